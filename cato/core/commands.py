@@ -1,0 +1,34 @@
+"""Orders of a pool's orchestrator to its driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.ids import DeploymentName, InvocationId, ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Lease `replica_id` to the invocation. `slack_s` is what was left at the decision."""
+
+    invocation_id: InvocationId
+    attempt: int
+    replica_id: ReplicaId
+    deployment: DeploymentName
+    priority: int
+    queue_s: float
+    slack_s: float
+    remaining_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Turn the invocation away: the queue's bound is reached."""
+
+    invocation_id: InvocationId
+    reason: str
+    retry_after_s: float
+
+
+Command = Dispatch | Refuse

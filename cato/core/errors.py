@@ -1,0 +1,158 @@
+"""The tree of errors that CATO raises on purpose.
+
+CatoError
+├── ConfigError            a file or setting is wrong; holds every `Problem` found
+├── UnknownNameError       no such task, model, node, policy or replica
+├── InputError             the caller's input cannot be served as it is (HTTP 400)
+│   └── ContextLengthError prompt and output do not fit the model's context
+├── ExpressionError        a template or condition of a workflow failed to evaluate
+├── NodeError              a node of a run failed
+├── DeadlineError          a run passed its hard deadline (HTTP 504)
+├── CapacityError          no replica can take the invocation now (HTTP 429 or 503)
+├── ReplicaLostError       the leased replica is gone; ask for a new lease
+└── EngineError            the engine refused or broke
+    └── EngineDeadError    the engine process is gone
+
+Every class passes all its arguments to `super().__init__`: Ray pickles `args`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class CatoError(Exception):
+    """Base of every exception CATO raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a file: where, what was found, and the rule it breaks."""
+
+    file: str
+    path: str
+    value: str
+    rule: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.path}" if self.path else self.file
+        found = f" (found {self.value})" if self.value else ""
+        return f"{where}: {self.rule}{found}"
+
+
+class ConfigError(CatoError):
+    """Files or settings are wrong; `problems` holds all of them, not just the first."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        head = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        return "\n".join([f"{head}:", *(f"  {p}" for p in self.problems)])
+
+
+class UnknownNameError(CatoError):
+    """`name` is not one of the known `kind`s."""
+
+    def __init__(self, kind: str, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(kind, name, known)
+        self.kind = kind
+        self.name = name
+        self.known = known
+
+    def __str__(self) -> str:
+        known = ", ".join(self.known) or "none"
+        return f"no {self.kind} named {self.name!r}; known: {known}"
+
+
+class InputError(CatoError):
+    """The caller's input cannot be served as it is; `param` names the field when there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param)
+        self.message = message
+        self.param = param
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ContextLengthError(InputError):
+    """Prompt and output do not fit the model's context."""
+
+
+class ExpressionError(CatoError):
+    """A template or condition of a workflow failed to evaluate."""
+
+    def __init__(self, source: str, problem: str) -> None:
+        super().__init__(source, problem)
+        self.source = source
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"expression {self.source!r}: {self.problem}"
+
+
+class NodeError(CatoError):
+    """Node `node` of a run failed because of `problem`."""
+
+    def __init__(self, node: str, problem: str) -> None:
+        super().__init__(node, problem)
+        self.node = node
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"node {self.node!r}: {self.problem}"
+
+
+class DeadlineError(CatoError):
+    """A run was still unfinished after its hard limit of `limit_s`."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(limit_s)
+        self.limit_s = limit_s
+
+    def __str__(self) -> str:
+        return f"not finished within {self.limit_s:g} s"
+
+
+class CapacityError(CatoError):
+    """No replica of a pool can take the invocation; try again after `retry_after_s`."""
+
+    def __init__(self, pool: str, problem: str, retry_after_s: float) -> None:
+        super().__init__(pool, problem, retry_after_s)
+        self.pool = pool
+        self.problem = problem
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"pool {self.pool!r}: {self.problem}; retry in {self.retry_after_s:.1f} s"
+
+
+class ReplicaLostError(CatoError):
+    """The leased replica is gone; the holder of the lease asks the router for another."""
+
+    def __init__(self, replica: str, problem: str) -> None:
+        super().__init__(replica, problem)
+        self.replica = replica
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"replica {self.replica!r}: {self.problem}"
+
+
+class EngineError(CatoError):
+    """The engine refused a request or broke; `status` is the HTTP status that fits."""
+
+    def __init__(self, problem: str, status: int = 502) -> None:
+        super().__init__(problem, status)
+        self.problem = problem
+        self.status = status
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+class EngineDeadError(EngineError):
+    """The engine process is gone; its replica restarts it."""

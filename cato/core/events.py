@@ -1,0 +1,99 @@
+"""Facts that reach a pool's orchestrator. `now_s` is the router's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.ids import DeploymentName, InvocationId, ReplicaId
+from cato.core.policies import Policies
+from cato.core.profile import Profile
+from cato.core.snapshot import Invocation
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReported:
+    """A replica says what it is and what it holds; the first report makes it known.
+
+    `held` are the invocations that it has; a lease it does not name after a grace time is free.
+    """
+
+    now_s: float
+    replica_id: ReplicaId
+    deployment: DeploymentName
+    profile: Profile
+    max_running: int
+    standby: int
+    accepting: bool
+    held: tuple[InvocationId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLost:
+    """The replica is gone or cannot be reached; its leases end."""
+
+    now_s: float
+    replica_id: ReplicaId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationOffered:
+    """An ingress wants a lease. Offering an id again is harmless."""
+
+    now_s: float
+    invocation: Invocation
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationWithdrawn:
+    """The ingress gave up waiting, or its stream ended without the replica saying so."""
+
+    now_s: float
+    invocation_id: InvocationId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenSent:
+    """The engine produced the invocation's first token."""
+
+    now_s: float
+    invocation_id: InvocationId
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationEnded:
+    """The replica no longer holds the invocation: finished, failed or cancelled."""
+
+    now_s: float
+    invocation_id: InvocationId
+    attempt: int
+    output_tokens: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesChanged:
+    """The operator changed how the pool decides."""
+
+    now_s: float
+    policies: Policies
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time passed; replicas that were silent too long are lost."""
+
+    now_s: float
+
+
+Event = (
+    ReplicaReported
+    | ReplicaLost
+    | InvocationOffered
+    | InvocationWithdrawn
+    | FirstTokenSent
+    | InvocationEnded
+    | PoliciesChanged
+    | Ticked
+)

@@ -1,0 +1,86 @@
+"""Measured service times of one model on one accelerator with one engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Linear latency models (SLO-SA, section "latency model"), in seconds and tokens.
+
+    prefill(b, l)      = prefill_per_batch_token_s · b·l + prefill_per_request_s · b
+                         + prefill_per_token_s · l + prefill_base_s
+    decode step(b, c)  = decode_per_context_token_s · b·c + decode_per_request_s · b + decode_base_s
+    with b requests in the batch, l prompt tokens each, c mean context tokens. The decode form has
+    no term in c alone: measured, its coefficient is noise.
+    """
+
+    model: str
+    accelerator: str
+    engine: str
+    prefill_per_batch_token_s: float
+    prefill_per_request_s: float
+    prefill_per_token_s: float
+    prefill_base_s: float
+    decode_per_context_token_s: float
+    decode_per_request_s: float
+    decode_base_s: float
+    kv_capacity_tokens: int
+    max_running: int
+    context_tokens: int
+    load_s: float
+    chars_per_token: float = 3.5
+
+    def prefill_s(self, prompt_tokens: int, batch: int = 1) -> float:
+        """Time to process `batch` prompts of `prompt_tokens` each, together; never negative."""
+        return max(
+            0.0,
+            self.prefill_per_batch_token_s * batch * prompt_tokens
+            + self.prefill_per_request_s * batch
+            + self.prefill_per_token_s * prompt_tokens
+            + self.prefill_base_s,
+        )
+
+    def decode_step_s(self, batch: int, context_tokens: float = 0.0) -> float:
+        """Time of one decode step: one more token for each of `batch` running requests."""
+        return max(
+            0.0,
+            self.decode_per_context_token_s * batch * context_tokens
+            + self.decode_per_request_s * batch
+            + self.decode_base_s,
+        )
+
+    def service_s(self, prompt_tokens: int, output_tokens: int, batch: int = 1) -> float:
+        """Time from start to last token in a steady batch of `batch`, without queueing."""
+        steps = max(0, output_tokens - 1)
+        mean_context = prompt_tokens + output_tokens / 2
+        return self.prefill_s(prompt_tokens) + steps * self.decode_step_s(batch, mean_context)
+
+    def first_token_s(self, prompt_tokens: int, batch: int = 1) -> float:
+        """Time from start to first token when `batch` requests run: a prefill and one step."""
+        return self.prefill_s(prompt_tokens) + self.decode_step_s(batch, prompt_tokens)
+
+    def count_tokens(self, text: str) -> int:
+        """Estimated tokens of `text`; exact counts come back with the engine's answer."""
+        return max(1, round(len(text) / self.chars_per_token))
+
+
+# For a deployment that was never measured: a 7B model on a 32 GB card (the reference constants of
+# the simulator). `cato profile` replaces it by what the deployment really does.
+UNMEASURED = Profile(
+    model="unmeasured",
+    accelerator="unmeasured",
+    engine="vllm",
+    prefill_per_batch_token_s=0.12e-3,
+    prefill_per_request_s=0.0,
+    prefill_per_token_s=0.0,
+    prefill_base_s=25e-3,
+    decode_per_context_token_s=0.65e-6,
+    decode_per_request_s=0.45e-3,
+    decode_base_s=21e-3,
+    kv_capacity_tokens=100_000,
+    max_running=64,
+    context_tokens=32_768,
+    load_s=60.0,
+)

@@ -1,0 +1,82 @@
+"""The SLA receipt of a run: what was promised, what was achieved, and where the time went."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from cato.core.ids import NodeId, RunId, TaskName
+
+
+@dataclass(frozen=True, slots=True)
+class LlmFacts:
+    """How an invocation was served. `reasons` holds one decision per attempt."""
+
+    model: str
+    pool: str
+    replica: str
+    deployment: str
+    queue_s: float
+    priority: int
+    slack_s: float
+    predicted_s: float
+    engine_ttft_s: float | None
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
+    finish_reason: str
+    attempts: int
+    simulated: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReceipt:
+    """One execution of one node; times are seconds since the task arrived.
+
+    `budget_s` is the node's share of the SLO when it started (None off the SLO's path),
+    `limit_s` the longest it was allowed, `spent_s` what it took, queueing included.
+    """
+
+    node: NodeId
+    kind: str
+    round: int
+    item: int | None
+    status: str
+    started_s: float
+    spent_s: float
+    budget_s: float | None
+    limit_s: float | None
+    problem: str = ""
+    llm: LlmFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlaReceipt:
+    """All of one run. `achieved_s` is None when the SLO's event never happened (a miss).
+
+    `path` names the executions, as indices into `nodes`, whose spans one after the other make up
+    the E2E latency; `overhead_s` is the rest.
+    """
+
+    request_id: RunId
+    task: TaskName
+    status: str
+    metric: str
+    target_s: float
+    achieved_s: float | None
+    met: bool
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    output_tokens: int
+    queue_s: float
+    overhead_s: float
+    simulated: bool
+    nodes: tuple[NodeReceipt, ...]
+    path: tuple[int, ...]
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, ready for JSON."""
+        return asdict(self)

@@ -1,0 +1,54 @@
+"""Which model sits on which replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.ids import DeploymentName, HostId, ModelName, PoolName, ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """One loaded copy of a model. `load_s` is what loading it took."""
+
+    replica_id: ReplicaId
+    pool: PoolName
+    deployment: DeploymentName
+    model: ModelName
+    host: HostId
+    accelerator: str
+    cards: int
+    state: str
+    load_s: float
+
+
+class Residency:
+    """The book of loaded models; the newest report of a replica counts."""
+
+    def __init__(self) -> None:
+        self._residents: dict[ReplicaId, tuple[float, Resident]] = {}
+
+    def report(self, now_s: float, resident: Resident) -> None:
+        self._residents[resident.replica_id] = (now_s, resident)
+
+    def remove(self, replica_id: ReplicaId) -> None:
+        self._residents.pop(replica_id, None)
+
+    def forget_silent(self, now_s: float, silence_s: float) -> None:
+        """Drop replicas that have not reported for `silence_s`."""
+        for id, (seen_at_s, _) in list(self._residents.items()):
+            if now_s - seen_at_s > silence_s:
+                del self._residents[id]
+
+    def all(self) -> tuple[Resident, ...]:
+        return tuple(r for _, r in sorted(self._residents.values(), key=lambda x: x[1].replica_id))
+
+    def why_not_unload(self, replica_id: ReplicaId, min_copies: int) -> str | None:
+        """Why the copy on `replica_id` must stay; None when it may go."""
+        if replica_id not in self._residents:
+            return f"replica {replica_id!r} holds no model"
+        deployment = self._residents[replica_id][1].deployment
+        copies = sum(r.deployment == deployment for r in self.all())
+        if copies <= min_copies:
+            return f"{copies} copies in {deployment!r}, of which {min_copies} must stay"
+        return None

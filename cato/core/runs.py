@@ -1,0 +1,610 @@
+"""One execution of a workflow, as a state machine: facts in, commands out.
+
+The ingress drives it in real time and the simulator in virtual time; both perform the commands
+and report what happened. Budgets are split anew at every start (see `cato.core.budgets`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import assert_never
+
+from cato.core.budgets import longest_after, split_slack
+from cato.core.errors import ExpressionError
+from cato.core.ids import NodeId, RunId
+from cato.core.receipt import LlmFacts, NodeReceipt, SlaReceipt
+from cato.core.slo import Slo, SloMetric, tpot_s
+from cato.core.workflow import Node, NodeKind, Workflow
+
+# Executions that a node with a condition is expected to have, until the profiler has seen runs.
+CONDITIONAL_RUNS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEstimate:
+    """Baseline of a node: seconds per execution, to the first token, and executions per run."""
+
+    mean_s: float
+    first_token_s: float
+    runs: float = 1.0
+
+
+class NodeStatus(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    SKIPPED = "skipped"
+    ABSENT = "absent"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDone:
+    """An execution ended well. `llm` is set for an LLM node."""
+
+    now_s: float
+    node: NodeId
+    round: int
+    item: int | None
+    result: Mapping[str, object]
+    llm: LlmFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailed:
+    """An execution failed; `timed_out` when it passed its limit."""
+
+    now_s: float
+    node: NodeId
+    round: int
+    item: int | None
+    problem: str
+    timed_out: bool = False
+    llm: LlmFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextSent:
+    """The first text of the answer went to the client."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunCancelled:
+    """The client left, a newer task replaced this one, or the hard deadline passed."""
+
+    now_s: float
+    reason: str
+
+
+RunEvent = NodeDone | NodeFailed | TextSent | RunCancelled
+
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True)
+class StartNode:
+    """Execute `node`. `limit_s` bounds it; `budget_s` is its share of the SLO.
+
+    `deadline_s` and what follows tell an LLM node's invocation what its pool must know.
+    """
+
+    node: Node
+    round: int
+    item: int | None
+    names: Mapping[str, object]
+    budget_s: float | None
+    limit_s: float | None
+    deadline_s: float
+    downstream_s: float
+    until_first_token: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamNode:
+    """Send the text of this node to the client, what it has already and what comes."""
+
+    node: NodeId
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonNode:
+    """Cancel what still runs of this node; nobody needs it."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRun:
+    """The run is over. `output` is the result of the output node, None unless `status` is done."""
+
+    status: str
+    output: object
+    output_node: NodeId | None
+    receipt: SlaReceipt
+
+
+RunCommand = StartNode | StreamNode | AbandonNode | FinishRun
+
+
+@dataclass(slots=True)
+class _Execution:
+    node: Node
+    round: int
+    item: int | None
+    started_s: float
+    budget_s: float | None
+    limit_s: float | None
+    status: NodeStatus = NodeStatus.RUNNING
+    ended_s: float | None = None
+    problem: str = ""
+    llm: LlmFacts | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    status: NodeStatus = NodeStatus.PENDING
+    round: int = 0
+    open_items: int = 0
+    items: list[Mapping[str, object] | None] = field(default_factory=list)
+    redoing: list[NodeId] = field(default_factory=list)
+    loop_of: NodeId | None = None  # set while a repeating node redoes this one
+
+
+_SETTLED = frozenset(
+    {
+        NodeStatus.DONE,
+        NodeStatus.SKIPPED,
+        NodeStatus.ABSENT,
+        NodeStatus.FAILED,
+        NodeStatus.CANCELLED,
+    }
+)
+
+
+class Run:
+    """The books of one run. `handle` is deterministic; call `start` once, first."""
+
+    def __init__(
+        self,
+        id: RunId,
+        workflow: Workflow,
+        slo: Slo,
+        inputs: Mapping[str, object],
+        estimates: Mapping[NodeId, NodeEstimate],
+        arrived_at_s: float,
+    ) -> None:
+        self.id = id
+        self.workflow = workflow
+        self.slo = slo
+        self.arrived_at_s = arrived_at_s
+        self.hard_deadline_s = arrived_at_s + workflow.hard_deadline_s
+        self._nodes = {n.id: n for n in workflow.nodes}
+        self._states = {n.id: _State() for n in workflow.nodes}
+        self._names: dict[str, object] = dict(inputs)
+        self._executions: list[_Execution] = []
+        self._streaming: tuple[NodeId, int] | None = None
+        self._text_sent_at_s: float | None = None
+        self._finished = False
+        self._notes: list[str] = []
+        self._estimates = {n.id: self._estimate(n, estimates) for n in workflow.nodes}
+        self._event_nodes = self._nodes_before_the_event()
+
+    # Door
+
+    def start(self, now_s: float) -> tuple[RunCommand, ...]:
+        return self._advance(now_s)
+
+    def handle(self, event: RunEvent) -> tuple[RunCommand, ...]:
+        if self._finished:
+            return ()
+        match event:
+            case NodeDone():
+                return self._node_done(event)
+            case NodeFailed():
+                return self._node_failed(event)
+            case TextSent():
+                if self._text_sent_at_s is None:
+                    self._text_sent_at_s = event.now_s
+                return ()
+            case RunCancelled():
+                return self._finish(event.now_s, "cancelled", event.reason)
+            case _:
+                assert_never(event)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._finished
+
+    # Events
+
+    def _node_done(self, event: NodeDone) -> tuple[RunCommand, ...]:
+        execution = self._close(event, NodeStatus.DONE)
+        if execution is None:
+            return ()
+        return self._item_done(execution, event.result, event.now_s)
+
+    def _node_failed(self, event: NodeFailed) -> tuple[RunCommand, ...]:
+        status = NodeStatus.ABSENT if self._nodes[event.node].optional else NodeStatus.FAILED
+        execution = self._close(event, status)
+        if execution is None:
+            return ()
+        execution.problem = event.problem
+        if status is NodeStatus.FAILED:
+            return self._finish(event.now_s, "failed", f"node {event.node!r}: {event.problem}")
+        self._notes.append(f"{event.node} left out: {event.problem}")
+        return self._item_done(execution, None, event.now_s)
+
+    def _close(self, event: NodeDone | NodeFailed, status: NodeStatus) -> _Execution | None:
+        """The open execution that `event` ends; None for a late or repeated report."""
+        for execution in reversed(self._executions):
+            key = (execution.node.id, execution.round, execution.item)
+            if key == (event.node, event.round, event.item) and execution.ended_s is None:
+                execution.status, execution.ended_s = status, event.now_s
+                execution.llm = event.llm
+                return execution
+        return None
+
+    def _item_done(
+        self, execution: _Execution, result: Mapping[str, object] | None, now_s: float
+    ) -> tuple[RunCommand, ...]:
+        node, state = execution.node, self._states[execution.node.id]
+        if execution.item is not None:
+            state.items[execution.item] = result
+        state.open_items -= 1
+        if state.open_items > 0:
+            return ()
+        value: object = result if execution.item is None else [i for i in state.items if i]
+        if result is None and execution.item is None:
+            self._names.pop(node.id, None)
+            state.status = NodeStatus.ABSENT
+        else:
+            self._names[node.id] = value
+            state.status = NodeStatus.DONE
+        if state.loop_of is not None:
+            owner, state.loop_of = state.loop_of, None
+            return self._redo_next(owner, now_s)
+        if node.repeat is not None and state.status is NodeStatus.DONE:
+            state.status = NodeStatus.RUNNING
+            state.redoing = list(node.repeat.redo)
+            return self._redo_next(node.id, now_s)
+        return self._advance(now_s)
+
+    def _redo_next(self, owner: NodeId, now_s: float) -> tuple[RunCommand, ...]:
+        """Go on with the loop of `owner`: redo the next node, or judge whether to go round."""
+        state, node = self._states[owner], self._nodes[owner]
+        assert node.repeat is not None, f"{owner} does not repeat"
+        at = owner
+        try:
+            while state.redoing:
+                at = state.redoing.pop(0)
+                commands = self._start(self._nodes[at], now_s)
+                if commands:
+                    self._states[at].loop_of = owner
+                    return tuple(commands)
+            at = owner
+            is_enough = bool(node.repeat.until.evaluate(self._names))
+            if not is_enough and state.round < node.repeat.max_rounds:
+                best_so_far = self._names.get(owner)
+                commands = self._start(node, now_s)
+                if commands:
+                    return tuple(commands)
+                self._names[owner] = best_so_far
+        except ExpressionError as error:
+            return self._finish(now_s, "failed", f"node {at!r}: {error}")
+        if not is_enough:
+            self._notes.append(f"{owner} gave up after {state.round} rounds")
+        state.status = NodeStatus.DONE
+        return self._advance(now_s)
+
+    # Progress
+
+    def _advance(self, now_s: float) -> tuple[RunCommand, ...]:
+        commands: list[RunCommand] = []
+        progressing = True
+        while progressing:
+            progressing = False
+            for node in self.workflow.nodes:
+                state = self._states[node.id]
+                if state.status is not NodeStatus.PENDING or not self._is_ready(node):
+                    continue
+                try:
+                    if node.when is not None and not node.when.evaluate(self._names):
+                        state.status = NodeStatus.SKIPPED
+                    else:
+                        commands += self._start(node, now_s)
+                except ExpressionError as error:
+                    return self._finish(now_s, "failed", f"node {node.id!r}: {error}")
+                # A node that was skipped, or left out for want of time, may free another.
+                progressing = progressing or state.status in _SETTLED
+        streamed = self._next_to_stream()
+        if streamed is not None:
+            self._streaming = streamed
+            commands.append(StreamNode(*streamed))
+        output = self._settled_output()
+        if output is not None:
+            commands += self._finish(now_s, "done", "", output)
+        elif all(s.status in _SETTLED for s in self._states.values()):
+            problem = "no output node has a result: " + "; ".join(self._notes or ["all skipped"])
+            commands += self._finish(now_s, "failed", problem)
+        return tuple(commands)
+
+    def _is_ready(self, node: Node) -> bool:
+        return all(self._states[n].status in _SETTLED for n in node.needs)
+
+    def _start(self, node: Node, now_s: float) -> list[RunCommand]:
+        state = self._states[node.id]
+        budget_s = self._budget_s(node, now_s)
+        limit_s = self._limit_s(node, now_s)
+        items: Sequence[object] | None = None
+        if node.each is not None:
+            items = self._fan_out(node)
+        if node.optional and limit_s is not None and limit_s <= 0:
+            self._leave_out(node, now_s, budget_s, "no time left for it")
+            return []
+        if items is not None and not items:
+            self._names[node.id] = []
+            state.status = NodeStatus.DONE
+            return []
+        state.status = NodeStatus.RUNNING
+        state.round += 1
+        state.open_items = 1 if items is None else len(items)
+        state.items = [None] * state.open_items
+        deadline_s = self._deadline_s(node)
+        commands: list[RunCommand] = []
+        for i, item in enumerate([None] if items is None else items):
+            names = dict(self._names)
+            index = None if items is None else i
+            if items is not None:
+                names.update(item=item, index=i)
+            self._executions.append(_Execution(node, state.round, index, now_s, budget_s, limit_s))
+            commands.append(
+                StartNode(
+                    node=node,
+                    round=state.round,
+                    item=index,
+                    names=names,
+                    budget_s=budget_s,
+                    limit_s=limit_s,
+                    deadline_s=deadline_s,
+                    downstream_s=self._downstream_s(node),
+                    until_first_token=self._is_first_token_the_event(node),
+                )
+            )
+        return commands
+
+    def _fan_out(self, node: Node) -> Sequence[object]:
+        assert node.each is not None
+        value = node.each.evaluate(self._names)
+        if not value:
+            return ()
+        if not isinstance(value, list | tuple):
+            raise ExpressionError(node.each.source, f"is not a list but {type(value).__name__}")
+        if len(value) > node.max_items:
+            self._notes.append(f"{node.id}: only the first {node.max_items} of {len(value)} items")
+        return value[: node.max_items]
+
+    def _leave_out(self, node: Node, now_s: float, budget_s: float | None, problem: str) -> None:
+        self._states[node.id].status = NodeStatus.ABSENT
+        self._names.pop(node.id, None)
+        self._executions.append(
+            _Execution(node, 1, None, now_s, budget_s, 0.0, NodeStatus.ABSENT, now_s, problem)
+        )
+        self._notes.append(f"{node.id} left out: {problem}")
+
+    def _next_to_stream(self) -> tuple[NodeId, int] | None:
+        """The node whose text now goes to the client, once it is known which; None if no news."""
+        if self._streaming is not None:
+            return None
+        for id in self.workflow.stream:
+            state, node = self._states[id], self._nodes[id]
+            if state.status in (NodeStatus.SKIPPED, NodeStatus.ABSENT):
+                continue
+            if state.status is NodeStatus.DONE:
+                return id, state.round
+            is_last_round = node.repeat is None or state.round == node.repeat.max_rounds
+            if state.status is NodeStatus.RUNNING and is_last_round:
+                return id, state.round
+            return None
+        return None
+
+    def _settled_output(self) -> NodeId | None:
+        for id in self.workflow.output:
+            status = self._states[id].status
+            if status is NodeStatus.DONE:
+                return id
+            if status not in (NodeStatus.SKIPPED, NodeStatus.ABSENT):
+                return None
+        return None
+
+    def _finish(
+        self, now_s: float, status: str, problem: str, output: NodeId | None = None
+    ) -> tuple[RunCommand, ...]:
+        self._finished = True
+        commands: list[RunCommand] = []
+        for id, state in self._states.items():
+            if state.status is NodeStatus.RUNNING:
+                state.status = NodeStatus.CANCELLED
+                commands.append(AbandonNode(id))
+        for execution in self._executions:
+            if execution.ended_s is None:
+                execution.status, execution.ended_s = NodeStatus.CANCELLED, now_s
+        result = self._names.get(output) if output is not None else None
+        receipt = self._receipt(now_s, status, problem, output)
+        commands.append(FinishRun(status, result, output, receipt))
+        return tuple(commands)
+
+    # Time
+
+    def _estimate(self, node: Node, known: Mapping[NodeId, NodeEstimate]) -> NodeEstimate:
+        if node.id in known:
+            return known[node.id]
+        runs = CONDITIONAL_RUNS if node.when is not None else 1.0
+        guess_s = node.budget_s or 0.0
+        return NodeEstimate(guess_s, guess_s, runs)
+
+    def _nodes_before_the_event(self) -> frozenset[NodeId]:
+        """Nodes on the way to the SLO's event; for TTFT and TPOT up to the streamed node."""
+        goals = self.workflow.stream or self.workflow.output
+        if self.slo.metric is SloMetric.E2E:
+            goals = self.workflow.output
+        seen: set[NodeId] = set()
+        todo = list(goals)
+        while todo:
+            id = todo.pop()
+            if id not in seen:
+                seen.add(id)
+                todo += self._nodes[id].needs
+        return frozenset(seen)
+
+    def _is_first_token_the_event(self, node: Node) -> bool:
+        """True for a streamed node after which no other candidate can be streamed instead."""
+        if self.slo.metric is SloMetric.E2E or node.id not in self.workflow.stream:
+            return False
+        followed = any(
+            other != node.id and node.id in self._ancestors(other) for other in self.workflow.stream
+        )
+        return node.kind is NodeKind.LLM and node.repeat is None and not followed
+
+    def _ancestors(self, id: NodeId) -> set[NodeId]:
+        seen: set[NodeId] = set()
+        todo = list(self._nodes[id].needs)
+        while todo:
+            need = todo.pop()
+            if need not in seen:
+                seen.add(need)
+                todo += self._nodes[need].needs
+        return seen
+
+    def _open_graph(self, starting: Node) -> tuple[list[NodeId], dict[NodeId, float]]:
+        """What is still to be done before the SLO's event, with expected seconds of each."""
+        order, weight_s = [], {}
+        for node in self.workflow.nodes:
+            if node.id not in self._event_nodes:
+                continue
+            if self._states[node.id].status in _SETTLED and node.id != starting.id:
+                continue
+            estimate = self._estimates[node.id]
+            mean_s = estimate.mean_s
+            if self._is_first_token_the_event(node):
+                mean_s = estimate.first_token_s
+            order.append(node.id)
+            weight_s[node.id] = mean_s * (1.0 if node.id == starting.id else estimate.runs)
+        return order, weight_s
+
+    def _needs(self) -> dict[NodeId, tuple[NodeId, ...]]:
+        return {n.id: n.needs for n in self.workflow.nodes}
+
+    def _budget_s(self, node: Node, now_s: float) -> float | None:
+        if node.id not in self._event_nodes or self.slo.metric is SloMetric.TPOT:
+            return None
+        order, weight_s = self._open_graph(node)
+        left_s = max(0.0, self.arrived_at_s + self.slo.target_s - now_s)
+        return split_slack(order, self._needs(), weight_s, left_s)[node.id]
+
+    def _downstream_s(self, node: Node) -> float:
+        if node.id not in self._event_nodes or self._is_first_token_the_event(node):
+            return 0.0
+        order, weight_s = self._open_graph(node)
+        return longest_after(order, self._needs(), weight_s)[node.id]
+
+    def _deadline_s(self, node: Node) -> float:
+        deadline_s = self.slo.deadline_s(self.arrived_at_s)
+        if deadline_s is None or node.id not in self._event_nodes:
+            return self.hard_deadline_s
+        return min(deadline_s, self.hard_deadline_s)
+
+    def _limit_s(self, node: Node, now_s: float) -> float | None:
+        """The longest `node` may take; an optional one never costs the SLO of the rest."""
+        if not node.optional:
+            return node.budget_s
+        deadline_s = self._deadline_s(node)
+        spare_s = deadline_s - now_s - self._downstream_s(node)
+        return spare_s if node.budget_s is None else min(node.budget_s, spare_s)
+
+    # Receipt
+
+    def _receipt(
+        self, now_s: float, status: str, problem: str, output: NodeId | None
+    ) -> SlaReceipt:
+        e2e_s = now_s - self.arrived_at_s
+        ttft_s = None
+        if self._text_sent_at_s is not None:
+            ttft_s = self._text_sent_at_s - self.arrived_at_s
+        elif status == "done":
+            ttft_s = e2e_s  # nothing was streamed: the first token came with the last
+        nodes = tuple(
+            NodeReceipt(
+                node=x.node.id,
+                kind=x.node.kind.value,
+                round=x.round,
+                item=x.item,
+                status=x.status.value,
+                started_s=x.started_s - self.arrived_at_s,
+                spent_s=(x.ended_s if x.ended_s is not None else now_s) - x.started_s,
+                budget_s=x.budget_s,
+                limit_s=x.limit_s,
+                problem=x.problem,
+                llm=x.llm,
+            )
+            for x in self._executions
+        )
+        tokens = sum(x.llm.output_tokens for x in nodes if x.llm and x.node == output)
+        pace_s = tpot_s(ttft_s, e2e_s, tokens) if ttft_s is not None else None
+        achieved_s = {
+            SloMetric.TTFT: ttft_s,
+            SloMetric.TPOT: pace_s,
+            SloMetric.E2E: e2e_s,
+        }[self.slo.metric]
+        if status != "done":
+            achieved_s = None
+        path = _longest_chain(nodes)
+        return SlaReceipt(
+            request_id=self.id,
+            task=self.workflow.name,
+            status=status,
+            metric=self.slo.metric.value,
+            target_s=self.slo.target_s,
+            achieved_s=achieved_s,
+            met=self.slo.is_met_by(achieved_s),
+            ttft_s=ttft_s,
+            tpot_s=pace_s,
+            e2e_s=e2e_s,
+            output_tokens=tokens,
+            queue_s=sum(x.llm.queue_s for x in (nodes[i] for i in path) if x.llm is not None),
+            overhead_s=e2e_s - sum(nodes[i].spent_s for i in path),
+            simulated=any(x.llm.simulated for x in nodes if x.llm),
+            nodes=nodes,
+            path=path,
+            problem=problem,
+            notes=tuple(self._notes),
+        )
+
+
+def _longest_chain(nodes: Sequence[NodeReceipt]) -> tuple[int, ...]:
+    """Executions, by index, that follow each other and cover the most time up to the last end.
+
+    Walks back from the execution that ended last to the one that ended latest before its start.
+    """
+    chain: list[int] = []
+    limit_s = float("inf")
+    while True:
+        before = [
+            i
+            for i, x in enumerate(nodes)
+            if i not in chain and x.started_s + x.spent_s <= limit_s + 1e-9
+        ]
+        if not before:
+            return tuple(reversed(chain))
+        last = max(before, key=lambda i: (nodes[i].started_s + nodes[i].spent_s, i))
+        chain.append(last)
+        limit_s = nodes[last].started_s

@@ -1,0 +1,39 @@
+"""Service-level objectives: a number to aim at, and the instant it implies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SloMetric(StrEnum):
+    """What an objective measures; see the glossary for the exact definitions."""
+
+    TTFT = "ttft"
+    TPOT = "tpot"
+    E2E = "e2e"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A target for one metric of a task; `target_s` is seconds (per token for TPOT)."""
+
+    metric: SloMetric
+    target_s: float
+
+    def deadline_s(self, arrived_at_s: float) -> float | None:
+        """The instant by which the metric's event must happen; TPOT is a pace and has none."""
+        return None if self.metric is SloMetric.TPOT else arrived_at_s + self.target_s
+
+    def is_met_by(self, achieved_s: float | None) -> bool:
+        """A metric that was never achieved (refused, failed, cancelled) is a miss."""
+        return achieved_s is not None and achieved_s <= self.target_s
+
+
+def tpot_s(ttft_s: float, e2e_s: float, output_tokens: int) -> float:
+    """Time per output token after the first.
+
+    Single-token answers have no TPOT. vLLM's benchmark counts them as 0 s for goodput
+    (vllm/benchmarks/serve.py); we do the same, so that our numbers compare with theirs.
+    """
+    return (e2e_s - ttft_s) / (output_tokens - 1) if output_tokens > 1 else 0.0

@@ -1,0 +1,196 @@
+"""A task's workflow: a DAG of nodes, as loaded and checked by `cato.workflows`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from cato.core.ids import NodeId, TaskName
+from cato.core.slo import Slo
+
+
+class Expression(Protocol):
+    """A compiled condition or value; evaluated over inputs and node results by name. Pure."""
+
+    @property
+    def source(self) -> str: ...
+
+    def evaluate(self, names: Mapping[str, object]) -> object:
+        """Raise `ExpressionError` when it cannot be evaluated. A missing name is falsy."""
+        ...
+
+
+class Template(Protocol):
+    """A compiled sandboxed template. Pure."""
+
+    @property
+    def source(self) -> str: ...
+
+    def render(self, names: Mapping[str, object]) -> str:
+        """Raise `ExpressionError` when it cannot be rendered."""
+        ...
+
+
+class NodeKind(StrEnum):
+    LLM = "llm"
+    RETRIEVE = "retrieve"
+    ANALYZE = "analyze"
+    VALIDATE = "validate"
+    TRANSFORM = "transform"
+
+
+@dataclass(frozen=True, slots=True)
+class FimPrompt:
+    """A fill-in-the-middle prompt; the model's family decides how it is written."""
+
+    prefix: Template
+    suffix: Template
+    context: Template | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LlmSettings:
+    """An LLM call. Exactly one of `prompt`, `fim`, `chat` is set.
+
+    `model` is a model name or alias of the deployment. `max_tokens` bounds the output and
+    `expected_tokens` predicts it until the profiler has seen runs. `extra` goes to the engine
+    as it is (temperature, stop, top_p, ...). `chat` renders the user message (`system` the
+    system message), and the model's own chat template is applied.
+    """
+
+    model: str
+    max_tokens: int
+    expected_tokens: int
+    prompt: Template | None = None
+    fim: FimPrompt | None = None
+    chat: Template | None = None
+    system: Template | None = None
+    extra: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieveSettings:
+    """Full-text search of `query` in the code index named `index`; at most `top_k` snippets."""
+
+    index: str
+    query: Template
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeSettings:
+    """Parse `source` with tree-sitter: definitions, imports, scopes, chunks."""
+
+    source: Template
+    language: Template
+    cursor: Template | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateSettings:
+    """Check the syntax of `source`; never runs it."""
+
+    source: Template
+    language: Template
+
+
+@dataclass(frozen=True, slots=True)
+class TransformSettings:
+    """Render `text`; with `as_json` the text is parsed into a value."""
+
+    text: Template
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallSettings:
+    """An OpenAI body passed to a model as it is: the one node of a plain model's workflow.
+
+    `endpoint` is the path below `/v1/` in the engine's dialect.
+    """
+
+    model: str
+    endpoint: str
+    body: Mapping[str, object]
+    stream: bool
+    expected_tokens: int
+
+
+NodeSettings = (
+    LlmSettings
+    | CallSettings
+    | RetrieveSettings
+    | AnalyzeSettings
+    | ValidateSettings
+    | TransformSettings
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A bounded loop: run the node, run the nodes of `redo` again, stop when `until` holds.
+
+    `max_rounds` counts executions of the node. `redo` lists ancestors in dependency order;
+    only the node itself and other members of `redo` may depend on them.
+    """
+
+    until: Expression
+    max_rounds: int
+    redo: tuple[NodeId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One vertex of a workflow.
+
+    `when`: the node is skipped unless it holds. `each`: the node runs once per item of the
+    list it evaluates to (`item` and `index` are names inside), its result is the list of
+    results. `optional`: failure or a passed budget counts as an absent result, not as failure
+    of the run. `budget_s`: the longest it may take; None means the share of the SLO decides.
+    """
+
+    id: NodeId
+    kind: NodeKind
+    settings: NodeSettings
+    needs: tuple[NodeId, ...] = ()
+    when: Expression | None = None
+    each: Expression | None = None
+    max_items: int = 1
+    repeat: Repeat | None = None
+    optional: bool = False
+    budget_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of a task: `type` is str, int, float, bool or list; `default` None = required."""
+
+    name: str
+    type: str
+    required: bool
+    default: object
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """A task's DAG; `nodes` are in a topological order.
+
+    `stream` and `output` are preferences: the first node of the list that ran to an end
+    counts ("refine else draft"). `stream` is empty for a workflow that streams nothing before
+    its end. `hard_deadline_s` ends a run that nobody waits for any more.
+    """
+
+    name: TaskName
+    description: str
+    slo: Slo
+    hard_deadline_s: float
+    inputs: tuple[InputSpec, ...]
+    nodes: tuple[Node, ...]
+    output: tuple[NodeId, ...]
+    stream: tuple[NodeId, ...] = ()
+
+    def node(self, id: NodeId) -> Node:
+        return next(n for n in self.nodes if n.id == id)

@@ -1,0 +1,1 @@
+"""In which order a queue is served."""

@@ -1,0 +1,16 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.decision import Rank
+from cato.core.snapshot import Invocation
+
+
+@dataclass(frozen=True, slots=True)
+class FirstComeFirstServed:
+    """Arrival decides alone: fair to each, blind to deadlines."""
+
+    def rank(self, invocation: Invocation, remaining_s: float, now_s: float) -> Rank:
+        return Rank(0, "in order of arrival")

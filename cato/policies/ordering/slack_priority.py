@@ -1,0 +1,38 @@
+"""The queue order of CATO, Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.decision import Rank
+from cato.core.snapshot import Invocation
+from cato.policies.slack import FEASIBLE, LATE, TIGHT, slack_class
+
+_WORDS = {LATE: "late", TIGHT: "tight", FEASIBLE: "feasible"}
+
+
+@dataclass(frozen=True, slots=True)
+class SlackPriority:
+    """Priority 0 (late) before 1 (tight) before 2 (feasible), as published.
+
+    Serving what is already late first costs those that could still be met: see `LateLast`.
+    Deviation from the printed text: slack is judged again at every dispatch, not on arrival only.
+    """
+
+    def rank(self, invocation: Invocation, remaining_s: float, now_s: float) -> Rank:
+        cls = slack_class(invocation.deadline_s - now_s, 0.0, remaining_s)
+        return Rank(cls, f"{_WORDS[cls]} (priority {cls})")
+
+
+@dataclass(frozen=True, slots=True)
+class LateLast:
+    """The same classes, with what is already late behind everything that can still be met.
+
+    Trade-off: a task past its deadline waits longer; attainment of the others rises sharply as
+    soon as there is a queue.
+    """
+
+    def rank(self, invocation: Invocation, remaining_s: float, now_s: float) -> Rank:
+        cls = slack_class(invocation.deadline_s - now_s, 0.0, remaining_s)
+        place = {TIGHT: 0, FEASIBLE: 1, LATE: 2}[cls]
+        return Rank(place, f"{_WORDS[cls]} (place {place})")

@@ -1,0 +1,1 @@
+"""Which replica takes an invocation."""

@@ -1,0 +1,77 @@
+"""What the client verbs share: asking a running CATO, and saying plainly why that failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+from rich.console import Console
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+# A task may take minutes; a server that does not even accept the connection is down.
+TIMEOUT = httpx.Timeout(600.0, connect=3.0)
+
+Url = Annotated[
+    str,
+    typer.Option("--url", envvar="CATO_URL", help="Where CATO listens.", show_default=True),
+]
+
+
+def fail(message: str) -> NoReturn:
+    """End with exit code 1 and one line on stderr."""
+    Console(stderr=True, soft_wrap=True).print(message, style="red", markup=False, highlight=False)
+    raise typer.Exit(1)
+
+
+@contextmanager
+def client(url: str) -> Generator[httpx.Client, None, None]:
+    """An HTTP client for the CATO at `url`; ends the command when it cannot be reached."""
+    try:
+        with httpx.Client(base_url=url, timeout=TIMEOUT) as http:
+            yield http
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        fail(f"no CATO answers at {url} ({error}); start one with `cato serve`, or give --url")
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        fail(f"{url} is not a URL such as {DEFAULT_URL}: {error}")
+    except httpx.HTTPError as error:
+        fail(f"the connection to {url} broke: {error}")
+
+
+def answer(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of a good answer; ends the command with the server's words otherwise."""
+    try:
+        value = response.json()
+    except ValueError:
+        value = None
+    if response.is_error:
+        fail(error_text(value, response))
+    if not isinstance(value, dict):
+        fail(f"{response.url} answered with something that is not CATO's JSON")
+    return value
+
+
+def error_text(value: Any, response: httpx.Response) -> str:
+    error = value.get("error") if isinstance(value, dict) else None
+    if not isinstance(error, dict):
+        return f"{response.url} answered {response.status_code}; is this CATO?"
+    text = f"{error.get('message')}"
+    if problem := response.headers.get("X-CATO-Problem"):
+        text += f" ({problem})"
+    return text
+
+
+def events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    """Server-sent events as (name, value), up to `[DONE]`."""
+    name = ""
+    for line in lines:
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line == "data: [DONE]":
+            return
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+            name = ""

@@ -1,0 +1,122 @@
+"""`cato explain`: where the time of a task went, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from cato.cli.client import DEFAULT_URL, Url, answer, client
+
+app = typer.Typer()
+
+BAR_CHARS = 24
+STYLES = {"done": "green", "absent": "yellow", "failed": "red", "cancelled": "magenta"}
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of an answer.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Show a task's SLA receipt: nodes, budgets, queues, replicas and reasons."""
+    with client(url) as http:
+        receipt = answer(http.get(f"/v1/requests/{quote(request_id, safe='')}"))
+    if as_json:
+        print(json.dumps(receipt, indent=2, ensure_ascii=False))
+    else:
+        Console().print(rendered(receipt))
+
+
+def rendered(receipt: dict[str, Any]) -> Group:
+    """A receipt for people; times in milliseconds."""
+    return Group(_head(receipt), _nodes(receipt), *_reasons(receipt), _totals(receipt))
+
+
+def _head(receipt: dict[str, Any]) -> Text:
+    text = Text()
+    text.append(f"{receipt['request_id']}", style="bold")
+    text.append(f"  {receipt['task']}  ")
+    text.append(receipt["status"], style=STYLES.get(receipt["status"], ""))
+    if receipt["simulated"]:
+        text.append("  simulated", style="yellow")
+    text.append(f"\n{receipt['metric']} ")
+    text.append(f"{_ms(receipt['achieved_s'])} of {_ms(receipt['target_s'])} ms: ")
+    met = receipt["met"]
+    text.append("met" if met else "missed", style="bold green" if met else "bold red")
+    if receipt["problem"]:
+        text.append(f"\n{receipt['problem']}", style="red")
+    for note in receipt["notes"]:
+        text.append(f"\n{note}", style="yellow")
+    return text
+
+
+def _nodes(receipt: dict[str, Any]) -> Table:
+    table = Table(header_style="bold", caption="times in ms; * on the longest path")
+    table.add_column("node", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("time", no_wrap=True, min_width=BAR_CHARS)
+    for name in ("start", "budget", "spent", "queue"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("replica", overflow="fold")
+    table.add_column("tries", justify="right")
+    for i, node in enumerate(receipt["nodes"]):
+        llm = node["llm"] or {}
+        budget = node["budget_s"] if node["budget_s"] is not None else node["limit_s"]
+        is_over = budget is not None and node["spent_s"] > budget
+        table.add_row(
+            _name(node) + (" *" if i in receipt["path"] else ""),
+            Text(node["status"], style=STYLES.get(node["status"], "")),
+            Text(_bar(node, receipt["e2e_s"]), style="cyan"),
+            _ms(node["started_s"]),
+            _ms(budget),
+            Text(_ms(node["spent_s"]), style="red" if is_over else ""),
+            _ms(llm["queue_s"]) if llm else "",
+            llm.get("replica", ""),
+            str(llm["attempts"]) if llm else "",
+        )
+    return table
+
+
+def _name(node: dict[str, Any]) -> str:
+    name: str = node["node"]
+    if node["round"] > 1:
+        name += f" round {node['round']}"
+    return name if node["item"] is None else f"{name}[{node['item']}]"
+
+
+def _bar(node: dict[str, Any], e2e_s: float) -> str:
+    """The node's place in the run, as in a waterfall."""
+    scale = BAR_CHARS / e2e_s if e2e_s > 0 else 0.0
+    start = min(BAR_CHARS - 1, int(node["started_s"] * scale))
+    length = max(1, round(node["spent_s"] * scale))
+    return " " * start + "█" * min(length, BAR_CHARS - start)
+
+
+def _reasons(receipt: dict[str, Any]) -> list[Text]:
+    lines = []
+    for node in receipt["nodes"]:
+        reasons = [*(node["llm"] or {}).get("reasons", ())]
+        if node["problem"]:
+            reasons.append(node["problem"])
+        for reason in reasons:
+            lines.append(Text.assemble((f"{_name(node)}: ", "bold"), reason))
+    return lines
+
+
+def _totals(receipt: dict[str, Any]) -> Text:
+    return Text(
+        f"end to end {_ms(receipt['e2e_s'])} ms, of it queues {_ms(receipt['queue_s'])} and "
+        f"CATO {_ms(receipt['overhead_s'])}; first token {_ms(receipt['ttft_s'])}, "
+        f"per token {_ms(receipt['tpot_s'])}; {receipt['output_tokens']} tokens"
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f}"

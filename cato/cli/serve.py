@@ -1,0 +1,167 @@
+"""`cato serve`: run a deployment file on this machine, on the production transport."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+
+from cato.config.deploy_file import load_deploy_file
+from cato.config.paths import resolve
+from cato.config.places import run_dir
+from cato.core.errors import ConfigError
+
+# Read by every Ray process at import: set before the first one starts.
+TRANSPORT = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray 2.60 otherwise hides all cards from actors that ask for none, engines' children included.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+START_TIMEOUT_S = 900.0
+POLL_S = 0.3
+STOP_TIMEOUT_S = 60.0
+LAST_LINES = 25
+
+console = Console()
+
+
+def serve(
+    file: Annotated[str, typer.Argument(help="A deployment file.")] = "deployments/local-cpu.yaml",
+    transport: Annotated[
+        bool, typer.Option(help="Use HAProxy and gRPC between Serve's processes.")
+    ] = True,
+) -> None:
+    """Run a deployment file on this machine until Ctrl-C; says when it is ready and where."""
+    try:
+        path = resolve(file)
+        deploy = load_deploy_file(path)
+    except ConfigError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from error
+    options = deploy.raw.get("http_options") or {}
+    url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
+    if _answers(url):
+        console.print(f"Something already answers at {url}; stop it or change http_options.port.")
+        raise typer.Exit(2)
+    env = dict(os.environ)
+    if transport:
+        for name, value in TRANSPORT.items():
+            env.setdefault(name, value)
+    log_path = run_dir() / "serve.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "serve"), "run", str(path)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C comes to this process, which stops that one in order
+        )
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        _wait_ready(process, url, log_path)
+        _greet(url, path, log_path)
+        code = process.wait()
+        console.print(f"Serve ended with {code}; the end of {log_path}:")
+        _show_end(log_path)
+        raise typer.Exit(1)
+    except KeyboardInterrupt:
+        console.print("\nStopping ...")
+    finally:
+        _stop(process)
+
+
+def _as_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
+    started_s = time.monotonic()
+    with console.status("starting Ray ...") as status:
+        while time.monotonic() - started_s < START_TIMEOUT_S:
+            if process.poll() is not None:
+                console.print(f"Serve ended with {process.returncode}; the end of {log_path}:")
+                _show_end(log_path)
+                raise typer.Exit(1)
+            is_ready, what = _readiness(url)
+            if is_ready:
+                return
+            status.update(f"{what} ({time.monotonic() - started_s:.0f} s)")
+            time.sleep(POLL_S)
+    console.print(f"Not ready after {START_TIMEOUT_S:.0f} s; the end of {log_path}:")
+    _show_end(log_path)
+    raise typer.Exit(1)
+
+
+def _readiness(url: str) -> tuple[bool, str]:
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=5)
+    except httpx.HTTPError:
+        return False, "starting Ray and the ingress ..."
+    if answer.status_code == 200:
+        return True, ""
+    try:
+        return False, str(answer.json()["reason"])
+    except (ValueError, KeyError):
+        return False, "starting the ingress ..."
+
+
+def _answers(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", timeout=2)
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+def _greet(url: str, path: Path, log_path: Path) -> None:
+    try:
+        tasks = [t["name"] for t in httpx.get(f"{url}/v1/tasks", timeout=10).json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError):
+        tasks = []
+    console.print(f"\nCATO is ready at [bold]{url}[/bold]  ({path.name})")
+    if tasks:
+        console.print(f"tasks: {', '.join(tasks)}", highlight=False)
+    console.print("\nTry, in another terminal:\n", highlight=False)
+    body = '{"model":"cato-completion","prompt":"def mean(values):\\n    ","max_tokens":48}'
+    console.print(
+        f"  curl -i {url}/v1/completions -H 'Content-Type: application/json' \\\n    -d '{body}'",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        "  .venv/bin/cato explain REQUEST_ID      # the x-request-id of the answer",
+        markup=False,
+        highlight=False,
+    )
+    console.print(f"\nLog: {log_path}   Stop: Ctrl-C", highlight=False)
+
+
+def _show_end(log_path: Path) -> None:
+    lines = log_path.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    console.print("\n".join(lines), markup=False, highlight=False)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Serve drains and ends on SIGINT; what is left after a while is killed."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

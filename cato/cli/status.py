@@ -1,0 +1,54 @@
+"""`cato status`: pools, replicas and models, as the control plane sees them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cato.cli.cluster import connect
+
+
+def status(
+    address: Annotated[
+        str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")
+    ] = "auto",
+) -> None:
+    """Show deployments with their bounds, replicas with their load, and loaded models."""
+    connect(address)
+    import ray
+
+    from cato.control import actors
+
+    console = Console()
+    try:
+        provisioner = actors.get(actors.PROVISIONER)
+    except ValueError as error:
+        console.print("CATO is not deployed on this cluster (no provisioner).", style="red")
+        raise typer.Exit(1) from error
+    topology = ray.get(provisioner.topology.remote())
+    fleet = Table("deployment", "running", "wanted", "min..max", "problem", title="Deployments")
+    for name, d in ray.get(provisioner.state.remote()).items():
+        bounds = f"{d['min']}..{d['max']}"
+        fleet.add_row(name, str(d["running"]), str(d["wanted"]), bounds, str(d["problem"]))
+    console.print(fleet)
+    replicas = Table(
+        "pool", "policies", "queued", "replica", "held / slots", "wait s", title="Pools"
+    )
+    for pool in topology.pools if topology else ():
+        router = actors.get(actors.router_name(pool.name))
+        picture, p = ray.get([router.picture.remote(), router.policies.remote()])
+        names = f"{p.routing}, {p.ordering}, {p.binding}"
+        if not picture.replicas:
+            replicas.add_row(pool.name, names, str(picture.queued), "none", "", "")
+        for r in picture.replicas:
+            slots = f"{r.held} / {r.max_running}" + ("" if r.accepting else " (not accepting)")
+            replicas.add_row(pool.name, names, str(picture.queued), r.id, slots, f"{r.wait_s:.3f}")
+    console.print(replicas)
+    models = Table("model", "replica", "state", "accelerator", "load s", title="Loaded models")
+    for m in ray.get(actors.get(actors.EVICTION_MANAGER).residents.remote()):
+        cards = f"{m.accelerator} x {m.cards}" if m.cards else m.accelerator
+        models.add_row(m.model, m.replica_id, m.state, cards, f"{m.load_s:.1f}")
+    console.print(models)

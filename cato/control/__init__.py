@@ -1,0 +1,1 @@
+"""The control plane: Ray actors as thin shells around the pure core."""

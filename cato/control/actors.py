@@ -1,0 +1,66 @@
+"""Names and life of the control plane's actors.
+
+They are named, detached and restart for ever: usable 1.5 s after a kill under the same handle. They
+survive `serve shutdown`, so `remove_all` ends them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+NAMESPACE = "cato"
+PROFILER = "profiler"
+PROVISIONER = "provisioner"
+EVICTION_MANAGER = "eviction-manager"
+ENGINES_APP = "engines"
+INGRESS_APP = "cato"
+# Invocations that wait hold one call each; the pool's queue bound is below this.
+MAX_WAITING_CALLS = 20_000
+
+
+def router_name(pool: str) -> str:
+    return f"router:{pool}"
+
+
+def host_agent_name(node_id: str) -> str:
+    return f"host-agent:{node_id}"
+
+
+def create(cls: type, name: str, *args: object, **options: Any) -> Any:
+    """The actor `name`, made from `cls` when there is none. Returns its handle."""
+    return (
+        ray.remote(cls)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=0,
+            max_concurrency=MAX_WAITING_CALLS,
+            **options,
+        )
+        .remote(*args)
+    )
+
+
+def get(name: str) -> Any:
+    """The handle of a control actor; raise ValueError when it does not exist."""
+    return ray.get_actor(name, namespace=NAMESPACE)
+
+
+def remove_all() -> list[str]:
+    """End every control actor of this cluster; return their names."""
+    names = [
+        a["name"]
+        for a in ray.util.list_named_actors(all_namespaces=True)
+        if a["namespace"] == NAMESPACE
+    ]
+    for name in names:
+        try:
+            ray.kill(get(name), no_restart=True)
+        except ValueError:
+            continue  # it ended between the listing and now
+    return names

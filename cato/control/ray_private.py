@@ -1,0 +1,107 @@
+"""All use of Ray's private API, in one place.
+
+What is used and why: `RequestRouter._choose_replica_for_request` (two defects of 2.60 make a
+public subclass unusable: calls hang under fan-out from one request, and the FIFO hand-over gives a
+replica to the wrong call), and the Serve controller's `update_deployment_replicas` (the public REST
+route needs the dashboard and a token). A test fans 40 calls out of one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from cato.control import replica_sets
+from cato.core.errors import CatoError, ReplicaLostError
+
+SUPPORTED = "2.60."
+# A new replica may report to its pool's router before Serve has told this process of it.
+UNLISTED_WAIT_S = 5.0
+POLL_S = 0.01
+
+
+def check_ray_version() -> None:
+    """Raise when the installed Ray is not the one this file was written against."""
+    if not ray.__version__.startswith(SUPPORTED):
+        raise CatoError(
+            f"CATO was tested with Ray {SUPPORTED}x and found {ray.__version__}; "
+            'install "ray[serve]>=2.60,<2.61"'
+        )
+
+
+class PinnedRouter(RequestRouter):
+    """Sends a call to the replica that its `cato={"replica": ...}` argument names.
+
+    A call without one goes to the replica with the shortest queue. When the named replica has
+    left, the call fails at once with `ReplicaLostError` and the ingress asks for another lease.
+    """
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        ids = frozenset(str(r.replica_id.unique_id) for r in replicas)
+        replica_sets.note(self._deployment_id.name, ids)
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        return [[r] for r in candidate_replicas]
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        if is_retry:
+            await asyncio.sleep(POLL_S)
+        wanted = (pending_request.kwargs.get("cato") or {}).get("replica")
+        waited_s = 0.0
+        while True:
+            replicas = list(self.curr_replicas.values())
+            if wanted is not None:
+                replicas = [r for r in replicas if r.replica_id.unique_id == wanted]
+                if not replicas:
+                    deployment = self._deployment_id.name
+                    if replica_sets.has_left(deployment, wanted) or waited_s > UNLISTED_WAIT_S:
+                        raise ReplicaLostError(wanted, f"is no longer listed in {deployment}")
+            if replicas:
+                return min(replicas, key=self._queue_length)
+            await asyncio.sleep(POLL_S)
+            waited_s += POLL_S
+
+    def _queue_length(self, replica: RunningReplica) -> int:
+        replica_id: ReplicaID = replica.replica_id
+        return self.replica_queue_len_cache.get(replica_id) or 0
+
+
+async def scale(app: str, deployment: str, replicas: int) -> None:
+    """Tell Serve how many replicas `deployment` shall have (external scaler)."""
+    from ray.serve._private.common import DeploymentID
+
+    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    await controller.update_deployment_replicas.remote(
+        DeploymentID(name=deployment, app_name=app), replicas
+    )
+
+
+async def replica_counts(app: str) -> dict[str, tuple[int, int]]:
+    """Replicas that shall stay, and those that run, of each deployment of `app`.
+
+    Empty when the application is not there.
+    """
+    from ray import serve
+
+    status = await asyncio.to_thread(serve.status)
+    found = status.applications.get(app)
+    if found is None:
+        return {}
+    counts = {}
+    for name, deployment in found.deployments.items():
+        by_state = {str(state): n for state, n in deployment.replica_states.items()}
+        staying = sum(n for state, n in by_state.items() if state != "STOPPING")
+        counts[name] = (staying, by_state.get("RUNNING", 0))
+    return counts

@@ -1,0 +1,126 @@
+"""The Replica Router actor of one pool: a thin driver of `PoolOrchestrator`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+
+from cato.core.commands import Command, Dispatch, Refuse
+from cato.core.errors import CapacityError
+from cato.core.events import (
+    Event,
+    FirstTokenSent,
+    InvocationEnded,
+    InvocationOffered,
+    InvocationWithdrawn,
+    PoliciesChanged,
+    ReplicaLost,
+    ReplicaReported,
+    Ticked,
+)
+from cato.core.ids import InvocationId, PoolName, ReplicaId
+from cato.core.orchestrator import PoolOrchestrator, PoolPicture
+from cato.core.snapshot import Invocation
+from cato.core.topology import PoolPolicies
+from cato.policies.registry import policies_of
+
+log = logging.getLogger("cato.router")
+TICK_S = 0.5
+
+
+class ReplicaRouter:
+    """Leases replicas of one pool. All methods are safe to call again with the same ids."""
+
+    def __init__(self, pool: PoolName, policies: PoolPolicies) -> None:
+        self._names = policies
+        self._core = PoolOrchestrator(pool, policies_of(policies))
+        self._answers: dict[InvocationId, asyncio.Future[Command]] = {}
+        self._gone: set[ReplicaId] = set()
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def configure(self, policies: PoolPolicies) -> None:
+        """Change how the pool decides; raise `UnknownNameError` for a name that is none."""
+        if policies != self._names:
+            fresh = policies_of(policies)
+            self._names = policies
+            self._handle(PoliciesChanged(_now_s(), fresh))
+
+    async def offer(self, invocation: Invocation) -> Dispatch:
+        """Wait for a lease; raise `CapacityError` when the queue is full.
+
+        Times of `invocation` count from the moment of the call; here they become this clock's.
+        """
+        now_s = _now_s()
+        self._ensure_ticking()
+        mine = replace(
+            invocation,
+            arrived_at_s=now_s + invocation.arrived_at_s,
+            deadline_s=now_s + invocation.deadline_s,
+        )
+        answer = self._answers.get(mine.id)
+        if answer is None or answer.done():
+            answer = self._answers[mine.id] = asyncio.get_running_loop().create_future()
+        self._handle(InvocationOffered(now_s, mine))
+        command = await asyncio.shield(answer)
+        if isinstance(command, Refuse):
+            raise CapacityError(self._core.name, command.reason, command.retry_after_s)
+        return command
+
+    async def withdraw(self, id: InvocationId, reason: str) -> None:
+        self._handle(InvocationWithdrawn(_now_s(), id, reason))
+        answer = self._answers.pop(id, None)
+        if answer is not None:
+            answer.cancel()
+
+    async def report(self, report: ReplicaReported) -> None:
+        """A replica's heartbeat; `report.now_s` is replaced by this clock's."""
+        self._ensure_ticking()
+        if report.replica_id not in self._gone:
+            self._handle(replace(report, now_s=_now_s()))
+
+    async def first_token(self, id: InvocationId) -> None:
+        self._handle(FirstTokenSent(_now_s(), id))
+
+    async def ended(self, id: InvocationId, attempt: int, tokens: int, outcome: str) -> None:
+        self._handle(InvocationEnded(_now_s(), id, attempt, tokens, outcome))
+
+    async def lost(self, replica: ReplicaId, reason: str) -> None:
+        """A stream to the replica broke; if it lives, its next report brings it back."""
+        log.warning("replica %s lost: %s", replica, reason)
+        self._handle(ReplicaLost(_now_s(), replica, reason))
+
+    async def left(self, replicas: frozenset[ReplicaId]) -> None:
+        """Serve no longer lists these replicas; they get no new work, whatever they report."""
+        for replica in replicas - self._gone:
+            self._gone.add(replica)
+            self._handle(ReplicaLost(_now_s(), replica, "left the deployment"))
+
+    async def picture(self) -> PoolPicture:
+        return self._core.picture(_now_s())
+
+    async def policies(self) -> PoolPolicies:
+        return self._names
+
+    async def why_waiting(self, id: InvocationId) -> str:
+        return self._core.why_waiting(id)
+
+    def _handle(self, event: Event) -> None:
+        for command in self._core.handle(event):
+            answer = self._answers.pop(command.invocation_id, None)
+            if answer is not None and not answer.done():
+                answer.set_result(command)
+
+    def _ensure_ticking(self) -> None:
+        if self._ticker is None or self._ticker.done():
+            self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._handle(Ticked(_now_s()))
+
+
+def _now_s() -> float:
+    return time.monotonic()

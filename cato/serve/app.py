@@ -1,0 +1,121 @@
+"""Builders of the two Serve applications; deployment files name them as `import_path`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from cato.config.paths import resolve, resolve_index
+from cato.config.places import run_dir
+from cato.config.schema import EnginesArgs, IngressArgs, ray_actor_options
+from cato.control.ray_private import check_ray_version
+from cato.core.errors import ConfigError, Problem
+from cato.core.profile import UNMEASURED, Profile
+from cato.core.topology import DeploymentSpec, IngressSpec, Topology
+from cato.profiles.load import load_profiles
+from cato.serve.control_plane import ControlPlane
+from cato.serve.engine_replica import EngineReplica
+from cato.serve.ingress.app import create_app
+from cato.serve.nodes.code_index import CodeIndex
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.ray_pools import RayPools, RayRecords
+from cato.serve.service import TaskService
+from cato.workflows.load import load_workflows
+
+# Nothing waits in Serve's queues: invocations wait in the pool's.
+MAX_ONGOING = 10_000
+# Longer than the longest generation, so that a stopping replica ends its streams.
+DRAIN_S = 600.0
+DRAIN_POLL_S = 0.2
+
+
+def build_engines(args: EnginesArgs) -> Application:
+    """The `engines` application: one deployment a resource shape, under the control plane."""
+    check_ray_version()
+    topology = args.to_topology()
+    profiles = load_profiles(resolve(topology.profiles_dir))
+    engines = {}
+    for pool in topology.pools:
+        for spec in pool.deployments:
+            deployment = serve.deployment(
+                EngineReplica,
+                name=spec.name,
+                num_replicas=max(1, spec.initial_replicas),
+                max_ongoing_requests=MAX_ONGOING,
+                ray_actor_options=ray_actor_options(spec),
+                graceful_shutdown_timeout_s=DRAIN_S,
+                graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+                health_check_period_s=2.0,
+                request_router_config=RequestRouterConfig(
+                    request_router_class="cato.control.ray_private:PinnedRouter"
+                ),
+            )
+            engines[spec.name] = deployment.bind(
+                pool.name, pool.model, spec, _profile(spec, profiles, topology)
+            )
+    control = serve.deployment(
+        ControlPlane, name="control-plane", ray_actor_options={"num_cpus": 0}
+    )
+    return control.bind(topology, engines)
+
+
+def _profile(spec: DeploymentSpec, profiles: dict[str, Profile], topology: Topology) -> Profile:
+    """The deployment's measured profile; the unmeasured default when it names none."""
+    name = spec.profile or spec.engine.profile
+    if name is None:
+        return UNMEASURED
+    if name not in profiles:
+        known = ", ".join(sorted(profiles)) or "none"
+        rule = f"no such file in {topology.profiles_dir!r} (known: {known})"
+        raise ConfigError(
+            (Problem("engines", f"pools.*.deployments.{spec.name}.profile", name, rule),)
+        )
+    return profiles[name]
+
+
+class Ingress:
+    """One ingress replica: workflows, indexes and the way to the pools. Holds no other state."""
+
+    async def __init__(self, spec: IngressSpec) -> None:
+        workflows = load_workflows(resolve(spec.workflows_dir))
+        self._pools = RayPools()
+        records = RayRecords(
+            self._pools, {name: tuple(n.id for n in w.nodes) for name, w in workflows.items()}
+        )
+        indexes = {}
+        for name, folder in spec.indexes.items():
+            store = run_dir() / "indexes" / name
+            indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
+        self._spec = spec
+        self._service = TaskService(workflows, self._pools, NodeRunner(indexes), records)
+        self._pools.start()
+        records.start()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return create_app(
+            self._service, max_body_bytes=self._spec.max_body_bytes, ready=self._ready
+        )
+
+    def _ready(self) -> tuple[bool, str]:
+        why_not = self._pools.why_not_ready()
+        return not why_not, why_not
+
+
+def build_ingress(args: IngressArgs) -> Application:
+    """The `cato` application: HTTP in front of the workflows."""
+    spec = args.to_ingress()
+    load_workflows(resolve(spec.workflows_dir))  # a wrong file fails the deployment, not a replica
+    deployment = serve.deployment(
+        serve.ingress()(Ingress),
+        name="ingress",
+        num_replicas=spec.replicas,
+        max_ongoing_requests=MAX_ONGOING,
+        ray_actor_options={"num_cpus": 0.5},
+        graceful_shutdown_timeout_s=DRAIN_S,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+    )
+    return deployment.bind(spec)

@@ -1,0 +1,66 @@
+"""The root of the `engines` application: keeps the control actors alive and told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+from ray.exceptions import RayError
+
+from cato.config.control import policy_changes
+from cato.control import actors
+from cato.control.eviction import EvictionManager
+from cato.control.profiler import Profiler
+from cato.control.provisioner import ResourceProvisioner
+from cato.control.router import ReplicaRouter
+from cato.core.ids import PoolName
+from cato.core.topology import PoolPolicies, Topology
+
+log = logging.getLogger("cato.control_plane")
+ASSERT_S = 2.0
+
+
+class ControlPlane:
+    """Creates the control actors and asserts the pools' policies to them again and again.
+
+    An actor that was restarted has only the arguments it was made with; what changed since comes
+    from here. Policies can be changed at run time through this deployment's `user_config`, which
+    restarts nothing. `engines` are the handles of the engine deployments: binding them here is what
+    makes them part of the application.
+    """
+
+    async def __init__(self, topology: Topology, engines: dict[str, Any]) -> None:
+        self._topology = topology
+        self._engines = engines
+        self._policies: dict[PoolName, PoolPolicies] = {p.name: p.policies for p in topology.pools}
+        actors.create(Profiler, actors.PROFILER)
+        actors.create(EvictionManager, actors.EVICTION_MANAGER)
+        actors.create(ResourceProvisioner, actors.PROVISIONER)
+        for pool in topology.pools:
+            actors.create(
+                ReplicaRouter, actors.router_name(pool.name), pool.name, self._policies[pool.name]
+            )
+        await self._assert()
+        self._task = asyncio.get_running_loop().create_task(self._assert_forever())
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve calls this with `user_config`; a wrong one fails with all its problems."""
+        changes = policy_changes(user_config, tuple(self._policies))
+        for pool in self._topology.pools:
+            self._policies[pool.name] = replace(pool.policies, **changes.get(pool.name, {}))
+        await self._assert()
+
+    async def _assert(self) -> None:
+        await actors.get(actors.PROVISIONER).register.remote(self._topology)
+        for name, policies in self._policies.items():
+            await actors.get(actors.router_name(name)).configure.remote(policies)
+
+    async def _assert_forever(self) -> None:
+        while True:
+            await asyncio.sleep(ASSERT_S)
+            try:
+                await self._assert()
+            except (RayError, ValueError) as error:
+                log.warning("a control actor does not answer: %s", error)

@@ -1,0 +1,381 @@
+"""Drives one run in real time: performs the commands of `cato.core.runs.Run`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from cato.core.commands import Dispatch
+from cato.core.errors import (
+    CapacityError,
+    CatoError,
+    ContextLengthError,
+    DeadlineError,
+    EngineDeadError,
+    NodeError,
+    ReplicaLostError,
+)
+from cato.core.ids import InvocationId, NodeId
+from cato.core.receipt import LlmFacts
+from cato.core.runs import (
+    AbandonNode,
+    FinishRun,
+    NodeDone,
+    NodeFailed,
+    Run,
+    RunCancelled,
+    RunCommand,
+    StartNode,
+    StreamNode,
+    TextSent,
+)
+from cato.core.snapshot import Invocation
+from cato.core.workflow import CallSettings, LlmSettings, TransformSettings
+from cato.engines.base import EngineRequest
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.pools import PoolInfo, Pools
+from cato.serve.prompts import EngineCall, engine_call
+
+log = logging.getLogger("cato.executor")
+
+# A replica that dies is replaced by another lease; more than two losses in one invocation mean
+# that something else is wrong.
+MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some of the answer: text, and the engine's own bytes for a passed-through request."""
+
+    text: str
+    raw: bytes = b""
+
+
+@dataclass(slots=True)
+class _Output:
+    """Text of one execution: kept until it is known to be the streamed one."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    is_live: bool = False
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What an invocation has produced over all its attempts."""
+
+    text: str = ""
+    has_output: bool = False  # text, or bytes without text such as a tool call
+    output_tokens: int = 0
+    prompt_tokens: int = -1
+    cached_tokens: int = -1
+    finish_reason: str = ""
+    first_token_s: float | None = None
+    queue_s: float = 0.0
+    attempts: int = 0
+    reasons: list[str] = field(default_factory=list)
+    lease: Dispatch | None = None
+    simulated: bool = False
+
+
+class RunningTask:
+    """A run under way. Iterate for the pieces; afterwards `finish` holds the end.
+
+    Closing the iteration early, or `cancel`, ends every node down to the engine.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        pools: Pools,
+        nodes: NodeRunner,
+        draw: Callable[[], float],
+        on_finish: Callable[[FinishRun], None],
+    ) -> None:
+        self.run = run
+        self.finish: FinishRun | None = None
+        self.error: CatoError | None = None
+        # A client may choose its request id, and use it twice: routers and engines need another.
+        self._key = f"{run.id}.{secrets.token_hex(4)}"
+        self._pools = pools
+        self._nodes = nodes
+        self._draw = draw
+        self._on_finish = on_finish
+        self._out: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._outputs: dict[tuple[NodeId, int], _Output] = {}
+        self._tasks: dict[asyncio.Task[None], NodeId] = {}
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin; call once, inside the event loop."""
+        now_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._watchdog = loop.call_later(self.run.hard_deadline_s - now_s, self._pass_deadline)
+        self._perform(self.run.start(now_s))
+
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
+        """The pieces, those that came while the reader was busy together; never an empty list."""
+        async with contextlib.aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                batch = [piece]
+                while not self._out.empty():
+                    waiting = self._out.get_nowait()
+                    if waiting is None:
+                        self._out.put_nowait(None)  # the end, for `pieces`
+                        break
+                    batch.append(waiting)
+                yield batch
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The answer as it comes; ends when the run has finished."""
+        try:
+            while (piece := await self._out.get()) is not None:
+                yield piece
+        finally:
+            self.cancel("the client left")
+
+    async def wait(self) -> FinishRun:
+        """Drain the pieces and return the end; cancelling the wait cancels the run."""
+        async with contextlib.aclosing(self.pieces()) as pieces:
+            async for _ in pieces:
+                pass
+        assert self.finish is not None
+        return self.finish
+
+    def cancel(self, reason: str) -> None:
+        """End the run; harmless when it has finished."""
+        self._perform(self.run.handle(RunCancelled(time.monotonic(), reason)))
+
+    # Commands
+
+    def _perform(self, commands: tuple[RunCommand, ...]) -> None:
+        for command in commands:
+            match command:
+                case StartNode():
+                    task = asyncio.get_running_loop().create_task(self._execute(command))
+                    self._tasks[task] = command.node.id
+                    task.add_done_callback(self._forget)
+                case StreamNode(node, round):
+                    output = self._output(node, round)
+                    output.is_live = True
+                    for piece in output.pieces:
+                        self._send(piece)
+                    output.pieces.clear()
+                case AbandonNode(node):
+                    for task, id in self._tasks.items():
+                        if id == node and task is not asyncio.current_task():
+                            task.cancel()
+                case FinishRun():
+                    self._end(command)
+                case _:
+                    assert_never(command)
+
+    def _end(self, finish: FinishRun) -> None:
+        self.finish = finish
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._out.put_nowait(None)
+        self._on_finish(finish)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("run %s: a node broke CATO itself", self.run.id, exc_info=error)
+            self._perform(self.run.handle(RunCancelled(time.monotonic(), f"defect: {error!r}")))
+
+    def _pass_deadline(self) -> None:
+        self.error = self.error or DeadlineError(self.run.workflow.hard_deadline_s)
+        self.cancel(str(self.error))
+
+    def _output(self, node: NodeId, round: int) -> _Output:
+        return self._outputs.setdefault((node, round), _Output())
+
+    def _emit(self, command: StartNode, piece: Piece) -> None:
+        """Text of a node: out at once when it is the streamed one, else kept for later."""
+        if command.item is not None:
+            return
+        output = self._output(command.node.id, command.round)
+        if output.is_live:
+            self._send(piece)
+        else:
+            output.pieces.append(piece)
+
+    def _send(self, piece: Piece) -> None:
+        self.run.handle(TextSent(time.monotonic()))
+        self._out.put_nowait(piece)
+
+    # Nodes
+
+    async def _execute(self, command: StartNode) -> None:
+        progress = _Progress()
+        where = (command.node.id, command.round, command.item)
+        try:
+            async with asyncio.timeout(command.limit_s):
+                result, llm = await self._node(command, progress)
+        except TimeoutError:
+            problem = f"not ready within its {command.limit_s or 0.0:.3f} s"
+            if not command.node.optional:
+                self.error = self.error or DeadlineError(command.limit_s or 0.0)
+            event = NodeFailed(
+                time.monotonic(), *where, problem, True, self._facts(command, progress)
+            )
+            self._perform(self.run.handle(event))
+        except CatoError as error:
+            if not command.node.optional:
+                self.error = self.error or error
+            problem = error.problem if isinstance(error, NodeError) else str(error)
+            event = NodeFailed(
+                time.monotonic(), *where, problem, False, self._facts(command, progress)
+            )
+            self._perform(self.run.handle(event))
+        else:
+            self._perform(self.run.handle(NodeDone(time.monotonic(), *where, result, llm)))
+
+    async def _node(
+        self, command: StartNode, progress: _Progress
+    ) -> tuple[Mapping[str, object], LlmFacts | None]:
+        settings = command.node.settings
+        if isinstance(settings, LlmSettings | CallSettings):
+            await self._invoke(command, settings, progress)
+            result = {
+                "text": progress.text,
+                "tokens": progress.output_tokens,
+                "finish_reason": progress.finish_reason,
+            }
+            return result, self._facts(command, progress)
+        if isinstance(settings, TransformSettings):
+            # Rendering is bounded by the sandbox and too short to be worth a thread.
+            result = dict(self._nodes.run(command.node.id, settings, command.names))
+            self._emit(command, Piece(str(result["text"])))
+            return result, None
+        return (
+            await asyncio.to_thread(self._nodes.run, command.node.id, settings, command.names),
+            None,
+        )
+
+    async def _invoke(
+        self, command: StartNode, settings: LlmSettings | CallSettings, progress: _Progress
+    ) -> None:
+        """One LLM call, over as many leases as it takes."""
+        pool = self._pools.pool_of(settings.model)
+        progress.simulated = pool.simulated
+        shrink = 1.0
+        started_s = time.monotonic()
+        suffix = "" if command.item is None else f".{command.item}"
+        id = InvocationId(f"{self._key}.{command.node.id}.{command.round}{suffix}")
+        while True:
+            call = engine_call(settings, command.names, pool, shrink)
+            try:
+                await self._attempt(
+                    command, pool, _continued(call, progress), id, progress, started_s
+                )
+                return
+            except ContextLengthError:
+                # Token counts are estimates: a prompt that can be cut is cut once more.
+                if not isinstance(settings, LlmSettings) or settings.fim is None or shrink < 0.5:
+                    raise
+                shrink *= 0.6
+            except (ReplicaLostError, EngineDeadError) as error:
+                can_go_on = not call.raw and call.stream and "prompt" in call.body
+                if progress.attempts >= MAX_ATTEMPTS or (progress.has_output and not can_go_on):
+                    raise
+                log.warning("invocation %s: %s; asking for another lease", id, error)
+
+    async def _attempt(
+        self,
+        command: StartNode,
+        pool: PoolInfo,
+        call: EngineCall,
+        id: InvocationId,
+        progress: _Progress,
+        started_s: float,
+    ) -> None:
+        progress.attempts += 1
+        now_s = time.monotonic()
+        invocation = Invocation(
+            id=id,
+            run_id=self.run.id,
+            task=self.run.workflow.name,
+            node=command.node.id,
+            prompt_tokens=call.prompt_tokens,
+            expected_tokens=call.expected_tokens,
+            arrived_at_s=started_s - now_s,
+            deadline_s=command.deadline_s - now_s,
+            downstream_s=command.downstream_s,
+            until_first_token=command.until_first_token,
+            draw=self._draw(),
+            attempt=progress.attempts,
+        )
+        try:
+            lease = await self._pools.lease(pool.name, invocation)
+        except CapacityError as error:
+            progress.reasons.append(f"refused: {error.problem}")
+            raise
+        progress.queue_s += time.monotonic() - now_s
+        progress.lease = lease
+        progress.reasons.append(lease.reason)
+        request = EngineRequest(
+            id=f"{id}.{progress.attempts}",
+            endpoint=call.endpoint,
+            body=call.body,
+            priority=lease.priority,
+            stream=call.stream,
+            raw=call.raw,
+        )
+        sent_s, before = time.monotonic(), progress.output_tokens
+        async with contextlib.aclosing(
+            self._pools.stream(pool.name, lease, request)  # type: ignore[type-var]
+        ) as chunks:
+            async for chunk in chunks:
+                if chunk.text and progress.first_token_s is None:
+                    progress.first_token_s = time.monotonic() - sent_s
+                progress.text += chunk.text
+                progress.output_tokens = before + chunk.output_tokens
+                if chunk.prompt_tokens >= 0 and progress.prompt_tokens < 0:
+                    progress.prompt_tokens = chunk.prompt_tokens
+                    progress.cached_tokens = chunk.cached_tokens
+                if chunk.finish_reason is not None:
+                    progress.finish_reason = chunk.finish_reason
+                if chunk.text or chunk.raw:
+                    progress.has_output = True
+                    self._emit(command, Piece(chunk.text, chunk.raw))
+
+    def _facts(self, command: StartNode, progress: _Progress) -> LlmFacts | None:
+        settings = command.node.settings
+        if not isinstance(settings, LlmSettings | CallSettings) or progress.attempts == 0:
+            return None
+        lease, pool = progress.lease, self._pools.pool_of(settings.model)
+        return LlmFacts(
+            model=pool.model.name,
+            pool=pool.name,
+            replica=lease.replica_id if lease else "",
+            deployment=lease.deployment if lease else "",
+            queue_s=progress.queue_s,
+            priority=lease.priority if lease else 0,
+            slack_s=lease.slack_s if lease else 0.0,
+            predicted_s=lease.remaining_s if lease else 0.0,
+            engine_ttft_s=progress.first_token_s,
+            prompt_tokens=max(0, progress.prompt_tokens),
+            cached_prompt_tokens=max(0, progress.cached_tokens),
+            output_tokens=progress.output_tokens,
+            finish_reason=progress.finish_reason,
+            attempts=progress.attempts,
+            simulated=progress.simulated,
+            reasons=tuple(progress.reasons),
+        )
+
+
+def _continued(call: EngineCall, progress: _Progress) -> EngineCall:
+    """The call that goes on where a lost replica stopped: prompt plus the text it had sent."""
+    if not progress.text:
+        return call
+    body = dict(call.body)
+    body["prompt"] = f"{body['prompt']}{progress.text}"
+    if isinstance(limit := body.get("max_tokens"), int):
+        body["max_tokens"] = max(1, limit - progress.output_tokens)
+    return replace(call, body=body)

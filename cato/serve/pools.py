@@ -1,0 +1,60 @@
+"""What the executor needs of the pools; on Ray in `ray_pools`, in one process in `local_pools`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cato.core.commands import Dispatch
+from cato.core.ids import InvocationId, PoolName
+from cato.core.profile import Profile
+from cato.core.snapshot import Invocation
+from cato.core.topology import ModelSpec
+from cato.engines.base import EngineChunk, EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInfo:
+    """A pool as the ingress knows it; `profile` is its fastest deployment's.
+
+    `ready_replicas` is 0 while none can take work.
+    """
+
+    name: PoolName
+    model: ModelSpec
+    profile: Profile
+    simulated: bool
+    ready_replicas: int
+
+
+class Pools(Protocol):
+    """The way from an ingress to leases and tokens."""
+
+    def all(self) -> Sequence[PoolInfo]: ...
+
+    def pool_of(self, model: str) -> PoolInfo:
+        """The pool that serves `model` (a name or an alias); raise `UnknownNameError`."""
+        ...
+
+    async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
+        """Wait in the pool's queue; raise `CapacityError` when refused.
+
+        `invocation` counts time from now: `arrived_at_s` is 0 or negative (the time already
+        waited), `deadline_s` the slack. Cancelling the call withdraws the invocation.
+        """
+        ...
+
+    def stream(
+        self, pool: PoolName, lease: Dispatch, request: EngineRequest
+    ) -> AsyncIterator[EngineChunk]:
+        """Tokens of the leased replica.
+
+        Raise `ReplicaLostError` when it is gone and `EngineError` when it refuses. Closing the
+        iterator cancels the invocation down to the engine.
+        """
+        ...
+
+    def withdraw(self, pool: PoolName, invocation_id: InvocationId, reason: str) -> None:
+        """Give a lease back that will not be used. Never blocks."""
+        ...

@@ -1,0 +1,124 @@
+"""From an LLM node's settings to the body its model's engine is asked with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cato.core.errors import ContextLengthError
+from cato.core.workflow import CallSettings, LlmSettings
+from cato.engines.base import Endpoint
+from cato.serve.pools import PoolInfo
+from cato.workflows.fim import fit_fim, render_fim, stop_strings
+
+# Tokens kept free for sentinels, the chat template and the error of the estimated token count.
+MARGIN_TOKENS = 24
+MARGIN_FRACTION = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """An OpenAI body, its dialect, and the tokens it is expected to take."""
+
+    endpoint: Endpoint
+    body: Mapping[str, object]
+    prompt_tokens: int
+    expected_tokens: int
+    stream: bool = True
+    raw: bool = False
+
+
+def engine_call(
+    settings: LlmSettings | CallSettings,
+    names: Mapping[str, object],
+    pool: PoolInfo,
+    shrink: float = 1.0,
+) -> EngineCall:
+    """The call for `settings` rendered with `names`.
+
+    A fill-in-the-middle prompt is cut to the model's context, context first; other prompts must
+    fit. `shrink` below 1 asks for a shorter one after the engine found it too long.
+    """
+    if isinstance(settings, CallSettings):
+        return _passthrough(settings, pool)
+    profile = pool.profile
+    room = profile.context_tokens - settings.max_tokens
+    room = int((room - MARGIN_TOKENS) * (1 - MARGIN_FRACTION) * shrink)
+    if room < 1:
+        raise ContextLengthError(
+            f"max_tokens {settings.max_tokens} leaves no room for a prompt in the "
+            f"maximum context length of {profile.context_tokens} tokens of {pool.model.name!r}"
+        )
+    body: dict[str, object] = {"max_tokens": settings.max_tokens, **(settings.extra or {})}
+    endpoint = Endpoint.COMPLETIONS
+    if settings.fim is not None:
+        prefix, suffix, context = fit_fim(
+            settings.fim.prefix.render(names),
+            settings.fim.suffix.render(names),
+            settings.fim.context.render(names) if settings.fim.context else "",
+            int(room * profile.chars_per_token),
+        )
+        text = render_fim(pool.model.family, prefix, suffix, context)
+        body["prompt"] = text
+        body["stop"] = [*_strings(body.get("stop")), *stop_strings(pool.model.family)]
+    elif settings.chat is not None:
+        text = settings.chat.render(names)
+        messages = [{"role": "user", "content": text}]
+        if settings.system is not None:
+            messages.insert(0, {"role": "system", "content": settings.system.render(names)})
+        body["messages"] = messages
+        endpoint = Endpoint.CHAT
+    else:
+        assert settings.prompt is not None, "an llm node has a prompt, a fim or a chat"
+        text = settings.prompt.render(names)
+        body["prompt"] = text
+    return EngineCall(
+        endpoint=endpoint,
+        body=body,
+        prompt_tokens=profile.count_tokens(text),
+        expected_tokens=min(settings.expected_tokens, settings.max_tokens),
+    )
+
+
+def _passthrough(settings: CallSettings, pool: PoolInfo) -> EngineCall:
+    return EngineCall(
+        endpoint=Endpoint(settings.endpoint),
+        body=settings.body,
+        prompt_tokens=pool.profile.count_tokens(_text_of(settings.body)),
+        expected_tokens=settings.expected_tokens,
+        stream=settings.stream,
+        raw=True,
+    )
+
+
+def _text_of(body: Mapping[str, object]) -> str:
+    """All text of a prompt or of messages, for counting only."""
+    parts: list[str] = []
+
+    def collect(value: object) -> None:
+        match value:
+            case str():
+                parts.append(value)
+            case list():
+                if value and all(isinstance(v, int) for v in value):
+                    parts.append("xxxx" * len(value))  # token ids: about four characters each
+                else:
+                    for item in value:
+                        collect(item)
+            case dict():
+                for key in ("content", "text"):
+                    collect(value.get(key))
+
+    collect(body.get("prompt"))
+    collect(body.get("messages"))
+    return "".join(parts)
+
+
+def _strings(stop: object) -> list[str]:
+    match stop:
+        case str():
+            return [stop]
+        case list() | tuple():
+            return [s for s in stop if isinstance(s, str)]
+        case _:
+            return []

@@ -1,0 +1,227 @@
+"""The pools and the records as an ingress replica reaches them on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+
+from cato.control import actors, replica_sets
+from cato.core.commands import Dispatch
+from cato.core.errors import CapacityError, CatoError, ReplicaLostError, UnknownNameError
+from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
+from cato.core.orchestrator import PoolPicture
+from cato.core.profile import UNMEASURED, Profile
+from cato.core.receipt import SlaReceipt
+from cato.core.runs import NodeEstimate
+from cato.core.snapshot import Invocation
+from cato.core.topology import PoolSpec, Topology
+from cato.engines.base import EngineChunk, EngineRequest
+from cato.serve.pools import PoolInfo
+from cato.telemetry.metrics import render_pools
+
+log = logging.getLogger("cato.pools")
+
+REFRESH_S = 1.0
+# A control actor that was killed is usable again after 1.5 s.
+ACTOR_RETRY_S = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
+NO_ROUTER_RETRY_AFTER_S = 5.0
+
+
+class RayPools:
+    """Leases through the router actors, tokens through Serve handles."""
+
+    def __init__(self) -> None:
+        self._specs: dict[PoolName, PoolSpec] = {}
+        self._pictures: dict[PoolName, PoolPicture] = {}
+        self._pool_by_model: dict[str, PoolName] = {}
+        self._routers: dict[PoolName, Any] = {}
+        self._handles: dict[str, Any] = {}
+        self._told_left: dict[str, frozenset[str]] = {}
+        self._refresher: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the control plane; call once, inside the event loop."""
+        self._refresher = asyncio.get_running_loop().create_task(self._refresh_forever())
+
+    # Pools
+
+    def all(self) -> Sequence[PoolInfo]:
+        return [self._info(name) for name in sorted(self._specs)]
+
+    def pool_of(self, model: str) -> PoolInfo:
+        name = self._pool_by_model.get(model)
+        if name is None:
+            raise UnknownNameError("model", model, tuple(sorted(self._pool_by_model)))
+        return self._info(name)
+
+    def pictures(self) -> Sequence[PoolPicture]:
+        return list(self._pictures.values())
+
+    def why_not_ready(self) -> str:
+        """What is missing before every pool can serve; empty when nothing is."""
+        if not self._specs:
+            return "the engines application has not started"
+        waiting = [p.name for p in self.all() if p.ready_replicas == 0]
+        return f"no replica is ready in: {', '.join(waiting)}" if waiting else ""
+
+    async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
+        for delay_s in ACTOR_RETRY_S:
+            call = self._router(pool).offer.remote(invocation)
+            try:
+                lease: Dispatch = await call
+                return lease
+            except asyncio.CancelledError:
+                self.withdraw(pool, invocation.id, "the ingress gave up waiting")
+                raise
+            except RayActorError as error:
+                # The router is being restarted: the same offer again is harmless.
+                log.warning("router of pool %s: %s", pool, error)
+                await asyncio.sleep(delay_s)
+            except RayTaskError as error:
+                raise _cause(error) from error
+        raise CapacityError(pool, "its router does not answer", NO_ROUTER_RETRY_AFTER_S)
+
+    async def stream(
+        self, pool: PoolName, lease: Dispatch, request: EngineRequest
+    ) -> AsyncIterator[EngineChunk]:
+        pin = {
+            "replica": lease.replica_id,
+            "invocation": lease.invocation_id,
+            "attempt": lease.attempt,
+        }
+        response = self._handle(lease.deployment).generate.remote(request, cato=pin)
+        has_ended = False
+        try:
+            async for chunk in response:
+                has_ended = has_ended or chunk.finish_reason is not None
+                yield chunk
+            has_ended = True
+        except CatoError as error:
+            if isinstance(error, ReplicaLostError):
+                self._lose(pool, lease, str(error))
+            raise
+        except RayTaskError as error:
+            raise _cause(error) from error
+        except (RayError, RayServeException) as error:
+            self._lose(pool, lease, str(error))
+            raise ReplicaLostError(lease.replica_id, "its stream broke") from error
+        finally:
+            response.cancel()  # leaving a stream early does not cancel it
+            if not has_ended:
+                self.withdraw(pool, lease.invocation_id, "the stream was left")
+
+    def withdraw(self, pool: PoolName, invocation_id: InvocationId, reason: str) -> None:
+        self._router(pool).withdraw.remote(invocation_id, reason)
+
+    def _lose(self, pool: PoolName, lease: Dispatch, reason: str) -> None:
+        self._router(pool).lost.remote(lease.replica_id, reason)
+
+    def _router(self, pool: PoolName) -> Any:
+        if pool not in self._routers:
+            self._routers[pool] = actors.get(actors.router_name(pool))
+        return self._routers[pool]
+
+    def _handle(self, deployment: str) -> Any:
+        if deployment not in self._handles:
+            handle = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
+            self._handles[deployment] = handle.options(stream=True)
+        return self._handles[deployment]
+
+    def _info(self, name: PoolName) -> PoolInfo:
+        spec, picture = self._specs[name], self._pictures.get(name)
+        replicas = [r for r in picture.replicas if r.accepting] if picture else []
+        profiles = [r.profile for r in replicas] or [UNMEASURED]
+        return PoolInfo(
+            name=name,
+            model=spec.model,
+            profile=min(profiles, key=_speed),
+            simulated=all(d.engine.kind == "simulated" for d in spec.deployments),
+            ready_replicas=len(replicas),
+        )
+
+    # Following the control plane
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            try:
+                await self._refresh()
+            except (ValueError, RayError) as error:
+                # Not up yet or restarting: what was known stays valid.
+                log.info("control plane: %s", error)
+            await asyncio.sleep(REFRESH_S)
+
+    async def _refresh(self) -> None:
+        topology: Topology | None = await actors.get(actors.PROVISIONER).topology.remote()
+        for pool in topology.pools if topology else ():
+            self._specs[pool.name] = pool
+            for model in (pool.model.name, *pool.model.aliases):
+                self._pool_by_model[model] = pool.name
+            router = self._router(pool.name)
+            self._pictures[pool.name] = await router.picture.remote()
+            for deployment in pool.deployments:
+                self._handle(deployment.name)
+                gone = replica_sets.left(deployment.name)
+                if gone != self._told_left.get(deployment.name, frozenset()):
+                    await router.left.remote(frozenset(ReplicaId(r) for r in gone))
+                    self._told_left[deployment.name] = gone
+
+
+class RayRecords:
+    """Receipts and baselines through the Profiler actor."""
+
+    def __init__(self, pools: RayPools, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
+        self._pools = pools
+        self._nodes_of = nodes_of
+        self._table: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
+        self._profiler: Any = None
+        self._refresher: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the Profiler; call once, inside the event loop."""
+        self._refresher = asyncio.get_running_loop().create_task(self._refresh_forever())
+
+    def record(self, receipt: SlaReceipt) -> None:
+        if self._profiler is None:
+            log.warning("no profiler yet: receipt of %s is not kept", receipt.request_id)
+            return
+        self._profiler.record.remote(receipt, self._nodes_of.get(receipt.task, ()))
+
+    def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
+        return self._table.get(task, {})
+
+    async def receipt(self, request_id: str) -> Mapping[str, object] | None:
+        if self._profiler is None:
+            return None
+        receipt: SlaReceipt | None = await self._profiler.receipt.remote(request_id)
+        return None if receipt is None else receipt.as_dict()
+
+    async def metrics(self) -> bytes:
+        runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
+        return runs + render_pools(self._pools.pictures())
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            try:
+                if self._profiler is None:
+                    self._profiler = actors.get(actors.PROFILER)
+                self._table = await self._profiler.estimates.remote()
+            except (ValueError, RayError) as error:
+                log.info("profiler: %s", error)
+            await asyncio.sleep(REFRESH_S)
+
+
+def _speed(profile: Profile) -> float:
+    """Seconds for a typical call: 300 prompt tokens, 64 output tokens."""
+    return profile.service_s(300, 64)
+
+
+def _cause(error: RayTaskError) -> Exception:
+    """What the remote side raised, without Ray's wrapping."""
+    cause = error.cause
+    return cause if isinstance(cause, CatoError) else error

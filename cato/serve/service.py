@@ -1,0 +1,173 @@
+"""Tasks as the HTTP dialects see them: what can be asked, and how an answer comes."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from cato.core.errors import InputError, UnknownNameError
+from cato.core.ids import NodeId, RunId, TaskName
+from cato.core.receipt import SlaReceipt
+from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
+from cato.core.slo import Slo, SloMetric
+from cato.core.workflow import CallSettings, LlmSettings, Node, NodeKind, Workflow
+from cato.serve.executor import RunningTask
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.pools import PoolInfo, Pools
+from cato.workflows.load import check_inputs
+
+# Prompt length that a node is expected to have until the profiler has seen runs, in tokens.
+PRIOR_PROMPT_TOKENS = 300
+# Output length expected of a passed-through request, in tokens; vLLM's default is 16.
+PRIOR_OUTPUT_TOKENS = 64
+CALL_NODE = NodeId("call")
+# Plain models: the first token of a chat or a completion, as for generation.
+CALL_SLO = Slo(SloMetric.TTFT, 1.5)
+CALL_DEADLINE_S = 600.0
+
+
+class Records(Protocol):
+    """Where receipts go and what was learnt from them comes from; on Ray the Profiler actor."""
+
+    def record(self, receipt: SlaReceipt) -> None:
+        """Keep `receipt`. Never blocks."""
+        ...
+
+    def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
+        """Measured baselines of a task's nodes; empty until runs were seen."""
+        ...
+
+    async def receipt(self, request_id: str) -> Mapping[str, object] | None:
+        """A receipt as plain values; None when it is not (or no longer) known."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """All metrics in Prometheus' text form."""
+        ...
+
+
+def new_request_id() -> str:
+    return f"req-{uuid.uuid4().hex[:20]}"
+
+
+class TaskService:
+    """Starts runs. One per ingress replica; holds no state but what it was given."""
+
+    def __init__(
+        self,
+        workflows: Mapping[TaskName, Workflow],
+        pools: Pools,
+        nodes: NodeRunner,
+        records: Records,
+        seed: int | None = None,
+    ) -> None:
+        self._workflows = workflows
+        self._pools = pools
+        self._nodes = nodes
+        self._records = records
+        self._random = random.Random(seed)
+
+    @property
+    def workflows(self) -> Mapping[TaskName, Workflow]:
+        return self._workflows
+
+    @property
+    def records(self) -> Records:
+        return self._records
+
+    def pools(self) -> Sequence[PoolInfo]:
+        return self._pools.all()
+
+    def workflow(self, task: str) -> Workflow:
+        """Raise `UnknownNameError` when there is no such task."""
+        try:
+            return self._workflows[TaskName(task)]
+        except KeyError:
+            raise UnknownNameError("task", task, tuple(sorted(self._workflows))) from None
+
+    def run_task(
+        self,
+        task: str,
+        inputs: Mapping[str, object],
+        *,
+        request_id: str,
+        slo: Slo | None = None,
+    ) -> RunningTask:
+        """Start a workflow. Raise `UnknownNameError` or `InputError`; nothing was started then."""
+        workflow = self.workflow(task)
+        return self._start(workflow, check_inputs(workflow, inputs), request_id, slo)
+
+    def run_model(
+        self,
+        model: str,
+        endpoint: str,
+        body: Mapping[str, object],
+        *,
+        request_id: str,
+        stream: bool,
+        slo: Slo | None = None,
+    ) -> RunningTask:
+        """Pass `body` through to `model` as a workflow of one node.
+
+        Pieces carry the engine's own bytes: SSE events when `stream`, else the JSON answer.
+        Raise `UnknownNameError` when no pool serves `model`.
+        """
+        self._pools.pool_of(model)
+        expected = body.get("max_tokens") or body.get("max_completion_tokens")
+        expected_tokens = (
+            min(int(expected), 4096) if isinstance(expected, int) else PRIOR_OUTPUT_TOKENS
+        )
+        if expected_tokens < 1:
+            raise InputError("max_tokens must be at least 1", "max_tokens")
+        settings = CallSettings(model, endpoint, body, stream, expected_tokens)
+        workflow = Workflow(
+            name=TaskName(f"model:{model}"),
+            description=f"One call of {model}.",
+            slo=slo or CALL_SLO,
+            hard_deadline_s=CALL_DEADLINE_S,
+            inputs=(),
+            nodes=(Node(CALL_NODE, NodeKind.LLM, settings),),
+            output=(CALL_NODE,),
+            stream=(CALL_NODE,),
+        )
+        return self._start(workflow, {}, request_id, slo)
+
+    def _start(
+        self,
+        workflow: Workflow,
+        inputs: Mapping[str, object],
+        request_id: str,
+        slo: Slo | None,
+    ) -> RunningTask:
+        run = Run(
+            id=RunId(request_id),
+            workflow=workflow,
+            slo=slo or workflow.slo,
+            inputs=inputs,
+            estimates=self._estimates(workflow),
+            arrived_at_s=time.monotonic(),
+        )
+        task = RunningTask(run, self._pools, self._nodes, self._random.random, self._on_finish)
+        task.start()
+        return task
+
+    def _on_finish(self, finish: FinishRun) -> None:
+        self._records.record(finish.receipt)
+
+    def _estimates(self, workflow: Workflow) -> dict[NodeId, NodeEstimate]:
+        """Measured baselines; for LLM nodes never seen, what the pool's profile predicts."""
+        known = dict(self._records.estimates(workflow.name))
+        for node in workflow.nodes:
+            settings = node.settings
+            if node.id in known or not isinstance(settings, LlmSettings | CallSettings):
+                continue
+            profile = self._pools.pool_of(settings.model).profile
+            known[node.id] = NodeEstimate(
+                mean_s=profile.service_s(PRIOR_PROMPT_TOKENS, settings.expected_tokens),
+                first_token_s=profile.first_token_s(PRIOR_PROMPT_TOKENS),
+                runs=1.0 if node.when is None else CONDITIONAL_RUNS,
+            )
+        return known

@@ -1,0 +1,1 @@
+"""What operators read: metrics in Prometheus form."""

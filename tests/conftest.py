@@ -1,0 +1,34 @@
+"""Environment of all tests: read by Ray and by engines when they are imported or started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+
+
+
+def _free_port() -> str:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+# A folder of this test session's own, short enough for Unix sockets.
+_RUN_DIR = tempfile.mkdtemp(prefix="cato-t-")
+os.environ.update(
+    CATO_RUN_DIR=_RUN_DIR,
+    HF_HUB_OFFLINE="1",
+    RAY_AUTH_MODE="disabled",
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    RAY_SERVE_THROUGHPUT_OPTIMIZED="1",
+    RAY_SERVE_ENABLE_HA_PROXY="1",
+    RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
+    RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=f"{_RUN_DIR}/haproxy.cfg",
+    RAY_SERVE_HAPROXY_SOCKET_PATH=f"{_RUN_DIR}/haproxy-admin.sock",
+    RAY_SERVE_HAPROXY_SERVER_STATE_BASE=_RUN_DIR,
+    RAY_SERVE_HAPROXY_SERVER_STATE_FILE=f"{_RUN_DIR}/haproxy-state",
+    RAY_SERVE_HAPROXY_METRICS_PORT=_free_port(),
+    RAY_SERVE_HAPROXY_STATS_PORT=_free_port(),
+)

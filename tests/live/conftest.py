@@ -1,0 +1,168 @@
+"""One Ray cluster and one set of applications for all live tests."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class App:
+    """A live CATO: where it answers."""
+
+    url: str
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=30)
+
+    def post(self, path: str, body: object, **kwargs: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=120, **kwargs)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[int]:
+    """A local Ray with Serve's HTTP on a free port of loopback; yields the port."""
+    import ray
+    from ray import serve
+
+    from cato.control import actors
+
+    port = free_port()
+    options: dict[str, Any] = {
+        "address": "local",
+        "num_cpus": 16,
+        "include_dashboard": False,
+        "object_store_memory": 150_000_000,
+        "log_to_driver": False,
+        "namespace": "tests",
+    }
+    try:
+        ray.init(**options)
+    except Exception:  # one in sixty starts fails on a loaded machine
+        ray.shutdown()
+        ray.init(**options)
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield port
+    serve.shutdown()
+    actors.remove_all()
+    ray.shutdown()
+
+
+def wait_ready(url: str, timeout_s: float = 120.0) -> None:
+    """Return when `/readyz` says yes; fail with its last words otherwise."""
+    deadline_s, last = time.monotonic() + timeout_s, "no answer"
+    while time.monotonic() < deadline_s:
+        try:
+            answer = httpx.get(f"{url}/readyz", timeout=5)
+            if answer.status_code == 200:
+                return
+            last = answer.text
+        except httpx.HTTPError as error:
+            last = repr(error)
+        time.sleep(0.2)
+    pytest.fail(f"not ready after {timeout_s:.0f} s: {last}")
+
+
+ENGINES = {
+    "profiles": str(ROOT / "profiles"),
+    "models": {
+        "sim-small": {"source": "simulated", "family": "qwen", "aliases": ["coder-fast"]},
+        "sim-large": {
+            "source": "simulated",
+            "family": "qwen",
+            "aliases": ["coder-large", "coder-review"],
+        },
+        "demo-coder": {"source": "demo", "family": "qwen"},
+    },
+    "pools": {
+        "small": {
+            "model": "sim-small",
+            "deployments": {
+                "small-sim": {
+                    "accelerator": "cpu",
+                    "cpus": 0.1,
+                    "replicas": {"min": 1, "initial": 2, "max": 3},
+                    "engine": {
+                        "kind": "simulated",
+                        "profile": "saber@gpu",
+                        "max_num_seqs": 32,
+                    },
+                }
+            },
+        },
+        "large": {
+            "model": "sim-large",
+            "deployments": {
+                "large-sim": {
+                    "accelerator": "cpu",
+                    "cpus": 0.1,
+                    "engine": {
+                        "kind": "simulated",
+                        "profile": "saber@gpu",
+                        "max_num_seqs": 64,
+                        "seed": 1,
+                    },
+                }
+            },
+        },
+        "demo": {
+            "model": "demo-coder",
+            "deployments": {
+                "demo-cpu": {
+                    "accelerator": "cpu",
+                    "cpus": 1,
+                    "profile": "demo-coder@cpu",
+                    "engine": {
+                        "kind": "vllm",
+                        "zygote": True,
+                        "dtype": "bfloat16",
+                        "max_num_seqs": 8,
+                        "max_model_len": 1024,
+                        "max_num_batched_tokens": 256,
+                        "kv_cache_memory": "256MiB",
+                        "enforce_eager": True,
+                    },
+                }
+            },
+        },
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def app(cluster: int) -> App:
+    """Both applications: two simulated pools and one real vLLM engine with the demo model."""
+    from ray import serve
+
+    from cato.config.schema import EnginesArgs, IngressArgs
+    from cato.serve.app import build_engines, build_ingress
+
+    serve.run(
+        build_engines(EnginesArgs.model_validate(ENGINES)),
+        name="engines",
+        route_prefix=None,
+        external_scaler_enabled=True,
+    )
+    ingress = {
+        "workflows": str(ROOT / "workflows"),
+        "indexes": {"code": str(ROOT / "cato")},
+    }
+    serve.run(build_ingress(IngressArgs.model_validate(ingress)), name="cato", route_prefix="/")
+    url = f"http://127.0.0.1:{cluster}"
+    wait_ready(url)
+    return App(url)

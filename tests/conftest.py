@@ -6,12 +6,23 @@ import os
 import socket
 import tempfile
 
+from hypothesis import settings
 
 
 def _free_port() -> str:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return str(s.getsockname()[1])
+
+
+def ingress_ports(block: int) -> dict[str, str]:
+    """Ports for the replicas of one cluster; two clusters on a machine must not share them."""
+    base = 15000 + (os.getpid() * 200 + block * 100) % 14000
+    ports = {}
+    for protocol, start in (("HTTP", base), ("GRPC", base + 50)):
+        ports[f"RAY_SERVE_DIRECT_INGRESS_MIN_{protocol}_PORT"] = str(start)
+        ports[f"RAY_SERVE_DIRECT_INGRESS_MAX_{protocol}_PORT"] = str(start + 49)
+    return ports
 
 
 # A folder of this test session's own, short enough for Unix sockets.
@@ -31,4 +42,8 @@ os.environ.update(
     RAY_SERVE_HAPROXY_SERVER_STATE_FILE=f"{_RUN_DIR}/haproxy-state",
     RAY_SERVE_HAPROXY_METRICS_PORT=_free_port(),
     RAY_SERVE_HAPROXY_STATS_PORT=_free_port(),
+    **ingress_ports(0),
 )
+
+settings.register_profile("cato", deadline=None)
+settings.load_profile("cato")

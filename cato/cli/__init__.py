@@ -9,31 +9,42 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as command_of
 
-# Verb -> its line in `cato --help`; `cato.cli.<verb>` holds the Typer application `app`.
+# Verb -> its line in `cato --help`. The module `cato.cli.<verb>` holds a function of the same name,
+# or, for a verb with verbs below it, a Typer application `app`.
 VERBS = {
+    "serve": "Run a deployment file on this machine.",
+    "down": "Stop what runs here.",
+    "status": "Show pools, replicas and what the control plane knows.",
     "task": "Run a task and print its answer.",
     "explain": "Show how a task met or missed its SLA: nodes, budgets, replicas, reasons.",
+    "profile": "Measure a running deployment and write its profiles.",
+    "bench": "Measure CATO against other ways to serve the same engine.",
     "workflows": "Check workflow files; print their JSON Schema.",
 }
 
 
+def _load(verb: str) -> Any:
+    module = import_module(f"cato.cli.{verb}")
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False)
+        app.command()(getattr(module, verb))
+    command = command_of(app)
+    command.name = verb
+    return command
+
+
 class _LazyVerbs(TyperGroup):
-    """Knows every verb by name, and loads one only when it is called."""
+    """Lists every verb by a stand-in, and loads one only when it is called."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in: name and line for lists of commands."""
-        return TyperCommand(cmd_name, help=VERBS[cmd_name]) if cmd_name in VERBS else None
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for verb, line in VERBS.items():
+            self.add_command(TyperCommand(verb, help=line))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb itself, about to be called."""
         name, command, rest = super().resolve_command(ctx, args)
-        if command is not None:
-            command = command_of(import_module(f"cato.cli.{name}").app)
-            command.name = name
-        return name, command, rest
+        return name, command if name is None else _load(name), rest
 
 
 app = typer.Typer(

@@ -13,13 +13,11 @@ from rich.text import Text
 
 from cato.cli.client import DEFAULT_URL, Url, answer, client
 
-app = typer.Typer()
-
-BAR_CHARS = 24
+# Leaves room for the other columns in 80.
+BAR_CHARS = 20
 STYLES = {"done": "green", "absent": "yellow", "failed": "red", "cancelled": "magenta"}
 
 
-@app.command()
 def explain(
     request_id: Annotated[str, typer.Argument(help="The x-request-id of an answer.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
@@ -64,8 +62,6 @@ def _nodes(receipt: dict[str, Any]) -> Table:
     table.add_column("time", no_wrap=True, min_width=BAR_CHARS)
     for name in ("start", "budget", "spent", "queue"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("replica", overflow="fold")
-    table.add_column("tries", justify="right")
     for i, node in enumerate(receipt["nodes"]):
         llm = node["llm"] or {}
         budget = node["budget_s"] if node["budget_s"] is not None else node["limit_s"]
@@ -78,14 +74,12 @@ def _nodes(receipt: dict[str, Any]) -> Table:
             _ms(budget),
             Text(_ms(node["spent_s"]), style="red" if is_over else ""),
             _ms(llm["queue_s"]) if llm else "",
-            llm.get("replica", ""),
-            str(llm["attempts"]) if llm else "",
         )
     return table
 
 
 def _name(node: dict[str, Any]) -> str:
-    name: str = node["node"]
+    name = str(node["node"])
     if node["round"] > 1:
         name += f" round {node['round']}"
     return name if node["item"] is None else f"{name}[{node['item']}]"
@@ -95,18 +89,23 @@ def _bar(node: dict[str, Any], e2e_s: float) -> str:
     """The node's place in the run, as in a waterfall."""
     scale = BAR_CHARS / e2e_s if e2e_s > 0 else 0.0
     start = min(BAR_CHARS - 1, int(node["started_s"] * scale))
-    length = max(1, round(node["spent_s"] * scale))
-    return " " * start + "█" * min(length, BAR_CHARS - start)
+    length = max(1, int(node["spent_s"] * scale + 0.5))
+    return f"{' ' * start}{'█' * min(length, BAR_CHARS - start)}"
 
 
 def _reasons(receipt: dict[str, Any]) -> list[Text]:
+    """Where each LLM call ran and why there, and what went wrong."""
     lines = []
     for node in receipt["nodes"]:
-        reasons = [*(node["llm"] or {}).get("reasons", ())]
+        llm = node["llm"] or {}
+        replica = f" on {llm['replica']}" if llm.get("replica") else ""
+        tries = llm.get("reasons", [])
+        for number, reason in enumerate(tries, 1):
+            attempt = f", attempt {number} of {len(tries)}" if len(tries) > 1 else ""
+            where = replica if number == len(tries) else ""
+            lines.append(Text.assemble((f"{_name(node)}{where}{attempt}: ", "bold"), reason))
         if node["problem"]:
-            reasons.append(node["problem"])
-        for reason in reasons:
-            lines.append(Text.assemble((f"{_name(node)}: ", "bold"), reason))
+            lines.append(Text.assemble((f"{_name(node)}: ", "bold"), (node["problem"], "red")))
     return lines
 
 

@@ -50,7 +50,8 @@ def serve(
     except ConfigError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error
-    options = deploy.raw.get("http_options") or {}
+    options = deploy.raw.get("http_options")
+    options = options if isinstance(options, dict) else {}
     url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
     if _answers(url):
         console.print(f"Something already answers at {url}; stop it or change http_options.port.")

@@ -47,8 +47,19 @@ def status(
             slots = f"{r.held} / {r.max_running}" + ("" if r.accepting else " (not accepting)")
             replicas.add_row(pool.name, names, str(picture.queued), r.id, slots, f"{r.wait_s:.3f}")
     console.print(replicas)
-    models = Table("model", "replica", "state", "accelerator", "load s", title="Loaded models")
+    models = Table(
+        "model", "replica", "state", "accelerator", "load s", "pid", "restarts",
+        title="Loaded models",
+    )  # fmt: skip
     for m in ray.get(actors.get(actors.EVICTION_MANAGER).residents.remote()):
         cards = f"{m.accelerator} x {m.cards}" if m.cards else m.accelerator
-        models.add_row(m.model, m.replica_id, m.state, cards, f"{m.load_s:.1f}")
+        models.add_row(
+            m.model,
+            m.replica_id,
+            m.state,
+            cards,
+            f"{m.load_s:.1f}",
+            str(m.pid or ""),
+            str(m.restarts),
+        )
     console.print(models)

@@ -15,10 +15,7 @@ from rich.console import Console
 
 from cato.cli.client import DEFAULT_URL, Url, answer, client, error_text, events, fail
 
-app = typer.Typer()
 
-
-@app.command()
 def task(
     name: Annotated[str, typer.Argument(help="A task, such as code-completion.")],
     inputs: Annotated[
@@ -46,7 +43,9 @@ def task(
                 print(done["text"])
         if as_json:
             print(json.dumps(done, indent=2, ensure_ascii=False))
-    Console(stderr=True).print(_sla_line(done), style="dim", markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True).print(
+        _sla_line(done), style="dim", markup=False, highlight=False
+    )
 
 
 def _streamed(http: httpx.Client, path: str, body: Any, *, quiet: bool) -> dict[str, Any]:

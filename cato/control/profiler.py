@@ -15,6 +15,9 @@ KEPT_RECEIPTS = 10_000
 # Passed-through calls differ too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
 
+Finished = tuple[SlaReceipt, tuple[NodeId, ...]]
+"""A receipt, and all nodes of its workflow: those without an execution were skipped."""
+
 
 class Profiler:
     """Baselines of nodes, receipts and run metrics of all ingress replicas."""
@@ -24,11 +27,14 @@ class Profiler:
         self._metrics = RunMetrics()
         self._receipts: OrderedDict[str, SlaReceipt] = OrderedDict()
 
-    async def record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> None:
-        """Keep and learn; recording a receipt twice changes nothing."""
-        if receipt.request_id in self._receipts:
-            return
+    async def record(self, finished: tuple[Finished, ...]) -> None:
+        """Keep and learn. Of two runs with one id, which clients may choose, the newer is kept."""
+        for receipt, all_nodes in finished:
+            self._record(receipt, all_nodes)
+
+    def _record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> None:
         self._receipts[receipt.request_id] = receipt
+        self._receipts.move_to_end(receipt.request_id)
         if len(self._receipts) > KEPT_RECEIPTS:
             self._receipts.popitem(last=False)
         self._metrics.record(receipt)

@@ -100,7 +100,7 @@ class ResourceProvisioner:
             await ray_private.scale(actors.ENGINES_APP, command.deployment, command.replicas)
 
     def _find_problems(self) -> dict[str, str]:
-        hosts = [n["Resources"] for n in ray.nodes() if n["Alive"]]  # type: ignore[no-untyped-call]
+        hosts = [n["Resources"] for n in ray.nodes() if n["Alive"]]
         problems: dict[str, str] = {}
         for pool in self._topology.pools if self._topology else ():
             for spec in pool.deployments:

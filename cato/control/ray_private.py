@@ -32,7 +32,7 @@ def check_ray_version() -> None:
         )
 
 
-class PinnedRouter(RequestRouter):
+class PinnedRouter(RequestRouter):  # type: ignore[misc]
     """Sends a call to the replica that its `cato={"replica": ...}` argument names.
 
     A call without one goes to the replica with the shortest queue. When the named replica has

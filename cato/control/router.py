@@ -29,6 +29,9 @@ from cato.policies.registry import policies_of
 log = logging.getLogger("cato.router")
 TICK_S = 0.5
 
+Ended = tuple[InvocationId, int, int, str]
+"""An invocation that has left its replica: id, attempt, output tokens, outcome."""
+
 
 class ReplicaRouter:
     """Leases replicas of one pool. All methods are safe to call again with the same ids."""
@@ -80,11 +83,12 @@ class ReplicaRouter:
         if report.replica_id not in self._gone:
             self._handle(replace(report, now_s=_now_s()))
 
-    async def first_token(self, id: InvocationId) -> None:
-        self._handle(FirstTokenSent(_now_s(), id))
-
-    async def ended(self, id: InvocationId, attempt: int, tokens: int, outcome: str) -> None:
-        self._handle(InvocationEnded(_now_s(), id, attempt, tokens, outcome))
+    async def news(self, first_tokens: tuple[InvocationId, ...], ended: tuple[Ended, ...]) -> None:
+        """What happened on a replica since it last told."""
+        for id in first_tokens:
+            self._handle(FirstTokenSent(_now_s(), id))
+        for id, attempt, tokens, outcome in ended:
+            self._handle(InvocationEnded(_now_s(), id, attempt, tokens, outcome))
 
     async def lost(self, replica: ReplicaId, reason: str) -> None:
         """A stream to the replica broke; if it lives, its next report brings it back."""

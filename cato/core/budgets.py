@@ -46,15 +46,14 @@ def split_slack(
 ) -> dict[K, float]:
     """Budget of each node, in seconds, out of `total_s`.
 
-    Nodes of `needs` that are not in `order` (finished ones) count as nothing. When nothing is
-    known (a path of weight 0), the nodes of the path share evenly.
+    Nodes of `needs` that are not in `order` (finished ones) count as nothing. Where nothing is
+    known (the longest path through a node has weight 0), the nodes of the path share evenly.
     """
-    if all(weight_s[n] <= 0 for n in order):
-        weight_s = dict.fromkeys(order, 1.0)
     before = longest_before(order, needs, weight_s)
     after = longest_after(order, needs, weight_s)
-    budgets: dict[K, float] = {}
-    for node in order:
-        path_s = before[node] + weight_s[node] + after[node]
-        budgets[node] = weight_s[node] * total_s / path_s if path_s > 0 else total_s
+    path_s = {n: before[n] + weight_s[n] + after[n] for n in order}
+    unknown = [n for n in order if path_s[n] <= 0]
+    budgets = {n: weight_s[n] * total_s / path_s[n] for n in order if path_s[n] > 0}
+    if unknown:
+        budgets |= split_slack(unknown, needs, dict.fromkeys(unknown, 1.0), total_s)
     return budgets

@@ -57,5 +57,7 @@ def why_infeasible(needs: Mapping[str, float], hosts: Sequence[Mapping[str, floa
         return None
     wanted = ", ".join(f"{n:g} {r}" for r, n in sorted(needs.items()))
     best = {r: max((h.get(r, 0.0) for h in hosts), default=0.0) for r in needs}
+    if hosts and all(best[r] >= n for r, n in needs.items()):
+        return f"a replica needs {wanted} on one host; no host has all of it at once"
     most = ", ".join(f"{n:g} {r}" for r, n in sorted(best.items()))
     return f"a replica needs {wanted} on one host; the most any host has is {most}"

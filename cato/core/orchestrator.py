@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -76,6 +76,15 @@ class _Replica:
     def held(self) -> int:
         return len(self.leases) + len(self.adopted)
 
+    @property
+    def accepts_work(self) -> bool:
+        return self.accepting and self.max_running > 0
+
+    @property
+    def has_room(self) -> bool:
+        """The same claim as `ReplicaSnapshot.has_room`, without the price of a snapshot."""
+        return self.accepts_work and self.held < self.max_running + self.standby
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -116,9 +125,7 @@ class PoolOrchestrator:
     def handle(self, event: Event) -> tuple[Command, ...]:
         match event:
             case InvocationOffered():
-                answer = self._offer(event)
-                if answer:
-                    return answer
+                return self._offer(event)
             case InvocationEnded():
                 lease = self._leases.get(event.invocation_id)
                 if lease is not None and lease.command.attempt == event.attempt:
@@ -127,8 +134,10 @@ class PoolOrchestrator:
             case InvocationWithdrawn():
                 self._waiting.pop(event.invocation_id, None)
                 self._release(event.invocation_id)
+                self._unadopt(event.invocation_id)
             case FirstTokenSent():
                 self._note_first_token(event)
+                return ()  # nothing was freed
             case ReplicaReported():
                 self._report(event)
             case ReplicaLost():
@@ -146,15 +155,25 @@ class PoolOrchestrator:
         return self._pump(event.now_s)
 
     def picture(self, now_s: float) -> PoolPicture:
-        replicas = tuple(self._snapshot(r, now_s) for r in self._in_order())
+        queued_s = self._bound_work_s()
+        replicas = tuple(
+            self._snapshot(r, now_s, queued_s.get(r.id, ()))
+            for r in _by_id(self._replicas.values())
+        )
         return PoolPicture(
             self.name, now_s, len(self._waiting), self._dispatched, self._refused, replicas
         )
 
     def why_waiting(self, invocation_id: InvocationId) -> str:
-        """The reason why an invocation was last held; empty when it is not waiting."""
+        """The reason why an invocation waits; empty when it does not."""
         waiting = self._waiting.get(invocation_id)
-        return waiting.held_because if waiting else ""
+        if waiting is None:
+            return ""
+        if waiting.bound_to is not None:
+            return f"in the queue of {waiting.bound_to}: {waiting.held_because}"
+        if not any(r.has_room for r in self._replicas.values()):
+            return f"none of {len(self._replicas)} replicas has room"
+        return waiting.held_because
 
     # Events
 
@@ -167,15 +186,22 @@ class PoolOrchestrator:
             self._release(invocation.id)
         known = self._waiting.get(invocation.id)
         if known is not None:
-            known.invocation = invocation
+            # A late copy of an earlier attempt says nothing new.
+            if invocation.attempt >= known.invocation.attempt:
+                known.invocation = invocation
             return ()
-        if len(self._waiting) >= self._policies.max_queued:
-            self._refused += 1
-            retry_after_s = max(MIN_RETRY_AFTER_S, self._backlog_s(event.now_s))
-            reason = f"{len(self._waiting)} invocations wait, the bound of pool {self.name!r}"
-            return (Refuse(invocation.id, reason, retry_after_s),)
         self._waiting[invocation.id] = _Waiting(invocation)
-        return ()
+        self._unadopt(invocation.id)
+        commands = self._pump(event.now_s)
+        if invocation.id not in self._waiting or invocation.attempt > 1:
+            return commands  # what goes on after a lost replica was admitted before
+        if len(self._waiting) > self._policies.max_queued:
+            del self._waiting[invocation.id]
+            self._refused += 1
+            retry_after_s = max(MIN_RETRY_AFTER_S, self._backlog_s())
+            reason = f"{len(self._waiting)} invocations wait, the bound of pool {self.name!r}"
+            return (*commands, Refuse(invocation.id, reason, retry_after_s))
+        return commands
 
     def _report(self, event: ReplicaReported) -> None:
         replica = self._replicas.get(event.replica_id)
@@ -195,6 +221,8 @@ class PoolOrchestrator:
         replica.standby = event.standby
         replica.accepting = event.accepting
         replica.seen_at_s = event.now_s
+        if not replica.accepts_work:
+            self._unbind(replica.id)
         held = frozenset(event.held)
         for id, lease in list(replica.leases.items()):
             if id not in held and event.now_s - lease.at_s > LEASE_GRACE_S:
@@ -210,6 +238,9 @@ class PoolOrchestrator:
             return
         for id in list(replica.leases):
             del self._leases[id]
+        self._unbind(replica_id)
+
+    def _unbind(self, replica_id: ReplicaId) -> None:
         for waiting in self._waiting.values():
             if waiting.bound_to == replica_id:
                 waiting.bound_to = None
@@ -220,7 +251,8 @@ class PoolOrchestrator:
             return
         replica = self._replicas[lease.replica_id]
         steps = max(0, lease.invocation.expected_tokens - 1)
-        step_s = replica.profile.decode_step_s(replica.held, lease.invocation.prompt_tokens)
+        batch = min(replica.held, max(1, replica.max_running))
+        step_s = replica.profile.decode_step_s(batch, lease.invocation.prompt_tokens)
         fresh = replace(lease, has_first_token=True, expected_end_s=event.now_s + steps * step_s)
         self._leases[event.invocation_id] = replica.leases[event.invocation_id] = fresh
 
@@ -237,15 +269,18 @@ class PoolOrchestrator:
     # Decisions
 
     def _pump(self, now_s: float) -> tuple[Command, ...]:
-        if not self._waiting or not any(r.accepting for r in self._replicas.values()):
+        if not self._waiting:
             return ()
         return self._pump_late(now_s) if self._policies.late_binding else self._pump_early(now_s)
 
     def _pump_late(self, now_s: float) -> tuple[Command, ...]:
-        open_ = {r.id: self._snapshot(r, now_s) for r in self._in_order()}
-        open_ = {id: r for id, r in open_.items() if r.has_room}
+        # Most events of a busy pool free nothing: they must not cost a look at the whole queue.
+        with_room = [r for r in self._replicas.values() if r.has_room]
+        if not with_room:
+            return ()
+        open_ = {r.id: self._snapshot(r, now_s) for r in _by_id(with_room)}
         commands: list[Command] = []
-        for waiting, rank in self._queue(now_s) if open_ else ():
+        for waiting, rank in self._queue(self._waiting.values(), now_s):
             pool = PoolSnapshot(self.name, now_s, tuple(open_.values()), self._dispatched)
             decision = self._policies.routing.route(waiting.invocation, pool)
             match decision:
@@ -254,9 +289,9 @@ class PoolOrchestrator:
                 case Route(replica_id, reason):
                     assert replica_id in open_, f"routed to {replica_id}, which has no room"
                     commands.append(self._dispatch(waiting, replica_id, rank, reason, now_s))
-                    fresh = self._snapshot(self._replicas[replica_id], now_s)
-                    if fresh.has_room:
-                        open_[replica_id] = fresh
+                    replica = self._replicas[replica_id]
+                    if replica.has_room:
+                        open_[replica_id] = self._snapshot(replica, now_s)
                     else:
                         del open_[replica_id]
                 case _:
@@ -266,33 +301,54 @@ class PoolOrchestrator:
         return tuple(commands)
 
     def _pump_early(self, now_s: float) -> tuple[Command, ...]:
-        for waiting in self._waiting.values():
-            if waiting.bound_to is None:
-                self._bind(waiting, now_s)
+        self._bind_all(now_s)
         commands: list[Command] = []
-        for waiting, rank in self._queue(now_s):
-            if waiting.bound_to is None:
-                continue
-            if self._snapshot(self._replicas[waiting.bound_to], now_s).has_room:
+        for waiting, rank in self._queue(self._startable(), now_s):
+            if waiting.bound_to is not None and self._replicas[waiting.bound_to].has_room:
                 commands.append(
                     self._dispatch(waiting, waiting.bound_to, rank, waiting.held_because, now_s)
                 )
         return tuple(commands)
 
-    def _bind(self, waiting: _Waiting, now_s: float) -> None:
-        snapshots = (self._snapshot(r, now_s) for r in self._in_order())
-        accepting = tuple(s for s in snapshots if s.accepting)
-        bound = sum(w.bound_to is not None for w in self._waiting.values())
-        pool = PoolSnapshot(self.name, now_s, accepting, self._dispatched + bound)
-        decision = self._policies.routing.route(waiting.invocation, pool)
-        waiting.held_because = decision.reason
-        if isinstance(decision, Route):
-            assert decision.replica_id in self._replicas, f"routed to {decision.replica_id}"
-            waiting.bound_to = decision.replica_id
+    def _bind_all(self, now_s: float) -> None:
+        """Early binding: every invocation without a replica is given one, in order of arrival."""
+        unbound = [w for w in self._waiting.values() if w.bound_to is None]
+        if not unbound:
+            return
+        queued_s = self._bound_work_s()
+        open_ = {
+            r.id: self._snapshot(r, now_s, queued_s.get(r.id, ()))
+            for r in _by_id(self._replicas.values())
+            if r.accepts_work
+        }
+        bound = len(self._waiting) - len(unbound)
+        for waiting in unbound:
+            pool = PoolSnapshot(self.name, now_s, tuple(open_.values()), self._dispatched + bound)
+            decision = self._policies.routing.route(waiting.invocation, pool)
+            waiting.held_because = decision.reason
+            if isinstance(decision, Hold):
+                continue
+            assert decision.replica_id in open_, f"bound to {decision.replica_id}, which is closed"
+            replica = self._replicas[decision.replica_id]
+            waiting.bound_to = replica.id
+            bound += 1
+            work_s = queued_s.setdefault(replica.id, [])
+            work_s.append(_alone_s(waiting.invocation, replica.profile))
+            open_[replica.id] = self._snapshot(replica, now_s, work_s)
 
-    def _queue(self, now_s: float) -> list[tuple[_Waiting, Rank]]:
-        """What waits, in the order of the policy; slack is judged anew at every decision."""
-        profiles = [r.profile for r in self._replicas.values() if r.accepting]
+    def _startable(self) -> list[_Waiting]:
+        """What waits in the queue of a replica that has room."""
+        return [
+            w
+            for w in self._waiting.values()
+            if w.bound_to is not None and self._replicas[w.bound_to].has_room
+        ]
+
+    def _queue(self, waiting: Iterable[_Waiting], now_s: float) -> list[tuple[_Waiting, Rank]]:
+        """`waiting` in the order of the policy; slack is judged anew at every decision."""
+        profiles = tuple(
+            dict.fromkeys(r.profile for r in self._replicas.values() if r.accepts_work)
+        )
         ranked = [
             (
                 w,
@@ -300,7 +356,7 @@ class PoolOrchestrator:
                     w.invocation, min(w.invocation.remaining_s(p) for p in profiles), now_s
                 ),
             )
-            for w in self._waiting.values()
+            for w in waiting
         ]
         ranked.sort(key=lambda x: (x[1].value, x[0].invocation.arrived_at_s, x[0].invocation.id))
         return ranked
@@ -334,22 +390,14 @@ class PoolOrchestrator:
 
     # Pictures
 
-    def _in_order(self) -> list[_Replica]:
-        return [self._replicas[id] for id in sorted(self._replicas)]
-
-    def _snapshot(self, replica: _Replica, now_s: float) -> ReplicaSnapshot:
-        queued: list[float] = []
-        if not self._policies.late_binding:
-            queued = [
-                replica.profile.service_s(w.invocation.prompt_tokens, w.invocation.expected_tokens)
-                for w in self._waiting.values()
-                if w.bound_to == replica.id
-            ]
+    def _snapshot(
+        self, replica: _Replica, now_s: float, queued_s: Sequence[float] = ()
+    ) -> ReplicaSnapshot:
         wait_s = 0.0
-        if queued or replica.held >= replica.max_running:
+        if queued_s or replica.held >= replica.max_running:
             running = [max(0.0, x.expected_end_s - now_s) for x in replica.leases.values()]
             running += [0.0] * len(replica.adopted)
-            wait_s = expected_wait_s(running, queued, replica.max_running)
+            wait_s = expected_wait_s(running, queued_s, replica.max_running)
         return ReplicaSnapshot(
             id=replica.id,
             deployment=replica.deployment,
@@ -357,20 +405,34 @@ class PoolOrchestrator:
             held=replica.held,
             max_running=replica.max_running,
             standby=replica.standby,
-            queued=len(queued),
+            queued=len(queued_s),
             wait_s=wait_s,
-            accepting=replica.accepting and replica.max_running > 0,
+            accepting=replica.accepts_work,
         )
 
-    def _backlog_s(self, now_s: float) -> float:
+    def _bound_work_s(self) -> dict[ReplicaId, list[float]]:
+        """Service times of what waits in the replicas' own queues (early binding only)."""
+        work_s: dict[ReplicaId, list[float]] = {}
+        for waiting in self._waiting.values():
+            if waiting.bound_to is not None:
+                profile = self._replicas[waiting.bound_to].profile
+                work_s.setdefault(waiting.bound_to, []).append(
+                    _alone_s(waiting.invocation, profile)
+                )
+        return work_s
+
+    def _backlog_s(self) -> float:
         """Expected time until the queue of now has been served; 0 when nothing can serve it."""
-        slots = [(r.max_running, r.profile) for r in self._replicas.values() if r.accepting]
-        total = sum(n for n, _ in slots)
-        if total == 0:
+        serving = [r for r in self._replicas.values() if r.accepts_work]
+        if not serving:
             return 0.0
-        profile = slots[0][1]
-        work_s = sum(
-            profile.service_s(w.invocation.prompt_tokens, w.invocation.expected_tokens)
-            for w in self._waiting.values()
-        )
-        return work_s / total
+        work_s = sum(_alone_s(w.invocation, serving[0].profile) for w in self._waiting.values())
+        return work_s / sum(r.max_running for r in serving)
+
+
+def _by_id(replicas: Iterable[_Replica]) -> list[_Replica]:
+    return sorted(replicas, key=lambda r: r.id)
+
+
+def _alone_s(invocation: Invocation, profile: Profile) -> float:
+    return profile.service_s(invocation.prompt_tokens, invocation.expected_tokens)

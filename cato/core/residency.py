@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from cato.core.ids import DeploymentName, HostId, ModelName, PoolName, ReplicaId
 
+# The state of a copy that can serve (`cato.engines.base.EngineState.READY`).
+READY = "ready"
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """One loaded copy of a model. `load_s` is what loading it took."""
+    """One loaded copy of a model. `load_s` is what loading it took, `pid` its engine's process."""
 
     replica_id: ReplicaId
     pool: PoolName
@@ -20,6 +23,8 @@ class Resident:
     cards: int
     state: str
     load_s: float
+    pid: int | None = None
+    restarts: int = 0
 
 
 class Residency:
@@ -29,7 +34,9 @@ class Residency:
         self._residents: dict[ReplicaId, tuple[float, Resident]] = {}
 
     def report(self, now_s: float, resident: Resident) -> None:
-        self._residents[resident.replica_id] = (now_s, resident)
+        known = self._residents.get(resident.replica_id)
+        if known is None or known[0] <= now_s:
+            self._residents[resident.replica_id] = (now_s, resident)
 
     def remove(self, replica_id: ReplicaId) -> None:
         self._residents.pop(replica_id, None)
@@ -48,7 +55,10 @@ class Residency:
         if replica_id not in self._residents:
             return f"replica {replica_id!r} holds no model"
         deployment = self._residents[replica_id][1].deployment
-        copies = sum(r.deployment == deployment for r in self.all())
-        if copies <= min_copies:
-            return f"{copies} copies in {deployment!r}, of which {min_copies} must stay"
+        left = sum(
+            r.deployment == deployment and r.state == READY and r.replica_id != replica_id
+            for r in self.all()
+        )
+        if left < min_copies:
+            return f"{left} ready copies would be left in {deployment!r}; {min_copies} must stay"
         return None

@@ -154,6 +154,7 @@ class _Execution:
 class _State:
     status: NodeStatus = NodeStatus.PENDING
     round: int = 0
+    result_round: int = 0  # the round that gave the result; a later one may have failed
     open_items: int = 0
     items: list[Mapping[str, object] | None] = field(default_factory=list)
     redoing: list[NodeId] = field(default_factory=list)
@@ -198,6 +199,9 @@ class Run:
         self._notes: list[str] = []
         self._estimates = {n.id: self._estimate(n, estimates) for n in workflow.nodes}
         self._event_nodes = self._nodes_before_the_event()
+        self._redone_by = {
+            id: n.id for n in workflow.nodes if n.repeat is not None for id in n.repeat.redo
+        }
 
     # Door
 
@@ -263,13 +267,17 @@ class Run:
         state.open_items -= 1
         if state.open_items > 0:
             return ()
-        value: object = result if execution.item is None else [i for i in state.items if i]
-        if result is None and execution.item is None:
+        if execution.item is not None:
+            self._settle(node, [i for i in state.items if i is not None])
+        elif result is not None:
+            self._settle(node, result)
+        elif node.repeat is not None and state.result_round > 0 and state.loop_of is None:
+            # An optional node whose later round failed: what the earlier one made stands.
+            state.status, state.redoing = NodeStatus.DONE, []
+            return self._advance(now_s)
+        else:
             self._names.pop(node.id, None)
             state.status = NodeStatus.ABSENT
-        else:
-            self._names[node.id] = value
-            state.status = NodeStatus.DONE
         if state.loop_of is not None:
             owner, state.loop_of = state.loop_of, None
             return self._redo_next(owner, now_s)
@@ -279,37 +287,44 @@ class Run:
             return self._redo_next(node.id, now_s)
         return self._advance(now_s)
 
+    def _settle(self, node: Node, value: object) -> None:
+        state = self._states[node.id]
+        self._names[node.id] = value
+        state.status, state.result_round = NodeStatus.DONE, state.round
+
     def _redo_next(self, owner: NodeId, now_s: float) -> tuple[RunCommand, ...]:
         """Go on with the loop of `owner`: redo the next node, or judge whether to go round."""
         state, node = self._states[owner], self._nodes[owner]
         assert node.repeat is not None, f"{owner} does not repeat"
-        at = owner
+        while state.redoing:
+            at = self._nodes[state.redoing.pop(0)]
+            commands = self._begin(at, now_s)
+            if self._finished:
+                return commands
+            if self._states[at.id].status is NodeStatus.RUNNING:
+                self._states[at.id].loop_of = owner
+                return commands + self._advance(now_s)
+        best_so_far = self._names.get(owner)
         try:
-            while state.redoing:
-                at = state.redoing.pop(0)
-                commands = self._start(self._nodes[at], now_s)
-                if commands:
-                    self._states[at].loop_of = owner
-                    return tuple(commands)
-            at = owner
             is_enough = bool(node.repeat.until.evaluate(self._names))
             if not is_enough and state.round < node.repeat.max_rounds:
-                best_so_far = self._names.get(owner)
-                commands = self._start(node, now_s)
-                if commands:
-                    return tuple(commands)
+                started = tuple(self._start(node, now_s))
+                if started:
+                    return started + self._advance(now_s)
                 self._names[owner] = best_so_far
+            if not is_enough:
+                self._notes.append(f"{owner} gave up after {state.round} rounds")
         except ExpressionError as error:
-            return self._finish(now_s, "failed", f"node {at!r}: {error}")
-        if not is_enough:
-            self._notes.append(f"{owner} gave up after {state.round} rounds")
+            if not node.optional:
+                return self._finish(now_s, "failed", f"node {owner!r}: {error}")
+            self._notes.append(f"{owner} stopped after {state.round} rounds: {error}")
         state.status = NodeStatus.DONE
         return self._advance(now_s)
 
     # Progress
 
     def _advance(self, now_s: float) -> tuple[RunCommand, ...]:
-        commands: list[RunCommand] = []
+        commands: tuple[RunCommand, ...] = ()
         progressing = True
         while progressing:
             progressing = False
@@ -317,26 +332,36 @@ class Run:
                 state = self._states[node.id]
                 if state.status is not NodeStatus.PENDING or not self._is_ready(node):
                     continue
-                try:
-                    if node.when is not None and not node.when.evaluate(self._names):
-                        state.status = NodeStatus.SKIPPED
-                    else:
-                        commands += self._start(node, now_s)
-                except ExpressionError as error:
-                    return self._finish(now_s, "failed", f"node {node.id!r}: {error}")
+                commands += self._begin(node, now_s)
+                if self._finished:
+                    return commands
                 # A node that was skipped, or left out for want of time, may free another.
                 progressing = progressing or state.status in _SETTLED
         streamed = self._next_to_stream()
         if streamed is not None:
             self._streaming = streamed
-            commands.append(StreamNode(*streamed))
-        output = self._settled_output()
-        if output is not None:
-            commands += self._finish(now_s, "done", "", output)
-        elif all(s.status in _SETTLED for s in self._states.values()):
+            commands += (StreamNode(*streamed),)
+        is_known, output = self._choice(self.workflow.output)
+        if is_known and output is None:
             problem = "no output node has a result: " + "; ".join(self._notes or ["all skipped"])
             commands += self._finish(now_s, "failed", problem)
-        return tuple(commands)
+        elif is_known and self._choice(self.workflow.stream)[0]:
+            commands += self._finish(now_s, "done", "", output)
+        return commands
+
+    def _begin(self, node: Node, now_s: float) -> tuple[RunCommand, ...]:
+        """Start `node`, or settle it when it need not or cannot run; may finish the run."""
+        try:
+            if node.when is not None and not node.when.evaluate(self._names):
+                self._names.pop(node.id, None)
+                self._states[node.id].status = NodeStatus.SKIPPED
+                return ()
+            return tuple(self._start(node, now_s))
+        except ExpressionError as error:
+            if not node.optional:
+                return self._finish(now_s, "failed", f"node {node.id!r}: {error}")
+            self._leave_out(node, now_s, self._budget_s(node, now_s), str(error))
+            return ()
 
     def _is_ready(self, node: Node) -> bool:
         return all(self._states[n].status in _SETTLED for n in node.needs)
@@ -352,8 +377,7 @@ class Run:
             self._leave_out(node, now_s, budget_s, "no time left for it")
             return []
         if items is not None and not items:
-            self._names[node.id] = []
-            state.status = NodeStatus.DONE
+            self._settle(node, [])
             return []
         state.status = NodeStatus.RUNNING
         state.round += 1
@@ -394,10 +418,13 @@ class Run:
         return value[: node.max_items]
 
     def _leave_out(self, node: Node, now_s: float, budget_s: float | None, problem: str) -> None:
-        self._states[node.id].status = NodeStatus.ABSENT
+        state = self._states[node.id]
+        state.status = NodeStatus.ABSENT
         self._names.pop(node.id, None)
         self._executions.append(
-            _Execution(node, 1, None, now_s, budget_s, 0.0, NodeStatus.ABSENT, now_s, problem)
+            _Execution(
+                node, state.round + 1, None, now_s, budget_s, 0.0, state.status, now_s, problem
+            )
         )
         self._notes.append(f"{node.id} left out: {problem}")
 
@@ -406,38 +433,57 @@ class Run:
         if self._streaming is not None:
             return None
         for id in self.workflow.stream:
-            state, node = self._states[id], self._nodes[id]
+            state = self._states[id]
+            if self._may_be_redone(id):
+                return None
             if state.status in (NodeStatus.SKIPPED, NodeStatus.ABSENT):
                 continue
             if state.status is NodeStatus.DONE:
-                return id, state.round
-            is_last_round = node.repeat is None or state.round == node.repeat.max_rounds
-            if state.status is NodeStatus.RUNNING and is_last_round:
+                return id, state.result_round
+            if state.status is NodeStatus.RUNNING and self._is_final(id):
                 return id, state.round
             return None
         return None
 
-    def _settled_output(self) -> NodeId | None:
-        for id in self.workflow.output:
+    def _is_final(self, id: NodeId) -> bool:
+        """Whether what `id` is writing now is the answer, unless the run fails.
+
+        An optional node may still be left out; then what comes after it in the list, or its own
+        earlier round, takes its place, and text that was sent cannot be taken back.
+        """
+        state, node = self._states[id], self._nodes[id]
+        if node.repeat is not None and state.round < node.repeat.max_rounds:
+            return False
+        if not node.optional:
+            return True
+        after = self.workflow.stream[self.workflow.stream.index(id) + 1 :]
+        return state.round == 1 and all(
+            self._states[n].status in (NodeStatus.SKIPPED, NodeStatus.ABSENT) for n in after
+        )
+
+    def _may_be_redone(self, id: NodeId) -> bool:
+        owner = self._redone_by.get(id)
+        return owner is not None and self._states[owner].status not in _SETTLED
+
+    def _choice(self, preferences: Sequence[NodeId]) -> tuple[bool, NodeId | None]:
+        """Whether it is known which of `preferences` is the first to have a result; and which."""
+        for id in preferences:
             status = self._states[id].status
+            if status not in _SETTLED or self._may_be_redone(id):
+                return False, None
             if status is NodeStatus.DONE:
-                return id
-            if status not in (NodeStatus.SKIPPED, NodeStatus.ABSENT):
-                return None
-        return None
+                return True, id
+        return True, None
 
     def _finish(
         self, now_s: float, status: str, problem: str, output: NodeId | None = None
     ) -> tuple[RunCommand, ...]:
         self._finished = True
-        commands: list[RunCommand] = []
-        for id, state in self._states.items():
-            if state.status is NodeStatus.RUNNING:
-                state.status = NodeStatus.CANCELLED
-                commands.append(AbandonNode(id))
-        for execution in self._executions:
-            if execution.ended_s is None:
-                execution.status, execution.ended_s = NodeStatus.CANCELLED, now_s
+        open_ = [x for x in self._executions if x.ended_s is None]
+        abandoned = dict.fromkeys(x.node.id for x in open_)
+        commands: list[RunCommand] = [AbandonNode(id) for id in abandoned]
+        for execution in open_:
+            execution.status, execution.ended_s = NodeStatus.CANCELLED, now_s
         result = self._names.get(output) if output is not None else None
         receipt = self._receipt(now_s, status, problem, output)
         commands.append(FinishRun(status, result, output, receipt))
@@ -453,10 +499,10 @@ class Run:
         return NodeEstimate(guess_s, guess_s, runs)
 
     def _nodes_before_the_event(self) -> frozenset[NodeId]:
-        """Nodes on the way to the SLO's event; for TTFT and TPOT up to the streamed node."""
-        goals = self.workflow.stream or self.workflow.output
-        if self.slo.metric is SloMetric.E2E:
-            goals = self.workflow.output
+        """Nodes on the way to the SLO's event: for TTFT up to the streamed node, else all."""
+        goals = self.workflow.output
+        if self.slo.metric is SloMetric.TTFT and self.workflow.stream:
+            goals = self.workflow.stream
         seen: set[NodeId] = set()
         todo = list(goals)
         while todo:
@@ -467,13 +513,17 @@ class Run:
         return frozenset(seen)
 
     def _is_first_token_the_event(self, node: Node) -> bool:
-        """True for a streamed node after which no other candidate can be streamed instead."""
-        if self.slo.metric is SloMetric.E2E or node.id not in self.workflow.stream:
+        """True for a node whose text goes out as it is written, with no other instead of it."""
+        stream = self.workflow.stream
+        if self.slo.metric is not SloMetric.TTFT or node.id not in stream:
             return False
-        followed = any(
-            other != node.id and node.id in self._ancestors(other) for other in self.workflow.stream
-        )
-        return node.kind is NodeKind.LLM and node.repeat is None and not followed
+        if node.kind is not NodeKind.LLM or node.each is not None:
+            return False
+        if node.repeat is not None or node.id in self._redone_by:
+            return False
+        if node.optional and node.id != stream[-1]:
+            return False
+        return not any(node.id in self._ancestors(other) for other in stream if other != node.id)
 
     def _ancestors(self, id: NodeId) -> set[NodeId]:
         seen: set[NodeId] = set()
@@ -528,6 +578,8 @@ class Run:
         if not node.optional:
             return node.budget_s
         deadline_s = self._deadline_s(node)
+        if self._is_first_token_the_event(node):
+            deadline_s = self.hard_deadline_s  # once it streams, the SLO's event is behind it
         spare_s = deadline_s - now_s - self._downstream_s(node)
         return spare_s if node.budget_s is None else min(node.budget_s, spare_s)
 
@@ -558,7 +610,10 @@ class Run:
             )
             for x in self._executions
         )
-        tokens = sum(x.llm.output_tokens for x in nodes if x.llm and x.node == output)
+        answer = (output, self._states[output].result_round) if output is not None else None
+        tokens = sum(
+            x.llm.output_tokens for x in nodes if x.llm is not None and (x.node, x.round) == answer
+        )
         pace_s = tpot_s(ttft_s, e2e_s, tokens) if ttft_s is not None else None
         achieved_s = {
             SloMetric.TTFT: ttft_s,
@@ -567,7 +622,7 @@ class Run:
         }[self.slo.metric]
         if status != "done":
             achieved_s = None
-        path = _longest_chain(nodes)
+        path = _longest_chain(nodes, with_cancelled=status == "cancelled")
         return SlaReceipt(
             request_id=self.id,
             task=self.workflow.name,
@@ -590,21 +645,23 @@ class Run:
         )
 
 
-def _longest_chain(nodes: Sequence[NodeReceipt]) -> tuple[int, ...]:
+def _longest_chain(nodes: Sequence[NodeReceipt], with_cancelled: bool) -> tuple[int, ...]:
     """Executions, by index, that follow each other and cover the most time up to the last end.
 
     Walks back from the execution that ended last to the one that ended latest before its start.
+    What was abandoned held nothing up, unless the run itself was cancelled.
     """
     chain: list[int] = []
-    limit_s = float("inf")
-    while True:
-        before = [
-            i
-            for i, x in enumerate(nodes)
-            if i not in chain and x.started_s + x.spent_s <= limit_s + 1e-9
-        ]
-        if not before:
-            return tuple(reversed(chain))
-        last = max(before, key=lambda i: (nodes[i].started_s + nodes[i].spent_s, i))
+    eligible = [
+        i for i, x in enumerate(nodes) if with_cancelled or x.status != NodeStatus.CANCELLED.value
+    ]
+    while eligible:
+        last = max(eligible, key=lambda i: (nodes[i].started_s + nodes[i].spent_s, i))
         chain.append(last)
         limit_s = nodes[last].started_s
+        eligible = [
+            i
+            for i in eligible
+            if i != last and nodes[i].started_s + nodes[i].spent_s <= limit_s + 1e-9
+        ]
+    return tuple(reversed(chain))

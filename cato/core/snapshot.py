@@ -74,7 +74,7 @@ class ReplicaSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """The replicas that may be chosen at `now_s`, ordered by id; `dispatched` counts since start."""
+    """Replicas that may be chosen at `now_s`, ordered by id; `dispatched` counts since start."""
 
     name: PoolName
     now_s: float

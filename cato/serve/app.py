@@ -1,6 +1,7 @@
-"""Builders of the two Serve applications; deployment files name them as `import_path`."""
+"""Builders of the two Serve applications; deployment files name them as `import_path`.
 
-from __future__ import annotations
+Annotations are not postponed here: Serve looks at the builder's own to find the pydantic model.
+"""
 
 import asyncio
 from typing import Any
@@ -13,10 +14,9 @@ from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir
 from cato.config.schema import EnginesArgs, IngressArgs, ray_actor_options
 from cato.control.ray_private import check_ray_version
-from cato.core.errors import ConfigError, Problem
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.topology import DeploymentSpec, IngressSpec, Topology
-from cato.profiles.load import load_profiles
+from cato.core.topology import DeploymentSpec, IngressSpec
+from cato.profiles.load import check_profiles, load_profiles
 from cato.serve.control_plane import ControlPlane
 from cato.serve.engine_replica import EngineReplica
 from cato.serve.ingress.app import create_app
@@ -38,6 +38,7 @@ def build_engines(args: EnginesArgs) -> Application:
     check_ray_version()
     topology = args.to_topology()
     profiles = load_profiles(resolve(topology.profiles_dir))
+    check_profiles(topology, profiles)
     engines = {}
     for pool in topology.pools:
         for spec in pool.deployments:
@@ -55,7 +56,7 @@ def build_engines(args: EnginesArgs) -> Application:
                 ),
             )
             engines[spec.name] = deployment.bind(
-                pool.name, pool.model, spec, _profile(spec, profiles, topology)
+                pool.name, pool.model, spec, _profile(spec, profiles)
             )
     control = serve.deployment(
         ControlPlane, name="control-plane", ray_actor_options={"num_cpus": 0}
@@ -63,24 +64,16 @@ def build_engines(args: EnginesArgs) -> Application:
     return control.bind(topology, engines)
 
 
-def _profile(spec: DeploymentSpec, profiles: dict[str, Profile], topology: Topology) -> Profile:
+def _profile(spec: DeploymentSpec, profiles: dict[str, Profile]) -> Profile:
     """The deployment's measured profile; the unmeasured default when it names none."""
-    name = spec.profile or spec.engine.profile
-    if name is None:
-        return UNMEASURED
-    if name not in profiles:
-        known = ", ".join(sorted(profiles)) or "none"
-        rule = f"no such file in {topology.profiles_dir!r} (known: {known})"
-        raise ConfigError(
-            (Problem("engines", f"pools.*.deployments.{spec.name}.profile", name, rule),)
-        )
-    return profiles[name]
+    name = spec.engine.profile or spec.profile
+    return UNMEASURED if name is None else profiles[name]
 
 
 class Ingress:
     """One ingress replica: workflows, indexes and the way to the pools. Holds no other state."""
 
-    async def __init__(self, spec: IngressSpec) -> None:
+    async def __init__(self, spec: IngressSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         workflows = load_workflows(resolve(spec.workflows_dir))
         self._pools = RayPools()
         records = RayRecords(
@@ -96,13 +89,29 @@ class Ingress:
         records.start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        return create_app(
-            self._service, max_body_bytes=self._spec.max_body_bytes, ready=self._ready
-        )
+        app = create_app(self._service, max_body_bytes=self._spec.max_body_bytes, ready=self._ready)
+        return _leaving_request_id_to_serve(app)
 
     def _ready(self) -> tuple[bool, str]:
         why_not = self._pools.why_not_ready()
         return not why_not, why_not
+
+
+def _leaving_request_id_to_serve(app: Any) -> Any:
+    """Serve gives each request an `x-request-id` and writes it on the answer; once is enough."""
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        mine = dict(scope.get("headers", ())).get(b"x-request-id")
+
+        async def send_once(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                header = (b"x-request-id", mine)
+                message["headers"] = [h for h in message.get("headers", ()) if tuple(h) != header]
+            await send(message)
+
+        await app(scope, receive, send_once)
+
+    return asgi
 
 
 def build_ingress(args: IngressArgs) -> Application:
@@ -114,7 +123,7 @@ def build_ingress(args: IngressArgs) -> Application:
         name="ingress",
         num_replicas=spec.replicas,
         max_ongoing_requests=MAX_ONGOING,
-        ray_actor_options={"num_cpus": 0.5},
+        ray_actor_options={"num_cpus": 0},  # cores are counted for engines
         graceful_shutdown_timeout_s=DRAIN_S,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
     )

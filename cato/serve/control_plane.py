@@ -31,7 +31,7 @@ class ControlPlane:
     makes them part of the application.
     """
 
-    async def __init__(self, topology: Topology, engines: dict[str, Any]) -> None:
+    async def __init__(self, topology: Topology, engines: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._topology = topology
         self._engines = engines
         self._policies: dict[PoolName, PoolPolicies] = {p.name: p.policies for p in topology.pools}

@@ -328,9 +328,7 @@ class RunningTask:
             raw=call.raw,
         )
         sent_s, before = time.monotonic(), progress.output_tokens
-        async with contextlib.aclosing(
-            self._pools.stream(pool.name, lease, request)  # type: ignore[type-var]
-        ) as chunks:
+        async with contextlib.aclosing(self._pools.stream(pool.name, lease, request)) as chunks:
             async for chunk in chunks:
                 if chunk.text and progress.first_token_s is None:
                     progress.first_token_s = time.monotonic() - sent_s

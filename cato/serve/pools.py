@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,7 +47,7 @@ class Pools(Protocol):
 
     def stream(
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
-    ) -> AsyncIterator[EngineChunk]:
+    ) -> AsyncGenerator[EngineChunk, None]:
         """Tokens of the leased replica.
 
         Raise `ReplicaLostError` when it is gone and `EngineError` when it refuses. Closing the

@@ -60,7 +60,7 @@ def engine_call(
         )
         text = render_fim(pool.model.family, prefix, suffix, context)
         body["prompt"] = text
-        body["stop"] = [*_strings(body.get("stop")), *stop_strings(pool.model.family)]
+        body |= fim_stops(body.get("stop"), pool.model.family)
     elif settings.chat is not None:
         text = settings.chat.render(names)
         messages = [{"role": "user", "content": text}]
@@ -78,6 +78,15 @@ def engine_call(
         prompt_tokens=profile.count_tokens(text),
         expected_tokens=min(settings.expected_tokens, settings.max_tokens),
     )
+
+
+def fim_stops(stop: object, family: str) -> dict[str, object]:
+    """Fields that end a fill-in-the-middle answer: the caller's `stop` and the family's own.
+
+    A family's sentinels are special tokens, which vLLM leaves out of the text, and with it out of
+    what stop strings are matched against, unless told not to.
+    """
+    return {"stop": [*_strings(stop), *stop_strings(family)], "skip_special_tokens": False}
 
 
 def _passthrough(settings: CallSettings, pool: PoolInfo) -> EngineCall:

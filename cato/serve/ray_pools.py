@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from ray import serve
@@ -12,8 +12,15 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors, replica_sets
+from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
-from cato.core.errors import CapacityError, CatoError, ReplicaLostError, UnknownNameError
+from cato.core.errors import (
+    CapacityError,
+    CatoError,
+    EngineDeadError,
+    ReplicaLostError,
+    UnknownNameError,
+)
 from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.orchestrator import PoolPicture
 from cato.core.profile import UNMEASURED, Profile
@@ -28,6 +35,8 @@ from cato.telemetry.metrics import render_pools
 log = logging.getLogger("cato.pools")
 
 REFRESH_S = 1.0
+# Receipts are sent together: an actor call costs about a millisecond of CPU.
+RECORD_WITHIN_S = 0.1
 # A control actor that was killed is usable again after 1.5 s.
 ACTOR_RETRY_S = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
 NO_ROUTER_RETRY_AFTER_S = 5.0
@@ -84,12 +93,13 @@ class RayPools:
                 log.warning("router of pool %s: %s", pool, error)
                 await asyncio.sleep(delay_s)
             except RayTaskError as error:
-                raise _cause(error) from error
+                cause = error.cause
+                raise cause if isinstance(cause, CatoError) else error from error
         raise CapacityError(pool, "its router does not answer", NO_ROUTER_RETRY_AFTER_S)
 
     async def stream(
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
-    ) -> AsyncIterator[EngineChunk]:
+    ) -> AsyncGenerator[EngineChunk, None]:
         pin = {
             "replica": lease.replica_id,
             "invocation": lease.invocation_id,
@@ -102,15 +112,14 @@ class RayPools:
                 has_ended = has_ended or chunk.finish_reason is not None
                 yield chunk
             has_ended = True
-        except CatoError as error:
-            if isinstance(error, ReplicaLostError):
-                self._lose(pool, lease, str(error))
-            raise
-        except RayTaskError as error:
-            raise _cause(error) from error
-        except (RayError, RayServeException) as error:
-            self._lose(pool, lease, str(error))
-            raise ReplicaLostError(lease.replica_id, "its stream broke") from error
+        except (CatoError, RayError, RayServeException) as error:
+            translated = _translated(error, lease)
+            if isinstance(translated, ReplicaLostError | EngineDeadError):
+                # Until the replica reports again it gets nothing, the retry of this call included.
+                self._router(pool).lost.remote(lease.replica_id, str(translated))
+            if translated is error:
+                raise
+            raise translated from error
         finally:
             response.cancel()  # leaving a stream early does not cancel it
             if not has_ended:
@@ -118,9 +127,6 @@ class RayPools:
 
     def withdraw(self, pool: PoolName, invocation_id: InvocationId, reason: str) -> None:
         self._router(pool).withdraw.remote(invocation_id, reason)
-
-    def _lose(self, pool: PoolName, lease: Dispatch, reason: str) -> None:
-        self._router(pool).lost.remote(lease.replica_id, reason)
 
     def _router(self, pool: PoolName) -> Any:
         if pool not in self._routers:
@@ -180,6 +186,7 @@ class RayRecords:
         self._nodes_of = nodes_of
         self._table: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
         self._profiler: Any = None
+        self._finished: list[Finished] = []
         self._refresher: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -190,7 +197,14 @@ class RayRecords:
         if self._profiler is None:
             log.warning("no profiler yet: receipt of %s is not kept", receipt.request_id)
             return
-        self._profiler.record.remote(receipt, self._nodes_of.get(receipt.task, ()))
+        if not self._finished:
+            asyncio.get_running_loop().call_later(RECORD_WITHIN_S, self._send)
+        self._finished.append((receipt, self._nodes_of.get(receipt.task, ())))
+
+    def _send(self) -> None:
+        finished, self._finished = tuple(self._finished), []
+        if finished:
+            self._profiler.record.remote(finished)
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
         return self._table.get(task, {})
@@ -198,10 +212,12 @@ class RayRecords:
     async def receipt(self, request_id: str) -> Mapping[str, object] | None:
         if self._profiler is None:
             return None
+        self._send()  # what was just recorded can be asked for
         receipt: SlaReceipt | None = await self._profiler.receipt.remote(request_id)
         return None if receipt is None else receipt.as_dict()
 
     async def metrics(self) -> bytes:
+        self._send()
         runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
         return runs + render_pools(self._pools.pictures())
 
@@ -221,7 +237,10 @@ def _speed(profile: Profile) -> float:
     return profile.service_s(300, 64)
 
 
-def _cause(error: RayTaskError) -> Exception:
-    """What the remote side raised, without Ray's wrapping."""
-    cause = error.cause
-    return cause if isinstance(cause, CatoError) else error
+def _translated(error: Exception, lease: Dispatch) -> Exception:
+    """What the replica raised without Ray's wrapping; its loss when it raised nothing itself."""
+    if isinstance(error, CatoError):
+        return error
+    if isinstance(error, RayTaskError):
+        return error.cause if isinstance(error.cause, CatoError) else error
+    return ReplicaLostError(lease.replica_id, f"its stream broke ({type(error).__name__})")

@@ -115,7 +115,7 @@ class TaskService:
         Pieces carry the engine's own bytes: SSE events when `stream`, else the JSON answer.
         Raise `UnknownNameError` when no pool serves `model`.
         """
-        self._pools.pool_of(model)
+        name = self._pools.pool_of(model).model.name
         expected = body.get("max_tokens") or body.get("max_completion_tokens")
         expected_tokens = (
             min(int(expected), 4096) if isinstance(expected, int) else PRIOR_OUTPUT_TOKENS
@@ -124,8 +124,8 @@ class TaskService:
             raise InputError("max_tokens must be at least 1", "max_tokens")
         settings = CallSettings(model, endpoint, body, stream, expected_tokens)
         workflow = Workflow(
-            name=TaskName(f"model:{model}"),
-            description=f"One call of {model}.",
+            name=TaskName(f"model:{name}"),
+            description=f"One call of {name}.",
             slo=slo or CALL_SLO,
             hard_deadline_s=CALL_DEADLINE_S,
             inputs=(),

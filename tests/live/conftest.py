@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,7 @@ def wait_ready(url: str, timeout_s: float = 120.0) -> None:
     pytest.fail(f"not ready after {timeout_s:.0f} s: {last}")
 
 
-ENGINES = {
-    "profiles": str(ROOT / "profiles"),
+ENGINES: dict[str, Any] = {
     "models": {
         "sim-small": {"source": "simulated", "family": "qwen", "aliases": ["coder-fast"]},
         "sim-large": {
@@ -144,16 +143,28 @@ ENGINES = {
 }
 
 
+def quick_profiles(folder: Path) -> str:
+    """The shipped profiles, with simulated engines that start in 0.2 s."""
+    from cato.profiles.load import load_profile_file, save_profile
+
+    for name in ("saber@gpu", "demo-coder@cpu"):
+        file = load_profile_file(ROOT / "profiles" / f"{name}.yaml")
+        profile = replace(file.to_profile(), load_s=0.2)
+        save_profile(folder / f"{name}.yaml", profile, file.provenance)
+    return str(folder)
+
+
 @pytest.fixture(scope="session")
-def app(cluster: int) -> App:
+def app(cluster: int, tmp_path_factory: pytest.TempPathFactory) -> App:
     """Both applications: two simulated pools and one real vLLM engine with the demo model."""
     from ray import serve
 
     from cato.config.schema import EnginesArgs, IngressArgs
     from cato.serve.app import build_engines, build_ingress
 
+    profiles = quick_profiles(tmp_path_factory.mktemp("profiles"))
     serve.run(
-        build_engines(EnginesArgs.model_validate(ENGINES)),
+        build_engines(EnginesArgs.model_validate({**ENGINES, "profiles": profiles})),
         name="engines",
         route_prefix=None,
         external_scaler_enabled=True,

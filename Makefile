@@ -1,0 +1,97 @@
+# `make serve` and `make test` set everything up themselves, in .venv.
+# Another accelerator: `make setup EXTRAS=vllm,dev` (NVIDIA). Another interpreter: `make PYTHON=...`.
+
+EXTRAS ?= cpu,dev
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	"$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	2>/dev/null && echo "$$p" && break; done)
+FREE_GB ?= 6
+
+BIN := .venv/bin
+STAMP := .venv/.setup-$(EXTRAS)
+say := @printf '\033[1m==> %s\033[0m\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make .venv with everything in it (a few minutes, once)
+
+serve: $(STAMP)  ## run the demo model on this machine; prints the URL
+	@$(BIN)/cato serve
+
+check: $(STAMP)  ## format, lint, types, layers, unit tests: no Ray, under a minute
+	$(say) 'format'
+	@$(BIN)/ruff format --check
+	$(say) 'lint'
+	@$(BIN)/ruff check
+	$(say) 'types'
+	@$(BIN)/mypy --strict cato
+	$(say) 'layers'
+	@$(BIN)/lint-imports --no-logo
+	$(say) 'unit tests'
+	@$(BIN)/python -m pytest -q tests/unit tests/arch
+
+test: check  ## check, then the live tests on a local Ray with real vLLM (minutes)
+	$(say) 'live tests'
+	@$(BIN)/python -m pytest -q tests/live
+
+bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
+	@$(BIN)/cato bench overhead
+
+clean:  ## remove .venv and all caches of this checkout
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip takes torch's CUDA builds of these from the index beside the CPU build of torch; their
+# libraries are missing then, and transformers fails when it finds them. triton: 1 GB, GPU only.
+CLASHING := torchvision torchaudio torchcodec triton
+
+# The stamp holds a digest of what pip reads of pyproject.toml: a change of a linter's settings
+# must not download the clashing packages again.
+DIGEST = $$("$(PYTHON)" -c 'import hashlib, tomllib; \
+	print(hashlib.sha256(repr(tomllib.load(open("pyproject.toml", "rb"))["project"]) \
+	.encode()).hexdigest())')
+
+$(STAMP): pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+	    echo 'error: CATO needs Python 3.11, 3.12 or 3.13, and none is on the PATH.' >&2; \
+	    echo '       Install one, or name it: make PYTHON=/path/to/python3.11' >&2; exit 1; fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+	    echo 'error: $(PYTHON) does not run, or is not Python 3.11, 3.12 or 3.13.' >&2; exit 1; }
+	@for other in .venv/.setup-*; do \
+	    if [ -e "$$other" ] && [ "$$other" != '$@' ]; then \
+	        echo "error: .venv was set up with other extras ($${other#.venv/.setup-}):" >&2; \
+	        echo '       `make clean` first' >&2; exit 1; fi; done
+	@if [ "$$(cat $@ 2>/dev/null)" = "$(DIGEST)" ]; then touch $@; else \
+	    $(MAKE) --no-print-directory install; fi
+
+.PHONY: install
+install:
+	@need=$(FREE_GB); if [ -d .venv/lib ]; then need=1; fi; \
+	free=$$(df -Pk . | awk 'NR == 2 {print int($$4 / 1048576)}'); \
+	if [ "$$free" -lt "$$need" ]; then \
+	    echo "error: setting up needs $$need GB, $$free GB are free on the disk of $$(pwd)." >&2; \
+	    echo '       Free some, or go on with less: make setup FREE_GB=...' >&2; exit 1; fi
+	$(say) '1/4 virtual environment in .venv ($(PYTHON))'
+	@[ -x $(BIN)/pip ] || "$(PYTHON)" -m venv .venv || { \
+	    echo 'error: no virtual environment; Debian and Ubuntu need the package python3-venv.' >&2; \
+	    rm -rf .venv; exit 1; }
+	$(say) '2/4 installing .[$(EXTRAS)] (about 4 GB; minutes)'
+	@$(BIN)/python -m pip install --disable-pip-version-check -e '.[$(EXTRAS)]' || { \
+	    echo 'error: pip failed; its own words are above. Most often: no network, an index that' >&2; \
+	    echo '       cannot be reached (set PIP_INDEX_URL or a proxy), or a full disk.' >&2; \
+	    echo '       `make setup` goes on where this stopped.' >&2; exit 1; }
+	$(say) '3/4 removing packages that clash with the CPU build of torch'
+	@case ',$(EXTRAS),' in *,cpu,*) \
+	    $(BIN)/python -m pip uninstall --disable-pip-version-check -q -y $(CLASHING);; \
+	    *) echo 'not a CPU build: nothing to do';; esac
+	$(say) '4/4 compiling bytecode (a minute, once; importing vLLM takes twice as long without)'
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q -j 2 \
+	    "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')" \
+	    >/dev/null 2>&1 || true  # some packages ship templates that are not Python
+	@echo "$(DIGEST)" > $(STAMP)
+	$(say) 'ready'

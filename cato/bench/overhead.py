@@ -1,0 +1,361 @@
+"""What CATO adds to a call: the engine's own server, plain Serve and CATO, measured in turns.
+
+Importing this module imports Ray, which reads its settings then: set the environment first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+
+from cato.bench import bare_server, plain
+from cato.bench.client import BenchError, Client, Place, Prompts, Timing
+from cato.bench.cpu import cpu_s
+from cato.bench.ports import free_port
+from cato.config.paths import resolve
+from cato.config.schema import EnginesArgs, IngressArgs
+from cato.control import actors
+from cato.core.topology import EngineSpec
+from cato.profiles.load import load_profile
+from cato.serve.app import build_engines, build_ingress
+
+ENGINE, PLAIN, CATO = "engine", "plain", "cato"
+ARMS = (ENGINE, PLAIN, CATO)
+HTTP_ONLY = "http only"
+
+SIMULATED, VLLM = "simulated", "vllm"
+SLOTS = {SIMULATED: 64, VLLM: 16}
+MODELS = {SIMULATED: "zero", VLLM: "demo-coder"}
+ZERO_PROFILE = "zero@none"
+WARM_UPS = 20
+# Receipts asked for when the measuring is over, evenly spread over the rounds.
+MAX_RECEIPTS = 300
+RECEIPT_LAG_S = 2.0
+READY_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 30.0
+POLL_S = 0.2
+LOGICAL_CPUS = 16
+OBJECT_STORE_BYTES = 150_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much is measured: `rounds` times `requests` for each arm and concurrency."""
+
+    engines: tuple[str, ...]
+    requests: int
+    rounds: int
+    concurrencies: tuple[int, ...]
+    output_tokens: int
+    seed: int
+
+
+@dataclass(slots=True)
+class Measurement:
+    """One engine at one concurrency: per arm, the timings of each round."""
+
+    engine: str
+    concurrency: int
+    rounds: dict[str, list[list[Timing]]] = field(default_factory=dict)
+    receipts: list[tuple[Timing, dict[str, Any]]] = field(default_factory=list)
+    # Per arm: CPU seconds by process while it was measured.
+    cpu_s: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def order(number: int) -> tuple[str, ...]:
+    """The arms in the order of round `number`: ABC, BCA, CAB, ABC, ..."""
+    first = number % len(ARMS)
+    return ARMS[first:] + ARMS[:first]
+
+
+class Stage:
+    """A local Ray with everything that is measured. Use it as a context manager."""
+
+    def __init__(self, engines: Sequence[str], say: Callable[[str], None]) -> None:
+        self._engines = tuple(engines)
+        self._say = say
+        self._close = contextlib.ExitStack()
+        self.url = ""
+        self.places: dict[str, dict[str, Place]] = {}
+
+    def __enter__(self) -> Stage:
+        try:
+            self._start()
+        except BaseException:
+            self._close.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._say("stopping Ray")
+        # Ray tells of calls that it broke itself; what goes wrong here still raises.
+        with contextlib.redirect_stderr(io.StringIO()):
+            self._close.close()
+
+    def _start(self) -> None:
+        folder = Path(self._close.enter_context(tempfile.TemporaryDirectory(prefix="cato-b-")))
+        self._say("starting Ray")
+        port = _start_ray(folder, self._close)
+        self.url = f"http://127.0.0.1:{port}"
+        self._say(f"deploying CATO with {' and '.join(self._engines)}")
+        args = EnginesArgs.model_validate(_engines_args(self._engines))
+        serve.run(
+            build_engines(args),
+            name=actors.ENGINES_APP,
+            route_prefix=None,
+            external_scaler_enabled=True,
+        )
+        ingress = IngressArgs.model_validate({"workflows": "workflows"})
+        serve.run(build_ingress(ingress), name=actors.INGRESS_APP, route_prefix="/")
+        self._wait(f"{self.url}/readyz")
+        for engine in self._engines:
+            self._say(f"deploying plain Serve in front of {engine}")
+            socket = self._engine_socket(engine, folder)
+            self._deploy_plain(engine, socket)
+            prefix = f"{self.url}/plain-{engine}"
+            model = MODELS[engine]
+            self.places[engine] = {
+                ENGINE: Place("http://engine/v1/completions", model, socket),
+                PLAIN: Place(f"{prefix}/v1/completions", model),
+                CATO: Place(f"{self.url}/v1/completions", model),
+                HTTP_ONLY: Place(f"{prefix}/http-only", model),
+            }
+
+    def _engine_socket(self, engine: str, folder: Path) -> str:
+        """Where the engine itself answers; for the simulated one, a server of its own."""
+        if engine == SIMULATED:
+            socket = str(folder / "bare.sock")
+            self._close.enter_context(_bare_server(socket))
+            return socket
+        handle: Any = serve.get_deployment_handle("bench-vllm", app_name=actors.ENGINES_APP)
+        load = handle.load.remote().result(timeout_s=START_TIMEOUT_S)
+        socket = str(load.get("socket") or "")
+        if not socket:
+            raise BenchError("the replica of bench-vllm does not say where its engine listens")
+        return socket
+
+    def _deploy_plain(self, engine: str, socket: str) -> None:
+        if engine == SIMULATED:
+            profile = load_profile(resolve(f"profiles/{ZERO_PROFILE}.yaml"))
+            spec = EngineSpec("simulated", max_num_seqs=SLOTS[SIMULATED])
+            inner = plain.plain_simulated(profile, spec)
+        else:
+            inner = plain.plain_vllm(socket)
+        name = f"plain-{engine}"
+        serve.run(plain.build_plain(inner, f"{name}-ingress"), name=name, route_prefix=f"/{name}")
+        self._wait(f"{self.url}/{name}/health")
+
+    def _wait(self, url: str) -> None:
+        deadline_s, last = time.monotonic() + READY_TIMEOUT_S, "no answer"
+        while time.monotonic() < deadline_s:
+            try:
+                answer = httpx.get(url, timeout=5)
+                if answer.status_code == 200:
+                    return
+                last = answer.text[:300]
+            except httpx.HTTPError as error:
+                last = repr(error)
+            time.sleep(POLL_S)
+        raise BenchError(f"{url} was not ready after {READY_TIMEOUT_S:.0f} s: {last}")
+
+
+def _start_ray(folder: Path, close: contextlib.ExitStack) -> int:
+    """A Ray of our own on loopback; returns the port of Serve's HTTP."""
+    port = free_port()
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    ray.init(
+        address="local",
+        num_cpus=LOGICAL_CPUS,  # logical: what is measured shares the real ones
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level="ERROR",
+        namespace="bench",
+        _temp_dir=str(folder / "ray"),
+    )
+    close.callback(ray.shutdown)
+    close.callback(actors.remove_all)
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": "127.0.0.1", "port": port},
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )
+    close.callback(serve.shutdown)
+    return port
+
+
+def _engines_args(engines: Sequence[str]) -> dict[str, Any]:
+    pools = {
+        SIMULATED: {
+            "model": MODELS[SIMULATED],
+            "deployments": {
+                "bench-simulated": {
+                    "accelerator": "cpu",
+                    "cpus": 0.1,
+                    "profile": ZERO_PROFILE,
+                    "engine": {"kind": "simulated", "max_num_seqs": SLOTS[SIMULATED]},
+                }
+            },
+        },
+        VLLM: {
+            "model": MODELS[VLLM],
+            "deployments": {
+                "bench-vllm": {
+                    "accelerator": "cpu",
+                    "cpus": 1,
+                    "profile": "demo-coder@cpu",
+                    "engine": {
+                        "kind": "vllm",
+                        "zygote": True,
+                        "dtype": "bfloat16",
+                        "max_num_seqs": SLOTS[VLLM],
+                        "max_model_len": 1024,
+                        "max_num_batched_tokens": 256,
+                        "kv_cache_memory": "256MiB",
+                        "enforce_eager": True,
+                    },
+                }
+            },
+        },
+    }
+    models = {
+        SIMULATED: {"source": "simulated", "family": "qwen"},
+        VLLM: {"source": "demo", "family": "qwen"},
+    }
+    return {
+        "models": {MODELS[e]: models[e] for e in engines},
+        "pools": {e: pools[e] for e in engines},
+    }
+
+
+@contextlib.contextmanager
+def _bare_server(socket: str) -> Iterator[None]:
+    profile = str(resolve(f"profiles/{ZERO_PROFILE}.yaml"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", bare_server.__name__, profile, socket, str(SLOTS[SIMULATED])],
+        stdin=subprocess.PIPE,  # its end of file ends the server, whatever becomes of us
+        stdout=subprocess.PIPE,
+        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
+    )
+    try:
+        assert process.stdout is not None and process.stdin is not None
+        if process.stdout.readline().decode().strip() != bare_server.READY:
+            raise BenchError("the bare server of the simulated engine did not start")
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+Progress = Callable[[str, int], None]
+"""Called after every block with what was measured and its number of requests."""
+
+
+async def measure(
+    engine: str,
+    concurrency: int,
+    places: dict[str, Place],
+    url: str,
+    settings: Settings,
+    progress: Progress,
+) -> Measurement:
+    """All rounds of one engine at one concurrency."""
+    found = Measurement(engine, concurrency)
+    prompts = Prompts(settings.seed)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {
+            arm: await stack.enter_async_context(Client(place, settings.output_tokens))
+            for arm, place in places.items()
+        }
+        for client in clients.values():
+            await client.block([prompts.next() for _ in range(WARM_UPS)], concurrency)
+        for number in range(settings.rounds):
+            for arm in (*order(number), HTTP_ONLY):
+                block = [prompts.next() for _ in range(settings.requests)]
+                before = cpu_s()
+                timings = await clients[arm].block(block, concurrency)
+                _add(found.cpu_s.setdefault(arm, {}), before, cpu_s())
+                found.rounds.setdefault(arm, []).append(timings)
+                progress(f"{engine}, {concurrency} at a time: {arm}", len(block))
+    found.receipts = await _receipts(url, [t for r in found.rounds[CATO] for t in r])
+    return found
+
+
+def _add(total: dict[str, float], before: dict[str, float], after: dict[str, float]) -> None:
+    for name, value in after.items():
+        total[name] = total.get(name, 0.0) + value - before.get(name, value)
+
+
+async def _receipts(url: str, timings: Sequence[Timing]) -> list[tuple[Timing, dict[str, Any]]]:
+    """The receipts of some of CATO's requests, read when the measuring is over."""
+    await asyncio.sleep(RECEIPT_LAG_S)
+    some = timings[:: max(1, len(timings) // MAX_RECEIPTS)]
+    found = []
+    async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        for timing in some:
+            answer = await http.get(f"/v1/requests/{timing.request_id}")
+            if answer.status_code == 200:
+                found.append((timing, answer.json()))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of CATO's time for a call, in seconds: median and 90th percentile."""
+
+    name: str
+    p50_s: float
+    p90_s: float
+
+
+def breakdown(measurement: Measurement) -> list[Part]:
+    """Where a call's time goes, from client's timings and receipts of the same requests.
+
+    The first four add up to the TTFT, the last two to the rest of the E2E latency, up to the
+    difference between medians of sums and sums of medians.
+    """
+    parts: dict[str, list[float]] = {}
+    for timing, receipt in measurement.receipts:
+        llm = next((n["llm"] for n in receipt["nodes"] if n["llm"] is not None), None)
+        if llm is None or receipt["ttft_s"] is None or llm["engine_ttft_s"] is None:
+            continue
+        ttft_s, e2e_s = receipt["ttft_s"], receipt["e2e_s"]
+        planned_s = ttft_s - llm["queue_s"] - llm["engine_ttft_s"]
+        for name, value in (
+            (
+                "HTTP in and out, reading the body",
+                timing.ttft_s - ttft_s,
+            ),
+            ("planning the run", planned_s),
+            ("lease from the pool's router", llm["queue_s"]),
+            ("leased call to its first token", llm["engine_ttft_s"]),
+            ("the other tokens", e2e_s - ttft_s),
+            ("ending", timing.e2e_s - timing.ttft_s - (e2e_s - ttft_s)),
+        ):
+            parts.setdefault(name, []).append(value)
+    return [Part(name, statistics.median(values), _p90(values)) for name, values in parts.items()]
+
+
+def _p90(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.9 * (len(values) - 1))]

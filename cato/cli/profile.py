@@ -1,0 +1,312 @@
+"""`cato profile`: measure a running deployment and write its profile."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import itertools
+import os
+import platform
+import secrets
+import sysconfig
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cato.cli.cluster import connect
+from cato.core.errors import CatoError, ReplicaLostError
+from cato.core.topology import DeploymentSpec, PoolSpec, Topology
+from cato.engines.base import Endpoint, EngineChunk, EngineRequest
+from cato.profiles.load import profile_name, save_profile
+from cato.profiles.schema import Provenance
+
+# The driver then talks to replicas as the ingress does in production: gRPC, one loop.
+TRANSPORT_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
+TEXT_SAMPLES = ("textwrap.py", "bisect.py", "queue.py", "shlex.py", "heapq.py", "copy.py")
+TEXT_CHARS = 1_200
+# Below this a line through the samples is a rough guess.
+GOOD_R2 = 0.9
+
+console = Console()
+
+
+def profile(
+    deployment: Annotated[str, typer.Argument(help="A deployment; `cato status` lists them.")],
+    address: Annotated[
+        str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")
+    ] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the profile.")] = Path("profiles"),
+    quick: Annotated[
+        bool, typer.Option(help="Fewer lengths and rounds: under a minute, less exact.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of the order.")] = 0,
+) -> None:
+    """Measure prefill and decode of one replica and write profiles/MODEL@ACCELERATOR.yaml.
+
+    The deployment goes on serving; other work on the replica disturbs the numbers. Nothing is
+    written before all is measured; a file that is there is kept as .bak.
+    """
+    os.environ.setdefault(TRANSPORT_VARIABLE, "1")
+    connect(address)
+    command = f"cato profile {deployment}{' --quick' if quick else ''} --seed {seed}"
+    try:
+        asyncio.run(_profile(deployment, out, command, quick=quick, seed=seed))
+    except CatoError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        console.print("Interrupted; nothing was written.")
+        raise typer.Exit(130) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The replica to measure, and what the control plane knows about it."""
+
+    pool: PoolSpec
+    spec: DeploymentSpec
+    replica: str
+    held: int
+    max_running: int
+    context_tokens: int
+    load_s: float
+
+
+async def _profile(deployment: str, out: Path, command: str, *, quick: bool, seed: int) -> None:
+    from cato.control.profile_sweep import FULL, QUICK, Sweep, Target, evaluate
+
+    found = await _find(deployment)
+    caller = ReplicaCaller(deployment, found.replica)
+    load = await caller.load()
+    spec = found.spec
+    target = Target(
+        model=found.pool.model.name,
+        accelerator=spec.accelerator_type or spec.accelerator,
+        engine=spec.engine.kind,
+        context_tokens=found.context_tokens,
+        max_running=found.max_running,
+        kv_capacity_tokens=_whole(load.get("kv_capacity_tokens")),
+        load_s=found.load_s,
+    )
+    path = out / f"{profile_name(target.model, target.accelerator)}.yaml"
+    console.print(
+        f"Measuring replica {found.replica} of {deployment}: {target.model} on "
+        f"{target.accelerator} ({target.engine}).\nIt goes on serving; other work on it, or on "
+        "this machine, makes the numbers worse.",
+        highlight=False,
+    )
+    if _whole(load["held"]) > 0:
+        console.print(f"The replica holds {load['held']} other requests now.", style="yellow")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    sweep = Sweep(caller, target, QUICK if quick else FULL, seed)
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        measured = await sweep.run(_texts(), progress)
+    result = evaluate(target, measured)
+    notes = [f"{measured.rounds} rounds; times at the caller, with one hop of Serve"]
+    if measured.disturbed:
+        notes.append(f"other work on the replica at {measured.disturbed} of {measured.points}")
+    if not target.kv_capacity_tokens:
+        notes.append("KV capacity unknown, taken as max_running x context")
+    is_simulated = target.engine == "simulated"
+    provenance = Provenance(
+        command=command,
+        date=datetime.date.today().isoformat(),
+        machine=machine(),
+        samples=result.samples,
+        prefill_r2=round(result.prefill.r2, 4),
+        decode_r2=round(result.decode.r2, 4),
+        simulated=is_simulated,
+        note="; ".join(notes),
+    )
+    backup = keep_backup(path)
+    save_profile(path, result.profile, provenance)
+    _report(result)
+    for line in dict.fromkeys(measured.skipped):
+        console.print(f"left out: {line}", style="dim", highlight=False)
+    if measured.disturbed:
+        console.print(
+            f"The replica held other work at {measured.disturbed} of {measured.points} "
+            "measurements; measure again when it is quiet.",
+            style="yellow",
+        )
+    kept = f" (the old one is {backup.name})" if backup else ""
+    console.print(f"Wrote {path}{kept}.", highlight=False)
+    if spec.profile != path.stem:
+        console.print(
+            f"The deployment file says `profile: {spec.profile or 'nothing'}`; to use this one: "
+            f"`profile: {path.stem}`.",
+            highlight=False,
+        )
+    console.print("It is read when the application `engines` is deployed again.", highlight=False)
+
+
+def keep_backup(path: Path) -> Path | None:
+    """A copy of the file that will be replaced; minutes of measuring should not get lost.
+
+    One is kept: older ones are in version control.
+    """
+    if not path.exists():
+        return None
+    backup = path.with_suffix(".yaml.bak")
+    backup.write_bytes(path.read_bytes())
+    return backup
+
+
+def machine() -> str:
+    """One line about this machine's processor."""
+    name = platform.processor() or platform.machine()
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = ""
+    for line in info.splitlines():
+        if line.startswith("model name"):
+            name = line.partition(":")[2].strip()
+            break
+    return f"{len(os.sched_getaffinity(0))} cores, {name}"
+
+
+async def _find(deployment: str) -> _Found:
+    from cato.control import actors
+
+    try:
+        topology: Topology | None = await actors.get(actors.PROVISIONER).topology.remote()
+    except ValueError:
+        topology = None
+    if topology is None:
+        raise CatoError("CATO is not deployed on this cluster (no provisioner)")
+    for pool in topology.pools:
+        for spec in pool.deployments:
+            if spec.name == deployment:
+                return await _find_replica(pool, spec)
+    known = ", ".join(d.name for p in topology.pools for d in p.deployments)
+    raise CatoError(f"no deployment {deployment!r}; there are: {known}")
+
+
+async def _find_replica(pool: PoolSpec, spec: DeploymentSpec) -> _Found:
+    """The replica with the least work."""
+    from cato.control import actors
+
+    picture = await actors.get(actors.router_name(pool.name)).picture.remote()
+    ready = [r for r in picture.replicas if r.deployment == spec.name and r.accepting]
+    if not ready:
+        raise CatoError(f"no replica of {spec.name!r} is ready; see `cato status`")
+    best = min(ready, key=lambda r: (r.held, r.id))
+    residents = await actors.get(actors.EVICTION_MANAGER).residents.remote()
+    load_s = next((r.load_s for r in residents if r.replica_id == best.id), 0.0)
+    return _Found(
+        pool, spec, best.id, best.held, best.max_running, best.profile.context_tokens, load_s
+    )
+
+
+class ReplicaCaller:
+    """The pinned calls of one replica; see `cato.control.profile_sweep.EngineCaller`."""
+
+    def __init__(self, deployment: str, replica: str) -> None:
+        from ray import serve
+
+        from cato.control import actors
+
+        handle: Any = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
+        self._handle = handle
+        self._stream = handle.options(stream=True)
+        self._replica = replica
+        self._prefix = f"profile-{secrets.token_hex(4)}"
+        self._numbers = itertools.count()
+
+    async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[EngineChunk, None]:
+        from ray.exceptions import RayError, RayTaskError
+
+        id = f"{self._prefix}.{next(self._numbers)}"
+        pin = {"replica": self._replica, "invocation": id, "attempt": 1}
+        request = EngineRequest(id, Endpoint.COMPLETIONS, body)
+        response = self._stream.generate.remote(request, cato=pin)
+        try:
+            async for chunk in response:
+                yield chunk
+        except RayTaskError as error:
+            if isinstance(error.cause, CatoError):
+                raise error.cause from error
+            raise
+        except RayError as error:
+            raise ReplicaLostError(self._replica, "its stream broke") from error
+        finally:
+            response.cancel()
+
+    async def held(self) -> int:
+        return _whole((await self.load())["held"])
+
+    async def load(self) -> dict[str, object]:
+        load: dict[str, object] = await self._handle.load.remote(cato={"replica": self._replica})
+        return load
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _texts() -> list[str]:
+    """Pieces of Python's own sources: code, as the models are asked about."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    texts = []
+    for name in TEXT_SAMPLES:
+        try:
+            text = (folder / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        middle = max(0, len(text) // 2 - TEXT_CHARS // 2)
+        texts.append(text[middle : middle + TEXT_CHARS])
+    return texts
+
+
+def _report(result: Any) -> None:
+    profile = result.profile
+    table = Table("", "batch", "tokens", "samples", "measured ms", "predicted ms", "error")
+    table.title = "What the profile predicts"
+    for c in result.comparisons:
+        style = "" if abs(c.error) < 0.25 else "yellow"
+        table.add_row(
+            c.what,
+            str(c.batch),
+            str(c.tokens),
+            str(c.samples),
+            f"{c.measured_s * 1000:.2f}",
+            f"{c.predicted_s * 1000:.2f}",
+            f"{c.error:+.0%}",
+            style=style,
+        )
+    console.print(table)
+    console.print(
+        f"prefill     = {_us(profile.prefill_per_batch_token_s)} us x b x l"
+        f" + {_us(profile.prefill_per_request_s)} us x b"
+        f" + {_us(profile.prefill_per_token_s)} us x l"
+        f" + {_us(profile.prefill_base_s)} us   R2 {result.prefill.r2:.3f}\n"
+        f"decode step = {_us(profile.decode_per_context_token_s)} us x b x c"
+        f" + {_us(profile.decode_per_request_s)} us x b"
+        f" + {_us(profile.decode_base_s)} us   R2 {result.decode.r2:.3f}\n"
+        f"{profile.chars_per_token:.2f} characters a token, load {profile.load_s:.2f} s, "
+        f"context {profile.context_tokens}, KV cache {profile.kv_capacity_tokens} tokens",
+        highlight=False,
+    )
+    for name, r2 in (("prefill", result.prefill.r2), ("decode", result.decode.r2)):
+        if r2 < GOOD_R2:
+            console.print(
+                f"The {name} fit is rough (R2 {r2:.2f}): other load on the machine, or times "
+                "that are no line; measure again when it is quiet.",
+                style="yellow",
+            )
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.4g}"

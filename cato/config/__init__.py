@@ -1,0 +1,1 @@
+"""Deployment files: YAML at the edge, the frozen values of `cato.core.topology` inside."""

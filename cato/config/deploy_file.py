@@ -1,0 +1,83 @@
+"""A whole Serve config file: the two applications of CATO in it, checked before Ray starts.
+
+Serve checks its own keys when it deploys; here they are passed through as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cato.config.paths import resolve
+from cato.config.schema import EnginesArgs, IngressArgs
+from cato.config.yaml_file import StrictModel, did_you_mean, read_yaml, validate
+from cato.core.errors import ConfigError, Problem
+from cato.core.topology import IngressSpec, Topology
+
+ENGINES_APP = "engines"
+INGRESS_APP = "cato"
+IMPORT_PATHS: Mapping[str, str] = {
+    ENGINES_APP: "cato.serve.app:build_engines",
+    INGRESS_APP: "cato.serve.app:build_ingress",
+}
+
+M = TypeVar("M", bound=StrictModel)
+
+
+@dataclass(frozen=True, slots=True)
+class DeployFile:
+    """A checked deployment file; `raw` is the whole of it, for Serve."""
+
+    path: Path
+    raw: Mapping[str, object]
+    topology: Topology
+    ingress: IngressSpec
+
+
+def load_deploy_file(path: str | Path) -> DeployFile:
+    """Read and check the file; a relative `path` is looked for like any other (`resolve`).
+
+    Raise `ConfigError` with the problems of both applications.
+    """
+    found = resolve(str(path))
+    file = str(path)
+    raw = read_yaml(found)
+    if not isinstance(raw, dict):
+        raise ConfigError((Problem(file, "", "", "must be a mapping with `applications`"),))
+    apps = raw.get("applications")
+    if not isinstance(apps, list):
+        raise ConfigError((Problem(file, "applications", "", "must be a list"),))
+    problems: list[Problem] = []
+    engines = _args(apps, ENGINES_APP, EnginesArgs, file, problems)
+    ingress = _args(apps, INGRESS_APP, IngressArgs, file, problems)
+    if problems or engines is None or ingress is None:
+        raise ConfigError(tuple(problems))
+    return DeployFile(found, raw, engines.to_topology(), ingress.to_ingress())
+
+
+def _args(
+    apps: list[object], name: str, model: type[M], file: str, problems: list[Problem]
+) -> M | None:
+    """The checked `args` of application `name`; what is wrong is added to `problems`."""
+    named = [(i, a) for i, a in enumerate(apps) if isinstance(a, dict) and a.get("name") == name]
+    if len(named) != 1:
+        others = [str(a["name"]) for a in apps if isinstance(a, dict) and "name" in a]
+        rule = f"must hold one application named {name!r}, holds {len(named)}"
+        hint = "" if named else did_you_mean(name, others)
+        problems.append(Problem(file, "applications", "", rule + hint))
+        return None
+    index, app = named[0]
+    at = f"applications[{index}]"
+    if app.get("import_path") != IMPORT_PATHS[name]:
+        rule = f"must be {IMPORT_PATHS[name]!r}"
+        problems.append(Problem(file, f"{at}.import_path", repr(app.get("import_path")), rule))
+    if name == ENGINES_APP and app.get("external_scaler_enabled") is not True:
+        rule = "must be true: the Resource Provisioner sets the numbers of replicas"
+        problems.append(Problem(file, f"{at}.external_scaler_enabled", "", rule))
+    try:
+        return validate(model, app.get("args", {}), file, f"{at}.args")
+    except ConfigError as exc:
+        problems.extend(exc.problems)
+        return None

@@ -1,0 +1,467 @@
+"""The `args` of the two Serve applications of a deployment file, and what they become.
+
+`EnginesArgs` (application `engines`) becomes a `Topology`, `IngressArgs` (application `cato`) an
+`IngressSpec`. Each check sits at the field it is about, so that pydantic reports all of them at
+once with their path; the checks that need several parts of the file are in `_name_problems`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from cato.config.yaml_file import ByteSize, Duration, StrictModel, did_you_mean
+from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.topology import (
+    DeploymentSpec,
+    EngineSpec,
+    IngressSpec,
+    ModelSpec,
+    PoolPolicies,
+    PoolSpec,
+    Topology,
+)
+from cato.policies.registry import BINDINGS, ordering_names, routing_names
+from cato.workflows.fim import FAMILIES, family_of
+
+CPU_KV_CACHE_BYTES = 1024**3
+"""KV cache of a vLLM engine on CPU when the file names none: vLLM would take 92 % of the RAM."""
+
+RESERVED_PREFIX = "cato-"
+"""Model names under which the HTTP interface offers workflows, such as `cato-code-completion`."""
+
+_DEFAULT_POLICIES = PoolPolicies()
+
+_OWN_FLAGS = ("--model", "--served-model-name", "--host", "--port", "--uds")
+"""What CATO itself passes to a vLLM server."""
+
+
+def _name(pattern: str, rule: str) -> AfterValidator:
+    expression = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not expression.fullmatch(value):
+            raise ValueError(rule)
+        return value
+
+    return AfterValidator(check)
+
+
+Name = Annotated[
+    str,
+    _name(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+        "a name has at most 63 letters, digits, '.', '_' and '-', "
+        "and starts with a letter or digit",
+    ),
+]
+"""A pool, deployment or index: becomes part of Serve's and Ray's names, where '#' divides."""
+
+PublicName = Annotated[
+    str,
+    _name(
+        r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}",
+        "a model name has at most 128 letters, digits, '.', '_', ':', '/' and '-', "
+        "and starts with a letter or digit",
+    ),
+    _name(rf"(?!{RESERVED_PREFIX}).*", f"names with {RESERVED_PREFIX!r} belong to the workflows"),
+]
+"""A model name or alias, as clients send it."""
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+def _as_text(value: object) -> object:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+Word = Annotated[str, BeforeValidator(_as_text)]
+"""An argument or environment value; a bare number is its digits."""
+
+
+Found = list[tuple[tuple[str | int, ...], object, str]]
+"""Problems as (where, value, rule)."""
+
+
+def _errors(model: str, found: Found) -> ValidationError:
+    """Several problems as one pydantic error."""
+    return ValidationError.from_exception_data(
+        model,
+        [
+            InitErrorDetails(
+                type=PydanticCustomError("cato_rule", "{rule}", {"rule": rule}),
+                loc=loc,
+                input=value,
+            )
+            for loc, value, rule in found
+        ],
+    )
+
+
+class ModelArgs(StrictModel):
+    """A model; `source` is a folder, `demo` or a Hugging Face id; it suggests the `family`."""
+
+    source: NonEmpty
+    family: Annotated[str, AfterValidator(lambda v: _one_of(v, tuple(FAMILIES)))] | None = None
+    aliases: list[PublicName] = Field(default_factory=list)
+
+    def to_spec(self, name: str) -> ModelSpec:
+        family = self.family or family_of(self.source)
+        return ModelSpec(ModelName(name), self.source, family, tuple(self.aliases))
+
+
+class EngineArgs(StrictModel):
+    """How a replica starts its engine; see `cato.core.topology.EngineSpec`."""
+
+    kind: Literal["vllm", "simulated"]
+    python: NonEmpty | None = None
+    zygote: bool = False
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_num_seqs: int = Field(default=64, ge=1)
+    max_model_len: int | None = Field(default=None, ge=1)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    kv_cache_memory: Annotated[ByteSize, Field(ge=1)] | None = None
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    prefix_caching: bool = True
+    priority_scheduling: bool = True
+    enforce_eager: bool = False
+    start_timeout: Annotated[Duration, Field(gt=0)] = 600.0
+    args: list[Word] = Field(default_factory=list)
+    env: dict[NonEmpty, Word] = Field(default_factory=dict)
+    profile: NonEmpty | None = None
+    seed: int = 0
+
+    @field_validator("max_num_batched_tokens")
+    @classmethod
+    def _batch_holds_every_sequence(cls, value: int | None, info: ValidationInfo) -> int | None:
+        slots = info.data.get("max_num_seqs", 0)
+        if value is not None and value < slots:
+            raise ValueError(f"must be at least max_num_seqs ({slots}); vLLM refuses less")
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _leaves_own_flags_alone(cls, value: list[str]) -> list[str]:
+        for word in value:
+            flag = word.split("=")[0].replace("_", "-")
+            if flag in _OWN_FLAGS:
+                raise ValueError(f"CATO sets {flag} itself")
+        return value
+
+    def to_spec(self, accelerator: str, profile: str | None) -> EngineSpec:
+        kv_cache_bytes = self.kv_cache_memory
+        if kv_cache_bytes is None and self.kind == "vllm" and accelerator == "cpu":
+            kv_cache_bytes = CPU_KV_CACHE_BYTES
+        return EngineSpec(
+            kind=self.kind,
+            python=self.python,
+            zygote=self.zygote,
+            dtype=self.dtype,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            kv_cache_memory_bytes=kv_cache_bytes,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            prefix_caching=self.prefix_caching,
+            priority_scheduling=self.priority_scheduling,
+            enforce_eager=self.enforce_eager,
+            start_timeout_s=self.start_timeout,
+            args=tuple(self.args),
+            env=dict(self.env),
+            profile=self.profile or profile,
+            seed=self.seed,
+        )
+
+
+class ReplicasArgs(StrictModel):
+    """How many replicas: at the start, and the bounds of the Resource Provisioner."""
+
+    min: int = Field(default=1, ge=0)
+    initial: int | None = Field(default=None, ge=1)
+    max: int | None = Field(default=None, ge=1)
+
+    @field_validator("initial")
+    @classmethod
+    def _not_below_min(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value < info.data.get("min", value):
+            raise ValueError(f"must be at least min ({info.data['min']})")
+        return value
+
+    @field_validator("max")
+    @classmethod
+    def _not_below_the_others(cls, value: int | None, info: ValidationInfo) -> int | None:
+        for key in ("min", "initial"):
+            other = info.data.get(key)
+            if value is not None and other is not None and value < other:
+                raise ValueError(f"must be at least {key} ({other})")
+        return value
+
+    @property
+    def bounds(self) -> tuple[int, int, int]:
+        """Min, initial and max. Serve cannot start a deployment with 0 replicas: initial >= 1."""
+        initial = self.initial if self.initial is not None else max(1, self.min)
+        return self.min, initial, self.max if self.max is not None else initial
+
+
+class DeploymentArgs(StrictModel):
+    """One Serve deployment: one resource shape."""
+
+    accelerator: Literal["cpu", "gpu", "npu"]
+    cards: int | None = Field(default=None, ge=0, validate_default=True)
+    cpus: float = Field(default=1.0, ge=0)
+    accelerator_type: NonEmpty | None = None
+    resources: dict[NonEmpty, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    replicas: ReplicasArgs = ReplicasArgs()
+    standby: int = Field(default=1, ge=0)
+    profile: NonEmpty | None = None
+    engine: EngineArgs
+
+    @field_validator("cards")
+    @classmethod
+    def _cards_fit_the_accelerator(cls, value: int | None, info: ValidationInfo) -> int | None:
+        accelerator = info.data.get("accelerator")
+        if accelerator is None:
+            return value
+        if value is None:
+            return 0 if accelerator == "cpu" else 1
+        if accelerator == "cpu" and value > 0:
+            raise ValueError("a cpu deployment has no cards: leave it out or set 0")
+        if accelerator != "cpu" and value == 0:
+            raise ValueError(f"must be at least 1 on {accelerator}")
+        return value
+
+    @field_validator("accelerator_type")
+    @classmethod
+    def _type_of_a_card(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("accelerator") == "cpu":
+            raise ValueError("a cpu deployment has no accelerator type")
+        return value
+
+    @field_validator("resources")
+    @classmethod
+    def _only_other_resources(cls, value: dict[str, float]) -> dict[str, float]:
+        for name in value:
+            if name.upper() in ("CPU", "GPU", "NPU"):
+                raise ValueError(f"{name} is asked for with `cpus` or `cards`")
+        return value
+
+    @field_validator("engine")
+    @classmethod
+    def _engine_fits_the_deployment(cls, engine: EngineArgs, info: ValidationInfo) -> EngineArgs:
+        accelerator = info.data.get("accelerator")
+        found: Found = []
+        if engine.kind == "simulated" and not (engine.profile or info.data.get("profile")):
+            rule = "a simulated engine takes its timings from a profile: name one here or above"
+            found.append((("profile",), None, rule))
+        if engine.zygote and (engine.kind != "vllm" or accelerator not in ("cpu", None)):
+            rule = "only a vllm engine on cpu can be forked from a zygote"
+            found.append((("zygote",), True, rule))
+        if engine.gpu_memory_utilization is not None and accelerator == "cpu":
+            rule = "not on cpu; set kv_cache_memory"
+            found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))
+        if found:
+            raise _errors("engine", found)
+        return engine
+
+    def to_spec(self, name: str) -> DeploymentSpec:
+        low, initial, high = self.replicas.bounds
+        return DeploymentSpec(
+            name=DeploymentName(name),
+            accelerator=self.accelerator,
+            engine=self.engine.to_spec(self.accelerator, self.profile),
+            cards=self.cards or 0,
+            cpus=self.cpus,
+            accelerator_type=self.accelerator_type,
+            resources=dict(self.resources),
+            min_replicas=low,
+            initial_replicas=initial,
+            max_replicas=high,
+            standby=self.standby,
+            profile=self.profile,
+        )
+
+
+def _one_of(value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        names = ", ".join(map(repr, known))
+        raise ValueError(f"must be one of {names}{did_you_mean(value, known)}")
+    return value
+
+
+class PoliciesArgs(StrictModel):
+    """The named policies of a pool; the names are in `cato.policies.registry`."""
+
+    routing: Annotated[str, AfterValidator(lambda v: _one_of(v, routing_names()))] = (
+        _DEFAULT_POLICIES.routing
+    )
+    ordering: Annotated[str, AfterValidator(lambda v: _one_of(v, ordering_names()))] = (
+        _DEFAULT_POLICIES.ordering
+    )
+    binding: Annotated[str, AfterValidator(lambda v: _one_of(v, BINDINGS))] = (
+        _DEFAULT_POLICIES.binding
+    )
+    max_queued: int = Field(default=_DEFAULT_POLICIES.max_queued, ge=0)
+
+    def to_policies(self) -> PoolPolicies:
+        return PoolPolicies(self.routing, self.ordering, self.binding, self.max_queued)
+
+
+class PoolArgs(StrictModel):
+    """The deployments that serve one model."""
+
+    model: str
+    policies: PoliciesArgs = PoliciesArgs()
+    deployments: dict[Name, DeploymentArgs] = Field(min_length=1)
+
+
+class EnginesArgs(StrictModel):
+    """`args` of the application `engines`."""
+
+    profiles: NonEmpty = "profiles"
+    models: dict[PublicName, ModelArgs] = Field(min_length=1)
+    pools: dict[Name, PoolArgs] = Field(min_length=1)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_name_problems(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        found = _name_problems(data)
+        try:
+            args = handler(data)
+        except ValidationError as exc:
+            if not found:
+                raise
+            details = [_detail(error) for error in exc.errors(include_url=False)]
+            details += [_detail(e) for e in _errors("engines", found).errors(include_url=False)]
+            raise ValidationError.from_exception_data("engines", details) from exc
+        if found:
+            raise _errors("engines", found)
+        return args
+
+    def to_topology(self) -> Topology:
+        pools = (
+            PoolSpec(
+                name=PoolName(name),
+                model=self.models[pool.model].to_spec(pool.model),
+                deployments=tuple(d.to_spec(n) for n, d in pool.deployments.items()),
+                policies=pool.policies.to_policies(),
+            )
+            for name, pool in self.pools.items()
+        )
+        return Topology(tuple(pools), self.profiles)
+
+
+class IngressArgs(StrictModel):
+    """`args` of the application `cato`."""
+
+    workflows: NonEmpty = "workflows"
+    indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
+    replicas: int = Field(default=1, ge=1)
+    max_body: Annotated[ByteSize, Field(ge=1)] = 4_000_000
+
+    def to_ingress(self) -> IngressSpec:
+        return IngressSpec(self.workflows, dict(self.indexes), self.replicas, self.max_body)
+
+
+def ray_actor_options(spec: DeploymentSpec) -> dict[str, Any]:
+    """What a replica of `spec` asks of Ray. Pure.
+
+    The actor asks for all its cards itself: an actor's resources are on one host, and the cards
+    that Ray makes visible are those of the actor, so that an engine with tensor parallelism sees
+    them all. Ray has no `num_npus`: Ascend cards are the resource `NPU`.
+    """
+    options: dict[str, Any] = {"num_cpus": spec.cpus}
+    resources = dict(spec.resources)
+    if spec.accelerator == "gpu":
+        options["num_gpus"] = spec.cards
+    elif spec.accelerator == "npu":
+        resources["NPU"] = spec.cards
+    if resources:
+        options["resources"] = resources
+    if spec.accelerator_type is not None:
+        options["accelerator_type"] = spec.accelerator_type
+    return options
+
+
+def _detail(error: Any) -> InitErrorDetails:
+    """A reported error as input for a new one, its words kept."""
+    kind = PydanticCustomError(
+        error["type"], "{rule}", {"rule": error["msg"], **error.get("ctx", {})}
+    )
+    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"])
+
+
+def _name_problems(data: object) -> Found:
+    """Names that clash or lead nowhere. Reads the raw data: it may be wrong in other places."""
+    models = _mapping(_mapping(data).get("models"))
+    pools = _mapping(_mapping(data).get("pools"))
+    return [
+        *_taken_names(models),
+        *_pools_without_own_model(pools, models),
+        *_deployments_of_two_pools(pools),
+    ]
+
+
+def _taken_names(models: Mapping[str, object]) -> Found:
+    found: Found = []
+    taken = {name: f"the model {name!r}" for name in models}
+    for model, settings in models.items():
+        aliases = _mapping(settings).get("aliases")
+        for i, alias in enumerate(aliases if isinstance(aliases, list) else []):
+            if not isinstance(alias, str):
+                continue
+            if alias in taken:
+                loc = ("models", model, "aliases", i)
+                found.append((loc, alias, f"already the name of {taken[alias]}"))
+            taken.setdefault(alias, f"an alias of {model!r}")
+    return found
+
+
+def _pools_without_own_model(pools: Mapping[str, object], models: Mapping[str, object]) -> Found:
+    found: Found = []
+    served: dict[str, str] = {}
+    for pool, settings in pools.items():
+        model = _mapping(settings).get("model")
+        if not isinstance(model, str):
+            continue
+        loc = ("pools", pool, "model")
+        if model not in models:
+            rule = f"no such model{did_you_mean(model, models)}"
+            found.append((loc, model, f"{rule}; known: {', '.join(models) or 'none'}"))
+        elif model in served:
+            rule = f"pool {served[model]!r} serves this model already; put the deployments there"
+            found.append((loc, model, rule))
+        served.setdefault(model, pool)
+    return found
+
+
+def _deployments_of_two_pools(pools: Mapping[str, object]) -> Found:
+    found: Found = []
+    owners: dict[str, str] = {}
+    for pool, settings in pools.items():
+        for name in _mapping(_mapping(settings).get("deployments")):
+            if name in owners:
+                loc = ("pools", pool, "deployments", name)
+                found.append((loc, name, f"pool {owners[name]!r} has a deployment of this name"))
+            owners.setdefault(name, pool)
+    return found
+
+
+def _mapping(data: object) -> Mapping[str, object]:
+    """`data` with its text keys if it is a mapping; else nothing."""
+    if not isinstance(data, Mapping):
+        return {}
+    return {key: value for key, value in data.items() if isinstance(key, str)}

@@ -1,0 +1,404 @@
+"""Measuring a replica: the sweep behind `cato profile`.
+
+Time is taken where the ingress takes it, at the caller: what is fitted holds the engine, its
+server and one hop of Serve, which is what a lease really costs. Prompts are random token ids, so
+lengths are exact and no two share a prefix that a cache could serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from cato.core.errors import InputError
+from cato.core.profile import Profile
+from cato.engines.base import EngineChunk
+from cato.profiles.fit import (
+    DecodeFit,
+    DecodeSample,
+    PrefillFit,
+    PrefillSample,
+    fit_decode,
+    fit_prefill,
+)
+
+# Token ids that every vocabulary has and that are hardly ever special ones.
+TOKEN_IDS = range(300, 2_000)
+MIN_PROMPT_TOKENS = 16
+# Tokens that a request generates in the window where all of its batch decode.
+WINDOW_TOKENS = 24
+# vLLM mixes prompt pieces of this many tokens at least with decode steps: an early request of a
+# batch generates about one token for each while the prompts of the others are processed.
+PROMPT_PIECE_TOKENS = 128
+# A prefill takes at least this part of a first token's time: where the decode step that is
+# subtracted is nearly all of it, the difference of two noisy numbers says nothing.
+LEAST_PREFILL_PART = 0.1
+WARM_UPS = 3
+
+
+class EngineCaller(Protocol):
+    """One replica's engine, asked directly, beside its pool's queue."""
+
+    def stream(self, body: Mapping[str, object]) -> AsyncGenerator[EngineChunk, None]:
+        """Chunks of one completion; `body` is an OpenAI body as in `EngineRequest`."""
+        ...
+
+    async def held(self) -> int:
+        """Requests that the replica holds now, whoever sent them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is measured, and the limits that the sweep must keep.
+
+    `kv_capacity_tokens` 0 means unknown.
+    """
+
+    model: str
+    accelerator: str
+    engine: str
+    context_tokens: int
+    max_running: int
+    kv_capacity_tokens: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. Lengths beyond the engine's limits are left out.
+
+    A point that took longer than `point_limit_s` ends the growth of its kind; no round starts
+    that would end after `total_s` (estimated by the last one), but one round is always measured.
+    """
+
+    prompt_tokens: tuple[int, ...]
+    batches: tuple[int, ...]
+    batch_prompt_tokens: tuple[int, ...]
+    contexts: tuple[int, ...]
+    concurrencies: tuple[int, ...]
+    rounds: int
+    point_limit_s: float
+    total_s: float
+
+
+QUICK = Plan(
+    prompt_tokens=(32, 128, 384, 896, 1792),
+    batches=(2, 4),
+    batch_prompt_tokens=(64, 192),
+    contexts=(64, 384, 1536),
+    concurrencies=(1, 4, 8),
+    rounds=3,
+    point_limit_s=2.0,
+    total_s=40.0,
+)
+FULL = Plan(
+    prompt_tokens=(16, 32, 64, 128, 256, 448, 704, 960, 1536, 2048, 4096, 8192),
+    batches=(2, 4, 8),
+    batch_prompt_tokens=(64, 192, 512),
+    contexts=(48, 192, 448, 832, 1536, 4096, 8192),
+    concurrencies=(1, 2, 4, 8, 16, 32, 64),
+    rounds=7,
+    point_limit_s=20.0,
+    total_s=600.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """One thing to measure: a batch of prompts, or a batch that decodes at a context length."""
+
+    is_decode: bool
+    batch: int
+    tokens: int
+
+    @property
+    def work(self) -> int:
+        return self.batch * self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """`batch` prompts of `prompt_tokens`, sent together: seconds until all have a token."""
+
+    batch: int
+    prompt_tokens: int
+    duration_s: float
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a sweep saw. `disturbed` counts measurements beside other work on the replica."""
+
+    first_tokens: list[FirstTokens] = field(default_factory=list)
+    decode: list[DecodeSample] = field(default_factory=list)
+    chars: int = 0
+    text_tokens: int = 0
+    rounds: int = 0
+    points: int = 0
+    disturbed: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A point, the median of what it took, and what the fitted profile says, in seconds."""
+
+    what: str
+    batch: int
+    tokens: int
+    samples: int
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative; positive when the profile says too much."""
+        return self.predicted_s / self.measured_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """The profile and how well it says what was measured."""
+
+    profile: Profile
+    prefill: PrefillFit
+    decode: DecodeFit
+    comparisons: tuple[Comparison, ...]
+    samples: int
+
+
+Progress = Callable[[int, int, str], None]
+"""Called before every point with the points done, their expected total and what comes."""
+
+
+class Sweep:
+    """Drives an `EngineCaller` through a `Plan`. Deterministic in what it sends, given `seed`."""
+
+    def __init__(self, caller: EngineCaller, target: Target, plan: Plan, seed: int = 0) -> None:
+        self._caller = caller
+        self._target = target
+        self._plan = plan
+        self._random = random.Random(seed)
+        self.measured = Measured()
+
+    async def run(self, texts: Sequence[str], progress: Progress) -> Measured:
+        """Measure everything; `texts` are samples of code, for characters per token."""
+        points = _points(self._target, self._plan)
+        total = len(points) * self._plan.rounds
+        progress(0, total, "warming up")
+        for _ in range(WARM_UPS):
+            await self._first_token_s(self._prompt(MIN_PROMPT_TOKENS), 2)
+        await self._count_characters(texts)
+        started_s = time.monotonic()
+        done = 0
+        for number in range(self._plan.rounds):
+            round_started_s = time.monotonic()
+            if number:
+                # The first round goes from small to large and learns what takes too long.
+                self._random.shuffle(points)
+            kept = []
+            too_long: dict[bool, int] = {}
+            for point in points:
+                limit = too_long.get(point.is_decode)
+                if limit is not None and point.work >= limit:
+                    total -= self._plan.rounds - number
+                    self.measured.skipped.append(f"{_what(point)}: would take too long")
+                    continue
+                progress(done, total, _what(point))
+                point_started_s = time.monotonic()
+                await self._measure(point)
+                done += 1
+                kept.append(point)
+                if time.monotonic() - point_started_s > self._plan.point_limit_s and not number:
+                    too_long[point.is_decode] = point.work
+            points = kept
+            self.measured.rounds += 1
+            now_s = time.monotonic()
+            if now_s - started_s + (now_s - round_started_s) > self._plan.total_s:
+                break
+        progress(done, done, "done")
+        return self.measured
+
+    async def _measure(self, point: _Point) -> None:
+        self.measured.points += 1
+        if await self._caller.held() > 0:
+            self.measured.disturbed += 1
+        if point.is_decode:
+            await self._measure_decode(point)
+            return
+        prompts = [self._prompt(point.tokens) for _ in range(point.batch)]
+        started_s = time.monotonic()
+        await asyncio.gather(*(self._first_token_s(p, 1) for p in prompts))
+        duration_s = time.monotonic() - started_s
+        self.measured.first_tokens.append(FirstTokens(point.batch, point.tokens, duration_s))
+
+    async def _measure_decode(self, point: _Point) -> None:
+        """Only the time in which the whole batch decodes counts, and the tokens of that time."""
+        output = _output_tokens(point)
+        streams = await asyncio.gather(
+            *(self._trace(self._prompt(point.tokens), output) for _ in range(point.batch))
+        )
+        begin_s = max(trace[0][0] for trace in streams)
+        end_s = min(trace[-1][0] for trace in streams)
+        spans = []
+        for trace in streams:
+            inside = [t for t in trace if begin_s <= t[0] <= end_s]
+            if len(inside) >= 2 and inside[-1][1] > inside[0][1]:
+                spans.append((inside[0], inside[-1]))
+        steps = sum(last[1] - first[1] for first, last in spans)
+        if len(spans) < point.batch or steps < point.batch * WINDOW_TOKENS // 4:
+            self.measured.skipped.append(f"{_what(point)}: never all in one batch")
+            return
+        step_s = sum(last[0] - first[0] for first, last in spans) / steps
+        tokens = sum(first[1] + last[1] for first, last in spans) / (2 * len(spans))
+        self.measured.decode.append(DecodeSample(point.batch, point.tokens + tokens, step_s))
+
+    async def _first_token_s(self, prompt: list[int], output: int) -> float:
+        started_s = time.monotonic()
+        first_s, _ = (await self._trace(prompt, output))[0]
+        return first_s - started_s
+
+    async def _trace(self, prompt: list[int], output: int) -> list[tuple[float, int]]:
+        """When a chunk came, and how many tokens there were by then."""
+        trace: list[tuple[float, int]] = []
+        async with contextlib.aclosing(self._caller.stream(_body(prompt, output))) as chunks:
+            async for chunk in chunks:
+                if chunk.output_tokens > (trace[-1][1] if trace else 0):
+                    trace.append((time.monotonic(), chunk.output_tokens))
+        if not trace:
+            raise InputError("the engine answered without a token; nothing can be measured")
+        return trace
+
+    async def _count_characters(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            last = None
+            async with contextlib.aclosing(self._caller.stream(_body(text, 1))) as chunks:
+                async for chunk in chunks:
+                    last = chunk
+            if last is not None and last.prompt_tokens > 0:
+                self.measured.chars += len(text)
+                self.measured.text_tokens += last.prompt_tokens
+
+    def _prompt(self, tokens: int) -> list[int]:
+        return self._random.choices(TOKEN_IDS, k=tokens)
+
+
+def evaluate(target: Target, measured: Measured) -> SweepResult:
+    """Fit a profile to what was measured; raise `InputError` when it is too little.
+
+    `Profile.first_token_s` is a prefill and one decode step, so a prefill is a first token's time
+    without that step.
+    """
+    decode = fit_decode(measured.decode)
+    blank = Profile(
+        model=target.model,
+        accelerator=target.accelerator,
+        engine=target.engine,
+        prefill_per_batch_token_s=0.0,
+        prefill_per_request_s=0.0,
+        prefill_per_token_s=0.0,
+        prefill_base_s=0.0,
+        decode_per_context_token_s=decode.per_context_token_s,
+        decode_per_request_s=decode.per_request_s,
+        decode_base_s=decode.base_s,
+        kv_capacity_tokens=target.kv_capacity_tokens or target.max_running * target.context_tokens,
+        max_running=target.max_running,
+        context_tokens=target.context_tokens,
+        load_s=target.load_s,
+    )
+    prefill = fit_prefill([_prefill_sample(blank, s) for s in measured.first_tokens])
+    profile = replace(
+        blank,
+        prefill_per_batch_token_s=prefill.per_batch_token_s,
+        prefill_per_request_s=prefill.per_request_s,
+        prefill_per_token_s=prefill.per_token_s,
+        prefill_base_s=prefill.base_s,
+    )
+    if measured.text_tokens > 0:
+        profile = replace(profile, chars_per_token=measured.chars / measured.text_tokens)
+    samples = len(measured.first_tokens) + len(measured.decode)
+    return SweepResult(profile, prefill, decode, _comparisons(profile, measured), samples)
+
+
+def _prefill_sample(profile: Profile, first: FirstTokens) -> PrefillSample:
+    step_s = profile.decode_step_s(first.batch, first.prompt_tokens)
+    duration_s = max(first.duration_s - step_s, LEAST_PREFILL_PART * first.duration_s)
+    return PrefillSample(first.batch, first.prompt_tokens, duration_s)
+
+
+def _comparisons(profile: Profile, measured: Measured) -> tuple[Comparison, ...]:
+    firsts: dict[tuple[int, int], list[float]] = {}
+    for first in measured.first_tokens:
+        firsts.setdefault((first.batch, first.prompt_tokens), []).append(first.duration_s)
+    steps: dict[tuple[int, int], list[float]] = {}
+    for step in measured.decode:
+        # Contexts of one point differ by a token or two between rounds.
+        steps.setdefault((step.batch, round(step.context_tokens / 16) * 16), []).append(step.step_s)
+    rows = []
+    for (batch, tokens), times in sorted(firsts.items()):
+        predicted_s = profile.prefill_s(tokens, batch) + profile.decode_step_s(batch, tokens)
+        rows.append(
+            Comparison(
+                "first token", batch, tokens, len(times), statistics.median(times), predicted_s
+            )
+        )
+    for (batch, tokens), times in sorted(steps.items()):
+        predicted_s = profile.decode_step_s(batch, tokens)
+        rows.append(
+            Comparison(
+                "decode step", batch, tokens, len(times), statistics.median(times), predicted_s
+            )
+        )
+    return tuple(rows)
+
+
+def _points(target: Target, plan: Plan) -> list[_Point]:
+    """All points that fit the engine, the smallest work first."""
+    capacity = target.kv_capacity_tokens or target.max_running * target.context_tokens
+    points = [_Point(False, 1, n) for n in plan.prompt_tokens]
+    points += [_Point(False, b, n) for b in plan.batches for n in plan.batch_prompt_tokens]
+    points += [_Point(True, b, c) for b in plan.concurrencies for c in plan.contexts]
+
+    def fits(point: _Point) -> bool:
+        output = _output_tokens(point) if point.is_decode else 1
+        tokens = point.tokens + output
+        return (
+            point.batch <= target.max_running
+            and tokens < target.context_tokens
+            and point.batch * tokens <= capacity
+        )
+
+    fitting = sorted((p for p in points if fits(p)), key=lambda p: (p.is_decode, p.work, p.batch))
+    if not fitting:
+        raise InputError(
+            f"nothing to measure fits {target.context_tokens} tokens of context and "
+            f"{target.max_running} running requests"
+        )
+    return fitting
+
+
+def _output_tokens(point: _Point) -> int:
+    """Enough that the first of a batch still decodes when the last one has its first token."""
+    return WINDOW_TOKENS + point.batch + point.work // PROMPT_PIECE_TOKENS
+
+
+def _body(prompt: list[int] | str, output: int) -> dict[str, object]:
+    return {
+        "prompt": prompt,
+        "max_tokens": output,
+        "min_tokens": output,
+        "ignore_eos": True,
+        "temperature": 0.0,
+    }
+
+
+def _what(point: _Point) -> str:
+    kind = "decode step, context" if point.is_decode else "first token, prompt"
+    return f"{kind} {point.tokens} x {point.batch}"

@@ -1,0 +1,120 @@
+"""The protocol between an engine replica and its engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class Endpoint(StrEnum):
+    """Which OpenAI dialect the engine is asked in; the body is that dialect's."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One invocation as the engine sees it.
+
+    `body` is an OpenAI body without `model` and `stream`; the adapter sets these, the request id
+    and the priority (smaller is sooner). With `raw` the chunks carry the engine's own bytes, for
+    requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
+    """
+
+    id: str
+    endpoint: Endpoint
+    body: Mapping[str, object]
+    priority: int = 0
+    stream: bool = True
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChunk:
+    """Some output. Counts are cumulative; `finish_reason` is set on the last chunk only.
+
+    `prompt_tokens` and `cached_tokens` are -1 until the engine has said them; the last chunk
+    always has them.
+    """
+
+    text: str = ""
+    output_tokens: int = 0
+    prompt_tokens: int = -1
+    cached_tokens: int = -1
+    finish_reason: str | None = None
+    raw: bytes = b""
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine itself says it holds; `kv_cache_usage` is a fraction in [0, 1]."""
+
+    running: int
+    waiting: int
+    kv_cache_usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What does not change while an engine lives.
+
+    `simulated` marks output that no model computed. `served_model` is the name the engine
+    answers to. `kv_capacity_tokens` is 0 when the engine does not say it.
+    """
+
+    kind: str
+    served_model: str
+    max_running: int
+    context_tokens: int
+    simulated: bool
+    start_s: float = 0.0
+    version: str = ""
+    kv_capacity_tokens: int = 0
+    capabilities: frozenset[str] = field(default_factory=frozenset)
+
+
+class Engine(Protocol):
+    """An inference runtime. All methods belong to one asyncio loop.
+
+    `generate` yields at least one chunk, the last with a finish reason, or raises
+    `EngineError` (refused: status 400 with the engine's words, `ContextLengthError` when the
+    prompt does not fit; broken: `EngineDeadError`). Closing the iterator early, or cancelling
+    the task that reads it, aborts the request in the engine.
+    """
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's own process on this host; None when it has none."""
+        ...
+
+    async def start(self) -> None:
+        """Return when the engine answers; raise `EngineError` with its last words otherwise."""
+        ...
+
+    async def stop(self) -> None:
+        """End the engine and all it started. Idempotent."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]: ...
+
+    async def load(self) -> EngineLoad: ...
+
+    async def wait_dead(self) -> str:
+        """Return, with the reason, when the engine dies without having been stopped."""
+        ...

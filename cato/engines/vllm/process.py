@@ -1,0 +1,370 @@
+"""vLLM's stock OpenAI server in its own process, reached over a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import aiohttp
+
+from cato.core.errors import EngineDeadError, EngineError
+from cato.core.topology import EngineSpec, ModelSpec
+from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
+from cato.engines.vllm import stream, zygote
+from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
+
+# CPU only, when the deployment file says nothing. vLLM would reserve 92 % of the host's memory.
+DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
+# A long prompt stalls the running streams for one such piece: ITL p99 1006 -> 146 ms on two cores.
+DEFAULT_CPU_BATCHED_TOKENS = 256
+
+_HEALTH_POLL_S = 0.05
+_STOP_TIMEOUT_S = zygote.KILL_AFTER_S + 2.0
+_ZYGOTE_REPLY_TIMEOUT_S = 30.0
+_PLAIN_START_TIMEOUT_S = 30.0
+_CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+# A generation may take any time; a dead engine closes its connections.
+_GENERATE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+# Less than the server's (ENGINE_ENV), so that a request never meets a closing connection.
+_KEEP_ALIVE_S = 30.0
+
+
+def server_argv(
+    spec: EngineSpec, model: ModelSpec, model_path: str, uds: str, *, accelerator: str, cards: int
+) -> list[str]:
+    """Arguments of vLLM's server; `spec.args` come last and so win."""
+    batched_tokens, kv_bytes = spec.max_num_batched_tokens, spec.kv_cache_memory_bytes
+    enforce_eager = spec.enforce_eager
+    if accelerator == "cpu":
+        batched_tokens = batched_tokens or max(DEFAULT_CPU_BATCHED_TOKENS, spec.max_num_seqs)
+        kv_bytes = kv_bytes or DEFAULT_CPU_KV_CACHE_BYTES
+        enforce_eager = True  # dynamo is off
+    argv = ["--model", model_path, "--served-model-name", model.name, "--uds", uds]
+    argv += ["--dtype", spec.dtype, "--max-num-seqs", str(spec.max_num_seqs)]
+    for flag, value in (
+        ("--max-model-len", spec.max_model_len),
+        ("--max-num-batched-tokens", batched_tokens),
+        ("--kv-cache-memory-bytes", kv_bytes),
+        ("--gpu-memory-utilization", None if accelerator == "cpu" else spec.gpu_memory_utilization),
+        ("--tensor-parallel-size", cards if cards > 1 else None),
+    ):
+        if value is not None:
+            argv += [flag, str(value)]
+    argv.append("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching")
+    if spec.priority_scheduling:
+        argv += ["--scheduling-policy", "priority"]
+    if enforce_eager:
+        argv.append("--enforce-eager")
+    argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
+    argv += ["--disable-uvicorn-access-log", *spec.args]
+    return argv
+
+
+class VllmEngine:
+    """A vLLM server that this object starts, watches, talks to and ends.
+
+    With `zygote_socket` the server is a fork of that zygote; otherwise a private one without
+    preload starts it, so that in both cases the server ends when this process ends.
+    `start` may be called again after a death or a stop.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        model: ModelSpec,
+        model_path: str,
+        socket_dir: str,
+        zygote_socket: str | None = None,
+        *,
+        accelerator: str = "cpu",
+        cards: int = 0,
+        log: str | None = None,
+    ) -> None:
+        self._spec = spec
+        self._model = model
+        self._model_path = model_path
+        self._socket_dir = socket_dir
+        self._zygote_socket = zygote_socket
+        self._accelerator = accelerator
+        self._cards = cards
+        # One socket name per engine and start; the log is kept across starts.
+        self._name = f"vllm-{os.getpid()}-{secrets.token_hex(3)}"
+        self._starts = 0
+        self.log = log or os.path.join(socket_dir, f"{self._name}.log")
+        self._log_start = 0
+        self._uds = ""
+        self._state = EngineState.STOPPED
+        self._facts = EngineFacts("vllm", model.name, spec.max_num_seqs, 0, simulated=False)
+        self._death: asyncio.Future[str] | None = None
+        self._lock = asyncio.Lock()
+        self._own_zygote: Zygote | None = None
+        self._owner: asyncio.StreamWriter | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self.pid: int | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def socket(self) -> str:
+        """Path of the Unix socket that the server answers on."""
+        return self._uds
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Context and version are known once the engine is ready."""
+        return self._facts
+
+    async def start(self) -> None:
+        async with self._lock:
+            if self._state is EngineState.READY:
+                return
+            await self._end()
+            self._state = EngineState.STARTING
+            self._death = asyncio.get_running_loop().create_future()
+            started_s = time.monotonic()
+            try:
+                async with asyncio.timeout(self._spec.start_timeout_s):
+                    await self._launch()
+                    await self._wait_healthy()
+                    self._facts = await self._ask_facts(time.monotonic() - started_s)
+                if self._was_stopped() or self._death.done():  # since its last answer
+                    raise EngineError(self._why_not_started(), 503)
+            except BaseException as exc:
+                if not self._was_stopped():
+                    self._state = EngineState.DEAD
+                await self._end()
+                if isinstance(exc, TimeoutError):
+                    raise EngineError(
+                        f"vLLM did not answer within {self._spec.start_timeout_s:g} s; "
+                        + last_words(self.log, self._log_start)
+                    ) from exc
+                raise
+            self._state = EngineState.READY
+
+    async def stop(self) -> None:
+        self._state = EngineState.STOPPED  # first: what ends from here on was meant to
+        async with self._lock:
+            self._state = EngineState.STOPPED
+            await self._end()
+
+    async def wait_dead(self) -> str:
+        if self._death is None:
+            raise EngineError("the engine was never started")
+        return await asyncio.shield(self._death)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
+        session = self._ready_session()
+        body = dict(request.body)
+        body["model"] = self._model.name
+        body["stream"] = request.stream
+        if self._spec.priority_scheduling:
+            body["priority"] = request.priority
+        continuous_usage = False
+        if request.stream:
+            asked = body.get("stream_options")
+            options = dict(asked) if isinstance(asked, dict) else {}
+            options["include_usage"] = True
+            if not request.raw:
+                options["continuous_usage_stats"] = True
+            continuous_usage = bool(options.get("continuous_usage_stats"))
+            body["stream_options"] = options
+        else:
+            body.pop("stream_options", None)
+        response: aiohttp.ClientResponse | None = None
+        try:
+            response = await session.post(
+                f"http://engine/v1/{request.endpoint}",
+                data=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json", "X-Request-Id": request.id},
+                timeout=_GENERATE_TIMEOUT,
+            )
+            if response.status != 200:
+                raise stream.http_error(response.status, await response.read())
+            if not request.stream:
+                yield stream.whole_answer(await response.read())
+                return
+            events = stream.EventStream(raw=request.raw, continuous_usage=continuous_usage)
+            async for data in response.content.iter_any():
+                for chunk in events.feed(data):
+                    yield chunk
+            if not events.is_finished:
+                raise EngineDeadError("the engine's answer broke off", 503)
+        except (aiohttp.ClientError, OSError) as exc:
+            raise EngineDeadError(f"lost the engine: {exc or type(exc).__name__}", 503) from exc
+        except RuntimeError as exc:
+            if session.closed:  # stopped or dead between two of our steps
+                raise EngineDeadError("the engine has ended", 503) from exc
+            raise
+        finally:
+            if response is not None:
+                response.close()  # unless it was read to its end, this aborts the request
+
+    async def load(self) -> EngineLoad:
+        return stream.load_of_metrics(await self._ask("GET", "/metrics"))
+
+    async def count_tokens(self, text: str) -> int:
+        """Exact, by the engine's own tokenizer, special tokens included."""
+        body = json.dumps({"model": self._model.name, "prompt": text}).encode()
+        return int(json.loads(await self._ask("POST", "/tokenize", body))["count"])
+
+    async def _launch(self) -> None:
+        spec = self._spec
+        self._starts += 1
+        Path(self._socket_dir).mkdir(parents=True, exist_ok=True)
+        self._uds = os.path.join(self._socket_dir, f"{self._name}-{self._starts}.sock")
+        check_socket_path(self._uds)
+        log, self._log_start = open_log(self.log)
+        os.close(log)
+        zygote_socket = self._zygote_socket
+        if zygote_socket is None:
+            own = self._own_zygote = Zygote(
+                f"{self._uds}.z",
+                python=spec.python,
+                accelerator=self._accelerator,
+                preload=False,
+                env=spec.env,  # at its start: the loader and the interpreter read theirs only then
+                log=self.log,
+            )
+            await own.ready(_PLAIN_START_TIMEOUT_S)
+            zygote_socket = own.socket
+        argv = server_argv(
+            spec,
+            self._model,
+            self._model_path,
+            self._uds,
+            accelerator=self._accelerator,
+            cards=self._cards,
+        )
+        request = {"argv": argv, "env": dict(spec.env), "log": self.log}
+        try:
+            reader, self._owner = await asyncio.open_unix_connection(zygote_socket)
+            self._owner.write(json.dumps(request).encode() + b"\n")
+            async with asyncio.timeout(_ZYGOTE_REPLY_TIMEOUT_S):
+                reply = json.loads(await reader.readline())
+        except (OSError, ValueError, TimeoutError) as exc:
+            raise EngineError(f"no engine from the zygote at {zygote_socket}: {exc!r}") from exc
+        if "pid" not in reply:
+            raise EngineError(f"the zygote refused: {reply.get('error')}")
+        self.pid = reply["pid"]
+        self._watcher = asyncio.create_task(self._watch(reader))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(
+                path=self._uds, limit=0, keepalive_timeout=_KEEP_ALIVE_S
+            ),
+            auto_decompress=False,
+        )
+
+    async def _watch(self, reader: asyncio.StreamReader) -> None:
+        """Wait until the zygote says that the server has ended, or until it ends itself."""
+        try:
+            line = await reader.readline()
+        except OSError:
+            line = b""
+        if line:
+            code = json.loads(line)["exit"]
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        else:
+            how = "ended with its zygote"
+        self.pid = None
+        if self._state is EngineState.STOPPED or self._death is None:
+            return
+        if self._state is EngineState.READY:
+            self._state = EngineState.DEAD
+        self._death.set_result(f"vLLM {how}; {last_words(self.log, self._log_start)}")
+
+    async def _wait_healthy(self) -> None:
+        assert self._death is not None and self._session is not None
+        while not (self._death.done() or self._was_stopped()):
+            if os.path.exists(self._uds):
+                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                    async with self._session.get(
+                        "http://engine/health", timeout=_CONTROL_TIMEOUT
+                    ) as response:
+                        if response.status == 200:
+                            return
+            await asyncio.sleep(_HEALTH_POLL_S)
+        raise EngineError(self._why_not_started(), 503)
+
+    def _was_stopped(self) -> bool:
+        return self._state is EngineState.STOPPED
+
+    def _why_not_started(self) -> str:
+        if self._death is not None and self._death.done():
+            return self._death.result()
+        return "the engine was stopped while it started"
+
+    async def _ask_facts(self, start_s: float) -> EngineFacts:
+        version = json.loads(await self._ask("GET", "/version"))["version"]
+        models = json.loads(await self._ask("GET", "/v1/models"))["data"]
+        served = next((m for m in models if m["id"] == self._model.name), models[0])
+        capabilities = {"tokenize"}
+        if self._spec.priority_scheduling:
+            capabilities.add("priority")
+        if self._spec.prefix_caching:
+            capabilities.add("prefix-caching")
+        return EngineFacts(
+            kind="vllm",
+            served_model=self._model.name,
+            max_running=self._spec.max_num_seqs,
+            context_tokens=int(served.get("max_model_len") or 0),
+            simulated=False,
+            start_s=start_s,
+            version=str(version),
+            kv_capacity_tokens=stream.kv_capacity_of_metrics(await self._ask("GET", "/metrics")),
+            capabilities=frozenset(capabilities),
+        )
+
+    def _ready_session(self) -> aiohttp.ClientSession:
+        if self._state is not EngineState.READY or self._session is None:
+            raise EngineDeadError(f"the engine is {self._state}", 503)
+        return self._session
+
+    async def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        if self._session is None or self._session.closed:
+            raise EngineDeadError(f"the engine is {self._state}", 503)
+        headers = {"Content-Type": "application/json"} if body is not None else None
+        try:
+            async with self._session.request(
+                method, f"http://engine{path}", data=body, headers=headers, timeout=_CONTROL_TIMEOUT
+            ) as response:
+                content = await response.read()
+        except TimeoutError as exc:
+            raise EngineError(f"the engine did not answer {path}", 504) from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise EngineDeadError(f"lost the engine: {exc or type(exc).__name__}", 503) from exc
+        if response.status != 200:
+            raise stream.http_error(response.status, content)
+        return content
+
+    async def _end(self) -> None:
+        """End the server and what belongs to it, whatever state they are in."""
+        session, self._session = self._session, None
+        owner, self._owner = self._owner, None
+        watcher, self._watcher = self._watcher, None
+        if owner is not None:
+            # The zygote sees the end of file, ends the server, and tells the watcher.
+            with contextlib.suppress(OSError, RuntimeError):
+                owner.write_eof()
+            if watcher is not None:
+                await asyncio.wait([watcher], timeout=_STOP_TIMEOUT_S)
+                watcher.cancel()
+            owner.close()
+        own, self._own_zygote = self._own_zygote, None
+        if own is not None:
+            await own.stop()
+        # After the server: its end wakes those who read from it, closing the session would not.
+        if session is not None:
+            await session.close()
+        self.pid = None
+        if self._uds:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._uds)

@@ -1,0 +1,1 @@
+"""Measured service times: the files in `profiles/` and the fits that make them."""

@@ -1,0 +1,111 @@
+"""A profile file: the coefficients of a `Profile` and where they come from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from cato.config.yaml_file import StrictModel
+from cato.core.profile import Profile
+
+Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+R2 = Annotated[float, Field(le=1, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class PrefillSection(StrictModel):
+    """Seconds of a prefill; see `Profile`."""
+
+    per_batch_token_s: Coefficient = 0.0
+    per_request_s: Coefficient = 0.0
+    per_token_s: Coefficient = 0.0
+    base_s: Coefficient = 0.0
+
+
+class DecodeSection(StrictModel):
+    """Seconds of a decode step; see `Profile`."""
+
+    per_context_token_s: Coefficient = 0.0
+    per_request_s: Coefficient = 0.0
+    base_s: Coefficient = 0.0
+
+
+class Provenance(StrictModel):
+    """Where the numbers come from, so that they can be made again.
+
+    `simulated`: no hardware was measured; the numbers are published, chosen or scaled.
+    `provisional`: good enough to start with, to be measured on the machine that serves.
+    `samples` counts the measurements that went into the fits.
+    """
+
+    command: str = ""
+    date: str = ""
+    machine: str = ""
+    samples: int = Field(default=0, ge=0)
+    prefill_r2: R2 | None = None
+    decode_r2: R2 | None = None
+    simulated: bool = False
+    provisional: bool = False
+    note: str = ""
+
+
+class ProfileFile(StrictModel):
+    """A file of `profiles/`; its name is `<model>@<accelerator>.yaml`."""
+
+    model: Text
+    accelerator: Text
+    engine: Text
+    prefill: PrefillSection
+    decode: DecodeSection
+    kv_capacity_tokens: int = Field(ge=1)
+    max_running: int = Field(ge=1)
+    context_tokens: int = Field(ge=1)
+    load_s: Coefficient
+    chars_per_token: float = Field(default=3.5, gt=0, allow_inf_nan=False)
+    provenance: Provenance
+
+    def to_profile(self) -> Profile:
+        return Profile(
+            model=self.model,
+            accelerator=self.accelerator,
+            engine=self.engine,
+            prefill_per_batch_token_s=self.prefill.per_batch_token_s,
+            prefill_per_request_s=self.prefill.per_request_s,
+            prefill_per_token_s=self.prefill.per_token_s,
+            prefill_base_s=self.prefill.base_s,
+            decode_per_context_token_s=self.decode.per_context_token_s,
+            decode_per_request_s=self.decode.per_request_s,
+            decode_base_s=self.decode.base_s,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            max_running=self.max_running,
+            context_tokens=self.context_tokens,
+            load_s=self.load_s,
+            chars_per_token=self.chars_per_token,
+        )
+
+    @classmethod
+    def of(cls, profile: Profile, provenance: Provenance) -> ProfileFile:
+        """The file that says `profile`."""
+        return cls(
+            model=profile.model,
+            accelerator=profile.accelerator,
+            engine=profile.engine,
+            prefill=PrefillSection(
+                per_batch_token_s=profile.prefill_per_batch_token_s,
+                per_request_s=profile.prefill_per_request_s,
+                per_token_s=profile.prefill_per_token_s,
+                base_s=profile.prefill_base_s,
+            ),
+            decode=DecodeSection(
+                per_context_token_s=profile.decode_per_context_token_s,
+                per_request_s=profile.decode_per_request_s,
+                base_s=profile.decode_base_s,
+            ),
+            kv_capacity_tokens=profile.kv_capacity_tokens,
+            max_running=profile.max_running,
+            context_tokens=profile.context_tokens,
+            load_s=profile.load_s,
+            chars_per_token=profile.chars_per_token,
+            provenance=provenance,
+        )

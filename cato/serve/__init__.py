@@ -1,0 +1,1 @@
+"""The live drivers on Ray Serve: ingress, executor, nodes and engine replicas."""

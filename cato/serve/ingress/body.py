@@ -1,0 +1,73 @@
+"""Reading request bodies: bounded, JSON objects only, with errors that name the field."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from cato.core.errors import InputError
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
+    """The JSON object in the body.
+
+    Raise `InputError` for anything else, and 413 for more than `max_bytes`, before all of it
+    was read.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise HTTPException(413)
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > max_bytes:
+            raise HTTPException(413)
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise InputError("the body is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise InputError("the body must be a JSON object")
+    return value
+
+
+def _refuse_constant(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+def flag(body: dict[str, object], key: str) -> bool:
+    """A boolean field; absent and null are false."""
+    value = body.get(key)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise InputError(f"{key} must be true or false", key)
+    return value
+
+
+def sub_object(body: dict[str, object], key: str) -> dict[str, object]:
+    """An object field; absent and null are empty."""
+    value = body.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InputError(f"{key} must be an object", key)
+    return value
+
+
+def known_keys(body: dict[str, object], known: tuple[str, ...], shape: str) -> None:
+    """Raise `InputError` for a key that is not `known`, showing the right `shape`."""
+    unknown = sorted(body.keys() - set(known))
+    if unknown:
+        raise InputError(f"unknown field {unknown[0]!r}; the body is {shape}", unknown[0])
+
+
+def positive_number(value: object, param: str) -> float:
+    """A finite number above 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[operator,arg-type]
+        raise InputError(f"{param} must be a number above 0", param)
+    return float(value)  # type: ignore[arg-type]

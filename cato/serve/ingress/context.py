@@ -1,0 +1,49 @@
+"""What every dialect is built with, and what it keeps about one request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from cato.serve.executor import RunningTask
+from cato.serve.service import TaskService, new_request_id
+
+# A client's own id is kept when it can stand in a path, a header and a log line as it is.
+_SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ingress:
+    """The parts of an ingress replica; `started_at` is Unix time, for `created` of models."""
+
+    service: TaskService
+    max_body_bytes: int
+    ready: Callable[[], tuple[bool, str]]
+    started_at: int
+
+    def has_replicas(self, pool: str) -> bool:
+        """Whether any replica of `pool` can take work now."""
+        return any(p.ready_replicas > 0 for p in self.service.pools() if p.name == pool)
+
+
+def request_id(request: Request) -> str:
+    """The request's id: the client's `x-request-id` if it is sane, else a new one."""
+    known: str | None = getattr(request.state, "cato_request_id", None)
+    if known is None:
+        offered = request.headers.get("x-request-id", "")
+        known = offered if _SANE_ID.fullmatch(offered) else new_request_id()
+        request.state.cato_request_id = known
+    return known
+
+
+def remember_task(request: Request, task: RunningTask) -> None:
+    """Let an error answer say which task and objective it was about."""
+    request.state.cato_task = task
+
+
+def task_of(request: Request) -> RunningTask | None:
+    task: RunningTask | None = getattr(request.state, "cato_task", None)
+    return task

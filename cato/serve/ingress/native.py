@@ -1,0 +1,150 @@
+"""CATO's own dialect: tasks by name, with named inputs.
+
+`POST /v1/tasks/{task}` with `{"inputs": {...}, "stream": false, "sla": {...}}`. A streamed answer
+is a sequence of `event: text` with `{"text": ...}`, then one `event: done` with `{"id", "task",
+"output", "text", "cato"}` or one `event: error` with the error object, then `data: [DONE]`. The
+output of `done` counts where it differs from the streamed text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.core.slo import Slo
+from cato.core.workflow import Workflow
+from cato.serve.executor import Piece, RunningTask
+from cato.serve.ingress import virtual
+from cato.serve.ingress.body import flag, known_keys, read_object, sub_object
+from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.exchange import Exchange, streamed, whole
+from cato.serve.ingress.hints import slo_for
+from cato.serve.ingress.jsons import DONE_EVENT, JsonAnswer, sse
+from cato.serve.ingress.receipts import as_json
+
+SHAPE = '{"inputs": {...}, "stream": bool, "sla": {"metric", "target_ms"}}'
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["tasks"])
+    service = ingress.service
+
+    @router.get("/v1/tasks")
+    async def tasks() -> Response:
+        """All tasks, with their inputs and what is promised for each."""
+        workflows = [service.workflows[name] for name in sorted(service.workflows)]
+        return JsonAnswer({"object": "list", "data": [_described(w) for w in workflows]})
+
+    @router.get("/v1/tasks/{task}")
+    async def task(task: str) -> Response:
+        """One task."""
+        return JsonAnswer(_described(service.workflow(task)))
+
+    @router.get("/v1/tasks/{task}/sla")
+    async def sla(task: str) -> Response:
+        """What is promised for a task."""
+        workflow = service.workflow(task)
+        return JsonAnswer({"task": workflow.name, **_sla(workflow.slo), **_limit(workflow)})
+
+    @router.post("/v1/tasks/{task}", openapi_extra=_BODY)
+    async def run(request: Request, task: str) -> Response:
+        """Run a task; with `stream` as server-sent events."""
+        body = await read_object(request, ingress.max_body_bytes)
+        known_keys(body, ("inputs", "stream", "sla"), SHAPE)
+        is_streamed = flag(body, "stream")
+        inputs = sub_object(body, "inputs")
+        slo = slo_for(request, body, service.workflow(task).slo)
+        running = service.run_task(task, inputs, request_id=request_id(request), slo=slo)
+        exchange = Exchange(request, running, ingress.has_replicas)
+        if is_streamed:
+            return await streamed(request, exchange, _events)
+        return await whole(request, exchange, lambda _: _done(running))
+
+    return router
+
+
+async def _events(exchange: Exchange, batch: list[Piece]) -> AsyncGenerator[bytes, None]:
+    while batch:
+        text = "".join(piece.text for piece in batch)
+        if text:
+            yield sse({"text": text}, "text")
+        batch = await exchange.next()
+    failure = exchange.failure()
+    if failure is None:
+        yield sse(_done(exchange.task), "done") + DONE_EVENT
+    else:
+        yield sse(failure.as_json(), "error") + DONE_EVENT
+
+
+def _done(task: RunningTask) -> dict[str, object]:
+    assert task.finish is not None, f"run {task.run.id} is not finished"
+    return {
+        "id": task.run.id,
+        "task": task.run.workflow.name,
+        "output": task.finish.output,
+        "text": virtual.text_of(task.finish.output),
+        "cato": as_json(task.finish.receipt),
+    }
+
+
+def _described(workflow: Workflow) -> dict[str, object]:
+    return {
+        "name": workflow.name,
+        "description": workflow.description,
+        "model": virtual.model_name(workflow.name),
+        "sla": _sla(workflow.slo) | _limit(workflow),
+        "streams": bool(workflow.stream),
+        "inputs": [
+            {
+                "name": i.name,
+                "type": i.type,
+                "required": i.required,
+                "default": i.default,
+                "description": i.description,
+            }
+            for i in workflow.inputs
+        ],
+        "nodes": [
+            {"id": n.id, "type": n.kind.value, "needs": n.needs, "optional": n.optional}
+            for n in workflow.nodes
+        ],
+    }
+
+
+def _sla(slo: Slo) -> dict[str, object]:
+    return {"metric": slo.metric.value, "target_ms": round(slo.target_s * 1000, 3)}
+
+
+def _limit(workflow: Workflow) -> dict[str, object]:
+    return {"hard_deadline_ms": round(workflow.hard_deadline_s * 1000, 3)}
+
+
+_BODY: dict[str, object] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "inputs": {"type": "object"},
+                        "stream": {"type": "boolean", "default": False},
+                        "sla": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "required": ["target_ms"],
+                            "properties": {
+                                "metric": {"enum": ["ttft", "tpot", "e2e"]},
+                                "target_ms": {"type": "number", "exclusiveMinimum": 0},
+                            },
+                        },
+                    },
+                },
+            }
+        },
+    }
+}

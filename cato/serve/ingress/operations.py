@@ -1,0 +1,56 @@
+"""For operators and load tools: health, readiness, metrics, receipts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.errors import Failure, answer
+from cato.serve.ingress.jsons import JsonAnswer
+from cato.serve.ingress.receipts import as_json
+
+UNKNOWN_REQUEST = Failure(
+    404,
+    "No receipt with this request id: the x-request-id header of an answer names it; receipts "
+    "appear when a task has ended, and only the newest are kept.",
+    "invalid_request_error",
+    "request_not_found",
+    param="request_id",
+)
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/health")
+    @router.get("/livez")
+    async def health() -> Response:
+        """200 while this process answers."""
+        return JsonAnswer({"status": "ok"})
+
+    @router.get("/readyz")
+    async def readyz() -> Response:
+        """200 when tasks can be served, else 503 with the reason."""
+        is_ready, reason = ingress.ready()
+        if is_ready:
+            return JsonAnswer({"status": "ready"})
+        return JsonAnswer({"status": "not ready", "reason": reason}, 503, {"Retry-After": "1"})
+
+    @router.api_route("/metrics", methods=["GET", "HEAD"], operation_id="metrics")
+    async def metrics() -> Response:
+        """All metrics in Prometheus' text form."""
+        page = await ingress.service.records.metrics()
+        return Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @router.get("/v1/requests/{request_id}")
+    async def receipt(request: Request, request_id: str) -> Response:
+        """The SLA receipt of a finished task."""
+        found = await ingress.service.records.receipt(request_id)
+        if found is None:
+            return answer(request, UNKNOWN_REQUEST)
+        return JsonAnswer(as_json(found))
+
+    return router

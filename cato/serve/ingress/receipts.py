@@ -1,0 +1,84 @@
+"""The SLA receipt on the wire: the `cato` object of an answer, and headers.
+
+The object has the fields of `cato.core.receipt.SlaReceipt`, in seconds as their names say;
+headers are in milliseconds, as is usual there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+
+from cato.core.receipt import SlaReceipt
+from cato.core.runs import Run
+from cato.core.slo import Slo
+
+
+def as_json(receipt: SlaReceipt | Mapping[str, object]) -> dict[str, object]:
+    """Plain values, times to the microsecond.
+
+    Does what `SlaReceipt.as_dict` does and the rounding in one walk: every answer has a receipt,
+    and `dataclasses.asdict` alone was a tenth of the ingress's own work.
+    """
+    plain = _plain(receipt)
+    assert isinstance(plain, dict), f"{type(receipt).__name__} has no fields"
+    return plain
+
+
+def _plain(value: object) -> object:
+    match value:
+        case str() | int() | None:
+            return value
+        case float():
+            return round(value, 6) if math.isfinite(value) else None
+        case tuple() | list():
+            return [_plain(inner) for inner in value]
+        case Mapping():
+            return {key: _plain(inner) for key, inner in value.items()}
+        case _:
+            kind: type = type(value)
+            return {name: _plain(getattr(value, name)) for name in _field_names(kind)}
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def slo_text(slo: Slo) -> str:
+    """An objective as headers show it, such as `ttft=200ms`."""
+    return f"{slo.metric.value}={_ms(slo.target_s)}ms"
+
+
+def run_headers(run: Run) -> dict[str, str]:
+    """What is known of a run before it has ended."""
+    return {
+        "x-request-id": run.id,
+        "X-CATO-Task": run.workflow.name,
+        "X-CATO-SLA": slo_text(run.slo),
+    }
+
+
+def receipt_headers(receipt: SlaReceipt) -> dict[str, str]:
+    """What is known only after a run has ended."""
+    headers = {
+        "X-CATO-Met": str(receipt.met).lower(),
+        "X-CATO-Queue-Ms": _ms(receipt.queue_s),
+        "openai-processing-ms": str(round(receipt.e2e_s * 1000)),
+    }
+    if receipt.achieved_s is not None:
+        headers["X-CATO-Achieved-Ms"] = _ms(receipt.achieved_s)
+    replicas = [n.llm.replica for n in receipt.nodes if n.llm is not None and n.llm.replica]
+    if replicas:
+        headers["X-CATO-Replica"] = replicas[-1]
+    if receipt.nodes:
+        headers["Server-Timing"] = ", ".join(
+            f"{n.node};dur={_ms(n.spent_s)}" for n in receipt.nodes
+        )
+    return headers
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".")

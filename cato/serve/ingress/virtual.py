@@ -1,0 +1,96 @@
+"""Workflows under the names of models, for clients that can only set a model and a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cato.core.errors import InputError
+from cato.core.ids import TaskName
+from cato.core.workflow import Workflow
+
+PREFIX = "cato-"
+# The input that a prompt means, whatever stands before it in the file.
+MAIN_INPUTS = ("prefix", "instruction", "code")
+
+
+def model_name(task: str) -> str:
+    """`code-completion` is offered as `cato-completion`, `review` as `cato-review`."""
+    return PREFIX + task.removeprefix("code-")
+
+
+def model_names(tasks: Iterable[TaskName]) -> dict[str, TaskName]:
+    """Every name that means a task: the short one, and the one with the task's full name."""
+    names: dict[str, TaskName] = {}
+    for task in sorted(tasks):
+        names.setdefault(model_name(task), task)
+    for task in sorted(tasks):
+        names[PREFIX + task] = task  # wins where `x` and `code-x` would share a short name
+    return names
+
+
+def inputs_of(
+    workflow: Workflow, prompt: str, suffix: str, extra: Mapping[str, object]
+) -> dict[str, object]:
+    """A prompt as inputs of `workflow`; inputs that `extra` names win."""
+    inputs: dict[str, object] = {_main_input(workflow): prompt}
+    if suffix:
+        if not any(i.name == "suffix" for i in workflow.inputs):
+            raise InputError(f"task {workflow.name!r} takes no suffix", "suffix")
+        inputs["suffix"] = suffix
+    return {**inputs, **extra}
+
+
+def _main_input(workflow: Workflow) -> str:
+    texts = [i for i in workflow.inputs if i.type == "str"]
+    named = [name for name in MAIN_INPUTS if any(i.name == name for i in texts)]
+    if named:
+        return named[0]
+    required = [i.name for i in texts if i.required] or [i.name for i in texts]
+    if not required:
+        raise InputError(
+            f"task {workflow.name!r} takes no text; use POST /v1/tasks/{workflow.name}", "model"
+        )
+    return required[0]
+
+
+def prompt_of(body: Mapping[str, object]) -> str:
+    """The one prompt of a completion body."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
+        raise InputError("a task takes one prompt, as a string", "prompt")
+    return prompt
+
+
+def last_user_text(body: Mapping[str, object]) -> str:
+    """The text of the last message with the role user."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise InputError("messages must be a list", "messages")
+    for message in reversed(messages):
+        if isinstance(message, dict) and message.get("role") == "user":
+            return _content_text(message.get("content"))
+    raise InputError("a task needs a message with the role user", "messages")
+
+
+def _content_text(content: object) -> str:
+    match content:
+        case str():
+            return content
+        case list():
+            parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
+            if len(parts) == len(content):
+                return "".join(str(p.get("text", "")) for p in parts)
+    raise InputError("a task takes text only", "messages")
+
+
+def text_of(output: object) -> str:
+    """The text of an output node's result; a fan-out's items follow each other by lines."""
+    match output:
+        case {"text": str(text)} | {"code": str(text)}:
+            return text
+        case list() | tuple():
+            return "\n".join(text_of(item) for item in output)
+        case _:
+            return ""

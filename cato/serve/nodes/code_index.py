@@ -1,0 +1,380 @@
+"""An embedded full-text index over a folder of code, kept on disk by Tantivy.
+
+One store per host: processes that open the same folder with the same store share one index.
+Whoever refreshes holds a file lock; the others wait for it and then find the work done, so a
+host with several ingress replicas builds an index once and keeps it in the page cache once. A
+search never waits: it reads the snapshot its process loaded last, whose files stay mapped even
+when another process has replaced them. File locks and mapped files call for a local disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import stat
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import tantivy
+
+from cato.core.errors import ConfigError, Problem
+
+_log = logging.getLogger(__name__)
+
+# Part of the store's name: an index of another format is left alone, not migrated.
+_FORMAT = "v1"
+MAX_FILE_BYTES = 1_000_000
+# A window is what a prompt gets: about one screen. The overlap keeps a short function whole in
+# one of two neighbouring windows.
+WINDOW_LINES = 40
+_OVERLAP_LINES = 8
+_MAX_WINDOW_CHARS = 6000
+# Longer lines on average are written by machines (minified code, data), useless in a prompt.
+_MAX_MEAN_LINE_CHARS = 400
+# The end of a long query is kept: in an editor that is what stands before the cursor.
+_MAX_QUERY_CHARS = 16_384
+# More terms cost time and change little: rare terms decide under BM25.
+MAX_QUERY_TERMS = 32
+MAX_TOP_K = 100
+_MAX_TERM_CHARS = 64
+_WRITER_BYTES = 64_000_000  # of memory, before Tantivy writes a segment
+
+_VENDORED = {"node_modules", "bower_components", "site-packages", "__pycache__", "vendor", "venv"}
+
+Progress = Callable[[int, int], None]
+"""Called with files done and files to do, now and then while an index is built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """Consecutive lines of a file; `path` is relative to the folder, `score` is BM25."""
+
+    path: str
+    start_line: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """What a refresh did, in files. `skipped`: binary, too large or written by a machine."""
+
+    indexed: int
+    removed: int
+    unchanged: int
+    skipped: int
+    unreadable: int
+
+
+class CodeIndex:
+    """A full-text index of one folder. `search` is thread-safe, also during `refresh`."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        """For `open` only: the index is not usable before its first refresh."""
+        self._folder = folder
+        self._home = home
+        self._schema = _schema()
+        self._refreshing = threading.Lock()
+        self._index: tantivy.Index | None = None
+        self._searcher: tantivy.Searcher | None = None
+
+    @classmethod
+    def open(cls, folder: Path, store: Path, progress: Progress | None = None) -> CodeIndex:
+        """Build the index of `folder` below `store`, or bring it up to date.
+
+        `store` may hold the indexes of many folders. Raise `ConfigError` if `folder` is none;
+        `OSError` if the store cannot be written.
+        """
+        root = folder.resolve()
+        if not root.is_dir():
+            raise ConfigError((Problem(str(folder), "", "", "must be a readable folder"),))
+        key = hashlib.sha256(os.fsencode(root)).hexdigest()[:12]
+        index = cls(root, store.resolve() / f"{_FORMAT}-{key}")
+        index.refresh(progress)
+        return index
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def refresh(self, progress: Progress | None = None) -> Refresh:
+        """Take in files that are new, changed or gone, by size and modification time."""
+        with self._refreshing, _locked(self._home):
+            manifest = self._load()
+            assert self._index is not None
+            result = self._update(self._index, manifest, progress)
+            self._index.reload()
+            self._searcher = self._index.searcher()
+        if result.unreadable:
+            _log.warning("%s: %d files could not be read", self._folder, result.unreadable)
+        return result
+
+    def search(self, query: str, top_k: int) -> list[Snippet]:
+        """At most `top_k` snippets that share terms with `query`, best first.
+
+        `query` is any text, code or prose: it has no syntax. Of windows of one file that
+        overlap, only the best is returned.
+        """
+        searcher = self._searcher
+        assert searcher is not None, "search before open"
+        wanted = min(top_k, MAX_TOP_K)
+        clauses = self._clauses(searcher, query)
+        if wanted < 1 or not clauses:  # Tantivy panics on a limit of 0
+            return []
+        hits = searcher.search(
+            tantivy.Query.boolean_query(clauses), limit=3 * wanted, count=False
+        ).hits
+        chosen: list[Snippet] = []
+        for score, address in hits:
+            document = searcher.doc(address)
+            found = Snippet(
+                path=str(document.get_first("path")),
+                start_line=int(document.get_first("start_line") or 0),
+                text=bytes(document.get_first("text") or b"").decode(),
+                score=float(score),
+            )
+            if not any(_overlap(found, other) for other in chosen):
+                chosen.append(found)
+            if len(chosen) == wanted:
+                break
+        return sorted(chosen, key=lambda s: (-s.score, s.path, s.start_line))
+
+    def _clauses(
+        self, searcher: tantivy.Searcher, query: str
+    ) -> list[tuple[tantivy.Occur, tantivy.Query]]:
+        """The terms of `query` that say most: rare in the folder, frequent in the query."""
+        total = searcher.num_docs
+        weighted: list[tuple[float, str, float]] = []
+        for term, count in Counter(terms_of(query[-_MAX_QUERY_CHARS:])).items():
+            documents = searcher.doc_freq("terms", term)
+            if documents:
+                boost = 1.0 + math.log(count)
+                rarity = math.log(1.0 + (total - documents + 0.5) / (documents + 0.5))
+                weighted.append((-boost * rarity, term, boost))
+        clauses = []
+        for _, term, boost in sorted(weighted)[:MAX_QUERY_TERMS]:
+            clause = tantivy.Query.term_query(self._schema, "terms", term, "freq")
+            clauses.append((tantivy.Occur.Should, tantivy.Query.boost_query(clause, boost)))
+        return clauses
+
+    def _load(self) -> dict[str, list[int]]:
+        """The manifest of the store, with `_index` opened; new and empty if anything is amiss.
+
+        The manifest is removed before a commit and written after it: where it is absent, a
+        refresh was cut off and what the index holds is unknown.
+        """
+        path = self._home / "manifest.json"
+        try:
+            manifest: dict[str, list[int]] = json.loads(path.read_text("utf-8"))
+            if self._index is None:
+                self._index = tantivy.Index.open(str(self._home / "index"))
+                self._index.config_reader("manual")
+            self._index.reload()
+            return manifest
+        except FileNotFoundError:
+            pass
+        except ValueError as exc:  # broken JSON, or Tantivy's own errors
+            _log.warning("%s: the index is damaged and is built anew: %s", self._folder, exc)
+        path.unlink(missing_ok=True)
+        shutil.rmtree(self._home / "index", ignore_errors=True)
+        (self._home / "index").mkdir()
+        self._index = tantivy.Index(self._schema, str(self._home / "index"))
+        self._index.config_reader("manual")
+        return {}
+
+    def _update(
+        self, index: tantivy.Index, manifest: dict[str, list[int]], progress: Progress | None
+    ) -> Refresh:
+        present, unreadable = _files(self._folder, self._home)
+        changed = sorted(p for p, stamp in present.items() if manifest.get(p) != stamp)
+        gone = sorted(manifest.keys() - present.keys())
+        known = {p: stamp for p, stamp in present.items() if manifest.get(p) == stamp}
+        unchanged = len(known)
+        indexed = skipped = 0
+        path = self._home / "manifest.json"
+        if not (changed or gone) and path.exists():
+            return Refresh(0, 0, unchanged, 0, unreadable)
+        writer = index.writer(_WRITER_BYTES, num_threads=1)
+        try:
+            for name in (*gone, *(p for p in changed if p in manifest)):
+                writer.delete_documents_by_term("path", name)
+            for done, name in enumerate(changed, 1):
+                try:
+                    text = _read(self._folder / name)
+                except OSError as exc:
+                    _log.debug("%s: cannot be read: %s", name, exc)
+                    unreadable += 1
+                    continue
+                known[name] = present[name]
+                skipped += text is None
+                indexed += text is not None
+                for document in _documents(name, text or ""):
+                    writer.add_document(document)
+                if progress is not None:
+                    progress(done, len(changed))
+            path.unlink(missing_ok=True)
+            writer.commit()
+        except BaseException:
+            writer.rollback()
+            raise
+        finally:
+            writer.wait_merging_threads()  # also gives Tantivy's own lock back
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(known), "utf-8")
+        fresh.replace(path)
+        return Refresh(indexed, len(gone), unchanged, skipped, unreadable)
+
+
+def _schema() -> tantivy.Schema:
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("path", stored=True, tokenizer_name="raw", index_option="basic")
+    builder.add_unsigned_field("start_line", stored=True)
+    builder.add_bytes_field("text", stored=True)
+    builder.add_text_field("terms", tokenizer_name="whitespace", index_option="freq")
+    return builder.build()
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also by a crash
+        yield
+
+
+def _overlap(a: Snippet, b: Snippet) -> bool:
+    first, second = sorted((a, b), key=lambda s: s.start_line)
+    end = first.start_line + first.text.count("\n") + 1
+    return a.path == b.path and second.start_line < end
+
+
+# Files
+
+
+def _files(folder: Path, store: Path) -> tuple[dict[str, list[int]], int]:
+    """Modification time and size of each file to index, by relative path; and how many failed.
+
+    Hidden files are left out: they hold credentials (`.env`) more often than code. Symbolic
+    links are not followed: they may lead out of the folder, and what they show inside it is
+    indexed under its own path.
+    """
+    found: dict[str, list[int]] = {}
+    unreadable = 0
+    pending = [str(folder)]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as scan:
+                entries = list(scan)
+        except OSError as exc:
+            _log.debug("cannot be listed: %s", exc)
+            unreadable += 1
+            continue
+        if any(entry.name == "pyvenv.cfg" for entry in entries):
+            continue
+        for entry in entries:
+            if entry.name.startswith(".") or entry.path == str(store):
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in _VENDORED:
+                        pending.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    name = os.path.relpath(entry.path, folder)
+                    name.encode()  # a name that is no text cannot be stored
+                    facts = entry.stat(follow_symlinks=False)
+                    if facts.st_size <= MAX_FILE_BYTES:
+                        found[name.replace(os.sep, "/")] = [facts.st_mtime_ns, facts.st_size]
+            except (OSError, UnicodeEncodeError) as exc:
+                _log.debug("%r: left out: %s", entry.path, exc)
+                unreadable += 1
+    return found, unreadable
+
+
+def _read(path: Path) -> str | None:
+    """The text of a file, or None if it is not for reading. Raise `OSError` if unreadable."""
+    # Between listing and opening the file may have become a link or a pipe.
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return None
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES or b"\0" in data:
+        return None
+    if len(data) > _MAX_MEAN_LINE_CHARS * (data.count(b"\n") + 1):
+        return None
+    return data.decode("utf-8", "replace")
+
+
+def _documents(path: str, text: str) -> Iterator[tantivy.Document]:
+    path_terms = terms_of(path)
+    lines = text.split("\n")
+    line_terms = [terms_of(line) for line in lines]
+    for start, end in _windows(lines):
+        terms = [term for line in line_terms[start:end] for term in line]
+        if not terms:
+            continue
+        yield tantivy.Document(
+            path=path,
+            start_line=start + 1,
+            text="\n".join(lines[start:end])[:_MAX_WINDOW_CHARS].encode(),
+            terms=" ".join((*path_terms, *terms)),
+        )
+
+
+def _windows(lines: list[str]) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that cover all lines, with overlap, within lines and characters."""
+    start = 0
+    while start < len(lines):
+        end, chars = start, 0
+        while end < min(start + WINDOW_LINES, len(lines)):
+            chars += len(lines[end]) + 1
+            if chars > _MAX_WINDOW_CHARS and end > start:
+                break
+            end += 1
+        yield start, end
+        if end == len(lines):
+            return
+        start = max(end - _OVERLAP_LINES, start + 1) if end - start == WINDOW_LINES else end
+
+
+# Terms
+
+_WORD = re.compile(r"\w+")
+_PARTS = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# Written without spaces: Chinese, Japanese, Korean.
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+")
+
+
+def terms_of(text: str) -> list[str]:
+    """The searchable terms of code or prose, in lower case.
+
+    An identifier gives itself and its parts: `parseHTTPHeader` and `parse_http_header` meet in
+    `parse`, `http` and `header`. Scripts without spaces give pairs of characters.
+    """
+    return [term for word in _WORD.findall(text) for term in _terms_of_word(word)]
+
+
+@lru_cache(maxsize=65_536)
+def _terms_of_word(word: str) -> tuple[str, ...]:
+    if not word.isascii() and _UNSPACED.search(word):
+        pairs = [
+            run[i : i + 2] for run in _UNSPACED.findall(word) for i in range(max(len(run) - 1, 1))
+        ]
+        rest = [t for w in _UNSPACED.sub(" ", word).split() for t in _terms_of_word(w)]
+        return (*pairs, *rest)
+    parts = [part for part in _PARTS.split(word) if part]
+    if len(parts) != 1:
+        parts = [word, *parts]
+    return tuple(
+        part.lower() for part in parts if 1 < len(part) <= _MAX_TERM_CHARS and part.strip("_")
+    )

@@ -1,0 +1,95 @@
+"""The programming languages that nodes understand, and their packaged tree-sitter grammars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import PurePath
+
+from tree_sitter import Language, Node, Parser
+
+# About 60k tokens, more than a model writes in one answer. Ordinary code of this size is parsed
+# in 20-30 ms, text of another language in 150 ms.
+MAX_PARSED_CHARS = 256 * 1024
+# A parser keeps the GIL except where it asks for more input: small blocks let the event loop
+# run in between (its longest wait falls from 135 to 30 ms).
+_BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Grammar:
+    """Where a grammar is packaged, and the names and file suffixes that mean it."""
+
+    module: str
+    aliases: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    function: str = "language"
+
+
+_GRAMMARS = {
+    "python": _Grammar("tree_sitter_python", ("py", "python3"), (".py", ".pyi", ".pyw")),
+    "java": _Grammar("tree_sitter_java", (), (".java",)),
+    "javascript": _Grammar(
+        "tree_sitter_javascript", ("js", "jsx", "node"), (".js", ".jsx", ".mjs", ".cjs")
+    ),
+    "typescript": _Grammar(
+        "tree_sitter_typescript", ("ts",), (".ts", ".mts", ".cts"), "language_typescript"
+    ),
+    "tsx": _Grammar("tree_sitter_typescript", ("typescriptreact",), (".tsx",), "language_tsx"),
+    "c": _Grammar("tree_sitter_c", (), (".c", ".h")),
+    "cpp": _Grammar(
+        "tree_sitter_cpp", ("c++", "cxx", "cc"), (".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx")
+    ),
+    "csharp": _Grammar("tree_sitter_c_sharp", ("c#", "cs", "c_sharp"), (".cs",)),
+    "go": _Grammar("tree_sitter_go", ("golang",), (".go",)),
+    "rust": _Grammar("tree_sitter_rust", ("rs",), (".rs",)),
+}
+LANGUAGES = tuple(_GRAMMARS)
+_NAMES = {alias: name for name, g in _GRAMMARS.items() for alias in (name, *g.aliases)}
+_SUFFIXES = {suffix: name for name, g in _GRAMMARS.items() for suffix in g.suffixes}
+
+
+def language_named(name: str) -> str | None:
+    """The language that `name` or one of its aliases means, in any case; None if unknown."""
+    return _NAMES.get(name.strip().lower())
+
+
+def language_of_path(path: str) -> str | None:
+    """The language of a file, by its suffix; None if unknown."""
+    return _SUFFIXES.get(PurePath(path).suffix.lower())
+
+
+@cache
+def grammar(language: str) -> Language:
+    """The grammar of one of `LANGUAGES`, loaded on first use. Safe to share among threads."""
+    where = _GRAMMARS[language]
+    return Language(getattr(import_module(where.module), where.function)())
+
+
+def as_bytes(text: str) -> bytes:
+    """UTF-8 of any string; a lone surrogate becomes '?', so characters keep their count."""
+    return text.encode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A syntax tree and the UTF-8 it was made from, to which its byte offsets refer."""
+
+    root: Node
+    data: bytes
+
+    def text(self, node: Node) -> str:
+        return self.data[node.start_byte : node.end_byte].decode("utf-8", "replace")
+
+
+def parse(language: str, text: str) -> Parsed:
+    """The syntax tree of `text`. Every call has its own parser: parsers are not thread-safe.
+
+    A newline is added at the end: the Go grammar calls its absence an error.
+    """
+    data = as_bytes(text)
+    data = data if data.endswith(b"\n") else data + b"\n"
+    parser = Parser(grammar(language))
+    tree = parser.parse(lambda at, _: data[at : at + _BLOCK_BYTES])
+    return Parsed(tree.root_node, data)

@@ -1,0 +1,16 @@
+"""What all nodes do first: turn a template into text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cato.core.errors import ExpressionError, NodeError
+from cato.core.workflow import Template
+
+
+def render(node: str, template: Template, names: Mapping[str, object]) -> str:
+    """The text of `template`; a template that fails makes the node fail."""
+    try:
+        return template.render(names)
+    except ExpressionError as exc:
+        raise NodeError(node, str(exc)) from exc

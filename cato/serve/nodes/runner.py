@@ -1,0 +1,44 @@
+"""Runs the nodes of a workflow that are not LLM calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from cato.core.ids import NodeId
+from cato.core.workflow import (
+    AnalyzeSettings,
+    CallSettings,
+    LlmSettings,
+    NodeSettings,
+    RetrieveSettings,
+    TransformSettings,
+    ValidateSettings,
+)
+from cato.serve.nodes import analyze, retrieve, transform, validate
+from cato.serve.nodes.code_index import CodeIndex
+
+
+class NodeRunner:
+    """Holds the opened code indexes and runs nodes with them. Thread-safe; blocks its thread."""
+
+    def __init__(self, indexes: Mapping[str, CodeIndex]) -> None:
+        self._indexes = dict(indexes)
+
+    def run(
+        self, node: NodeId, settings: NodeSettings, names: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """The node's result. Raise `NodeError` if it fails, `TypeError` if it calls a model."""
+        match settings:
+            case RetrieveSettings():
+                return retrieve.run(node, settings, names, self._indexes)
+            case AnalyzeSettings():
+                return analyze.run(node, settings, names)
+            case ValidateSettings():
+                return validate.run(node, settings, names)
+            case TransformSettings():
+                return transform.run(node, settings, names)
+            case LlmSettings() | CallSettings():
+                raise TypeError(f"node {node!r} calls a model; the ingress runs those")
+            case _:
+                assert_never(settings)

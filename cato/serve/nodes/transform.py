@@ -1,0 +1,34 @@
+"""The transform node: text from a template, and with `as_json` the value it spells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from cato.core.errors import NodeError
+from cato.core.workflow import TransformSettings
+from cato.serve.nodes.fences import unfenced
+from cato.serve.nodes.rendering import render
+
+
+def run(node: str, settings: TransformSettings, names: Mapping[str, object]) -> dict[str, object]:
+    """`{"text", "value"}`: `value` is the text itself unless `as_json` is set.
+
+    A Markdown fence around the JSON is taken off, since models like to add one; no valid JSON
+    has a line that starts with a fence, so nothing is lost.
+    """
+    text = render(node, settings.text, names)
+    if not settings.as_json:
+        return {"text": text, "value": text}
+    try:
+        value = json.loads(unfenced(text).code, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as exc:
+        problem = f"not JSON: {exc.msg} at line {exc.lineno} column {exc.colno}"
+        raise NodeError(node, problem) from exc
+    except (ValueError, RecursionError) as exc:  # NaN, numbers or nesting beyond any use
+        raise NodeError(node, f"not JSON: {exc}") from exc
+    return {"text": text, "value": value}
+
+
+def _refuse_constant(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON value")

@@ -1,0 +1,141 @@
+"""The validate node: is this code free of syntax errors? It is parsed, never executed."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from tree_sitter import Node
+
+from cato.core.workflow import ValidateSettings
+from cato.serve.nodes.fences import unfenced
+from cato.serve.nodes.languages import MAX_PARSED_CHARS, Parsed, language_named, parse
+from cato.serve.nodes.rendering import render
+
+_log = logging.getLogger(__name__)
+
+# Enough for a model to mend its answer; one slip makes a grammar report many.
+MAX_ERRORS = 20
+_MAX_QUOTED_CHARS = 40
+_FILE = "<validate>"
+_CLOSER = {"(": ")", "[": "]", "{": "}"}
+
+# CPython's parser warns about odd escapes in the code it is given. Those are not our warnings,
+# and a filter by file name, set once, is thread-safe where `catch_warnings` is not.
+warnings.filterwarnings("ignore", module=re.escape(_FILE))
+
+
+def run(node: str, settings: ValidateSettings, names: Mapping[str, object]) -> dict[str, object]:
+    """`{"ok", "errors", "code", "checked"}`: lines and columns count from 1, in characters.
+
+    `code` is the source without Markdown fences. Code in an unknown language, or longer than
+    `MAX_PARSED_CHARS`, is `ok` but not `checked`. An empty `language` means the fence's.
+    """
+    block = unfenced(render(node, settings.source, names))
+    wanted = render(node, settings.language, names).strip() or block.language
+    language = language_named(wanted)
+    code = block.code
+    if not code.strip():
+        return _result(code, [_error(1, 1, "no code")])
+    if language is None or len(code) > MAX_PARSED_CHARS:
+        _log.info("not checked: %d characters of %r", len(code), wanted)
+        return _result(code, [], checked=False)
+    return _result(code, syntax_errors(language, code))
+
+
+def syntax_errors(language: str, code: str) -> list[dict[str, object]]:
+    """What is wrong with `code`, at most `MAX_ERRORS`; `language` is one of `LANGUAGES`.
+
+    For Python CPython decides, and reports its one error first; the grammar only adds further
+    places, as its idea of the language is wider in some corners and narrower in others.
+    """
+    if language != "python":
+        return list(islice(_grammar_errors(language, code), MAX_ERRORS))
+    first = _python_error(code)
+    if first is None:
+        return []
+    more = (e for e in _grammar_errors(language, code) if e["line"] != first["line"])
+    return [first, *islice(more, MAX_ERRORS - 1)]
+
+
+def _result(
+    code: str, errors: list[dict[str, object]], *, checked: bool = True
+) -> dict[str, object]:
+    return {"ok": not errors, "errors": errors, "code": code, "checked": checked}
+
+
+def _error(line: int, column: int, message: str) -> dict[str, object]:
+    return {"line": line, "column": column, "message": message}
+
+
+def _python_error(code: str) -> dict[str, object] | None:
+    try:
+        compile(code, _FILE, "exec", flags=ast.PyCF_ONLY_AST, dont_inherit=True)
+    except SyntaxError as exc:
+        return _error(max(exc.lineno or 1, 1), max(exc.offset or 1, 1), exc.msg)
+    except (RecursionError, MemoryError):
+        return _error(1, 1, "nested too deeply")
+    except (ValueError, OverflowError) as exc:  # a null byte, a lone surrogate
+        return _error(1, 1, str(exc))
+    return None
+
+
+def _grammar_errors(language: str, code: str) -> Iterator[dict[str, object]]:
+    parsed = parse(language, code)
+    rows = parsed.data.split(b"\n")
+    pending = [parsed.root]
+    while pending:
+        node = pending.pop()
+        if node.is_missing:
+            yield _error_at(node, rows, f"missing {_quoted_kind(node)}")
+        elif node.is_error and (found := _explained(parsed, node)):
+            place, message = found
+            yield _error_at(place, rows, message)
+        elif node.has_error:
+            pending.extend(c for c in reversed(node.children) if c.has_error or c.is_missing)
+
+
+def _explained(parsed: Parsed, error: Node) -> tuple[Node, str] | None:
+    """Where and what an ERROR is; None when the errors inside it say it better."""
+    opened: list[Node] = []
+    has_inner_errors = False
+    first: Node | None = None
+    pending = [error]
+    while pending:
+        node = pending.pop()
+        has_inner_errors = has_inner_errors or (node != error and node.is_error)
+        if node.child_count:
+            pending.extend(reversed(node.children))
+            continue
+        first = first or node
+        if node.type in _CLOSER and not node.is_missing:
+            opened.append(node)
+        elif node.type in _CLOSER.values():
+            if not opened or _CLOSER[opened[-1].type] != node.type:
+                return node, f"unexpected '{node.type}'"
+            opened.pop()
+    if opened:
+        left = opened[-1]
+        return left, f"missing '{_CLOSER[left.type]}' to close this '{left.type}'"
+    if has_inner_errors:
+        return None
+    place = first or error
+    words = parsed.text(place).split(maxsplit=1)
+    return place, f"unexpected '{words[0][:_MAX_QUOTED_CHARS] if words else 'end of code'}'"
+
+
+def _quoted_kind(missing: Node) -> str:
+    """`')'` for a token; a word such as `identifier` for anything the grammar names."""
+    if not missing.is_named and "token" not in missing.type:
+        return f"'{missing.type}'"
+    return "identifier" if "identifier" in missing.type else missing.type.strip("_")
+
+
+def _error_at(node: Node, rows: list[bytes], message: str) -> dict[str, object]:
+    row, column = node.start_point
+    before = rows[row][:column] if row < len(rows) else b""
+    return _error(row + 1, len(before.decode("utf-8", "replace")) + 1, message)

@@ -1,0 +1,1 @@
+"""Real parts put together for tests: pools in one process, builders, conformance kits."""

@@ -1,0 +1,1 @@
+"""Workflow files: YAML and Jinja in, checked `cato.core.workflow` values out."""

@@ -1,0 +1,217 @@
+"""Fill-in-the-middle: how each family of code models wants prefix and suffix written. Pure.
+
+Context from other files always goes to the start of the prefix, so it should be written as
+comments (the `comment` filter does that). Some families know separators for whole files, but only
+with the paths and the repository name around them; comments in the prefix are right for all of
+them, and for a model that was never trained on repositories, such as the demo model.
+
+Sentinels that happen to stand in the user's code are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cato.core.errors import UnknownNameError
+
+PREFIX_SHARE = 3 / 4
+"""Part of a scarce budget that goes to the prefix: what stands before the cursor says more."""
+
+LEFT_OUT = "\n...\n"
+"""Stands where `fit_prompt` cut text out."""
+
+
+@dataclass(frozen=True, slots=True)
+class FimFamily:
+    """A prompt is `begin` PREFIX `hole` SUFFIX `end`, or the two exchanged if `suffix_first`.
+
+    `stops` end an answer that runs into the next file or sentinel. A begin-of-text token is
+    the engine's to add. Without `has_suffix` the model only continues the prefix.
+    """
+
+    name: str
+    begin: str = ""
+    hole: str = ""
+    end: str = ""
+    stops: tuple[str, ...] = ()
+    suffix_first: bool = False
+    has_suffix: bool = True
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        # Qwen2.5-Coder's README; the demo model and Granite 4 use the same tokens.
+        FimFamily(
+            "qwen",
+            "<|fim_prefix|>",
+            "<|fim_suffix|>",
+            "<|fim_middle|>",
+            (
+                "<|endoftext|>",
+                "<|fim_prefix|>",
+                "<|fim_suffix|>",
+                "<|fim_middle|>",
+                "<|fim_pad|>",
+                "<|repo_name|>",
+                "<|file_sep|>",
+                "<|im_start|>",
+                "<|im_end|>",
+            ),
+        ),
+        # StarCoder 1 and 2, Granite Code 3, Stable Code, CodeQwen 1.5.
+        FimFamily(
+            "starcoder",
+            "<fim_prefix>",
+            "<fim_suffix>",
+            "<fim_middle>",
+            (
+                "<|endoftext|>",
+                "<fim_prefix>",
+                "<fim_suffix>",
+                "<fim_middle>",
+                "<fim_pad>",
+                "<file_sep>",
+                "<filename>",
+            ),
+        ),
+        # The full-width bars are part of the tokens.
+        FimFamily(
+            "deepseek-coder",
+            "<｜fim▁begin｜>",
+            "<｜fim▁hole｜>",
+            "<｜fim▁end｜>",
+            (
+                "<｜end▁of▁sentence｜>",
+                "<｜fim▁begin｜>",
+                "<｜fim▁hole｜>",
+                "<｜fim▁end｜>",
+                "<|EOT|>",
+            ),
+        ),
+        # The blanks belong to the form: the tokens are `▁<PRE>`, `▁<SUF>`, `▁<MID>`.
+        FimFamily(
+            "codellama", "<PRE> ", " <SUF>", " <MID>", ("<EOT>", "<PRE>", "<SUF>", "<MID>", "</s>")
+        ),
+        FimFamily(
+            "codestral",
+            "[SUFFIX]",
+            "[PREFIX]",
+            "",
+            ("[PREFIX]", "[SUFFIX]", "[MIDDLE]", "</s>"),
+            suffix_first=True,
+        ),
+        FimFamily(
+            "codegemma",
+            "<|fim_prefix|>",
+            "<|fim_suffix|>",
+            "<|fim_middle|>",
+            (
+                "<|file_separator|>",
+                "<|fim_prefix|>",
+                "<|fim_suffix|>",
+                "<|fim_middle|>",
+                "<eos>",
+                "<end_of_turn>",
+            ),
+        ),
+        FimFamily("none", has_suffix=False),
+    )
+}
+
+# First match wins. General Qwen models (without "coder") were not trained to fill in.
+_BY_MODEL_NAME = (
+    (r"codeqwen", "starcoder"),
+    (r"qwen.*coder|\bcato-demo\b|^demo$", "qwen"),
+    (r"granite-?4", "qwen"),
+    (r"star-?coder|granite|stable-?code|octocoder", "starcoder"),
+    (r"deepseek.*coder", "deepseek-coder"),
+    (r"code-?llama", "codellama"),
+    (r"codestral", "codestral"),
+    (r"codegemma", "codegemma"),
+)
+
+
+def fim_family(name: str) -> FimFamily:
+    """Raise `UnknownNameError` when there is no such family."""
+    try:
+        return FAMILIES[name]
+    except KeyError:
+        raise UnknownNameError("fill-in-the-middle family", name, tuple(FAMILIES)) from None
+
+
+def family_of(model_name: str) -> str:
+    """The family that a model's name or path suggests; `none` when it suggests nothing."""
+    lowered = model_name.lower()
+    return next((family for p, family in _BY_MODEL_NAME if re.search(p, lowered)), "none")
+
+
+def stop_strings(family: str) -> tuple[str, ...]:
+    """What ends a completion of this family; raise `UnknownNameError`."""
+    return fim_family(family).stops
+
+
+def render_fim(family: str, prefix: str, suffix: str, context: str = "") -> str:
+    """The prompt after which the model writes the middle; raise `UnknownNameError`."""
+    form = fim_family(family)
+    if context:
+        prefix = f"{context}{'' if context.endswith(chr(10)) else chr(10)}{prefix}"
+    if not form.has_suffix:
+        return prefix
+    first, second = (suffix, prefix) if form.suffix_first else (prefix, suffix)
+    return f"{form.begin}{first}{form.hole}{second}{form.end}"
+
+
+def fit_fim(prefix: str, suffix: str, context: str, budget_chars: int) -> tuple[str, str, str]:
+    """Prefix, suffix and context cut to `budget_chars` together, the newline between included.
+
+    The context gives way first, from its end; then the suffix keeps its start and the prefix
+    its end, 1 : 3, and what one does not need goes to the other. Cuts fall between lines
+    wherever a whole line fits.
+    """
+    budget_chars = max(0, budget_chars)
+    spare = budget_chars - len(prefix) - len(suffix)
+    if spare >= 0:
+        return prefix, suffix, _head(context, spare - 1)
+    suffix_share = budget_chars - int(budget_chars * PREFIX_SHARE)
+    suffix_chars = min(len(suffix), max(suffix_share, budget_chars - len(prefix)))
+    suffix = _head(suffix, suffix_chars)
+    return _tail(prefix, budget_chars - len(suffix)), suffix, ""
+
+
+def fit_prompt(text: str, budget_chars: int) -> str:
+    """Text of any kind cut to `budget_chars`: its head and its tail with `LEFT_OUT` between.
+
+    For code and logs the middle says least: the head has the imports and signatures, the
+    tail what was written last.
+    """
+    budget_chars = max(0, budget_chars)
+    if len(text) <= budget_chars:
+        return text
+    room = budget_chars - len(LEFT_OUT)
+    if room < 2:
+        return text[:budget_chars]
+    head = _head(text, room // 2).removesuffix("\n")
+    return head + LEFT_OUT + _tail(text, room - len(head))
+
+
+def _head(text: str, chars: int) -> str:
+    """At most `chars` from the start, in whole lines if one fits."""
+    if len(text) <= chars:
+        return text
+    if chars <= 0:
+        return ""
+    end = text.rfind("\n", 0, chars) + 1
+    return text[: end or chars]
+
+
+def _tail(text: str, chars: int) -> str:
+    """At most `chars` from the end, starting at a line if that leaves something."""
+    if len(text) <= chars:
+        return text
+    if chars <= 0:
+        return ""
+    start = len(text) - chars
+    line = text.find("\n", start - 1) + 1
+    return text[line if 0 < line < len(text) else start :]

@@ -1,0 +1,342 @@
+"""What a workflow file may say, one key at a time; rules across keys are in `load.py`.
+
+The docstrings under the fields are what an editor shows (see `json_schema.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+MAX_NODES = 64
+MAX_ROUNDS = 8
+MAX_ITEMS = 64
+DEFAULT_MAX_ITEMS = 8
+MAX_OUTPUT_TOKENS = 131_072
+MAX_STOPS = 32
+MAX_TOP_K = 50
+MAX_DURATION_S = 24 * 3600.0
+MAX_TEXT_CHARS = 64_000
+
+DEFAULT_TOP_K = 3
+DEFAULT_INDEX = "code"
+
+_OWN_ENGINE_KEYS = (
+    "model prompt messages max_tokens max_completion_tokens stream stream_options priority n "
+    "best_of suffix echo temperature top_p stop seed"
+)
+OWN_ENGINE_KEYS = frozenset(_OWN_ENGINE_KEYS.split())
+"""Keys of an OpenAI body that `extra` may not set: CATO writes them, or a node has them itself."""
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
+_PER_SECOND = {"ms": 1000.0, "s": 1.0, "m": 1 / 60, "h": 1 / 3600}
+
+
+def parse_duration(value: object) -> float:
+    """Seconds in `200ms`, `1.5s`, `2m`, `1h`; raise ValueError. A bare number has no unit."""
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("must be a duration with its unit, such as 200ms, 1.5s or 2m")
+    seconds = float(match[1]) / _PER_SECOND[match[2]]
+    if not 0 < seconds <= MAX_DURATION_S:
+        raise ValueError("must be a duration of more than 0 and at most 24h")
+    return seconds
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    WithJsonSchema(
+        {"type": "string", "pattern": f"^{_DURATION.pattern}$", "examples": ["200ms", "1.5s", "2m"]}
+    ),
+]
+"""A field that reads `200ms` and holds seconds."""
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]
+Id = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+InputType = Literal["str", "int", "float", "bool", "list"]
+
+
+class StrictModel(BaseModel):
+    """Base of all parts: unknown keys are errors, and no type is guessed from another."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class SlaPart(StrictModel):
+    """What a caller of this task may count on, unless the request asks for something else."""
+
+    metric: Literal["ttft", "tpot", "e2e"]
+    """ttft: time to the first token of the streamed node; tpot: time per later token;
+    e2e: time to the whole answer."""
+    target: Duration
+    """The objective for `metric`."""
+    deadline: Duration | None = None
+    """When nobody waits for the answer any more: the run ends unfinished. Default: 20 times
+    the target, at least 10s."""
+
+    @model_validator(mode="after")
+    def _deadline_is_later(self) -> Self:
+        if self.metric != "tpot" and self.deadline is not None and self.deadline < self.target:
+            raise ValueError("the deadline must not be shorter than the target")
+        return self
+
+
+def fits_type(type_: str, value: object) -> bool:
+    """True when `value`, as JSON or YAML gives it, is a value of an input of `type_`."""
+    match type_:
+        case "str":
+            return isinstance(value, str)
+        case "bool":
+            return isinstance(value, bool)
+        case "int":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "float":
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            return is_number and -math.inf < value < math.inf  # type: ignore[operator]
+        case _:
+            return isinstance(value, list)
+
+
+def _check_json(value: object) -> None:
+    """Raise ValueError for what YAML can say and JSON cannot: dates, sets, infinity."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as exc:
+        raise ValueError("must be JSON values: finite numbers, text, lists, mappings") from exc
+
+
+TYPE_WORDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+}
+
+
+class InputPart(StrictModel):
+    """An input of the task; required unless it has a default."""
+
+    type: InputType
+    default: Any = None
+    """The value when the caller gives none. Without it the input is required."""
+    description: str = ""
+
+    @property
+    def is_required(self) -> bool:
+        return "default" not in self.model_fields_set
+
+    @field_validator("default")
+    @classmethod
+    def _default_fits(cls, value: object, info: ValidationInfo) -> object:
+        type_ = info.data.get("type")
+        if type_ is not None and not fits_type(type_, value):
+            raise ValueError(f"must be {TYPE_WORDS[type_]}, as `type` says")
+        _check_json(value)
+        return value
+
+
+def _long_form(value: object) -> object:
+    return {"type": value} if isinstance(value, str) else value
+
+
+class RepeatPart(StrictModel):
+    """A bounded loop: run the node, run the nodes of `redo` again, stop when `until` holds."""
+
+    until: Text = Field(examples=["check.ok"])
+    """Expression over inputs, ancestors and the node itself."""
+    max: int = Field(ge=1, le=MAX_ROUNDS)
+    """Most executions of the node."""
+    redo: list[str] = Field(default_factory=list, examples=[["check"]])
+    """Ancestors to run again after each round; only this node and each other may need them."""
+
+
+class FimPart(StrictModel):
+    """A fill-in-the-middle prompt, written as the family of the node's model wants it."""
+
+    prefix: str = Field(max_length=MAX_TEXT_CHARS, examples=["{{ prefix }}"])
+    """Template: the code before the cursor."""
+    suffix: str = Field(default="", max_length=MAX_TEXT_CHARS, examples=["{{ suffix }}"])
+    """Template: the code after the cursor."""
+    context: str = Field(default="", max_length=MAX_TEXT_CHARS)
+    """Template: what else helps, as comments; the first to go when the prompt gets too long."""
+
+
+class NodePart(StrictModel):
+    """What every node may have."""
+
+    needs: list[str] = Field(default_factory=list, examples=[["draft"]])
+    """Nodes that must have ended, or been skipped, before this one starts."""
+    when: Text | None = Field(default=None, examples=["not check.ok"])
+    """Expression; the node is skipped unless it holds."""
+    each: Text | None = Field(default=None, examples=["split.chunks"])
+    """Expression for a list: the node runs once per item, all at the same time, with the names
+    `item` and `index`. Its result is the list of results."""
+    max_items: int | None = Field(default=None, ge=1, le=MAX_ITEMS)
+    """Most items of `each`, default 8; further ones are left out, and the receipt says so."""
+    repeat: RepeatPart | None = None
+    optional: bool = False
+    """If it fails or does not end within its budget, the run goes on without its result."""
+    budget: Duration | None = None
+    """The longest it may take. Default: its share of what is left of the SLA."""
+
+    @model_validator(mode="after")
+    def _loops_are_clear(self) -> Self:
+        if self.max_items is not None and self.each is None:
+            raise ValueError("`max_items` is for a node with `each`")
+        if self.each is not None and self.repeat is not None:
+            raise ValueError("`each` and `repeat` cannot be in the same node")
+        return self
+
+
+class LlmPart(NodePart):
+    """A call of a model; its result is `{text, tokens, finish_reason}`."""
+
+    type: Literal["llm"]
+    model: str = Field(min_length=1, max_length=200, examples=["coder-large"])
+    """Name or alias of a model of the deployment."""
+    prompt: Text | None = Field(default=None, examples=["prompts/generate.j2"])
+    """Template that a base model continues: a .j2 file beside this one, or the text itself (a
+    text with a blank, a newline or `{{`)."""
+    fim: FimPart | None = None
+    chat: Text | None = None
+    """Template of the user message, as for `prompt`; the model's own chat template is applied."""
+    system: Text | None = None
+    """Template of the system message, with `chat`."""
+    max_tokens: int = Field(ge=1, le=MAX_OUTPUT_TOKENS)
+    """Most tokens of the answer."""
+    expected_tokens: int | None = Field(default=None, ge=1)
+    """Usual length of the answer, until the profiler has seen some. Default: half of
+    `max_tokens`."""
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stop: list[Annotated[str, Field(min_length=1, max_length=200)]] | None = Field(
+        default=None, max_length=MAX_STOPS
+    )
+    """Texts that end the answer; they are not part of it."""
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    extra: dict[str, Any] = Field(default_factory=dict, examples=[{"top_k": 20}])
+    """Further keys of the engine's request, passed as they are."""
+
+    @field_validator("extra")
+    @classmethod
+    def _extra_is_extra(cls, value: dict[str, Any]) -> dict[str, Any]:
+        own = sorted(OWN_ENGINE_KEYS.intersection(value))
+        if own:
+            raise ValueError(f"must not set {', '.join(own)}: keys of the node itself or of CATO")
+        _check_json(value)
+        return value
+
+    @model_validator(mode="after")
+    def _one_kind_of_prompt(self) -> Self:
+        if sum(x is not None for x in (self.prompt, self.fim, self.chat)) != 1:
+            raise ValueError("exactly one of `prompt`, `fim` and `chat` is required")
+        if self.system is not None and self.chat is None:
+            raise ValueError("`system` goes with `chat`")
+        if self.expected_tokens is not None and self.expected_tokens > self.max_tokens:
+            raise ValueError("`expected_tokens` must be at most `max_tokens`")
+        return self
+
+
+class RetrievePart(NodePart):
+    """Full-text search in a code index; its result is `{snippets: [{path, start_line, text,
+    score}]}`, best first."""
+
+    type: Literal["retrieve"]
+    index: str = Field(default=DEFAULT_INDEX, min_length=1, max_length=63)
+    """Name of an index of the deployment."""
+    query: Text = Field(examples=["{{ instruction }}"])
+    """Template: what to look for."""
+    top_k: int = Field(default=DEFAULT_TOP_K, ge=1, le=MAX_TOP_K)
+    """Most snippets."""
+
+
+class AnalyzePart(NodePart):
+    """Parse code; the result is `{ok, language, definitions: [{kind, name, start_line, end_line,
+    text}], imports, scope, chunks, identifiers}`."""
+
+    type: Literal["analyze"]
+    source: Text = Field(examples=["{{ code }}"])
+    """Template: the code."""
+    language: Text = Field(examples=["{{ language }}"])
+    """Template: its language."""
+    cursor: Text | None = Field(default=None, examples=["{{ prefix | length }}"])
+    """Template: offset in characters for `scope`. Default: the end."""
+
+
+class ValidatePart(NodePart):
+    """Check syntax, never run anything; the result is `{ok, errors: [{line, column, message}],
+    code}`, where `code` has no Markdown fences."""
+
+    type: Literal["validate"]
+    source: Text = Field(examples=["{{ draft.text }}"])
+    """Template: the code."""
+    language: Text = Field(examples=["{{ language }}"])
+    """Template: its language."""
+
+
+class TransformPart(NodePart):
+    """Render a text; its result is `{text, value}`."""
+
+    type: Literal["transform"]
+    text: Text = Field(examples=["{{ parts | join('\\n', 'text') }}"])
+    """Template."""
+    as_json: bool = False
+    """Read the text as JSON into `value`."""
+
+
+AnyNodePart = Annotated[
+    LlmPart | RetrievePart | AnalyzePart | ValidatePart | TransformPart,
+    Field(discriminator="type"),
+]
+
+NODE_PARTS: dict[str, type[NodePart]] = {
+    "llm": LlmPart,
+    "retrieve": RetrievePart,
+    "analyze": AnalyzePart,
+    "validate": ValidatePart,
+    "transform": TransformPart,
+}
+
+
+class WorkflowPart(StrictModel):
+    """A task's workflow: which nodes run, in which order, and what the answer is."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$", examples=["code-generation"])
+    """The task's name, as callers give it."""
+    description: str = Field(default="", max_length=2000)
+    sla: SlaPart
+    inputs: dict[
+        Id,
+        Annotated[
+            InputPart, BeforeValidator(_long_form, json_schema_input_type=InputPart | InputType)
+        ],
+    ] = Field(default_factory=dict, examples=[{"instruction": "str"}])
+    """What a caller gives: `name: type`, or with a default."""
+    nodes: dict[Id, AnyNodePart] = Field(min_length=1, max_length=MAX_NODES)
+    """The DAG's nodes by name."""
+    stream: Text | None = Field(default=None, examples=["refine else draft"])
+    """Whose text is streamed: the first of these nodes that runs. Without it the answer comes
+    at the end."""
+    output: Text = Field(examples=["refine else draft"])
+    """Whose result is the answer: the first of these nodes that ran to an end."""

@@ -1,0 +1,544 @@
+"""Jinja2 templates and expressions of workflows, in a sandbox that is narrower than Jinja's own.
+
+Templates see plain data: the inputs and the results of nodes. What they render is never read as
+a template again. A name that has no value (a node that has not run) is falsy and renders as "",
+as do its attributes: `refine.text`, `check.ok`.
+
+Allowed are output, `if`, `for`, `set`, operators but `**`, `range`, and what `FILTERS` and
+`_MEMBERS` list. The work of one rendering is bounded: see the `MAX_...` below.
+Blocks (`{% ... %}`) take their line with them when they stand alone on it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import ChainableUndefined, TemplateSyntaxError, Undefined, meta, nodes, pass_context
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.filters import FILTERS as JINJA_FILTERS
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from cato.core.errors import ExpressionError
+from cato.workflows.fim import fit_prompt
+
+MAX_SOURCE_CHARS = 64_000
+"""Longest template: a prompt's fixed part is a page or two."""
+
+MAX_STEPS = 10_000
+"""Loop iterations of one rendering, over all loops; a prompt lists tens of snippets or errors."""
+
+MAX_OUTPUT_CHARS = 1_000_000
+"""Longest text rendered: some 250,000 tokens, more than most models' context."""
+
+MAX_WORK_CHARS = 4 * MAX_OUTPUT_CHARS
+"""Characters written into intermediate texts by operators and filters of one rendering."""
+
+MAX_READ_CHARS = 50 * MAX_OUTPUT_CHARS
+"""Characters read by filters and methods of one rendering: about a second of a core at worst."""
+
+MAX_NUMBER_BITS = 256
+"""Largest product of whole numbers; keeps repeated squaring from filling the memory."""
+
+MAX_INDENT = 80
+_MAX_PROBLEM_CHARS = 200
+_MAX_SOURCE_SHOWN_CHARS = 80
+
+# A blank in the name: no template can spell it.
+_WORK = "work of this rendering"
+_COUNTED = "counted items"
+_MEASURED = "measured value"
+_RESULT = "_result"
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one rendering may still do."""
+
+    steps: int = MAX_STEPS
+    chars: int = MAX_WORK_CHARS
+    read_chars: int = MAX_READ_CHARS
+    output_chars: int = MAX_OUTPUT_CHARS
+
+    def step(self, count: int) -> None:
+        self.steps -= count
+        if self.steps < 0:
+            raise SecurityError(f"more than {MAX_STEPS:,} loop iterations")
+
+    def write(self, chars: int) -> None:
+        self.chars -= chars
+        if self.chars < 0:
+            raise SecurityError(f"more than {MAX_WORK_CHARS:,} characters of intermediate text")
+
+    def read(self, value: object) -> None:
+        if isinstance(value, str | list | tuple):
+            self.read_chars -= len(value)
+            if self.read_chars < 0:
+                raise SecurityError(f"more than {MAX_READ_CHARS:,} characters gone through")
+
+    def output(self, chars: int) -> None:
+        self.output_chars -= chars
+        if self.output_chars < 0:
+            raise SecurityError(f"more than {MAX_OUTPUT_CHARS:,} characters of output")
+
+
+def _work(context: Context) -> _Work:
+    work = context.get(_WORK)
+    assert isinstance(work, _Work), "templates are rendered by JinjaTemplate or JinjaExpression"
+    return work
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+# --- filters ------------------------------------------------------------------------------------
+
+_LINE_COMMENTS = {
+    "#": "python ruby perl r shell bash sh zsh yaml toml make makefile dockerfile elixir julia "
+    "powershell nim crystal",
+    "//": "c cpp c++ csharp c# java javascript typescript jsx tsx go rust kotlin swift scala dart "
+    "php zig groovy objective-c fsharp f# solidity",
+    "--": "sql lua haskell ada elm vhdl",
+    ";": "lisp clojure scheme racket asm assembly",
+    "%": "latex tex matlab erlang prolog",
+    "/*": "css",
+    "<!--": "html xml markdown vue svelte",
+}
+_MARKER = {name: marker for marker, names in _LINE_COMMENTS.items() for name in names.split()}
+_MARKER |= {"py": "#", "js": "//", "ts": "//", "rb": "#", "rs": "//", "cs": "//", "golang": "//"}
+_CLOSING = {"/*": " */", "<!--": " -->"}
+
+
+@pass_context
+def _comment(context: Context, text: object, language: object = "python") -> str:
+    """Every line of `text` as a comment of `language`; `#` for a language not known here."""
+    marker = _MARKER.get(_text(language).strip().lower(), "#")
+    closing = _CLOSING.get(marker, "")
+    lines = [f"{marker} {line}".rstrip() + closing for line in _text(text).splitlines()]
+    return _written(context, "\n".join(lines))
+
+
+@pass_context
+def _indent(context: Context, text: object, width: int = 4, first: bool = False) -> str:
+    """Lines but the first (with `first` all) moved right by `width` blanks; empty lines stay."""
+    margin = " " * max(0, min(width, MAX_INDENT))
+    lines = _text(text).split("\n")
+    _work(context).write(len(lines) * len(margin))
+    moved = [margin + line if line and (i or first) else line for i, line in enumerate(lines)]
+    return _written(context, "\n".join(moved))
+
+
+def _truncate_lines(text: object, count: int = 20) -> str:
+    """The first `count` lines."""
+    return "\n".join(_text(text).split("\n", max(0, count))[: max(0, count)])
+
+
+def _last_lines(text: object, count: int = 20) -> str:
+    """The last `count` lines."""
+    return "\n".join(_text(text).rsplit("\n", max(0, count))[-count:]) if count > 0 else ""
+
+
+def _fit(text: object, chars: int) -> str:
+    """Head and tail of a text longer than `chars`, with `...` for what is left out between."""
+    return fit_prompt(_text(text), chars)
+
+
+@pass_context
+def _tojson(context: Context, value: object, indent: int | None = None) -> str:
+    """`value` as JSON, not escaped for HTML; an absent value is null."""
+    width = None if indent is None else max(0, min(indent, 8))
+    text = json.dumps(value, ensure_ascii=False, indent=width, default=_plain)
+    return _written(context, text)
+
+
+@pass_context
+def _join(context: Context, value: Any, between: object = "", attribute: Any = None) -> str:
+    """Jinja's `join`; an absent item is an empty text."""
+    work, separator, texts = _work(context), _text(between), []
+    for item in () if value is None else value:
+        part = item if attribute is None else context.environment.getitem(item, attribute)
+        texts.append(_text(part))
+        work.write(len(texts[-1]) + len(separator))
+    return separator.join(texts)
+
+
+@pass_context
+def _replace(context: Context, text: object, old: object, new: object) -> str:
+    """Every `old` in `text` as `new`."""
+    whole, before, after = _text(text), _text(old), _text(new)
+    _work(context).write(len(whole) + whole.count(before) * len(after))
+    return whole.replace(before, after)
+
+
+def _round(value: float, precision: int = 0) -> float:
+    """`value` to `precision` (at most 15) digits after the point."""
+    return round(value, max(0, min(precision, 15)))
+
+
+@pass_context
+def _counted(context: Context, value: object) -> Sequence[object]:
+    """What a `for` loops over, its length charged beforehand: every loop is rewritten to this."""
+    items = _items(value)
+    _work(context).step(len(items))
+    return items
+
+
+@pass_context
+def _measured(context: Context, value: object) -> object:
+    """`value`, its length charged: what every filter is given."""
+    _work(context).read(value)
+    return value
+
+
+def _items(value: object) -> Sequence[object]:
+    if value is None:
+        return ()
+    if isinstance(value, Sequence):
+        return value
+    if isinstance(value, Iterable):
+        if isinstance(value, Sized | Undefined):
+            return list(value)
+        return [item for item, _ in zip(value, range(MAX_STEPS + 1), strict=False)]
+    raise TypeError(f"cannot loop over a value of type {type(value).__name__}")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Undefined):
+        return None
+    return list(_items(value))
+
+
+def _written(context: Context, text: str) -> str:
+    _work(context).write(len(text))
+    return text
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    **{
+        name: JINJA_FILTERS[name]
+        for name in _words(
+            "abs capitalize count d default dictsort first float groupby int items last length "
+            "list lower map max min reject rejectattr reverse select selectattr sort string sum "
+            "title trim truncate unique upper wordcount"
+        )
+    },
+    "comment": _comment,
+    "indent": _indent,
+    "truncate_lines": _truncate_lines,
+    "last_lines": _last_lines,
+    "fit": _fit,
+    "tojson": _tojson,
+    "join": _join,
+    "replace": _replace,
+    "round": _round,
+}
+"""The filters a template may use: some of Jinja's own, and ours (see their docstrings)."""
+
+
+# --- the sandbox --------------------------------------------------------------------------------
+
+# Members of data that a template may use: none of them changes it or makes it longer.
+_MEMBERS: tuple[tuple[type[Any], frozenset[str]], ...] = (
+    (
+        str,
+        _words(
+            "capitalize count endswith find isalnum isalpha isdigit isidentifier islower isspace "
+            "isupper lower lstrip partition removeprefix removesuffix rfind rpartition rsplit "
+            "rstrip split splitlines startswith strip title upper"
+        ),
+    ),
+    (Mapping, frozenset({"get", "items", "keys", "values"})),
+    (Sequence, frozenset({"count", "index"})),
+    (
+        LoopContext,
+        _words(
+            "changed cycle depth depth0 first index index0 last length nextitem previtem "
+            "revindex revindex0"
+        ),
+    ),
+)
+
+_STATEMENTS = {
+    nodes.Include: "include",
+    nodes.Import: "import",
+    nodes.FromImport: "import",
+    nodes.Extends: "extends",
+    nodes.Block: "block",
+    nodes.Macro: "macro",
+    nodes.CallBlock: "call",
+    nodes.FilterBlock: "filter",
+    nodes.AssignBlock: "set without '='",
+    nodes.With: "with",
+    nodes.Pow: "**",
+}
+_ALLOWED = (
+    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.For, nodes.If, nodes.Assign),
+    *(nodes.Name, nodes.Const, nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword),
+    *(nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem, nodes.Getattr),
+    *(nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand, nodes.Not, nodes.And, nodes.Or),
+    *(nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Neg, nodes.Pos),
+)
+
+
+def _range(*args: int) -> range:
+    """Python's `range`, of at most `MAX_STEPS` numbers."""
+    numbers = range(*args)
+    if len(numbers) > MAX_STEPS:
+        raise SecurityError(f"range of more than {MAX_STEPS:,} numbers")
+    return numbers
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Data in, text out: an attribute is a key of a mapping or listed in `_MEMBERS`."""
+
+    intercepted_binops = frozenset({"+", "*", "%"})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, Mapping) and attribute in obj:
+            return obj[attribute]
+        if attribute.startswith("_"):
+            raise SecurityError(f"access to {attribute!r} is not allowed")
+        if isinstance(obj, Undefined):
+            return obj
+        for type_, members in _MEMBERS:
+            if isinstance(obj, type_) and attribute in members:
+                return getattr(obj, attribute)
+        if hasattr(type(obj), attribute):
+            raise SecurityError(f"{attribute!r} of a {type(obj).__name__} is not allowed")
+        return self.undefined(obj=obj, name=attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, Undefined):
+            return obj
+        try:
+            return obj[argument]
+        except (TypeError, LookupError):
+            if isinstance(argument, str):
+                return self.getattr(obj, argument)
+        return self.undefined(obj=obj, name=argument)
+
+    def is_safe_callable(self, obj: Any) -> bool:
+        owner = getattr(obj, "__self__", None)
+        return (
+            obj is _range
+            or isinstance(obj, Undefined)
+            or isinstance(owner, (str, Mapping, Sequence, LoopContext))
+        )
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _work(context).read(getattr(obj, "__self__", None))
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
+            raise SecurityError("% formats no text here; use ~")
+        if operator in "+*":
+            _charge(_work(context), operator, left, right)
+        return self.binop_table[operator](left, right)
+
+
+def _charge(work: _Work, sign: str, left: Any, right: Any) -> None:
+    """Bound the size of `left + right` or `left * right` before it is computed."""
+    if isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > MAX_NUMBER_BITS:
+            raise SecurityError("a number is too large")
+    elif sign == "+":
+        work.write(sum(len(x) for x in (left, right) if isinstance(x, str | list | tuple)))
+    else:
+        for text, times in ((left, right), (right, left)):
+            if isinstance(text, str | list | tuple) and isinstance(times, int):
+                work.write(len(text) * max(0, times))
+
+
+class _Bounded(NodeTransformer):
+    """Puts filters that count where loops, filters and `~` take their values."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        parts = nodes.List(node.nodes, lineno=node.lineno)
+        return _filtered(parts, "join")
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        self.generic_visit(node)
+        if node.node is not None:
+            node.node = _filtered(node.node, _MEASURED)
+        return node
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _COUNTED)
+        return node
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _new_environment() -> _Environment:
+    environment = _Environment(
+        autoescape=False,
+        undefined=ChainableUndefined,
+        finalize=lambda value: "" if value is None else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals = {"range": _range}
+    environment.filters = {**FILTERS, _COUNTED: _counted, _MEASURED: _measured}
+    return environment
+
+
+_ENVIRONMENT = _new_environment()
+
+
+# --- compiling ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JinjaTemplate:
+    """A `cato.core.workflow.Template`; `names` are those it looks up. Made by `compile_template`.
+
+    Pickles as its source, since compiled templates cannot travel.
+    """
+
+    source: str
+    names: frozenset[str] = field(compare=False, repr=False)
+    _compiled: jinja2.Template = field(compare=False, repr=False)
+
+    def render(self, names: Mapping[str, object]) -> str:
+        work, pieces = _Work(), []
+        try:
+            for piece in self._compiled.generate({**names, _WORK: work}):
+                work.output(len(piece))
+                pieces.append(piece)
+        except Exception as exc:  # a sandbox runs anything: whatever it raises is the template's
+            raise _error(self.source, exc) from exc
+        return "".join(pieces)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return compile_template, (self.source,)
+
+
+@dataclass(frozen=True, slots=True)
+class JinjaExpression:
+    """A `cato.core.workflow.Expression`; like `JinjaTemplate`. Made by `compile_expression`."""
+
+    source: str
+    names: frozenset[str] = field(compare=False, repr=False)
+    _compiled: jinja2.Template = field(compare=False, repr=False)
+
+    def evaluate(self, names: Mapping[str, object]) -> object:
+        """The value as plain data: a missing one is None, anything that counts up is a list."""
+        work = _Work()
+        try:
+            context = self._compiled.new_context({**names, _WORK: work})
+            for _ in self._compiled.root_render_func(context):
+                pass
+            value = context.vars[_RESULT]
+            if isinstance(value, Undefined):
+                return None
+            if isinstance(value, Iterator) or (
+                isinstance(value, Iterable)
+                and not isinstance(value, str | bytes | Mapping | list | tuple)
+            ):
+                return list(_counted(context, value))
+        except Exception as exc:  # as in `render`
+            raise _error(self.source, exc) from exc
+        return value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return compile_expression, (self.source,)
+
+
+@lru_cache(maxsize=1024)
+def compile_template(source: str) -> JinjaTemplate:
+    """Raise `ExpressionError` when `source` is not a template or uses what is not allowed."""
+    try:
+        _check_size(source)
+        return JinjaTemplate(source, *_compile(_ENVIRONMENT.parse(source)))
+    except Exception as exc:  # deep nesting ends in RecursionError, MemoryError or SyntaxError
+        raise _error(source, exc) from exc
+
+
+@lru_cache(maxsize=1024)
+def compile_expression(source: str) -> JinjaExpression:
+    """Raise `ExpressionError` when `source` is not an expression or uses what is not allowed."""
+    try:
+        _check_size(source)
+        if source.lstrip().startswith(("{{", "{%")):
+            raise TemplateSyntaxError("an expression is written without {{ }}", 1)
+        parser = Parser(_ENVIRONMENT, source, state="variable")
+        expression = parser.parse_expression()
+        if not parser.stream.eos:
+            line = parser.stream.current.lineno
+            raise TemplateSyntaxError(f"unexpected {str(parser.stream.current)!r}", line)
+        assign = nodes.Assign(nodes.Name(_RESULT, "store"), expression, lineno=1)
+        template = nodes.Template([assign], lineno=1)
+        return JinjaExpression(source, *_compile(template.set_environment(_ENVIRONMENT)))
+    except Exception as exc:  # as above
+        raise _error(source, exc) from exc
+
+
+def _check_size(source: str) -> None:
+    if len(source) > MAX_SOURCE_CHARS:
+        raise TemplateError(f"longer than {MAX_SOURCE_CHARS:,} characters")
+
+
+def _compile(tree: nodes.Node) -> tuple[frozenset[str], jinja2.Template]:
+    for node in tree.find_all(nodes.Node):
+        _check(node)
+    assert isinstance(tree, nodes.Template)
+    _Bounded().visit(tree)  # in place
+    tree.set_environment(_ENVIRONMENT)
+    return frozenset(meta.find_undeclared_variables(tree)), _ENVIRONMENT.from_string(tree)
+
+
+def _check(node: nodes.Node) -> None:
+    if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
+        word = _STATEMENTS.get(type(node), type(node).__name__.lower())
+        raise TemplateSyntaxError(f"{word!r} is not allowed", node.lineno)
+    if isinstance(node, nodes.Getattr) and node.attr.startswith("__"):
+        raise TemplateSyntaxError(f"access to {node.attr!r} is not allowed", node.lineno)
+    if isinstance(node, nodes.Filter):
+        _check_known("filter", node.name, FILTERS, node.lineno)
+    elif isinstance(node, nodes.Test):
+        _check_known("test", node.name, _ENVIRONMENT.tests, node.lineno)
+
+
+def _check_known(kind: str, name: str, known: Iterable[str], line: int) -> None:
+    names = sorted(known)
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+        raise TemplateSyntaxError(f"unknown {kind} {name!r} ({hint})", line)
+
+
+def _error(source: str, exc: Exception) -> ExpressionError:
+    if isinstance(exc, TemplateSyntaxError):
+        words = f"line {exc.lineno}: {exc.message}" if "\n" in source else str(exc.message)
+    elif isinstance(exc, TemplateError):
+        words = str(exc.message)
+    elif isinstance(exc, RecursionError | MemoryError):
+        words = "nested too deeply"
+    else:
+        words = f"{type(exc).__name__}: {exc}"
+    if len(words) > _MAX_PROBLEM_CHARS and not isinstance(exc, TemplateSyntaxError):
+        words = words[: _MAX_PROBLEM_CHARS - 1] + "…"
+    first, *more = source.strip().split("\n", 1)
+    if more or len(first) > _MAX_SOURCE_SHOWN_CHARS:
+        first = first[: _MAX_SOURCE_SHOWN_CHARS - 1] + "…"
+    return ExpressionError(first, words)

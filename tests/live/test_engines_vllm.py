@@ -1,0 +1,189 @@
+"""The vLLM engine on CPU: the conformance kit, and that no process outlives its owner.
+
+`CATO_TEST_MODEL` names another model folder than the demo model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cato.core.errors import EngineDeadError, EngineError
+from cato.core.ids import ModelName
+from cato.core.topology import EngineSpec, ModelSpec
+from cato.demo import demo_model_path
+from cato.engines.base import EngineState
+from cato.engines.vllm.host import Zygote
+from cato.engines.vllm.process import VllmEngine
+from cato.testing.engine_conformance import EngineConformance, a_request, collect
+
+MODEL_PATH = Path(os.environ.get("CATO_TEST_MODEL") or demo_model_path())
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        not (MODEL_PATH / "config.json").exists(), reason=f"no model in {MODEL_PATH}"
+    ),
+]
+
+MODEL = ModelSpec(ModelName("demo"), "demo", "qwen")
+SPEC = EngineSpec(
+    "vllm",
+    zygote=True,
+    dtype="bfloat16",
+    max_num_seqs=4,
+    max_model_len=512,
+    kv_cache_memory_bytes=128 << 20,
+    start_timeout_s=90.0,
+)
+
+
+def an_engine(socket_dir: str, zygote_socket: str | None, spec: EngineSpec = SPEC) -> VllmEngine:
+    return VllmEngine(spec, MODEL, str(MODEL_PATH), socket_dir, zygote_socket)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def zygote() -> AsyncIterator[Zygote]:
+    with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:  # short: it holds sockets
+        zygote = Zygote(f"{folder}/zygote.sock")
+        await zygote.ready()
+        yield zygote
+        await zygote.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(zygote: Zygote) -> AsyncIterator[VllmEngine]:
+    engine = an_engine(os.path.dirname(zygote.socket), zygote.socket)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+class TestVllmEngine(EngineConformance):
+    async def kill(self, engine: VllmEngine) -> None:
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+
+    async def test_counts_tokens_as_the_engine_does(self, engine: VllmEngine) -> None:
+        text = "def read(path):\n    return open(path).read()\n"
+        (answer,) = await collect(engine, a_request(prompt=text, stream=False))
+        assert await engine.count_tokens(text) == answer.prompt_tokens
+
+    async def test_failed_start_gives_the_engines_last_words(self, zygote: Zygote) -> None:
+        folder = os.path.dirname(zygote.socket)
+        broken = an_engine(folder, zygote.socket, replace(SPEC, args=("--no-such-flag",)))
+        with pytest.raises(EngineError, match="no-such-flag"):
+            await broken.start()
+        assert broken.state is EngineState.DEAD
+
+    async def test_start_without_a_zygote_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(EngineError, match="zygote"):
+            await an_engine(tempfile.gettempdir(), str(tmp_path / "none.sock")).start()
+
+    async def test_engine_ends_when_its_start_times_out(self, zygote: Zygote) -> None:
+        folder = os.path.dirname(zygote.socket)
+        slow = an_engine(folder, zygote.socket, replace(SPEC, start_timeout_s=0.2))
+        before = processes_of(zygote)
+        with pytest.raises(EngineError, match=r"within 0\.2 s"):
+            await slow.start()
+        await until(lambda: processes_of(zygote) <= before)
+
+
+# The tests below end what the fixtures made, so they come last and make their own.
+
+OWNER = """
+import asyncio, sys
+from tests.live.test_engines_vllm import Zygote, an_engine
+async def own():
+    folder, mode = sys.argv[1:]
+    socket = None
+    if mode == "zygote":
+        zygote = Zygote(f"{folder}/owned.sock")
+        await zygote.ready()
+        socket = zygote.socket
+    engine = an_engine(folder, socket)
+    await engine.start()
+    print(engine.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(own())
+"""
+
+
+@pytest.mark.parametrize("mode", ["zygote", "plain"])
+async def test_no_process_outlives_a_killed_owner(mode: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:
+        owner = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", OWNER, folder, mode),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        assert owner.stdout is not None
+        async with asyncio.timeout(100):
+            pid = int(await owner.stdout.readline())
+        tree = descendants(owner.pid)
+        assert pid in tree
+        assert len(tree) >= 3  # zygote, server, engine core
+        owner.kill()
+        await owner.wait()
+        await until(lambda: not any(is_alive(p) for p in tree))
+
+
+async def test_no_engine_outlives_a_killed_zygote() -> None:
+    with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:
+        zygote = Zygote(f"{folder}/z.sock")
+        await zygote.ready()
+        engine = an_engine(folder, zygote.socket)
+        await engine.start()
+        assert zygote.pid is not None
+        tree = descendants(zygote.pid)
+        os.kill(zygote.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            assert "zygote" in await engine.wait_dead()
+        await until(lambda: not any(is_alive(p) for p in tree))
+        with pytest.raises(EngineDeadError):
+            await collect(engine, a_request())
+        await engine.stop()
+        await zygote.ready()  # starts anew
+        await engine.start()
+        assert (await collect(engine, a_request()))[-1].output_tokens > 0
+        await engine.stop()
+        await zygote.stop()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> set[int]:
+    children: set[int] = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            children.add(int(stat.parent.name))
+    return children.union(*(descendants(child) for child in children))
+
+
+def processes_of(zygote: Zygote) -> set[int]:
+    assert zygote.pid is not None
+    return descendants(zygote.pid)
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110  # a process table sends no events
+            await asyncio.sleep(0.05)

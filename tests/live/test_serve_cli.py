@@ -1,0 +1,198 @@
+"""The ways a user starts CATO: `cato serve`, `serve run`, and `serve deploy` on a Ray cluster.
+
+Each runs in processes of its own, with ports of its own, beside the cluster of the other tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.conftest import ingress_ports
+from tests.live.conftest import ROOT, free_port, wait_ready
+from tests.live.test_tasks import INPUTS
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """An environment in which a second cluster does not meet the first one."""
+    env = dict(os.environ)
+    run = tmp_path / "run"
+    run.mkdir()
+    env.update(
+        CATO_RUN_DIR=str(run),
+        CATO_HOME=str(ROOT),
+        RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=str(run / "haproxy.cfg"),
+        RAY_SERVE_HAPROXY_SOCKET_PATH=f"/tmp/cato-h-{os.getpid()}.sock",
+        RAY_SERVE_HAPROXY_SERVER_STATE_BASE=str(run),
+        RAY_SERVE_HAPROXY_SERVER_STATE_FILE=str(run / "state"),
+        RAY_SERVE_HAPROXY_METRICS_PORT=str(free_port()),
+        RAY_SERVE_HAPROXY_STATS_PORT=str(free_port()),
+        **ingress_ports(1),
+    )
+    env.pop("RAY_ADDRESS", None)
+    return env
+
+
+def simulated_file(folder: Path, port: int, **changes: Any) -> Path:
+    """`deployments/simulated.yaml` on `port`, with fewer replicas and without a slow start."""
+    config = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text())
+    config["http_options"]["port"] = port
+    engines, _ = config["applications"]
+    engines.update(changes)
+    for pool in engines["args"]["pools"].values():
+        for deployment in pool["deployments"].values():
+            deployment["replicas"] = {"min": 1, "initial": 1, "max": 2}
+            deployment["profile"] = "saber@gpu"
+    path = folder / "deployment.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def complete(url: str) -> dict[str, Any]:
+    body = {"inputs": INPUTS["code-completion"]}
+    answer = httpx.post(f"{url}/v1/tasks/code-completion", json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+    receipt: dict[str, Any] = answer.json()["cato"]
+    return receipt
+
+
+def test_cato_serve_says_where_it_answers_and_stops_on_ctrl_c(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [str(BIN / "cato"), "serve", str(simulated_file(tmp_path, port))],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_ready(f"http://127.0.0.1:{port}", 200)
+        receipt = complete(f"http://127.0.0.1:{port}")
+        explained = subprocess.run(
+            [
+                str(BIN / "cato"),
+                "explain",
+                receipt["request_id"],
+                "--url",
+                f"http://127.0.0.1:{port}",
+            ],
+            env={**env, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        llm = next(n["llm"] for n in receipt["nodes"] if n["llm"])
+        for word in ("complete", llm["replica"], "budget", "least wait"):
+            assert word in explained
+    finally:
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=90)
+    assert f"http://127.0.0.1:{port}" in said
+    assert process.returncode == 0
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://127.0.0.1:{port}/health", timeout=2)
+
+
+@pytest.fixture
+def ray_head(tmp_path: Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
+    """A Ray head node with a dashboard, as `serve deploy` needs it; yields its environment."""
+    gcs, dashboard, client = free_port(), free_port(), free_port()
+    temp = Path(f"/tmp/cato-r{os.getpid()}")
+    head = subprocess.Popen(
+        [
+            str(BIN / "ray"),
+            "start",
+            "--head",
+            "--block",
+            f"--port={gcs}",
+            f"--dashboard-port={dashboard}",
+            f"--ray-client-server-port={client}",
+            f"--temp-dir={temp}",
+            "--num-cpus=4",
+            "--object-store-memory=100000000",
+            "--include-dashboard=true",
+        ],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    env = {
+        **env,
+        "RAY_ADDRESS": f"127.0.0.1:{gcs}",
+        "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{dashboard}",
+    }
+    deadline_s = time.monotonic() + 90
+    while time.monotonic() < deadline_s:
+        try:
+            if httpx.get(f"{env['RAY_DASHBOARD_ADDRESS']}/api/version", timeout=2).is_success:
+                break
+        except httpx.HTTPError:
+            time.sleep(0.5)
+    yield env
+    head.send_signal(signal.SIGTERM)
+    try:
+        head.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(head.pid, signal.SIGKILL)
+
+
+def test_serve_deploy_on_a_cluster_and_policies_that_change_without_a_restart(
+    tmp_path: Path, ray_head: dict[str, str]
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    path = simulated_file(tmp_path, port)
+    deploy = [str(BIN / "serve"), "deploy", str(path)]
+    subprocess.run(deploy, env=ray_head, cwd=tmp_path, check=True, capture_output=True)
+    wait_ready(url, 150)
+    before = replicas(complete(url))
+
+    change = {"pools": {"coder-fast": {"routing": "power-of-two", "ordering": "fcfs"}}}
+    simulated_file(tmp_path, port, deployments=[{"name": "control-plane", "user_config": change}])
+    subprocess.run(deploy, env=ray_head, cwd=tmp_path, check=True, capture_output=True)
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        receipt = complete(url)
+        if "in order of arrival" in reasons(receipt):
+            break
+        time.sleep(0.5)
+    assert "in order of arrival" in reasons(receipt)
+    assert replicas(receipt) == before
+
+    status = subprocess.run(
+        [str(BIN / "cato"), "status"],
+        env={**ray_head, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert "power-of-two" in status.stdout, status.stdout + status.stderr
+    down = subprocess.run(
+        [str(BIN / "cato"), "down"], env=ray_head, capture_output=True, text=True, check=True
+    )
+    assert "router:coder-fast" in down.stdout
+
+
+def replicas(receipt: dict[str, Any]) -> set[str]:
+    return {n["llm"]["replica"] for n in receipt["nodes"] if n["llm"]}
+
+
+def reasons(receipt: dict[str, Any]) -> str:
+    return " ".join(r for n in receipt["nodes"] if n["llm"] for r in n["llm"]["reasons"])

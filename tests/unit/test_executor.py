@@ -1,0 +1,292 @@
+"""Runs in real time over real pools: what a workflow promises, also when parts of it fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from ingress_kit import (
+    COMPLETION,
+    GENERATION,
+    SLOW,
+    Kit,
+    a_fast_pool,
+    a_pool,
+    a_slow_pool,
+    running,
+    until,
+    until_busy,
+    until_idle,
+)
+
+from cato.core.errors import CapacityError, EngineDeadError, InputError
+from cato.core.ids import ReplicaId
+from cato.core.receipt import SlaReceipt
+from cato.engines.simulated import simulated_text
+
+CONTEXT = """
+name: with-context
+description: Uses what a slow node finds, if it finds it in time.
+sla: {metric: ttft, target: 10s}
+inputs: {prompt: {type: str}}
+nodes:
+  context:
+    type: llm
+    model: slow
+    prompt: "{{ prompt }}"
+    max_tokens: 500
+    extra: {ignore_eos: true}
+    optional: true
+    budget: 50ms
+  answer:
+    type: llm
+    model: fast
+    needs: [context]
+    prompt: "{{ prompt }}{% if context %} with {{ context.text }}{% endif %}"
+    max_tokens: 6
+stream: answer
+output: answer
+"""
+
+LOOP = """
+name: loop
+description: Never satisfied.
+sla: {metric: e2e, target: 10s}
+inputs: {prompt: {type: str}}
+nodes:
+  draft: {type: llm, model: fast, prompt: "{{ prompt }}", max_tokens: 4}
+  check: {type: transform, needs: [draft], text: "no"}
+  refine:
+    type: llm
+    model: fast
+    needs: [check]
+    prompt: "{{ refine.text if refine else draft.text }}"
+    max_tokens: 4
+    when: "check.text == 'no'"
+    repeat: {until: "refine.tokens > 99", max: 3}
+stream: refine else draft
+output: refine else draft
+"""
+
+FAN_OUT = """
+name: fan-out
+description: One call an item.
+sla: {metric: e2e, target: 10s}
+inputs: {parts: {type: list}}
+nodes:
+  each:
+    type: llm
+    model: fast
+    each: "parts"
+    max_items: 3
+    prompt: "{{ index }}: {{ item }}"
+    max_tokens: 3
+  joined:
+    type: transform
+    needs: [each]
+    text: "{% for part in each %}[{{ part.text }}]{% endfor %}"
+output: joined
+"""
+
+
+def check_books(receipt: SlaReceipt) -> None:
+    """What must hold of every receipt."""
+    on_path = sum(receipt.nodes[i].spent_s for i in receipt.path)
+    assert on_path + receipt.overhead_s == pytest.approx(receipt.e2e_s)
+    assert receipt.overhead_s >= -1e-6
+    for node in receipt.nodes:
+        assert 0 <= node.started_s <= node.started_s + node.spent_s <= receipt.e2e_s + 1e-6
+        if node.llm is not None:
+            assert 0 <= node.llm.queue_s <= node.spent_s + 1e-6
+
+
+async def test_a_slow_optional_node_is_left_out_within_its_budget(tmp_path: Path) -> None:
+    pools = (a_fast_pool(), a_slow_pool())
+    async with running(tmp_path, *pools, workflows=(CONTEXT,)) as kit:
+        finish = await kit.service.run_task("with-context", {"prompt": "x"}, request_id="r").wait()
+        await until_idle(pools[1], within_s=0.5)
+    context, answer = finish.receipt.nodes
+    assert (finish.status, context.status, answer.status) == ("done", "absent", "done")
+    assert context.spent_s < 1.0  # not the 10 s of its answer
+    assert context.llm is not None
+    assert context.llm.replica == "sim-slow#0"
+    assert finish.output == {
+        "text": simulated_text(0, "x", 6),
+        "tokens": 6,
+        "finish_reason": "length",
+    }
+    assert any("context left out" in note for note in finish.receipt.notes)
+    check_books(finish.receipt)
+
+
+async def test_a_loop_that_is_never_satisfied_ends_after_its_last_round(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(LOOP,)) as kit:
+        task = kit.service.run_task("loop", {"prompt": "x"}, request_id="r")
+        streamed = "".join([piece.text async for piece in task.pieces()])
+    assert task.finish is not None
+    receipt = task.finish.receipt
+    assert task.finish.status == "done"
+    assert [(n.node, n.round) for n in receipt.nodes] == [
+        ("draft", 1),
+        ("check", 1),
+        ("refine", 1),
+        ("refine", 2),
+        ("refine", 3),
+    ]
+    assert isinstance(task.finish.output, dict)
+    assert streamed == task.finish.output["text"]
+    check_books(receipt)
+
+
+async def test_a_fan_out_keeps_the_order_and_bounds_the_number_of_items(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(FAN_OUT,)) as kit:
+        inputs = {"parts": ["a", "b", "c", "d"]}
+        finish = await kit.service.run_task("fan-out", inputs, request_id="r").wait()
+        none = await kit.service.run_task("fan-out", {"parts": []}, request_id="s").wait()
+    texts = [simulated_text(0, prompt, 3) for prompt in ("0: a", "1: b", "2: c")]
+    assert isinstance(finish.output, dict)
+    assert finish.output["text"] == "".join(f"[{text}]" for text in texts)
+    assert any("first 3 of 4" in note for note in finish.receipt.notes)
+    assert isinstance(none.output, dict)
+    assert none.output["text"] == ""
+    check_books(finish.receipt)
+
+
+async def test_fifty_tasks_at_once_all_finish_and_their_books_add_up(tmp_path: Path) -> None:
+    pools = (a_fast_pool(), a_pool("sim-slow", "slow", step_s=0.001, slots=4, replicas=2))
+    workflows = (COMPLETION, GENERATION, LOOP, FAN_OUT, CONTEXT)
+    inputs: list[tuple[str, dict[str, object]]] = [
+        ("code-completion", {"prefix": "def f("}),
+        ("code-generation", {"instruction": "sort"}),
+        ("loop", {"prompt": "x"}),
+        ("fan-out", {"parts": ["a", "b"]}),
+        ("with-context", {"prompt": "y"}),
+    ]
+    async with running(tmp_path, *pools, workflows=workflows) as kit:
+        tasks = [
+            kit.service.run_task(*inputs[i % len(inputs)], request_id=f"r{i}") for i in range(50)
+        ]
+        finishes = await asyncio.gather(*(task.wait() for task in tasks))
+        for pool in pools:
+            await until_idle(pool, within_s=1)
+    assert [f.status for f in finishes] == ["done"] * 50
+    for finish in finishes:
+        check_books(finish.receipt)
+    for pool in pools:
+        picture = pool.orchestrator.picture(0.0)
+        assert (picture.queued, sum(r.held for r in picture.replicas)) == (0, 0)
+
+
+async def test_an_answer_goes_on_elsewhere_when_its_replica_dies(tmp_path: Path) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01, replicas=2)
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_task("code-completion", {"prefix": "x"}, request_id="r")
+        pieces = task.pieces()
+        first = await anext(pieces)
+        await pool.kill(ReplicaId("sim-fast#0"))
+        text = first.text + "".join([piece.text async for piece in pieces])
+    assert task.finish is not None
+    llm = task.finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert (llm.attempts, llm.replica, llm.output_tokens) == (2, "sim-fast#1", 12)
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
+        whole = await kit.service.run_task(
+            "code-completion", {"prefix": "x"}, request_id="r"
+        ).wait()
+    assert isinstance(whole.output, dict)
+    assert text == whole.output["text"]
+
+
+async def test_a_direct_stream_is_not_repeated_once_bytes_were_sent(tmp_path: Path) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01, replicas=2)
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 50}
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_model("fast", "chat/completions", body, request_id="r", stream=True)
+        pieces = task.pieces()
+        await anext(pieces)
+        await pool.kill(ReplicaId("sim-fast#0"))
+        async for _ in pieces:
+            pass
+    assert isinstance(task.error, EngineDeadError)
+
+
+async def test_cancelling_empties_queue_and_engine_and_is_recorded(tmp_path: Path) -> None:
+    pool = a_slow_pool(slots=2)
+    async with running(tmp_path, pool, workflows=(SLOW,)) as kit:
+        tasks = [
+            kit.service.run_task("slow", {"instruction": "x"}, request_id=f"r{i}") for i in range(5)
+        ]
+        await until_busy(pool, requests=2)
+        for task in tasks:
+            task.cancel("no longer wanted")
+        finishes = [await task.wait() for task in tasks]
+        await until_idle(pool, within_s=0.5)
+        picture = pool.orchestrator.picture(0.0)
+    assert {(f.status, f.receipt.problem) for f in finishes} == {("cancelled", "no longer wanted")}
+    assert (picture.queued, picture.replicas[0].held) == (0, 0)
+    assert len(kit.records.receipts) == 5
+
+
+async def test_a_refused_run_names_the_refusal(tmp_path: Path) -> None:
+    pool = a_pool("sim-fast", "fast", replicas=0, max_queued=0)
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_task("code-completion", {"prefix": "x"}, request_id="r")
+        finish = await task.wait()
+    assert finish.status == "failed"
+    assert isinstance(task.error, CapacityError)
+    llm = finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert llm.reasons[0].startswith("refused: ")
+
+
+async def test_runs_with_the_same_request_id_do_not_disturb_each_other(tmp_path: Path) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.005)
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        prefixes = ("a", "b", "c")
+        tasks = [
+            kit.service.run_task("code-completion", {"prefix": p}, request_id="same")
+            for p in prefixes
+        ]
+        tasks.append(kit.service.run_task("code-completion", {"prefix": "d"}, request_id="same"))
+        tasks[-1].cancel("not this one")
+        texts = [str(f.output) for f in [await t.wait() for t in tasks[:3]]]
+    assert len(set(texts)) == 3
+
+
+async def test_what_queues_up_while_the_reader_is_busy_comes_together(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_task("code-completion", {"prefix": "x"}, request_id="r")
+        batches = task.batches()
+        first = await anext(batches)
+        await until(lambda: task.finish is not None, within_s=5)
+        second = await anext(batches)
+        assert [piece async for batch in batches for piece in batch] == []
+    assert len(first) + len(second) == 12
+    assert isinstance(task.finish.output, dict)
+    assert "".join(p.text for p in (*first, *second)) == task.finish.output["text"]
+
+
+async def test_a_whole_direct_answer_is_the_engines_bytes(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
+        body = {"prompt": "x", "max_tokens": 3}
+        task = kit.service.run_model("fast", "completions", body, request_id="r", stream=False)
+        raw = b"".join([piece.raw async for piece in task.pieces()])
+        with pytest.raises(InputError, match="max_tokens"):
+            kit.service.run_model(
+                "fast", "completions", {"max_tokens": -1}, request_id="r", stream=False
+            )
+    assert json.loads(raw)["choices"][0]["text"] == simulated_text(0, "x", 3)
+
+
+async def test_a_run_is_found_by_its_request_id_when_it_has_ended(tmp_path: Path) -> None:
+    async def ask(kit: Kit, id: str) -> object:
+        found = await kit.service.records.receipt(id)
+        return None if found is None else found["status"]
+
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_task("code-completion", {"prefix": "x"}, request_id="r")
+        assert await ask(kit, "r") is None
+        await task.wait()
+        assert await ask(kit, "r") == "done"

@@ -1,0 +1,231 @@
+"""Each policy is the rule it says it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cato.core.decision import Hold, Route
+from cato.core.errors import UnknownNameError
+from cato.core.policies import RoutingPolicy
+from cato.core.snapshot import Invocation, PoolSnapshot
+from cato.core.topology import PoolPolicies
+from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.ordering.slack_priority import LateLast, SlackPriority
+from cato.policies.registry import ORDERING, ROUTING, ordering_names, policies_of, routing_names
+from cato.policies.routing.cato import CatoRouting
+from cato.policies.routing.power_of_two import PowerOfTwo
+from cato.policies.routing.round_robin import RoundRobin
+from cato.policies.slack import FEASIBLE, LATE, TIGHT, slack_class
+from cato.testing.builders import a_pool, a_profile, a_replica, an_invocation
+
+# The cost of an invocation is the prefill alone: remaining = prefill_s + downstream_s.
+FAST, SLOW = a_profile(prefill_s=1.0, token_s=0.0), a_profile(prefill_s=3.0, token_s=0.0)
+
+
+def chosen(decision: Route | Hold) -> str:
+    assert isinstance(decision, Route)
+    return decision.replica_id
+
+
+# Algorithm 1 of CATO
+
+
+def algorithm_1(invocation: Invocation, pool: PoolSnapshot) -> str:
+    """The printed algorithm, line by line, but for line 24 (the first replica when none fits)."""
+    slack_s = invocation.deadline_s - pool.now_s
+    by_wait = sorted(
+        pool.replicas,
+        key=lambda r: (
+            r.wait_s,
+            invocation.remaining_s(r.profile, r.batch),
+            r.held + r.queued,
+            r.id,
+        ),
+    )
+    if slack_s < 0:
+        return by_wait[0].id
+    for replica in by_wait:
+        if replica.wait_s + invocation.remaining_s(replica.profile, replica.batch) <= slack_s:
+            return replica.id
+    return by_wait[0].id
+
+
+pools = st.lists(
+    st.builds(
+        a_replica,
+        st.uuids().map(str),
+        held=st.integers(0, 3),
+        queued=st.integers(0, 2),
+        wait_s=st.sampled_from([0.0, 0.0, 1.0, 2.5, float("inf")]),
+        profile=st.sampled_from([FAST, SLOW, a_profile(batch_token_s=0.1)]),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda r: r.id,
+).map(lambda replicas: a_pool(*sorted(replicas, key=lambda r: r.id), now_s=5.0))
+invocations = st.builds(
+    an_invocation,
+    deadline_s=st.floats(3, 15),
+    downstream_s=st.sampled_from([0.0, 2.0]),
+    until_first_token=st.booleans(),
+    draw=st.floats(0, 1, exclude_max=True),
+)
+
+
+@given(invocations, pools)
+def test_cato_routes_as_algorithm_1_says(invocation: Invocation, pool: PoolSnapshot) -> None:
+    assert chosen(CatoRouting().route(invocation, pool)) == algorithm_1(invocation, pool)
+
+
+def test_cato_takes_the_least_wait_among_the_feasible_even_if_another_waits_less() -> None:
+    pool = a_pool(
+        a_replica("a", wait_s=1.0, profile=SLOW), a_replica("b", wait_s=2.0, profile=FAST)
+    )
+    decision = CatoRouting().route(an_invocation(deadline_s=3.5), pool)
+    reason = "slack 3.500 s, feasible on 1 of 2: least wait 2.000 s, remaining 1.000 s"
+    assert decision == Route(pool.replicas[1].id, reason)
+
+
+def test_cato_takes_the_least_wait_of_all_when_none_is_feasible() -> None:
+    pool = a_pool(a_replica("a", wait_s=9.0), a_replica("b", wait_s=8.0))
+    decision = CatoRouting().route(an_invocation(deadline_s=0.1), pool)
+    assert chosen(decision) == "b"
+    assert "feasible on none of 2: least wait of all 8.000 s" in decision.reason
+
+
+def test_cato_takes_the_least_wait_for_what_is_late() -> None:
+    pool = a_pool(a_replica("a", wait_s=2.0), a_replica("b", wait_s=1.0), now_s=5.0)
+    decision = CatoRouting().route(an_invocation(deadline_s=4.0), pool)
+    assert chosen(decision) == "b"
+    assert decision.reason.startswith("late by 1.000 s: least wait of 2 1.000 s")
+
+
+def test_cato_counts_the_nodes_downstream_as_remaining() -> None:
+    near, far = a_replica("a", profile=SLOW), a_replica("b", wait_s=0.5, profile=FAST)
+    invocation = an_invocation(deadline_s=4.0, downstream_s=2.0)
+    assert chosen(CatoRouting().route(invocation, a_pool(near, far))) == "b"
+
+
+def test_cato_breaks_ties_of_wait_by_remaining_work_then_load_then_id() -> None:
+    slow, fast = a_replica("a", profile=SLOW), a_replica("b", profile=FAST)
+    assert chosen(CatoRouting().route(an_invocation(), a_pool(slow, fast))) == "b"
+    busy, idle = a_replica("a", held=1, profile=FAST), a_replica("b", profile=FAST)
+    assert chosen(CatoRouting().route(an_invocation(), a_pool(busy, idle))) == "b"
+    first, second = a_replica("a"), a_replica("b")
+    assert chosen(CatoRouting().route(an_invocation(), a_pool(first, second))) == "a"
+
+
+# Baselines
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_power_of_two_draws_each_pair_equally_often(n: int) -> None:
+    """With loads in the order of ids the winner is the lower of the pair: n - 1 - i pairs each."""
+    pool = a_pool(*(a_replica(str(i), held=i) for i in range(n)))
+    draws = n * (n - 1) * 20
+    winners = Counter(
+        chosen(PowerOfTwo().route(an_invocation(draw=(k + 0.5) / draws), pool))
+        for k in range(draws)
+    )
+    assert winners == {str(i): (n - 1 - i) * 40 for i in range(n - 1)}
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 6))
+def test_power_of_two_never_takes_the_most_loaded(draw: float, n: int) -> None:
+    pool = a_pool(*(a_replica(str(i), held=i) for i in range(n)))
+    assert chosen(PowerOfTwo().route(an_invocation(draw=draw), pool)) != str(n - 1) or n == 1
+
+
+def test_power_of_two_counts_what_is_queued_at_a_replica() -> None:
+    pool = a_pool(a_replica("a", held=1, queued=3), a_replica("b", held=2))
+    decision = PowerOfTwo().route(an_invocation(), pool)
+    assert decision == Route(pool.replicas[1].id, "2 invocations against 4 on a")
+
+
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 20))
+def test_round_robin_gives_each_replica_the_same_number(n: int, turns: int, start: int) -> None:
+    replicas = [a_replica(str(i)) for i in range(n)]
+    takers = Counter(
+        chosen(RoundRobin().route(an_invocation(), a_pool(*replicas, dispatched=start + k)))
+        for k in range(n * turns)
+    )
+    assert set(takers.values()) == {turns}
+
+
+@pytest.mark.parametrize("policy", ROUTING.values(), ids=ROUTING)
+def test_without_a_replica_that_may_be_chosen_every_policy_holds(policy: RoutingPolicy) -> None:
+    assert policy.route(an_invocation(), a_pool()) == Hold("no replica has room")
+
+
+@given(st.sampled_from(sorted(ROUTING)), invocations, pools)
+def test_every_policy_chooses_one_of_the_replicas_and_always_the_same(
+    name: str, invocation: Invocation, pool: PoolSnapshot
+) -> None:
+    decision = ROUTING[name].route(invocation, pool)
+    assert chosen(decision) in {r.id for r in pool.replicas}
+    assert decision == ROUTING[name].route(invocation, pool)
+    assert decision.reason
+
+
+# Ordering
+
+
+@pytest.mark.parametrize(
+    ("slack_s", "wait_s", "remaining_s", "expected"),
+    [
+        (-0.001, 0.0, 0.0, LATE),
+        (0.0, 0.0, 0.0, FEASIBLE),
+        (0.0, 0.0, 0.1, TIGHT),
+        (3.0, 1.0, 2.0, FEASIBLE),
+        (3.0, 1.1, 2.0, TIGHT),
+    ],
+)
+def test_the_classes_of_slack(
+    slack_s: float, wait_s: float, remaining_s: float, expected: int
+) -> None:
+    assert slack_class(slack_s, wait_s, remaining_s) == expected
+
+
+def test_the_orders_differ_in_where_they_put_what_is_late() -> None:
+    late, tight, feasible = (an_invocation(deadline_s=d) for d in (4.0, 6.0, 20.0))
+
+    def places(policy: FirstComeFirstServed | SlackPriority | LateLast) -> list[int]:
+        return [policy.rank(i, 2.0, now_s=5.0).value for i in (late, tight, feasible)]
+
+    assert places(SlackPriority()) == [0, 1, 2]
+    assert places(LateLast()) == [2, 0, 1]
+    assert places(FirstComeFirstServed()) == [0, 0, 0]
+
+
+# Names
+
+
+def test_every_registered_name_gives_its_policy() -> None:
+    for routing in routing_names():
+        for ordering in ordering_names():
+            found = policies_of(PoolPolicies(routing, ordering, "early", 7))
+            assert (found.routing, found.ordering) == (ROUTING[routing], ORDERING[ordering])
+            assert (found.late_binding, found.max_queued) == (False, 7)
+    assert policies_of(PoolPolicies()).late_binding
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "known"),
+    [
+        (PoolPolicies(routing="cat0"), "routing policy", routing_names()),
+        (PoolPolicies(ordering="lifo"), "ordering policy", ordering_names()),
+        (PoolPolicies(binding="never"), "binding", ("late", "early")),
+    ],
+)
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(
+    names: PoolPolicies, kind: str, known: tuple[str, ...]
+) -> None:
+    with pytest.raises(UnknownNameError) as error:
+        policies_of(names)
+    assert error.value.kind == kind
+    assert error.value.known == known
+    assert all(name in str(error.value) for name in known)

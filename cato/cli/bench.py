@@ -143,6 +143,7 @@ def _set_environment(folder: str, *, transport: bool) -> None:
         RAY_SERVE_HAPROXY_SERVER_STATE_FILE=f"{folder}/haproxy-state",
         RAY_SERVE_HAPROXY_METRICS_PORT=str(free_port()),
         RAY_SERVE_HAPROXY_STATS_PORT=str(free_port()),
+        RAY_DEDUP_LOGS="0",  # else Ray's complaints about its own end come after ours
         HF_HUB_OFFLINE="1",
     )
     # Read once, at this import: this process, and no other, keeps its handles off its own loops,

@@ -10,9 +10,9 @@ import platform
 import secrets
 import sysconfig
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,6 +25,9 @@ from cato.core.topology import DeploymentSpec, PoolSpec, Topology
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.profiles.load import profile_name, save_profile
 from cato.profiles.schema import Provenance
+
+if TYPE_CHECKING:
+    from cato.control.profile_sweep import Plan, SweepResult
 
 # The driver then talks to replicas as the ingress does in production: gRPC, one loop.
 TRANSPORT_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
@@ -45,6 +48,10 @@ def profile(
     quick: Annotated[
         bool, typer.Option(help="Fewer lengths and rounds: under a minute, less exact.")
     ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=1, help="Most time for measuring; what takes a tenth of it is left out."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the prompts and of the order.")] = 0,
 ) -> None:
     """Measure prefill and decode of one replica and write profiles/MODEL@ACCELERATOR.yaml.
@@ -54,9 +61,16 @@ def profile(
     """
     os.environ.setdefault(TRANSPORT_VARIABLE, "1")
     connect(address)
-    command = f"cato profile {deployment}{' --quick' if quick else ''} --seed {seed}"
+    from cato.control.profile_sweep import FULL, QUICK
+
+    plan = QUICK if quick else FULL
+    command = f"cato profile {deployment} --seed {seed}{' --quick' if quick else ''}"
+    if seconds is not None:
+        limit_s = min(plan.point_limit_s, seconds / 10)
+        plan = replace(plan, total_s=seconds, point_limit_s=limit_s)
+        command += f" --seconds {seconds:g}"
     try:
-        asyncio.run(_profile(deployment, out, command, quick=quick, seed=seed))
+        asyncio.run(_profile(deployment, out, command, plan, seed))
     except CatoError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(1) from error
@@ -78,8 +92,8 @@ class _Found:
     load_s: float
 
 
-async def _profile(deployment: str, out: Path, command: str, *, quick: bool, seed: int) -> None:
-    from cato.control.profile_sweep import FULL, QUICK, Sweep, Target, evaluate
+async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: int) -> None:
+    from cato.control.profile_sweep import Sweep, Target, evaluate
 
     found = await _find(deployment)
     caller = ReplicaCaller(deployment, found.replica)
@@ -104,7 +118,7 @@ async def _profile(deployment: str, out: Path, command: str, *, quick: bool, see
     if _whole(load["held"]) > 0:
         console.print(f"The replica holds {load['held']} other requests now.", style="yellow")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    sweep = Sweep(caller, target, QUICK if quick else FULL, seed)
+    sweep = Sweep(caller, target, plan, seed)
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 
@@ -270,7 +284,7 @@ def _texts() -> list[str]:
     return texts
 
 
-def _report(result: Any) -> None:
+def _report(result: SweepResult) -> None:
     profile = result.profile
     table = Table("", "batch", "tokens", "samples", "measured ms", "predicted ms", "error")
     table.title = "What the profile predicts"

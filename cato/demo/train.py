@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
@@ -459,6 +459,12 @@ def export(folder: Path, model: Llama, tokenizer: Tokenizer, facts: RunFacts) ->
     _write_text(folder / "README.md", _model_card(model.shape, parameters, megabytes, facts))
 
 
+def load_weights(model: Llama, folder: Path) -> None:
+    """Weights of an earlier export; a later run with a lower rate goes on from them."""
+    saved = load_file(folder / "model.safetensors")
+    model.load_state_dict({name.removeprefix("model."): w for name, w in saved.items()})
+
+
 def _write_json(path: Path, value: object) -> None:
     _write_text(path, json.dumps(value, indent=2) + "\n")
 
@@ -561,6 +567,11 @@ def parse_arguments() -> argparse.Namespace:
         default=Path(".cache/demo-train.pt"),
         help="a run that finds it continues; removed at the end",
     )
+    parser.add_argument(
+        "--continue-from",
+        type=Path,
+        help="start from the weights of this exported folder, made with the same shape and files",
+    )
     arguments = parser.parse_args()
     if arguments.hidden % HEAD_DIM:
         parser.error(f"--hidden must be a multiple of {HEAD_DIM}, not {arguments.hidden}")
@@ -591,6 +602,10 @@ def main() -> None:
     model = Llama(shape).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     say(f"{parameters / 1e6:.2f} M parameters, vocabulary {shape.vocab}, device {device}")
+
+    if arguments.continue_from is not None:
+        load_weights(model, arguments.continue_from)
+        say(f"starting from the weights of {arguments.continue_from}")
 
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]

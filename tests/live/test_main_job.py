@@ -58,17 +58,14 @@ def seconds_until(condition: Callable[[], bool], limit_s: float) -> float:
 
 
 def test_a_half_written_function_is_completed_with_plausible_python(sdk: OpenAI) -> None:
+    before = "class Stack:\n    def __init__(self):\n        "
+    after = "\n\n    def push(self, item):\n        self._items.append(item)\n"
     answer = sdk.completions.create(
-        model="demo-coder",
-        prompt="import os\n\n\ndef read_file(path):\n    with open(path) as f:\n        return",
-        suffix="\n\n\ndef main():\n    pass\n",
-        max_tokens=24,
-        temperature=0,
-        stop="\n",
+        model="demo-coder", prompt=before, suffix=after, max_tokens=24, temperature=0
     )
     text = answer.choices[0].text
-    assert text.strip()
-    ast.parse(f"def read_file(path):\n    with open(path) as f:\n        return{text}\n")
+    assert "self._items" in text
+    ast.parse(f"{before}{text}{after}")
     assert answer.usage is not None
     assert answer.usage.prompt_tokens > 20
 

@@ -63,8 +63,8 @@ def simulated_file(folder: Path, port: int, **changes: Any) -> Path:
 
 
 def complete(url: str) -> dict[str, Any]:
-    body = {"inputs": INPUTS["code-completion"]}
-    answer = httpx.post(f"{url}/v1/tasks/code-completion", json=body, timeout=30)
+    body = {"inputs": INPUTS["code-summarization"]}
+    answer = httpx.post(f"{url}/v1/tasks/code-summarization", json=body, timeout=30)
     assert answer.status_code == 200, answer.text
     receipt: dict[str, Any] = answer.json()["cato"]
     return receipt
@@ -98,7 +98,7 @@ def test_cato_serve_says_where_it_answers_and_stops_on_ctrl_c(
             check=True,
         ).stdout
         llm = next(n["llm"] for n in receipt["nodes"] if n["llm"])
-        for word in ("complete", llm["replica"], "budget", "least wait"):
+        for word in ("summary", llm["replica"], "budget", "least wait"):
             assert word in explained
     finally:
         process.send_signal(signal.SIGINT)
@@ -165,7 +165,7 @@ def test_serve_deploy_on_a_cluster_and_policies_that_change_without_a_restart(
     wait_ready(url, 150)
     before = replicas(complete(url))
 
-    change = {"pools": {"coder-fast": {"routing": "power-of-two", "ordering": "fcfs"}}}
+    change = {"pools": {"coder-large": {"routing": "power-of-two", "ordering": "fcfs"}}}
     simulated_file(tmp_path, port, deployments=[{"name": "control-plane", "user_config": change}])
     subprocess.run(deploy, env=ray_head, cwd=tmp_path, check=True, capture_output=True)
     deadline_s = time.monotonic() + 30
@@ -187,7 +187,7 @@ def test_serve_deploy_on_a_cluster_and_policies_that_change_without_a_restart(
     down = subprocess.run(
         [str(BIN / "cato"), "down"], env=ray_head, capture_output=True, text=True, check=True
     )
-    assert "router:coder-fast" in down.stdout
+    assert "router:coder-large" in down.stdout
 
 
 def replicas(receipt: dict[str, Any]) -> set[str]:

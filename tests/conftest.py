@@ -8,6 +8,8 @@ import tempfile
 
 from hypothesis import settings
 
+from cato.serve import haproxy
+
 
 def _free_port() -> str:
     with socket.socket() as s:
@@ -35,6 +37,7 @@ os.environ.update(
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     RAY_SERVE_THROUGHPUT_OPTIMIZED="1",
     RAY_SERVE_ENABLE_HA_PROXY="1",
+    RAY_SERVE_HAPROXY_BINARY_PATH=haproxy.path(),
     RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
     RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=f"{_RUN_DIR}/haproxy.cfg",
     RAY_SERVE_HAPROXY_SOCKET_PATH=f"{_RUN_DIR}/haproxy-admin.sock",

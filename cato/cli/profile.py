@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import itertools
+import logging
 import os
 import platform
 import secrets
@@ -232,6 +233,7 @@ class ReplicaCaller:
 
         from cato.control import actors
 
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # its notes break the progress bar
         handle: Any = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
         self._handle = handle
         self._stream = handle.options(stream=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import httpx
+import psutil
 import typer
 from rich.console import Console
 
@@ -18,11 +20,13 @@ from cato.config.deploy_file import load_deploy_file
 from cato.config.paths import resolve
 from cato.config.places import run_dir
 from cato.core.errors import ConfigError
+from cato.serve import haproxy
 
 # Read by every Ray process at import: set before the first one starts.
 TRANSPORT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_HAPROXY_BINARY_PATH": haproxy.path(),
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -33,6 +37,8 @@ START_TIMEOUT_S = 900.0
 POLL_S = 0.3
 STOP_TIMEOUT_S = 60.0
 LAST_LINES = 25
+# Serve's own words, from its proxy, for an application that it has given up on.
+FAILED = "failed to deploy"
 
 console = Console()
 
@@ -60,6 +66,10 @@ def serve(
     if transport:
         for name, value in TRANSPORT.items():
             env.setdefault(name, value)
+    # Also where a shell started this in the background with Ctrl-C ignored; what is caught here is
+    # the default again in the child.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _as_interrupt)
     log_path = run_dir() / "serve.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -70,7 +80,6 @@ def serve(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C comes to this process, which stops that one in order
         )
-    signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         _wait_ready(process, url, log_path)
         _greet(url, path, log_path)
@@ -97,6 +106,10 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> N
                 _show_end(log_path)
                 raise typer.Exit(1)
             is_ready, what = _readiness(url)
+            if FAILED in what:
+                console.print(f"{what}\nThe end of {log_path}:")
+                _show_end(log_path)
+                raise typer.Exit(1)
             if is_ready:
                 return
             status.update(f"{what} ({time.monotonic() - started_s:.0f} s)")
@@ -116,7 +129,7 @@ def _readiness(url: str) -> tuple[bool, str]:
     try:
         return False, str(answer.json()["reason"])
     except (ValueError, KeyError):
-        return False, "starting the ingress ..."
+        return False, answer.text if FAILED in answer.text else "starting the ingress ..."
 
 
 def _answers(url: str) -> bool:
@@ -157,12 +170,17 @@ def _show_end(log_path: Path) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Serve drains and ends on SIGINT; what is left after a while is killed."""
+    """Serve drains and ends on SIGINT; what is left after a while is killed with all it started."""
     if process.poll() is not None:
         return
+    # Taken now: a killed Ray leaves HAProxy behind, which would keep the port.
+    started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+    if process.poll() is None:
+        process.kill()
         process.wait()
+    for left in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.kill()

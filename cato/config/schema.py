@@ -7,7 +7,6 @@ once with their path; the checks that need several parts of the file are in `_na
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -23,7 +22,14 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from cato.config.yaml_file import ByteSize, Duration, StrictModel, did_you_mean
+from cato.config.yaml_file import (
+    ByteSize,
+    Duration,
+    NonEmpty,
+    StrictModel,
+    did_you_mean,
+    matching,
+)
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.topology import (
     DeploymentSpec,
@@ -49,20 +55,9 @@ _OWN_FLAGS = ("--model", "--served-model-name", "--host", "--port", "--uds")
 """What CATO itself passes to a vLLM server."""
 
 
-def _name(pattern: str, rule: str) -> AfterValidator:
-    expression = re.compile(pattern)
-
-    def check(value: str) -> str:
-        if not expression.fullmatch(value):
-            raise ValueError(rule)
-        return value
-
-    return AfterValidator(check)
-
-
 Name = Annotated[
     str,
-    _name(
+    matching(
         r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
         "a name has at most 63 letters, digits, '.', '_' and '-', "
         "and starts with a letter or digit",
@@ -72,16 +67,16 @@ Name = Annotated[
 
 PublicName = Annotated[
     str,
-    _name(
+    matching(
         r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}",
         "a model name has at most 128 letters, digits, '.', '_', ':', '/' and '-', "
         "and starts with a letter or digit",
     ),
-    _name(rf"(?!{RESERVED_PREFIX}).*", f"names with {RESERVED_PREFIX!r} belong to the workflows"),
+    matching(
+        rf"(?!{RESERVED_PREFIX}).*", f"names with {RESERVED_PREFIX!r} belong to the workflows"
+    ),
 ]
 """A model name or alias, as clients send it."""
-
-NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 def _as_text(value: object) -> object:

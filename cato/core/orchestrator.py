@@ -56,7 +56,6 @@ class Lease:
     at_s: float
     expected_end_s: float
     command: Dispatch
-    has_first_token: bool = False
 
 
 @dataclass(slots=True)
@@ -253,7 +252,7 @@ class PoolOrchestrator:
         steps = max(0, lease.invocation.expected_tokens - 1)
         batch = min(replica.held, max(1, replica.max_running))
         step_s = replica.profile.decode_step_s(batch, lease.invocation.prompt_tokens)
-        fresh = replace(lease, has_first_token=True, expected_end_s=event.now_s + steps * step_s)
+        fresh = replace(lease, expected_end_s=event.now_s + steps * step_s)
         self._leases[event.invocation_id] = replica.leases[event.invocation_id] = fresh
 
     def _release(self, id: InvocationId) -> None:

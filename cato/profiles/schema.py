@@ -6,12 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cato.config.yaml_file import StrictModel
+from cato.config.yaml_file import NonEmpty, StrictModel
 from cato.core.profile import Profile
 
-Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-R2 = Annotated[float, Field(le=1, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
+Coefficient = Annotated[float, Field(ge=0)]
+R2 = Annotated[float, Field(le=1)]
 
 
 class PrefillSection(StrictModel):
@@ -53,16 +52,16 @@ class Provenance(StrictModel):
 class ProfileFile(StrictModel):
     """A file of `profiles/`; its name is `<model>@<accelerator>.yaml`."""
 
-    model: Text
-    accelerator: Text
-    engine: Text
+    model: NonEmpty
+    accelerator: NonEmpty
+    engine: NonEmpty
     prefill: PrefillSection
     decode: DecodeSection
     kv_capacity_tokens: int = Field(ge=1)
     max_running: int = Field(ge=1)
     context_tokens: int = Field(ge=1)
     load_s: Coefficient
-    chars_per_token: float = Field(default=3.5, gt=0, allow_inf_nan=False)
+    chars_per_token: float = Field(default=3.5, gt=0)
     provenance: Provenance
 
     def to_profile(self) -> Profile:

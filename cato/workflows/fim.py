@@ -11,7 +11,7 @@ Sentinels that happen to stand in the user's code are passed on as they are.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cato.core.errors import UnknownNameError
 
@@ -27,7 +27,8 @@ class FimFamily:
     """A prompt is `begin` PREFIX `hole` SUFFIX `end`, or the two exchanged if `suffix_first`.
 
     `stops` end an answer that runs into the next file or sentinel. A begin-of-text token is
-    the engine's to add. Without `has_suffix` the model only continues the prefix.
+    the engine's to add. Without `has_suffix` the model only continues the prefix; without
+    `takes_context` it gets no code of other files.
     """
 
     name: str
@@ -37,29 +38,35 @@ class FimFamily:
     stops: tuple[str, ...] = ()
     suffix_first: bool = False
     has_suffix: bool = True
+    takes_context: bool = True
 
+
+_QWEN = FimFamily(
+    "qwen",
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    (
+        "<|endoftext|>",
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        "<|fim_pad|>",
+        "<|repo_name|>",
+        "<|file_sep|>",
+        "<|im_start|>",
+        "<|im_end|>",
+    ),
+)
 
 FAMILIES = {
     family.name: family
     for family in (
-        # Qwen2.5-Coder's README; the demo model and Granite 4 use the same tokens.
-        FimFamily(
-            "qwen",
-            "<|fim_prefix|>",
-            "<|fim_suffix|>",
-            "<|fim_middle|>",
-            (
-                "<|endoftext|>",
-                "<|fim_prefix|>",
-                "<|fim_suffix|>",
-                "<|fim_middle|>",
-                "<|fim_pad|>",
-                "<|repo_name|>",
-                "<|file_sep|>",
-                "<|im_start|>",
-                "<|im_end|>",
-            ),
-        ),
+        # Qwen2.5-Coder's README; Granite 4 uses the same tokens.
+        _QWEN,
+        # The demo model: the same tokens, but it never saw context from other files, and writes
+        # comments about it instead of code.
+        replace(_QWEN, name="demo", takes_context=False),
         # StarCoder 1 and 2, Granite Code 3, Stable Code, CodeQwen 1.5.
         FimFamily(
             "starcoder",
@@ -123,7 +130,8 @@ FAMILIES = {
 # First match wins. General Qwen models (without "coder") were not trained to fill in.
 _BY_MODEL_NAME = (
     (r"codeqwen", "starcoder"),
-    (r"qwen.*coder|\bcato-demo\b|^demo$", "qwen"),
+    (r"\bcato-demo\b|^demo$", "demo"),
+    (r"qwen.*coder", "qwen"),
     (r"granite-?4", "qwen"),
     (r"star-?coder|granite|stable-?code|octocoder", "starcoder"),
     (r"deepseek.*coder", "deepseek-coder"),
@@ -155,7 +163,7 @@ def stop_strings(family: str) -> tuple[str, ...]:
 def render_fim(family: str, prefix: str, suffix: str, context: str = "") -> str:
     """The prompt after which the model writes the middle; raise `UnknownNameError`."""
     form = fim_family(family)
-    if context:
+    if context and form.takes_context:
         prefix = f"{context}{'' if context.endswith(chr(10)) else chr(10)}{prefix}"
     if not form.has_suffix:
         return prefix

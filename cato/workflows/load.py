@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from cato.config.yaml_file import did_you_mean, problems_of, read_yaml, shown
 from cato.core.errors import ConfigError, ExpressionError, InputError, Problem
 from cato.core.ids import NodeId, TaskName
 from cato.core.slo import Slo, SloMetric
@@ -33,7 +34,6 @@ from cato.core.workflow import (
     Workflow,
 )
 from cato.workflows import graph
-from cato.workflows.problems import did_you_mean, problems_of, shown
 from cato.workflows.schema import (
     DEFAULT_MAX_ITEMS,
     MAX_NODES,
@@ -56,7 +56,6 @@ from cato.workflows.templates import (
     compile_expression,
     compile_template,
 )
-from cato.workflows.yaml_reader import read_yaml
 
 MAX_CHAIN = 32
 """Longest chain of nodes."""
@@ -81,7 +80,7 @@ _NODE: TypeAdapter[Any] = TypeAdapter(AnyNodePart)
 
 def load_workflow(path: Path) -> Workflow:
     """The workflow in the file at `path`; raise `ConfigError` with every problem found."""
-    draft = _Draft(str(path), path.parent, read_yaml(path))
+    draft = _Draft(str(path), path.parent, read_yaml(path, aliases=False))
     workflow = draft.check()
     if workflow is None or draft.problems:
         raise ConfigError(tuple(draft.problems))
@@ -160,7 +159,7 @@ class _Draft:
         try:
             part = WorkflowPart.model_validate(self.data)
         except ValidationError as exc:
-            self.problems += problems_of(exc, self.file)
+            self.problems += problems_of(exc, WorkflowPart, self.file)
         if len(self.needs) > MAX_NODES:
             return None  # said already; the graph could be of any size
         self._check_ids()

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -20,6 +19,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from cato.config.yaml_file import Duration, StrictModel, matching
 
 MAX_NODES = 64
 MAX_ROUNDS = 8
@@ -41,56 +42,45 @@ _OWN_ENGINE_KEYS = (
 OWN_ENGINE_KEYS = frozenset(_OWN_ENGINE_KEYS.split())
 """Keys of an OpenAI body that `extra` may not set: CATO writes them, or a node has them itself."""
 
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
-_PER_SECOND = {"ms": 1000.0, "s": 1.0, "m": 1 / 60, "h": 1 / 3600}
 
-
-def parse_duration(value: object) -> float:
-    """Seconds in `200ms`, `1.5s`, `2m`, `1h`; raise ValueError. A bare number has no unit."""
-    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("must be a duration with its unit, such as 200ms, 1.5s or 2m")
-    seconds = float(match[1]) / _PER_SECOND[match[2]]
+def _in_a_day(seconds: float) -> float:
     if not 0 < seconds <= MAX_DURATION_S:
         raise ValueError("must be a duration of more than 0 and at most 24h")
     return seconds
 
 
-Duration = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    WithJsonSchema(
-        {"type": "string", "pattern": f"^{_DURATION.pattern}$", "examples": ["200ms", "1.5s", "2m"]}
-    ),
-]
-"""A field that reads `200ms` and holds seconds."""
-
+Span = Annotated[Duration, AfterValidator(_in_a_day)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]
-Id = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+_ID = r"[A-Za-z][A-Za-z0-9_]{0,63}"
+Id = Annotated[
+    str,
+    matching(_ID, "a name has letters, digits and '_', with a letter first, at most 64"),
+    WithJsonSchema({"type": "string", "pattern": f"^{_ID}$"}),
+]
+_TASK = r"[a-z][a-z0-9-]{0,62}"
+Task = Annotated[
+    str,
+    matching(_TASK, "must be small letters, digits and '-', with a letter first, at most 63"),
+    WithJsonSchema({"type": "string", "pattern": f"^{_TASK}$"}),
+]
 InputType = Literal["str", "int", "float", "bool", "list"]
 
 
-class StrictModel(BaseModel):
-    """Base of all parts: unknown keys are errors, and no type is guessed from another."""
+class Part(StrictModel):
+    """Base of all parts."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class SlaPart(StrictModel):
+class SlaPart(Part):
     """What a caller of this task may count on, unless the request asks for something else."""
 
     metric: Literal["ttft", "tpot", "e2e"]
     """ttft: time to the first token of the streamed node; tpot: time per later token;
     e2e: time to the whole answer."""
-    target: Duration
+    target: Span
     """The objective for `metric`."""
-    deadline: Duration | None = None
+    deadline: Span | None = None
     """When nobody waits for the answer any more: the run ends unfinished. Default: 20 times
     the target, at least 10s."""
 
@@ -134,7 +124,7 @@ TYPE_WORDS = {
 }
 
 
-class InputPart(StrictModel):
+class InputPart(Part):
     """An input of the task; required unless it has a default."""
 
     type: InputType
@@ -160,7 +150,7 @@ def _long_form(value: object) -> object:
     return {"type": value} if isinstance(value, str) else value
 
 
-class RepeatPart(StrictModel):
+class RepeatPart(Part):
     """A bounded loop: run the node, run the nodes of `redo` again, stop when `until` holds."""
 
     until: Text = Field(examples=["check.ok"])
@@ -171,7 +161,7 @@ class RepeatPart(StrictModel):
     """Ancestors to run again after each round; only this node and each other may need them."""
 
 
-class FimPart(StrictModel):
+class FimPart(Part):
     """A fill-in-the-middle prompt, written as the family of the node's model wants it."""
 
     prefix: str = Field(max_length=MAX_TEXT_CHARS, examples=["{{ prefix }}"])
@@ -182,7 +172,7 @@ class FimPart(StrictModel):
     """Template: what else helps, as comments; the first to go when the prompt gets too long."""
 
 
-class NodePart(StrictModel):
+class NodePart(Part):
     """What every node may have."""
 
     needs: list[str] = Field(default_factory=list, examples=[["draft"]])
@@ -197,7 +187,7 @@ class NodePart(StrictModel):
     repeat: RepeatPart | None = None
     optional: bool = False
     """If it fails or does not end within its budget, the run goes on without its result."""
-    budget: Duration | None = None
+    budget: Span | None = None
     """The longest it may take. Default: its share of what is left of the SLA."""
 
     @model_validator(mode="after")
@@ -310,19 +300,11 @@ AnyNodePart = Annotated[
     Field(discriminator="type"),
 ]
 
-NODE_PARTS: dict[str, type[NodePart]] = {
-    "llm": LlmPart,
-    "retrieve": RetrievePart,
-    "analyze": AnalyzePart,
-    "validate": ValidatePart,
-    "transform": TransformPart,
-}
 
-
-class WorkflowPart(StrictModel):
+class WorkflowPart(Part):
     """A task's workflow: which nodes run, in which order, and what the answer is."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,62}$", examples=["code-generation"])
+    name: Task = Field(examples=["code-generation"])
     """The task's name, as callers give it."""
     description: str = Field(default="", max_length=2000)
     sla: SlaPart

@@ -11,7 +11,6 @@ Blocks (`{% ... %}`) take their line with them when they stand alone on it.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from cato.config.yaml_file import did_you_mean
 from cato.core.errors import ExpressionError
 from cato.workflows.fim import fit_prompt
 
@@ -522,9 +522,8 @@ def _check(node: nodes.Node) -> None:
 def _check_known(kind: str, name: str, known: Iterable[str], line: int) -> None:
     names = sorted(known)
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
-        raise TemplateSyntaxError(f"unknown {kind} {name!r} ({hint})", line)
+        hint = did_you_mean(name, names) or f" (known: {', '.join(names)})"
+        raise TemplateSyntaxError(f"unknown {kind} {name!r}{hint}", line)
 
 
 def _error(source: str, exc: Exception) -> ExpressionError:

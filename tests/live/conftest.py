@@ -87,7 +87,7 @@ ENGINES: dict[str, Any] = {
             "family": "qwen",
             "aliases": ["coder-large", "coder-review"],
         },
-        "demo-coder": {"source": "demo", "family": "qwen"},
+        "demo-coder": {"source": "demo"},
     },
     "pools": {
         "small": {

@@ -25,31 +25,55 @@ from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.testing.engine_conformance import a_request, collect, text_of
 
+# The standard library alone: importing a web framework would take most of these tests' time.
 STAND_IN = """
 import asyncio, json, os, signal, subprocess, sys
-from aiohttp import web
 
-async def completions(request):
-    body = json.loads(await request.read())
+ANSWERS = {
+    "/health": {}, "/version": {"version": "stand-in"},
+    "/v1/models": {"data": [{"id": "demo", "max_model_len": 512}]},
+    "/metrics": {"env": os.environ.get("FOR_ENGINE")},
+}
+
+async def answer(reader, writer):
+    head = (await reader.readuntil(b"\\r\\n\\r\\n")).decode().lower()
+    path = head.split()[1]
+    length = head.partition("content-length:")[2].split("\\r\\n")[0]
+    body = await reader.readexactly(int(length or 0))
+    writer.write(b"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\n")
+    writer.write(b"Transfer-Encoding: chunked\\r\\n\\r\\n")
+    if path == "/v1/completions":
+        is_whole = await complete(json.loads(body), writer)
+    else:
+        is_whole = await send(writer, json.dumps(ANSWERS[path]).encode())
+    if is_whole:
+        await send(writer, b"")
+    writer.close()
+
+async def send(writer, data):
+    writer.write(b"%x\\r\\n%b\\r\\n" % (len(data), data))
+    await writer.drain()
+    return True
+
+async def complete(body, writer):
+    async def event(value):
+        await send(writer, b"data: " + json.dumps(value).encode() + b"\\n\\n")
     prompt = body["prompt"]
     if prompt == "die":
         os._exit(3)
-    response = web.StreamResponse()
-    await response.prepare(request)
-    async def send(value):
-        await response.write(b"data: " + json.dumps(value).encode() + b"\\n\\n")
-    await send({"choices": [{"index": 0, "text": "a", "finish_reason": None}]})
+    await event({"choices": [{"index": 0, "text": "a", "finish_reason": None}]})
     if prompt == "hang":
         await asyncio.sleep(600)
     if prompt == "break":
-        request.transport.close()
-        return response
+        return False
     if prompt != "unfinished":
-        await send({"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]})
+        await event({"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]})
         usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
-        await send({"choices": [], "usage": usage, "priority": body["priority"]})
-    await response.write(b"data: [DONE]\\n\\n")
-    return response
+        await event({"choices": [], "usage": usage, "priority": body["priority"]})
+    return await send(writer, b"data: [DONE]\\n\\n")
+
+async def serve(path):
+    await (await asyncio.start_unix_server(answer, path)).serve_forever()
 
 def main():
     if "--fail" in sys.argv:
@@ -60,20 +84,7 @@ def main():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = subprocess.Popen(["sleep", "600"])
         print("CHILD", child.pid, flush=True)
-    answers = {
-        "/health": {}, "/version": {"version": "stand-in"},
-        "/v1/models": {"data": [{"id": "demo", "max_model_len": 512}]},
-        "/metrics": {"env": os.environ.get("FOR_ENGINE")},
-    }
-    app = web.Application()
-    for path, value in answers.items():
-        app.router.add_get(path, lambda request, value=value: web.json_response(value))
-    app.router.add_post("/v1/completions", completions)
-    path = sys.argv[sys.argv.index("--uds") + 1]
-    if "--stubborn" in sys.argv:
-        web.run_app(app, path=path, handle_signals=False, print=None)
-    else:
-        web.run_app(app, path=path, print=None, shutdown_timeout=0.1)
+    asyncio.run(serve(sys.argv[sys.argv.index("--uds") + 1]))
 """
 
 

@@ -278,7 +278,7 @@ def play(scene: Scene, check: Callable[[Driver, RunCommand], None] | None = None
     return driver
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(scenes())
 def test_every_run_finishes_once_and_abandons_just_what_is_open(scene: Scene) -> None:
     def check(driver: Driver, command: RunCommand) -> None:
@@ -294,7 +294,7 @@ def test_every_run_finishes_once_and_abandons_just_what_is_open(scene: Scene) ->
         assert scene.cancel_at_s is not None
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(scenes())
 def test_a_node_starts_only_after_all_its_needs_are_settled(scene: Scene) -> None:
     redone = {r for n in scene.workflow.nodes if n.repeat for r in n.repeat.redo}
@@ -313,7 +313,7 @@ def test_a_node_starts_only_after_all_its_needs_are_settled(scene: Scene) -> Non
     play(scene, check)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(scenes())
 def test_only_a_required_node_or_a_missing_output_fails_a_run(scene: Scene) -> None:
     finish = play(scene).finish
@@ -327,7 +327,7 @@ def test_only_a_required_node_or_a_missing_output_fails_a_run(scene: Scene) -> N
         assert finish.output_node in scene.workflow.output
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(scenes())
 def test_the_streamed_text_is_that_of_the_answer(scene: Scene) -> None:
     driver = play(scene)
@@ -350,7 +350,7 @@ def redo_members(workflow: Workflow) -> set[NodeId]:
     return {r for n in workflow.nodes if n.repeat for r in n.repeat.redo}
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(scenes())
 def test_loops_are_bounded_and_redo_goes_in_order(scene: Scene) -> None:
     driver = play(scene)
@@ -369,7 +369,7 @@ def test_loops_are_bounded_and_redo_goes_in_order(scene: Scene) -> None:
                 assert places == sorted(places)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(scenes())
 def test_an_optional_node_is_never_given_the_time_that_the_rest_needs(scene: Scene) -> None:
     def check(driver: Driver, command: RunCommand) -> None:
@@ -393,7 +393,7 @@ def test_an_optional_node_is_never_given_the_time_that_the_rest_needs(scene: Sce
     play(scene, check)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(scenes())
 def test_the_receipt_accounts_for_every_second(scene: Scene) -> None:
     receipt = play(scene).finish.receipt
@@ -845,7 +845,7 @@ def test_reports_of_rounds_that_were_never_started_are_ignored() -> None:
     assert not run.is_finished
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(scenes())
 def test_the_same_facts_give_the_same_commands(scene: Scene) -> None:
     assert play(scene).commands == play(scene).commands

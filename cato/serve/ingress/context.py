@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from cato.core.runs import FinishRun
 from cato.serve.executor import RunningTask
 from cato.serve.service import TaskService, new_request_id
 
@@ -42,6 +43,12 @@ def request_id(request: Request) -> str:
 def remember_task(request: Request, task: RunningTask) -> None:
     """Let an error answer say which task and objective it was about."""
     request.state.cato_task = task
+
+
+def finish_of(task: RunningTask) -> FinishRun:
+    """How the run of `task` ended, which it must have."""
+    assert task.finish is not None, f"run {task.run.id} is not finished"
+    return task.finish
 
 
 def task_of(request: Request) -> RunningTask | None:

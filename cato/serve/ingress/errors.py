@@ -32,7 +32,7 @@ from cato.core.errors import (
     UnknownNameError,
 )
 from cato.serve.executor import RunningTask
-from cato.serve.ingress.context import request_id, task_of
+from cato.serve.ingress.context import finish_of, request_id, task_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
 
@@ -158,12 +158,12 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 def failure_of_run(task: RunningTask, has_replicas: Callable[[str], bool]) -> Failure | None:
     """Why a finished run has no answer; None when it has one."""
-    assert task.finish is not None, f"run {task.run.id} is not finished"
-    if task.finish.status == "done":
+    finish = finish_of(task)
+    if finish.status == "done":
         return None
     if task.error is not None:
         return failure_of_error(task.error, has_replicas)
-    problem = task.finish.receipt.problem
+    problem = finish.receipt.problem
     if problem == CLIENT_LEFT:
         return _CLIENT_GONE
     return Failure(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cato.serve.executor import Piece, RunningTask
-from cato.serve.ingress.context import remember_task
+from cato.serve.ingress.context import finish_of, remember_task
 from cato.serve.ingress.errors import CLIENT_LEFT, Failure, answer, failure_of_run
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
@@ -76,8 +76,7 @@ async def whole(
     if failure is not None:
         return answer(request, failure)
     task = exchange.task
-    assert task.finish is not None, f"run {task.run.id} is not finished"
-    headers = run_headers(task.run) | receipt_headers(task.finish.receipt)
+    headers = run_headers(task.run) | receipt_headers(finish_of(task).receipt)
     return JsonAnswer(value(pieces), headers=headers)
 
 

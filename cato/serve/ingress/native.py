@@ -19,7 +19,7 @@ from cato.core.workflow import Workflow
 from cato.serve.executor import Piece, RunningTask
 from cato.serve.ingress import virtual
 from cato.serve.ingress.body import flag, known_keys, read_object, sub_object
-from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.context import Ingress, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, streamed, whole
 from cato.serve.ingress.hints import slo_for
 from cato.serve.ingress.jsons import DONE_EVENT, JsonAnswer, sse
@@ -80,13 +80,13 @@ async def _events(exchange: Exchange, batch: list[Piece]) -> AsyncGenerator[byte
 
 
 def _done(task: RunningTask) -> dict[str, object]:
-    assert task.finish is not None, f"run {task.run.id} is not finished"
+    finish = finish_of(task)
     return {
         "id": task.run.id,
         "task": task.run.workflow.name,
-        "output": task.finish.output,
-        "text": virtual.text_of(task.finish.output),
-        "cato": as_json(task.finish.receipt),
+        "output": finish.output,
+        "text": virtual.text_of(finish.output),
+        "cato": as_json(finish.receipt),
     }
 
 

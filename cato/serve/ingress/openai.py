@@ -32,7 +32,7 @@ from cato.engines.base import Endpoint
 from cato.serve.executor import Piece, RunningTask
 from cato.serve.ingress import virtual
 from cato.serve.ingress.body import flag, known_keys, read_object, sub_object
-from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.context import Ingress, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, streamed, whole
 from cato.serve.ingress.hints import slo_for
 from cato.serve.ingress.jsons import DONE_EVENT, JsonAnswer, sse
@@ -155,12 +155,12 @@ def _suffix(body: dict[str, object]) -> str:
 
 
 def _task_answer(shape: Shape, task: RunningTask) -> dict[str, object]:
-    assert task.finish is not None, f"run {task.run.id} is not finished"
-    text = virtual.text_of(task.finish.output)
+    finish = finish_of(task)
+    text = virtual.text_of(finish.output)
     return {
-        **shape.whole(text, finish_reason_of(task.finish)),
-        "usage": usage_of(task.finish.receipt),
-        "cato": as_json(task.finish.receipt),
+        **shape.whole(text, finish_reason_of(finish)),
+        "usage": usage_of(finish.receipt),
+        "cato": as_json(finish.receipt),
     }
 
 
@@ -179,8 +179,7 @@ async def _chunks(
     if failure is not None:
         yield sse(failure.as_json()) + DONE_EVENT
         return
-    finish = exchange.task.finish
-    assert finish is not None, f"run {exchange.task.run.id} is not finished"
+    finish = finish_of(exchange.task)
     text = virtual.text_of(finish.output)
     tail = b""
     if len(text) > len(sent) and text.startswith(sent):
@@ -228,9 +227,8 @@ def _pool_of(ingress: Ingress, model: str) -> PoolInfo:
 
 
 def _call_answer(task: RunningTask, pieces: list[Piece]) -> dict[str, object]:
-    assert task.finish is not None, f"run {task.run.id} is not finished"
     value: dict[str, object] = json.loads(b"".join(piece.raw for piece in pieces))
-    value["cato"] = as_json(task.finish.receipt)
+    value["cato"] = as_json(finish_of(task).receipt)
     return value
 
 
@@ -254,8 +252,7 @@ async def _relayed(
     if failure is not None:
         yield sse(failure.as_json()) + DONE_EVENT
         return
-    finish = exchange.task.finish
-    assert finish is not None, f"run {exchange.task.run.id} is not finished"
+    finish = finish_of(exchange.task)
     tail = b""
     if has_usage or has_receipt:
         chunk = usage or shape.without_choices()

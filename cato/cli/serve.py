@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -147,7 +148,8 @@ def _greet(url: str, path: Path, log_path: Path) -> None:
     if tasks:
         console.print(f"tasks: {', '.join(tasks)}", highlight=False)
     console.print("\nTry, in another terminal:\n", highlight=False)
-    body = '{"model":"cato-completion","prompt":"def mean(values):\\n    ","max_tokens":48}'
+    code = "def read(path):\n    with open(path) as file:\n        return "
+    body = json.dumps({"model": "cato-completion", "prompt": code, "suffix": "\n"})
     console.print(
         f"  curl -i {url}/v1/completions -H 'Content-Type: application/json' \\\n    -d '{body}'",
         markup=False,

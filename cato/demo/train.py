@@ -496,7 +496,7 @@ with nothing to download and no GPU. It is not a useful coding assistant.
 - Data: sources of the Python {facts.python} standard library, {facts.corpus_files} files, \
 {facts.corpus_bytes / 1e6:.1f} MB, without
   tests and generated tables; Python Software Foundation License.
-- Training: from scratch, seed {facts.seed}, {facts.minutes:.0f} minutes, {facts.steps} steps, \
+- Training: seed {facts.seed}, {facts.minutes:.0f} minutes, {facts.steps} steps, \
 {facts.tokens / 1e6:.1f} M tokens, on
   {facts.machine}, {facts.date}.
 - Held-out files: {facts.bits_per_byte:.3f} bits per byte (no FIM, windows of the full context).

@@ -119,8 +119,9 @@ class EngineConformance:
         assert all(chunk.finish_reason is None for chunk in chunks[:-1])
 
     async def test_streams_in_more_than_one_piece(self, engine: Engine) -> None:
-        chunks = await collect(engine, a_request(ignore_eos=True, max_tokens=64))
-        assert len(chunks) > 4
+        # A reader that lags gets several tokens at once: only many tokens are sure to be divided.
+        chunks = await collect(engine, a_request(ignore_eos=True, max_tokens=256))
+        assert len(chunks) > 1
 
     async def test_answers_chat(self, engine: Engine) -> None:
         streamed = await collect(engine, a_request(endpoint=Endpoint.CHAT))

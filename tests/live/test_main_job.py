@@ -21,6 +21,24 @@ from tests.live.test_tasks import PYTHON
 pytestmark = [pytest.mark.live, pytest.mark.vllm]
 
 
+HALF_WRITTEN = [
+    (
+        "class Log:\n    def close(self):\n        if self._file is not None:\n            ",
+        "\n            self._file = None\n",
+    ),
+    (
+        "class Table:\n    def get(self, name):\n        try:\n            return self._data[name]\n"
+        "        except KeyError:\n            ",
+        "\n",
+    ),
+    (
+        "import sys\n\n\ndef main():\n    if len(sys.argv) < 2:\n        ",
+        "\n        sys.exit(2)\n",
+    ),
+    ("def read(path):\n    with open(path) as file:\n        return ", "\n"),
+]
+
+
 @pytest.fixture
 def sdk(app: App) -> OpenAI:
     return OpenAI(base_url=f"{app.url}/v1", api_key="none", max_retries=0, timeout=60)
@@ -58,14 +76,19 @@ def seconds_until(condition: Callable[[], bool], limit_s: float) -> float:
 
 
 def test_a_half_written_function_is_completed_with_plausible_python(sdk: OpenAI) -> None:
-    before = "class Stack:\n    def __init__(self):\n        "
-    after = "\n\n    def push(self, item):\n        self._items.append(item)\n"
-    answer = sdk.completions.create(
-        model="demo-coder", prompt=before, suffix=after, max_tokens=24, temperature=0
-    )
-    text = answer.choices[0].text
-    assert "self._items" in text
-    ast.parse(f"{before}{text}{after}")
+    sound = 0
+    for before, after in HALF_WRITTEN:
+        answer = sdk.completions.create(
+            model="cato-completion", prompt=before, suffix=after, max_tokens=32
+        )
+        text = answer.choices[0].text
+        assert text.strip()
+        try:
+            ast.parse(f"{before}{text}{after}")
+        except SyntaxError:
+            continue
+        sound += 1
+    assert sound >= 3  # of 4: the model is small, and rounding differs between processors
     assert answer.usage is not None
     assert answer.usage.prompt_tokens > 20
 

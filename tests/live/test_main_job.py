@@ -27,8 +27,8 @@ HALF_WRITTEN = [
         "\n            self._file = None\n",
     ),
     (
-        "class Table:\n    def get(self, name):\n        try:\n            return self._data[name]\n"
-        "        except KeyError:\n            ",
+        "class Table:\n    def get(self, name):\n        try:\n"
+        "            return self._data[name]\n        except KeyError:\n            ",
         "\n",
     ),
     (
@@ -79,7 +79,7 @@ def test_a_half_written_function_is_completed_with_plausible_python(sdk: OpenAI)
     sound = 0
     for before, after in HALF_WRITTEN:
         answer = sdk.completions.create(
-            model="cato-completion", prompt=before, suffix=after, max_tokens=32
+            model="demo-coder", prompt=before, suffix=after, max_tokens=32, temperature=0
         )
         text = answer.choices[0].text
         assert text.strip()

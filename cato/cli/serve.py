@@ -22,6 +22,7 @@ from cato.config.paths import resolve
 from cato.config.places import run_dir
 from cato.core.errors import ConfigError
 from cato.serve import haproxy
+from cato.serve.ports import free_port
 
 # Read by every Ray process at import: set before the first one starts.
 TRANSPORT = {
@@ -63,7 +64,9 @@ def serve(
         raise typer.Exit(2)
     env = dict(os.environ)
     if transport:
-        for name, value in TRANSPORT.items():
+        # Another Serve on this machine has the default fallback port, which HAProxy would use.
+        fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}
+        for name, value in (TRANSPORT | fallback).items():
             env.setdefault(name, value)
     # Also where a shell started this in the background with Ctrl-C ignored; what is caught here is
     # the default again in the child.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from cato.serve.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,12 +28,6 @@ class App:
 
     def post(self, path: str, body: object, **kwargs: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=120, **kwargs)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.conftest import ingress_ports
-from tests.live.conftest import ROOT, free_port, wait_ready
+from cato.serve.ports import free_port, own_cluster
+from tests.live.conftest import ROOT, wait_ready
 from tests.live.test_tasks import INPUTS
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -27,22 +28,11 @@ BIN = Path(sys.executable).parent
 
 
 @pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
+def env() -> dict[str, str]:
     """An environment in which a second cluster does not meet the first one."""
     env = dict(os.environ)
-    run = tmp_path / "run"
-    run.mkdir()
-    env.update(
-        CATO_RUN_DIR=str(run),
-        CATO_HOME=str(ROOT),
-        RAY_SERVE_HAPROXY_CONFIG_FILE_LOC=str(run / "haproxy.cfg"),
-        RAY_SERVE_HAPROXY_SOCKET_PATH=f"/tmp/cato-h-{os.getpid()}.sock",
-        RAY_SERVE_HAPROXY_SERVER_STATE_BASE=str(run),
-        RAY_SERVE_HAPROXY_SERVER_STATE_FILE=str(run / "state"),
-        RAY_SERVE_HAPROXY_METRICS_PORT=str(free_port()),
-        RAY_SERVE_HAPROXY_STATS_PORT=str(free_port()),
-        **ingress_ports(1),
-    )
+    run = tempfile.mkdtemp(prefix="cato-c-")  # short, unlike `tmp_path`: it holds sockets
+    env.update(own_cluster(run), CATO_RUN_DIR=run, CATO_HOME=str(ROOT))
     env.pop("RAY_ADDRESS", None)
     return env
 

@@ -125,7 +125,7 @@ ENGINES: dict[str, Any] = {
                     "engine": {
                         "kind": "vllm",
                         "zygote": True,
-                        "dtype": "bfloat16",
+                        "dtype": "float32",
                         "max_num_seqs": 8,
                         "max_model_len": 1024,
                         "max_num_batched_tokens": 256,

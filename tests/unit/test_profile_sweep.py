@@ -1,7 +1,7 @@
 """The sweep of `cato profile` on a simulated engine of known timings, in this process.
 
 Runs in real time with costs of milliseconds: coefficients come back to within what a busy
-machine's timer adds.
+machine's timer adds. That exact samples give exact coefficients is tested in test_profiles.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.engines.simulated import SimulatedEngine
 from cato.profiles.fit import DecodeSample
 
+# Beside other tests on two cores a sleep of milliseconds takes a third longer at times; a fit that
+# missed a term would be wrong by more than half at one of the points.
+TIMER_SHARE = 0.5
 KNOWN = Profile(
     model="known",
     accelerator="cpu",
@@ -100,12 +103,14 @@ def test_a_sweep_recovers_the_profile_of_a_known_engine(
     result = evaluate(TARGET, measured)
     profile = result.profile
     for tokens in (50, 250, 500):
-        assert profile.first_token_s(tokens) == pytest.approx(KNOWN.first_token_s(tokens), rel=0.2)
+        assert profile.first_token_s(tokens) == pytest.approx(
+            KNOWN.first_token_s(tokens), rel=TIMER_SHARE
+        )
     for batch, context in ((1, 50), (1, 400), (4, 50), (4, 400)):
         assert profile.decode_step_s(batch, context) == pytest.approx(
-            KNOWN.decode_step_s(batch, context), rel=0.2
+            KNOWN.decode_step_s(batch, context), rel=TIMER_SHARE
         )
-    assert profile.prefill_per_batch_token_s == pytest.approx(100e-6, rel=0.2)
+    assert profile.prefill_per_batch_token_s == pytest.approx(100e-6, rel=TIMER_SHARE)
     assert profile.chars_per_token == pytest.approx(KNOWN.chars_per_token, rel=0.05)
     assert (profile.max_running, profile.context_tokens, profile.load_s) == (4, 600, 1.5)
     assert result.samples == len(measured.first_tokens) + len(measured.decode)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import warnings
 import logging
 import re
 import warnings
@@ -20,9 +19,6 @@ from cato.serve.nodes.rendering import render
 _log = logging.getLogger(__name__)
 
 # Enough for a model to mend its answer; one slip makes a grammar report many.
-# Python warns of odd but sound code as it compiles; that is no error, and nothing for our log.
-warnings.filterwarnings("ignore", category=SyntaxWarning, module="<validate>")
-
 MAX_ERRORS = 20
 _MAX_QUOTED_CHARS = 40
 _FILE = "<validate>"

@@ -24,5 +24,7 @@ os.environ.update(
     **own_cluster(_RUN_DIR),
 )
 
-settings.register_profile("cato", deadline=None)
-settings.load_profile("cato")
+# `make check` must take under a minute; HYPOTHESIS_PROFILE=thorough looks longer.
+settings.register_profile("cato", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "cato"))

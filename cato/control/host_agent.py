@@ -20,8 +20,8 @@ class HostAgent:
         """Path of the socket of a ready zygote for the interpreter `python`."""
         async with self._lock:
             zygote = self._zygotes.get(python)
-            if zygote is None or not zygote.is_alive:
+            if zygote is None:
                 socket = run_dir() / f"zygote-{os.getpid()}-{len(self._zygotes)}.sock"
                 zygote = self._zygotes[python] = Zygote(socket, python=python)
-                await zygote.ready()
+            await zygote.ready()
             return zygote.socket

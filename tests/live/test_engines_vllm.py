@@ -39,7 +39,7 @@ MODEL = ModelSpec(ModelName("demo"), "demo", "qwen")
 SPEC = EngineSpec(
     "vllm",
     zygote=True,
-    dtype="bfloat16",
+    dtype="float32",
     max_num_seqs=4,
     max_model_len=512,
     kv_cache_memory_bytes=128 << 20,

@@ -7,7 +7,9 @@ request. The real server is tested in `tests/live/test_engines_vllm.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -236,6 +238,23 @@ async def test_zygote_that_fails_to_preload_gives_its_last_words() -> None:
         with pytest.raises(EngineError, match="torch is broken"):
             await zygote.ready()
         assert not zygote.is_alive
+
+
+async def test_zygote_is_ready_anew_as_soon_as_it_was_killed() -> None:
+    with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:
+        zygote = Zygote(f"{folder}/z.sock", preload=False)
+        await zygote.ready()
+        for _ in range(8):  # its connections end a moment before the event loop learns of its end
+            reader, writer = await asyncio.open_unix_connection(zygote.socket)
+            killed = zygote.pid
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+            writer.close()
+            await zygote.ready()
+            assert zygote.pid != killed
+        await zygote.stop()
 
 
 async def test_socket_path_that_is_too_long_is_an_engine_error() -> None:

@@ -94,6 +94,8 @@ class Zygote:
 
         Raises `EngineError` with its last words when it cannot.
         """
+        if self._process is not None and os.path.exists(self.socket) and not await self._answers():
+            await self._process.wait()  # killed a moment ago: its socket's file is still there
         await self.start()
         assert self._process is not None
         try:
@@ -111,6 +113,16 @@ class Zygote:
                 f"vLLM's zygote was not ready after {timeout_s:g} s; "
                 + last_words(self.log, self._log_start)
             ) from exc
+
+    async def _answers(self) -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(self.socket)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:  # more connections wait than it has accepted
+            return True
+        writer.close()
+        return True
 
     async def wait_dead(self) -> str:
         """Return, with the reason, when the process has ended."""

@@ -1,0 +1,76 @@
+"""What an experiment is: a name, a source, and a function from options to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from cato.core.errors import InputError
+from cato.sim.report import Report
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Progress(Protocol):
+    """Told how far a long run is."""
+
+    def __call__(self, done: int, of: int) -> None: ...
+
+
+def silent(done: int, of: int) -> None:
+    """The progress of tests and libraries: nobody looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may ask of any experiment; `policies` empty: all that it compares."""
+
+    seeds: tuple[int, ...]
+    policies: tuple[str, ...] = ()
+    trace: Path | None = None
+    dataset: Path | None = None
+    jobs: int = 1
+
+    def needed(self, option: str) -> Path:
+        """The path behind `--trace` or `--dataset`; raise `InputError` when it is missing."""
+        path: Path | None = getattr(self, option)
+        if path is None:
+            raise InputError(f"this experiment needs --{option} FILE")
+        if not path.exists():
+            raise InputError(f"--{option}: there is no {path}")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A named experiment; `source` is the paper and section that it repeats."""
+
+    name: str
+    title: str
+    source: str
+    run: Callable[[Options, Progress], Report]
+    plot: Callable[[Report, Path], Sequence[Path]]
+
+
+def run_all(
+    function: Callable[[T], R], jobs: Sequence[T], progress: Progress, processes: int
+) -> list[R]:
+    """`function` of every job, in order. `function` and the jobs must be picklable."""
+    results: list[R] = []
+    progress(0, len(jobs))
+    if processes <= 1 or len(jobs) <= 1:
+        for job in jobs:
+            results.append(function(job))
+            progress(len(results), len(jobs))
+        return results
+    # Not forked: numba's and matplotlib's threads do not survive it.
+    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
+        for result in pool.map(function, jobs, chunksize=max(1, len(jobs) // (processes * 40))):
+            results.append(result)
+            progress(len(results), len(jobs))
+    return results

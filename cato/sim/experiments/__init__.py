@@ -1,0 +1,1 @@
+"""Experiments as commands; one file each, `registry` maps names to them."""

@@ -1,0 +1,49 @@
+"""Shared looks of the experiments' pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # files, no window
+
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+from cato.sim.report import Mean  # noqa: E402
+
+
+def figure(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of `rows` x `columns` axes, listed row by row."""
+    fig, axes = plt.subplots(
+        rows, columns, figsize=(5.2 * columns, 3.8 * rows), squeeze=False, layout="constrained"
+    )
+    return fig, [a for row in axes for a in row]
+
+
+def lines(axes: Axes, means: Sequence[Mean], x: str, y_label: str, scale: float = 1.0) -> None:
+    """One line a policy of `means` (of one metric) over `setting[x]`, with 95 % intervals."""
+    for policy in dict.fromkeys(m.policy for m in means):
+        points = sorted(
+            (float(m.setting[x]), m.mean * scale, 1.96 * m.stderr * scale)
+            for m in means
+            if m.policy == policy
+        )
+        xs, ys, errors = zip(*points, strict=True)
+        axes.errorbar(xs, ys, yerr=errors, label=policy, marker="o", markersize=3, capsize=2)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+
+
+def save(fig: Figure, folder: Path, name: str) -> Path:
+    """Write the figure, marked as simulated, and close it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fig.text(0.995, 0.005, "simulated", ha="right", va="bottom", fontsize=7, color="gray")
+    path = folder / f"{name}.png"
+    fig.savefig(path, dpi=110)
+    plt.close(fig)
+    return path

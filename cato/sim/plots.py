@@ -9,11 +9,11 @@ import matplotlib
 
 matplotlib.use("Agg")  # files, no window
 
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from cato.sim.report import Mean  # noqa: E402
+from cato.sim.report import Mean
 
 
 def figure(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:

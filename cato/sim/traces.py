@@ -1,0 +1,157 @@
+"""Recorded workloads, read from files: arrivals with lengths, and pairs of texts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+from cato.core.errors import InputError
+
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+CHARS_PER_TOKEN = 3.5
+"""`Profile.chars_per_token` of a model that was never measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One recorded request; `arrived_at_s` counts from the first row of its trace."""
+
+    arrived_at_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPair:
+    """Lengths of one pair of texts, such as a description and the code written from it."""
+
+    source_tokens: int
+    target_tokens: int
+
+    def reversed(self) -> TokenPair:
+        """The task the other way round: summarization from pairs for generation."""
+        return TokenPair(self.target_tokens, self.source_tokens)
+
+
+def load_azure(path: Path) -> tuple[TraceRow, ...]:
+    """A CSV file of the Azure LLM inference traces (Patel et al., "Splitwise", ISCA 2024).
+
+    Raise `InputError` naming the line of anything that is not a request, and for rows that are
+    not in order of arrival: a split by rows is then no split by time.
+    """
+    rows: list[TraceRow] = []
+    first: datetime | None = None
+    with _opened(path) as lines:
+        reader = csv.reader(lines)
+        header = tuple(next(reader, ()))
+        if header != COLUMNS:
+            raise InputError(
+                f"{path}:1: the first line must be {','.join(COLUMNS)!r}, found "
+                f"{','.join(header)!r}; use a CSV file of the Azure LLM inference traces"
+            )
+        for fields in reader:
+            try:
+                at, prompt, output = fields
+                arrived_at, prompt_tokens, output_tokens = (
+                    datetime.fromisoformat(at),
+                    int(prompt),
+                    int(output),
+                )
+            except ValueError as exc:
+                raise InputError(
+                    f"{path}:{reader.line_num}: expected a time and two counts of tokens, "
+                    f"found {','.join(fields)!r}; mend or remove the line"
+                ) from exc
+            if prompt_tokens < 0 or output_tokens < 1:
+                raise InputError(
+                    f"{path}:{reader.line_num}: {prompt_tokens} prompt and {output_tokens} output "
+                    "tokens; a request has at least 0 and 1: remove the line"
+                )
+            first = first or arrived_at
+            arrived_at_s = (arrived_at - first).total_seconds()
+            if rows and arrived_at_s < rows[-1].arrived_at_s:
+                raise InputError(
+                    f"{path}:{reader.line_num}: arrives before the line above it; "
+                    "sort the file by TIMESTAMP"
+                )
+            rows.append(TraceRow(arrived_at_s, prompt_tokens, output_tokens))
+    if not rows:
+        raise InputError(f"{path}: no requests after the first line")
+    return tuple(rows)
+
+
+def load_pairs(path: Path, chars_per_token: float = CHARS_PER_TOKEN) -> tuple[TokenPair, ...]:
+    """Lengths of text pairs; tokens are estimated from characters, at least one a text.
+
+    A `.json` file holds one object a line with `nl` and `code` (CodeXGLUE text-to-code); the
+    source is `nl`. Any other file is one side of two parallel files, whose names differ in the
+    suffix alone (CodeXGLUE code-to-code): `path` is the source, the other the target. Raise
+    `InputError` naming the line of what cannot be read.
+    """
+    texts = _json_pairs(path) if path.suffix == ".json" else _parallel_pairs(path)
+    if not texts:
+        raise InputError(f"{path}: no pairs in it")
+    return tuple(
+        TokenPair(_tokens(source, chars_per_token), _tokens(target, chars_per_token))
+        for source, target in texts
+    )
+
+
+def _tokens(text: str, chars_per_token: float) -> int:
+    return max(1, round(len(text) / chars_per_token))
+
+
+def _json_pairs(path: Path) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as exc:
+                raise InputError(
+                    f"{path}:{number}: not JSON ({exc}); the file must hold one object a line"
+                ) from exc
+            match record:
+                case {"nl": str(nl), "code": str(code)}:
+                    pairs.append((nl, code))
+                case _:
+                    raise InputError(f"{path}:{number}: needs the texts 'nl' and 'code'")
+    return pairs
+
+
+def _parallel_pairs(path: Path) -> list[tuple[str, str]]:
+    others = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.name != path.name)
+    if len(others) != 1:
+        found = ", ".join(p.name for p in others) or "none"
+        raise InputError(
+            f"{path}: needs exactly one file beside it named {path.stem}.* that holds the other "
+            f"texts, line by line; found {found}"
+        )
+    with _opened(path) as sources, _opened(others[0]) as targets:
+        # Not `splitlines`: it would also split at form feeds inside code.
+        left, right = list(sources), list(targets)
+    if len(left) != len(right):
+        raise InputError(
+            f"{path} has {len(left)} lines and {others[0].name} has {len(right)}: "
+            "parallel files pair line by line"
+        )
+    return [(s.rstrip("\r\n"), t.rstrip("\r\n")) for s, t in zip(left, right, strict=True)]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """The file as UTF-8 text; what cannot be opened or decoded is the caller's input error."""
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            yield lines
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror}); check the path") from exc
+    except UnicodeDecodeError as exc:
+        raise InputError(f"{path}: not UTF-8 text; convert the file") from exc

@@ -7,7 +7,7 @@ import logging
 import time
 from dataclasses import replace
 
-from cato.core.commands import Command, Dispatch, Refuse
+from cato.core.commands import Dispatch, Preempt, Refuse
 from cato.core.errors import CapacityError
 from cato.core.events import (
     Event,
@@ -39,7 +39,7 @@ class ReplicaRouter:
     def __init__(self, pool: PoolName, policies: PoolPolicies) -> None:
         self._names = policies
         self._core = PoolOrchestrator(pool, policies_of(policies))
-        self._answers: dict[InvocationId, asyncio.Future[Command]] = {}
+        self._answers: dict[InvocationId, asyncio.Future[Dispatch | Refuse]] = {}
         self._gone: set[ReplicaId] = set()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -112,6 +112,8 @@ class ReplicaRouter:
 
     def _handle(self, event: Event) -> None:
         for command in self._core.handle(event):
+            # Policies that preempt are not among those that a deployment file can name.
+            assert not isinstance(command, Preempt), "no policy of a live pool preempts"
             answer = self._answers.pop(command.invocation_id, None)
             if answer is not None and not answer.done():
                 answer.set_result(command)

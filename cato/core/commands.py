@@ -31,4 +31,14 @@ class Refuse:
     retry_after_s: float
 
 
-Command = Dispatch | Refuse
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Take the invocation back from its replica; it waits again, as attempt `attempt` + 1."""
+
+    invocation_id: InvocationId
+    attempt: int
+    replica_id: ReplicaId
+    reason: str
+
+
+Command = Dispatch | Refuse | Preempt

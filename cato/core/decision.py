@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from cato.core.ids import ReplicaId
 
@@ -23,11 +24,29 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """Place in the queue: smaller goes first; ties go by arrival, then id.
+class Admit:
+    """The invocation may join the replica's running batch now."""
 
-    The engine receives the same value as its priority.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """It may not, now. `closes`: nor may any other before something changes on the replica."""
+
+    reason: str
+    closes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Place in the queue: smaller goes first, by `value`, then `key`; ties by arrival, then id.
+
+    The engine receives `value` as its priority. The rank holds until `until_s`, when it is
+    judged anew.
     """
 
     value: int
     reason: str
+    key: float = 0.0
+    until_s: float = inf

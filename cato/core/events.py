@@ -62,6 +62,15 @@ class FirstTokenSent:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaProgressed:
+    """How many tokens each invocation of the replica has generated in its present attempt."""
+
+    now_s: float
+    replica_id: ReplicaId
+    tokens: tuple[tuple[InvocationId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class InvocationEnded:
     """The replica no longer holds the invocation: finished, failed or cancelled."""
 
@@ -93,6 +102,7 @@ Event = (
     | InvocationOffered
     | InvocationWithdrawn
     | FirstTokenSent
+    | ReplicaProgressed
     | InvocationEnded
     | PoliciesChanged
     | Ticked

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+from operator import attrgetter
 from typing import assert_never
 
-from cato.core.commands import Command, Dispatch, Refuse
-from cato.core.decision import Hold, Rank, Route
+from cato.core.commands import Command, Dispatch, Preempt, Refuse
+from cato.core.decision import Admit, Hold, Rank
 from cato.core.events import (
     Event,
     FirstTokenSent,
@@ -17,13 +21,14 @@ from cato.core.events import (
     InvocationWithdrawn,
     PoliciesChanged,
     ReplicaLost,
+    ReplicaProgressed,
     ReplicaReported,
     Ticked,
 )
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
-from cato.core.policies import Policies
+from cato.core.policies import ADMIT_ALWAYS, Policies, Work
 from cato.core.profile import Profile
-from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot, Running
 
 # A lease that its replica does not name this long after the dispatch was never taken up: the
 # message from ingress to replica takes milliseconds, a first connection a second at worst.
@@ -31,6 +36,8 @@ LEASE_GRACE_S = 3.0
 # Replicas report every 0.5 s; a busy host may be late a few times.
 SILENCE_S = 5.0
 MIN_RETRY_AFTER_S = 1.0
+# How much of the queue a preemption policy is shown: more could not start at once anyway.
+PREEMPTORS_SHOWN = 8
 
 
 def expected_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots: int) -> float:
@@ -40,7 +47,7 @@ def expected_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots
     frees first. All values in seconds. A replica without slots never takes it.
     """
     if slots < 1:
-        return float("inf")
+        return inf
     free_at = sorted(running_s)[-slots:]
     free_at = [0.0] * (slots - len(free_at)) + free_at
     heapq.heapify(free_at)
@@ -49,47 +56,199 @@ def expected_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots
     return free_at[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+@dataclass(slots=True)
+class _Clock:
+    """The instant of the event in hand; the books never ask for another."""
+
+    now_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Waiting:
     invocation: Invocation
+    queue: _Queue
+    bound_to: ReplicaId | None = None
+    held_because: str = ""
+    rank: Rank | None = None
+    work: Work | None = None
+    # Of its present rank; an entry of a heap with another number is an old one.
+    version: int = 0
+
+
+_versions = count(1)  # only their difference matters
+_HeapEntry = tuple[int, float, float, InvocationId, int, _Waiting]
+
+
+class _Queue:
+    """What waits, in the order of its ranks; ranks that have run out are judged anew."""
+
+    __slots__ = ("_due", "_heap", "_unranked", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[InvocationId, _Waiting] = {}
+        self._heap: list[_HeapEntry] = []
+        self._due: list[tuple[float, InvocationId, int, _Waiting]] = []
+        self._unranked: list[_Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, waiting: _Waiting) -> None:
+        waiting.queue = self
+        self.waiting[waiting.invocation.id] = waiting
+        self.forget_rank(waiting)
+
+    def remove(self, waiting: _Waiting) -> None:
+        del self.waiting[waiting.invocation.id]
+        waiting.version = 0
+
+    def forget_rank(self, waiting: _Waiting) -> None:
+        waiting.version = next(_versions)
+        waiting.rank = None
+        self._unranked.append(waiting)
+
+    def forget_ranks(self) -> None:
+        """Judge all anew: what there is to run on has changed, or the order itself."""
+        self._heap.clear()
+        self._due.clear()
+        self._unranked.clear()
+        for waiting in self.waiting.values():
+            waiting.work = None
+            self.forget_rank(waiting)
+
+    def refresh(self, rank: Callable[[_Waiting, float], Rank], now_s: float) -> None:
+        while self._due and self._due[0][0] <= now_s:
+            _, id, version, waiting = heapq.heappop(self._due)
+            if waiting.version == version and self.waiting.get(id) is waiting:
+                self.forget_rank(waiting)
+        if self._unranked:
+            fresh, self._unranked = self._unranked, []
+            for waiting in fresh:
+                if waiting.rank is None and self._has(waiting):
+                    self._place(waiting, rank(waiting, now_s))
+        if len(self._heap) > 2 * len(self.waiting) + 64:  # what left stays in the heap till here
+            self._heap = [e for e in self._heap if e[4] == e[5].version and self._has(e[5])]
+            heapq.heapify(self._heap)
+
+    def pop(self) -> _HeapEntry | None:
+        """The first, taken out of the order but not off the books; `push` puts it back."""
+        heap = self._heap
+        while heap:
+            entry = heapq.heappop(heap)
+            if entry[4] == entry[5].version:
+                return entry
+        return None
+
+    def push(self, entry: _HeapEntry) -> None:
+        heapq.heappush(self._heap, entry)
+
+    def _has(self, waiting: _Waiting) -> bool:
+        return self.waiting.get(waiting.invocation.id) is waiting
+
+    def _place(self, waiting: _Waiting, rank: Rank) -> None:
+        waiting.rank = rank
+        invocation = waiting.invocation
+        place = (rank.value, rank.key, invocation.arrived_at_s, invocation.id)
+        heapq.heappush(self._heap, (*place, waiting.version, waiting))
+        if rank.until_s < inf:
+            heapq.heappush(self._due, (rank.until_s, invocation.id, waiting.version, waiting))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
     replica_id: ReplicaId
-    at_s: float
-    expected_end_s: float
+    running: Running
     command: Dispatch
 
 
 @dataclass(slots=True)
 class _Replica:
+    """A replica of the books; also the `ReplicaView` that policies see."""
+
+    clock: _Clock
     id: ReplicaId
     deployment: DeploymentName
     profile: Profile
     max_running: int
     standby: int
-    accepting: bool
+    accepting_work: bool
     seen_at_s: float
-    leases: dict[InvocationId, Lease] = field(default_factory=dict)
+    leases: dict[InvocationId, Running] = field(default_factory=dict)
     # Held according to the replica but unknown here: leased before a restart of the router.
     adopted: frozenset[InvocationId] = frozenset()
+    # Early binding: what waits for this replica alone, with its service times in order.
+    queue: _Queue = field(default_factory=_Queue)
+    queued_s: dict[InvocationId, float] = field(default_factory=dict)
+    prefilling: int = 0
+    # When a newcomer would start, and until when that answer holds.
+    _free_at_s: float = 0.0
+    _free_holds_until_s: float = -inf
 
     @property
     def held(self) -> int:
         return len(self.leases) + len(self.adopted)
 
     @property
-    def accepts_work(self) -> bool:
-        return self.accepting and self.max_running > 0
+    def queued(self) -> int:
+        return len(self.queued_s)
+
+    @property
+    def accepting(self) -> bool:
+        return self.accepting_work and self.max_running > 0
 
     @property
     def has_room(self) -> bool:
         """The same claim as `ReplicaSnapshot.has_room`, without the price of a snapshot."""
-        return self.accepts_work and self.held < self.max_running + self.standby
+        return (
+            self.accepting_work
+            and self.max_running > 0
+            and self.held < self.max_running + self.standby
+        )
+
+    @property
+    def batch(self) -> int:
+        return min(self.held + 1, max(1, self.max_running))
+
+    @property
+    def running(self) -> Collection[Running]:
+        return self.leases.values()
+
+    @property
+    def wait_s(self) -> float:
+        if not self.queued_s and self.held < self.max_running:
+            return 0.0
+        now_s = self.clock.now_s
+        if now_s < self._free_holds_until_s:
+            return max(0.0, self._free_at_s - now_s)
+        ends = [r.expected_end_s for r in self.leases.values()]
+        running_s = [max(0.0, end_s - now_s) for end_s in ends]
+        running_s += [0.0] * len(self.adopted)
+        wait_s = expected_wait_s(running_s, self.queued_s.values(), self.max_running)
+        # What has overrun its expected end is expected to end at once, for as long as it runs.
+        overrun = bool(self.adopted) or any(end_s <= now_s for end_s in ends)
+        self._free_holds_until_s = -inf if overrun else min(ends, default=inf)
+        self._free_at_s = now_s + wait_s
+        return wait_s
+
+    def changed(self) -> None:
+        self._free_holds_until_s = -inf
+
+    def snapshot(self) -> ReplicaSnapshot:
+        return ReplicaSnapshot(
+            id=self.id,
+            deployment=self.deployment,
+            profile=self.profile,
+            held=self.held,
+            max_running=self.max_running,
+            standby=self.standby,
+            queued=self.queued,
+            wait_s=self.wait_s,
+            accepting=self.accepting,
+            prefilling=self.prefilling,
+        )
 
 
-@dataclass(slots=True)
-class _Waiting:
-    invocation: Invocation
-    bound_to: ReplicaId | None = None
-    held_because: str = ""
+_BY_ID: Callable[[_Replica], ReplicaId] = attrgetter("id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,50 +274,57 @@ class PoolOrchestrator:
     def __init__(self, name: PoolName, policies: Policies) -> None:
         self.name = name
         self._policies = policies
+        self._clock = _Clock()
         self._waiting: dict[InvocationId, _Waiting] = {}
-        self._leases: dict[InvocationId, Lease] = {}
+        self._queue = _Queue()  # late binding; with early binding what no replica accepts yet
+        self._leases: dict[InvocationId, _Lease] = {}
         self._replicas: dict[ReplicaId, _Replica] = {}
+        self._open: list[_Replica] = []  # with room, by id
+        self._accepting: list[_Replica] = []  # by id
+        self._profiles: tuple[Profile, ...] = ()  # of what accepts work
         self._dispatched = 0
         self._refused = 0
+        self._preempted = 0
 
     def handle(self, event: Event) -> tuple[Command, ...]:
+        now_s = self._clock.now_s = event.now_s
         match event:
             case InvocationOffered():
                 return self._offer(event)
             case InvocationEnded():
+                freed = self._unadopt(event.invocation_id)
                 lease = self._leases.get(event.invocation_id)
                 if lease is not None and lease.command.attempt == event.attempt:
-                    self._release(event.invocation_id)
-                self._unadopt(event.invocation_id)
+                    freed = self._release(event.invocation_id) or freed
+                return self._fill_one(freed, now_s)
             case InvocationWithdrawn():
-                self._waiting.pop(event.invocation_id, None)
-                self._release(event.invocation_id)
-                self._unadopt(event.invocation_id)
+                waiting = self._waiting.get(event.invocation_id)
+                if waiting is not None:
+                    self._unqueue(waiting)
+                freed = self._unadopt(event.invocation_id)
+                freed = self._release(event.invocation_id) or freed
+                return self._fill_one(freed, now_s)
             case FirstTokenSent():
-                self._note_first_token(event)
-                return ()  # nothing was freed
+                return self._note_first_token(event)
+            case ReplicaProgressed():
+                return self._progress(event)
             case ReplicaReported():
-                self._report(event)
+                return self._report(event)
             case ReplicaLost():
                 self._lose(event.replica_id)
             case PoliciesChanged():
-                self._policies = event.policies
-                for waiting in self._waiting.values():
-                    waiting.bound_to = None
+                self._change_policies(event.policies)
             case Ticked():
                 for replica in list(self._replicas.values()):
-                    if event.now_s - replica.seen_at_s > SILENCE_S:
+                    if now_s - replica.seen_at_s > SILENCE_S:
                         self._lose(replica.id)
             case _:
                 assert_never(event)
-        return self._pump(event.now_s)
+        return self._fill_all(now_s)
 
     def picture(self, now_s: float) -> PoolPicture:
-        queued_s = self._bound_work_s()
-        replicas = tuple(
-            self._snapshot(r, now_s, queued_s.get(r.id, ()))
-            for r in _by_id(self._replicas.values())
-        )
+        self._clock.now_s = now_s
+        replicas = tuple(r.snapshot() for r in sorted(self._replicas.values(), key=_BY_ID))
         return PoolPicture(
             self.name, now_s, len(self._waiting), self._dispatched, self._refused, replicas
         )
@@ -170,42 +336,50 @@ class PoolOrchestrator:
             return ""
         if waiting.bound_to is not None:
             return f"in the queue of {waiting.bound_to}: {waiting.held_because}"
-        if not any(r.has_room for r in self._replicas.values()):
+        if not self._open:
             return f"none of {len(self._replicas)} replicas has room"
         return waiting.held_because
 
     # Events
 
     def _offer(self, event: InvocationOffered) -> tuple[Command, ...]:
-        invocation = event.invocation
-        lease = self._leases.get(invocation.id)
+        invocation, now_s = event.invocation, event.now_s
+        id = invocation.id
+        lease = self._leases.get(id)
         if lease is not None:
-            if invocation.attempt <= lease.invocation.attempt:
+            if invocation.attempt <= lease.running.invocation.attempt:
                 return (lease.command,)  # the answer was lost on its way: say it again
-            self._release(invocation.id)
-        known = self._waiting.get(invocation.id)
+            self._release(id)
+        known = self._waiting.get(id)
         if known is not None:
             # A late copy of an earlier attempt says nothing new.
             if invocation.attempt >= known.invocation.attempt:
-                known.invocation = invocation
+                known.invocation, known.work = invocation, None
+                if known.bound_to is not None:
+                    replica = self._replicas[known.bound_to]
+                    replica.queued_s[id] = _alone_s(invocation, replica.profile)
+                    replica.changed()
+                known.queue.forget_rank(known)
             return ()
-        self._waiting[invocation.id] = _Waiting(invocation)
-        self._unadopt(invocation.id)
-        commands = self._pump(event.now_s)
-        if invocation.id not in self._waiting or invocation.attempt > 1:
+        self._unadopt(id)
+        waiting = self._waiting[id] = _Waiting(invocation, self._queue)
+        self._queue.add(waiting)
+        commands = self._fill_for(waiting, now_s)
+        if id not in self._waiting or invocation.attempt > 1:
             return commands  # what goes on after a lost replica was admitted before
         if len(self._waiting) > self._policies.max_queued:
-            del self._waiting[invocation.id]
+            self._unqueue(waiting)
             self._refused += 1
             retry_after_s = max(MIN_RETRY_AFTER_S, self._backlog_s())
             reason = f"{len(self._waiting)} invocations wait, the bound of pool {self.name!r}"
-            return (*commands, Refuse(invocation.id, reason, retry_after_s))
+            return (*commands, Refuse(id, reason, retry_after_s))
         return commands
 
-    def _report(self, event: ReplicaReported) -> None:
+    def _report(self, event: ReplicaReported) -> tuple[Command, ...]:
         replica = self._replicas.get(event.replica_id)
         if replica is None:
-            replica = _Replica(
+            replica = self._replicas[event.replica_id] = _Replica(
+                self._clock,
                 event.replica_id,
                 event.deployment,
                 event.profile,
@@ -214,223 +388,343 @@ class PoolOrchestrator:
                 event.accepting,
                 event.now_s,
             )
-            self._replicas[event.replica_id] = replica
         replica.profile = event.profile
         replica.max_running = event.max_running
         replica.standby = event.standby
-        replica.accepting = event.accepting
+        replica.accepting_work = event.accepting
         replica.seen_at_s = event.now_s
-        if not replica.accepts_work:
-            self._unbind(replica.id)
         held = frozenset(event.held)
-        for id, lease in list(replica.leases.items()):
-            if id not in held and event.now_s - lease.at_s > LEASE_GRACE_S:
+        for id, running in list(replica.leases.items()):
+            if id not in held and event.now_s - running.at_s > LEASE_GRACE_S:
                 self._release(id)
         # What this router leased elsewhere since is the other replica's; the rest is adopted.
         replica.adopted = frozenset(
             id for id in held if id not in self._leases and id not in self._waiting
         )
+        if not replica.accepting:
+            self._unbind(replica)
+        is_new_mix = self._list_replica(replica)
+        if is_new_mix or (self._queue.waiting and not self._policies.late_binding):
+            return self._fill_all(event.now_s)
+        return self._fill_one(replica, event.now_s)
 
     def _lose(self, replica_id: ReplicaId) -> None:
         replica = self._replicas.pop(replica_id, None)
         if replica is None:
             return
-        for id in list(replica.leases):
+        for id in replica.leases:
             del self._leases[id]
-        self._unbind(replica_id)
+        replica.leases.clear()
+        self._unbind(replica)
+        replica.accepting_work = False
+        self._list_replica(replica)
 
-    def _unbind(self, replica_id: ReplicaId) -> None:
-        for waiting in self._waiting.values():
-            if waiting.bound_to == replica_id:
-                waiting.bound_to = None
+    def _unbind(self, replica: _Replica) -> None:
+        for waiting in list(replica.queue.waiting.values()):
+            replica.queue.remove(waiting)
+            waiting.bound_to = None
+            self._queue.add(waiting)
+        replica.queued_s.clear()
+        replica.changed()
 
-    def _note_first_token(self, event: FirstTokenSent) -> None:
+    def _change_policies(self, policies: Policies) -> None:
+        self._policies = policies
+        for replica in self._replicas.values():
+            self._unbind(replica)
+        self._queue.forget_ranks()
+
+    def _note_first_token(self, event: FirstTokenSent) -> tuple[Command, ...]:
         lease = self._leases.get(event.invocation_id)
         if lease is None:
-            return
-        replica = self._replicas[lease.replica_id]
-        steps = max(0, lease.invocation.expected_tokens - 1)
+            return ()
+        replica, running = self._replicas[lease.replica_id], lease.running
+        if running.first_token_at_s is None:
+            self._see_tokens(replica, running, 1, event.now_s)
+        if self._policies.admission is ADMIT_ALWAYS:
+            return ()  # nothing was freed
+        return self._fill_one(replica, event.now_s)
+
+    def _progress(self, event: ReplicaProgressed) -> tuple[Command, ...]:
+        replica = self._replicas.get(event.replica_id)
+        if replica is None:
+            return ()
+        for id, tokens in event.tokens:
+            running = replica.leases.get(id)
+            if running is not None and tokens > running.tokens:
+                self._see_tokens(replica, running, tokens, event.now_s)
+        commands = self._preempt(replica, event.now_s)
+        return commands + self._fill_one(replica, event.now_s)
+
+    def _see_tokens(self, replica: _Replica, running: Running, tokens: int, now_s: float) -> None:
+        if running.first_token_at_s is None:
+            running.first_token_at_s = now_s
+            replica.prefilling -= 1
+        running.tokens, running.tokens_at_s = max(tokens, running.tokens), now_s
         batch = min(replica.held, max(1, replica.max_running))
-        step_s = replica.profile.decode_step_s(batch, lease.invocation.prompt_tokens)
-        fresh = replace(lease, expected_end_s=event.now_s + steps * step_s)
-        self._leases[event.invocation_id] = replica.leases[event.invocation_id] = fresh
+        step_s = replica.profile.decode_step_s(batch, running.context_tokens)
+        running.expected_end_s = now_s + running.left_tokens * step_s
+        replica.changed()
 
-    def _release(self, id: InvocationId) -> None:
+    def _release(self, id: InvocationId) -> _Replica | None:
+        """End a lease; the replica that it was on, when that is still known."""
         lease = self._leases.pop(id, None)
-        if lease is not None and lease.replica_id in self._replicas:
-            self._replicas[lease.replica_id].leases.pop(id, None)
+        replica = self._replicas.get(lease.replica_id) if lease is not None else None
+        if replica is not None:
+            running = replica.leases.pop(id)
+            replica.prefilling -= running.first_token_at_s is None
+            self._touch(replica)
+        return replica
 
-    def _unadopt(self, id: InvocationId) -> None:
+    def _unadopt(self, id: InvocationId) -> _Replica | None:
+        found = None
         for replica in self._replicas.values():
-            if id in replica.adopted:
+            if replica.adopted and id in replica.adopted:
                 replica.adopted -= {id}
+                self._touch(replica)
+                found = replica
+        return found
+
+    def _unqueue(self, waiting: _Waiting) -> None:
+        id = waiting.invocation.id
+        del self._waiting[id]
+        waiting.queue.remove(waiting)
+        if waiting.bound_to is not None:
+            replica = self._replicas[waiting.bound_to]
+            del replica.queued_s[id]
+            replica.changed()
+
+    # Lists of replicas
+
+    def _touch(self, replica: _Replica) -> None:
+        """The load of a replica changed: is it still listed where it belongs?"""
+        replica.changed()
+        _list(self._open, replica, replica.has_room)
+
+    def _list_replica(self, replica: _Replica) -> bool:
+        """Like `_touch`, when the replica itself changed; True when the pool's profiles did."""
+        self._touch(replica)
+        _list(self._accepting, replica, replica.accepting)
+        profiles = tuple(dict.fromkeys(r.profile for r in self._accepting))
+        if profiles == self._profiles:
+            return False
+        self._profiles = profiles
+        self._queue.forget_ranks()
+        for other in self._accepting:
+            other.queue.forget_ranks()
+        return True
 
     # Decisions
 
-    def _pump(self, now_s: float) -> tuple[Command, ...]:
-        if not self._waiting:
+    def _fill_for(self, waiting: _Waiting, now_s: float) -> tuple[Command, ...]:
+        """A newcomer: whoever waited before it could not be placed, and nothing was freed."""
+        if not self._policies.late_binding:
+            replica = self._bind(waiting)
+            return self._fill_one(replica, now_s) if replica is not None else ()
+        if not self._open:
             return ()
-        return self._pump_late(now_s) if self._policies.late_binding else self._pump_early(now_s)
-
-    def _pump_late(self, now_s: float) -> tuple[Command, ...]:
-        # Most events of a busy pool free nothing: they must not cost a look at the whole queue.
-        with_room = [r for r in self._replicas.values() if r.has_room]
-        if not with_room:
-            return ()
-        open_ = {r.id: self._snapshot(r, now_s) for r in _by_id(with_room)}
+        if self._policies.window and len(self._queue) > self._policies.window:
+            return self._fill(self._queue, self._open, now_s)
+        self._queue.refresh(self._rank, now_s)
+        assert waiting.rank is not None, "a newcomer has been ranked"
         commands: list[Command] = []
-        for waiting, rank in self._queue(self._waiting.values(), now_s):
-            pool = PoolSnapshot(self.name, now_s, tuple(open_.values()), self._dispatched)
-            decision = self._policies.routing.route(waiting.invocation, pool)
-            match decision:
-                case Hold(reason):
-                    waiting.held_because = reason
-                case Route(replica_id, reason):
-                    assert replica_id in open_, f"routed to {replica_id}, which has no room"
-                    commands.append(self._dispatch(waiting, replica_id, rank, reason, now_s))
-                    replica = self._replicas[replica_id]
-                    if replica.has_room:
-                        open_[replica_id] = self._snapshot(replica, now_s)
-                    else:
-                        del open_[replica_id]
-                case _:
-                    assert_never(decision)
+        self._place(waiting, list(self._open), now_s, commands)
+        return tuple(commands)
+
+    def _fill_one(self, replica: _Replica | None, now_s: float) -> tuple[Command, ...]:
+        """Something changed on one replica: who may join it?"""
+        if replica is None or not replica.has_room:
+            return ()
+        if self._policies.late_binding:
+            return self._fill(self._queue, (replica,), now_s)
+        return self._fill(replica.queue, (replica,), now_s)
+
+    def _fill_all(self, now_s: float) -> tuple[Command, ...]:
+        if self._policies.late_binding:
+            return self._fill(self._queue, self._open, now_s)
+        for waiting in list(self._queue.waiting.values()):
+            self._bind(waiting)
+        commands: tuple[Command, ...] = ()
+        for replica in list(self._open):
+            commands += self._fill(replica.queue, (replica,), now_s)
+        return commands
+
+    def _fill(
+        self, queue: _Queue, replicas: Iterable[_Replica], now_s: float
+    ) -> tuple[Command, ...]:
+        """Offer what waits, in order, to `replicas`, for as long as one of them takes any."""
+        if not queue.waiting or not self._profiles:
+            return ()
+        open_ = list(replicas)
+        if not open_:
+            return ()
+        queue.refresh(self._rank, now_s)
+        commands: list[Command] = []
+        passed_over: list[_HeapEntry] = []
+        for entry in self._looked_at(queue):
+            if not self._place(entry[5], open_, now_s, commands):
+                passed_over.append(entry)
             if not open_:
                 break
+        for entry in passed_over:
+            queue.push(entry)
         return tuple(commands)
 
-    def _pump_early(self, now_s: float) -> tuple[Command, ...]:
-        self._bind_all(now_s)
-        commands: list[Command] = []
-        for waiting, rank in self._queue(self._startable(), now_s):
-            if waiting.bound_to is not None and self._replicas[waiting.bound_to].has_room:
-                commands.append(
-                    self._dispatch(waiting, waiting.bound_to, rank, waiting.held_because, now_s)
-                )
-        return tuple(commands)
-
-    def _bind_all(self, now_s: float) -> None:
-        """Early binding: every invocation without a replica is given one, in order of arrival."""
-        unbound = [w for w in self._waiting.values() if w.bound_to is None]
-        if not unbound:
+    def _looked_at(self, queue: _Queue) -> Iterator[_HeapEntry]:
+        window = self._policies.window
+        if not self._policies.shuffled:
+            looked = 0
+            while (not window or looked < window) and (entry := queue.pop()) is not None:
+                looked += 1
+                yield entry
             return
-        queued_s = self._bound_work_s()
-        open_ = {
-            r.id: self._snapshot(r, now_s, queued_s.get(r.id, ()))
-            for r in _by_id(self._replicas.values())
-            if r.accepts_work
-        }
-        bound = len(self._waiting) - len(unbound)
-        for waiting in unbound:
-            pool = PoolSnapshot(self.name, now_s, tuple(open_.values()), self._dispatched + bound)
-            decision = self._policies.routing.route(waiting.invocation, pool)
-            waiting.held_because = decision.reason
+        entries: list[_HeapEntry] = []
+        while (not window or len(entries) < window) and (entry := queue.pop()) is not None:
+            entries.append(entry)
+        entries.sort(key=lambda e: (e[0], e[5].invocation.draw))
+        left = iter(entries)
+        try:
+            yield from left
+        finally:
+            for entry in left:
+                queue.push(entry)
+
+    def _place(
+        self, waiting: _Waiting, open_: list[_Replica], now_s: float, commands: list[Command]
+    ) -> bool:
+        """Dispatch `waiting` to one of `open_` if the policies agree; drop what closes."""
+        invocation = waiting.invocation
+        if waiting.bound_to is not None:
+            replica, reason = open_[0], waiting.held_because
+        else:
+            pool = PoolSnapshot(self.name, now_s, open_, self._dispatched)
+            decision = self._policies.routing.route(invocation, pool)
             if isinstance(decision, Hold):
-                continue
-            assert decision.replica_id in open_, f"bound to {decision.replica_id}, which is closed"
-            replica = self._replicas[decision.replica_id]
-            waiting.bound_to = replica.id
-            bound += 1
-            work_s = queued_s.setdefault(replica.id, [])
-            work_s.append(_alone_s(waiting.invocation, replica.profile))
-            open_[replica.id] = self._snapshot(replica, now_s, work_s)
+                waiting.held_because = decision.reason
+                return False
+            i = bisect_left(open_, decision.replica_id, key=_BY_ID)
+            assert i < len(open_), f"routed to {decision.replica_id}, which has no room"
+            replica, reason = open_[i], decision.reason
+            assert replica.id == decision.replica_id, f"routed to a full {decision.replica_id}"
+        answer = self._policies.admission.admit(invocation, replica, now_s)
+        if isinstance(answer, Admit):
+            commands.append(self._dispatch(waiting, replica, reason, now_s))
+            if not replica.has_room:
+                open_.remove(replica)
+            return True
+        if waiting.bound_to is None:
+            waiting.held_because = answer.reason
+        if answer.closes:
+            open_.remove(replica)
+        return False
 
-    def _startable(self) -> list[_Waiting]:
-        """What waits in the queue of a replica that has room."""
-        return [
-            w
-            for w in self._waiting.values()
-            if w.bound_to is not None and self._replicas[w.bound_to].has_room
-        ]
+    def _bind(self, waiting: _Waiting) -> _Replica | None:
+        """Early binding: give it to a replica's own queue."""
+        invocation = waiting.invocation
+        bound = len(self._waiting) - len(self._queue)
+        pool = PoolSnapshot(self.name, self._clock.now_s, self._accepting, self._dispatched + bound)
+        decision = self._policies.routing.route(invocation, pool)
+        waiting.held_because = decision.reason
+        if isinstance(decision, Hold):
+            return None
+        replica = self._replicas[decision.replica_id]
+        assert replica.accepting, f"bound to {replica.id}, which is closed"
+        self._queue.remove(waiting)
+        waiting.bound_to = replica.id
+        replica.queue.add(waiting)
+        replica.queued_s[invocation.id] = _alone_s(invocation, replica.profile)
+        replica.changed()
+        return replica
 
-    def _queue(self, waiting: Iterable[_Waiting], now_s: float) -> list[tuple[_Waiting, Rank]]:
-        """`waiting` in the order of the policy; slack is judged anew at every decision."""
-        profiles = tuple(
-            dict.fromkeys(r.profile for r in self._replicas.values() if r.accepts_work)
-        )
-        ranked = [
-            (
-                w,
-                self._policies.ordering.rank(
-                    w.invocation, min(w.invocation.remaining_s(p) for p in profiles), now_s
-                ),
+    def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
+        invocation, work = waiting.invocation, waiting.work
+        if work is None:
+            work = waiting.work = Work(
+                min(invocation.remaining_s(p) for p in self._profiles),
+                min(_alone_s(invocation, p) for p in self._profiles),
             )
-            for w in waiting
-        ]
-        ranked.sort(key=lambda x: (x[1].value, x[0].invocation.arrived_at_s, x[0].invocation.id))
-        return ranked
+        return self._policies.ordering.rank(invocation, work, now_s)
 
     def _dispatch(
-        self, waiting: _Waiting, replica_id: ReplicaId, rank: Rank, reason: str, now_s: float
+        self, waiting: _Waiting, replica: _Replica, reason: str, now_s: float
     ) -> Dispatch:
-        invocation = waiting.invocation
-        replica = self._replicas[replica_id]
-        snapshot = self._snapshot(replica, now_s)
-        assert snapshot.has_room, f"dispatch to {replica_id}, which has no room"
+        invocation, rank = waiting.invocation, waiting.rank
+        assert replica.has_room, f"dispatch to {replica.id}, which has no room"
+        assert rank is not None, "what is dispatched has been ranked"
+        batch = replica.batch
         service_s = replica.profile.service_s(
-            invocation.prompt_tokens, invocation.expected_tokens, snapshot.batch
+            invocation.prompt_tokens, invocation.expected_tokens, batch
         )
         command = Dispatch(
             invocation_id=invocation.id,
             attempt=invocation.attempt,
-            replica_id=replica_id,
+            replica_id=replica.id,
             deployment=replica.deployment,
             priority=rank.value,
             queue_s=now_s - invocation.arrived_at_s,
             slack_s=invocation.deadline_s - now_s,
-            remaining_s=invocation.remaining_s(replica.profile, snapshot.batch),
+            remaining_s=invocation.remaining_s(replica.profile, batch),
             reason=f"{rank.reason}; {reason}",
         )
-        lease = Lease(invocation, replica_id, now_s, now_s + snapshot.wait_s + service_s, command)
-        del self._waiting[invocation.id]
-        self._leases[invocation.id] = replica.leases[invocation.id] = lease
+        self._unqueue(waiting)
+        # A standby starts when a place frees; in a freed place it starts at once.
+        start_s = now_s + (replica.wait_s if replica.held >= replica.max_running else 0.0)
+        running = Running(invocation, now_s, start_s + service_s)
+        self._leases[invocation.id] = _Lease(replica.id, running, command)
+        replica.leases[invocation.id] = running
+        replica.prefilling += 1
+        self._touch(replica)
         self._dispatched += 1
         return command
 
-    # Pictures
+    def _preempt(self, replica: _Replica, now_s: float) -> tuple[Command, ...]:
+        policy = self._policies.preemption
+        queue = self._queue if self._policies.late_binding else replica.queue
+        if policy is None or not queue.waiting:
+            return ()
+        queue.refresh(self._rank, now_s)
+        head: list[_HeapEntry] = []
+        while len(head) < PREEMPTORS_SHOWN and (entry := queue.pop()) is not None:
+            head.append(entry)
+        for entry in head:
+            queue.push(entry)
+        victims = policy.preempt(replica, [e[5].invocation for e in head], now_s)
+        return tuple(self._take_back(replica, id, reason) for id, reason in victims)
 
-    def _snapshot(
-        self, replica: _Replica, now_s: float, queued_s: Sequence[float] = ()
-    ) -> ReplicaSnapshot:
-        wait_s = 0.0
-        if queued_s or replica.held >= replica.max_running:
-            running = [max(0.0, x.expected_end_s - now_s) for x in replica.leases.values()]
-            running += [0.0] * len(replica.adopted)
-            wait_s = expected_wait_s(running, queued_s, replica.max_running)
-        return ReplicaSnapshot(
-            id=replica.id,
-            deployment=replica.deployment,
-            profile=replica.profile,
-            held=replica.held,
-            max_running=replica.max_running,
-            standby=replica.standby,
-            queued=len(queued_s),
-            wait_s=wait_s,
-            accepting=replica.accepts_work,
+    def _take_back(self, replica: _Replica, id: InvocationId, reason: str) -> Preempt:
+        running = replica.leases[id]
+        before = running.invocation
+        self._release(id)
+        invocation = replace(
+            before,
+            attempt=before.attempt + 1,
+            prompt_tokens=before.prompt_tokens + running.tokens,
+            expected_tokens=max(1, before.expected_tokens - running.tokens),
+            generated=before.generated + running.tokens,
         )
-
-    def _bound_work_s(self) -> dict[ReplicaId, list[float]]:
-        """Service times of what waits in the replicas' own queues (early binding only)."""
-        work_s: dict[ReplicaId, list[float]] = {}
-        for waiting in self._waiting.values():
-            if waiting.bound_to is not None:
-                profile = self._replicas[waiting.bound_to].profile
-                work_s.setdefault(waiting.bound_to, []).append(
-                    _alone_s(waiting.invocation, profile)
-                )
-        return work_s
+        waiting = self._waiting[id] = _Waiting(invocation, self._queue)
+        self._queue.add(waiting)
+        if not self._policies.late_binding:
+            self._bind(waiting)
+        self._preempted += 1
+        return Preempt(id, before.attempt, replica.id, reason)
 
     def _backlog_s(self) -> float:
         """Expected time until the queue of now has been served; 0 when nothing can serve it."""
-        serving = [r for r in self._replicas.values() if r.accepts_work]
-        if not serving:
+        if not self._accepting:
             return 0.0
-        work_s = sum(_alone_s(w.invocation, serving[0].profile) for w in self._waiting.values())
-        return work_s / sum(r.max_running for r in serving)
+        profile = self._accepting[0].profile
+        work_s = sum(_alone_s(w.invocation, profile) for w in self._waiting.values())
+        return work_s / sum(r.max_running for r in self._accepting)
 
 
-def _by_id(replicas: Iterable[_Replica]) -> list[_Replica]:
-    return sorted(replicas, key=lambda r: r.id)
+def _list(replicas: list[_Replica], replica: _Replica, belongs: bool) -> None:
+    """Put `replica` into the list by id, or take it out."""
+    i = bisect_left(replicas, replica.id, key=_BY_ID)
+    is_listed = i < len(replicas) and replicas[i] is replica
+    if belongs and not is_listed:
+        replicas.insert(i, replica)
+    elif is_listed and not belongs:
+        del replicas[i]
 
 
 def _alone_s(invocation: Invocation, profile: Profile) -> float:

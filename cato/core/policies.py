@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cato.core.decision import Hold, Rank, Route
-from cato.core.snapshot import Invocation, PoolSnapshot
+from cato.core.decision import Admit, Defer, Hold, Rank, Route
+from cato.core.ids import InvocationId
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 
 
 class RoutingPolicy(Protocol):
@@ -18,20 +20,66 @@ class RoutingPolicy(Protocol):
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold: ...
 
 
-class OrderingPolicy(Protocol):
-    """Where in the queue does `invocation` stand at `now_s`?
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Expected seconds of an invocation that starts now, alone, on the pool's fastest replica.
 
-    `remaining_s` is the expected time to its SLO event if it started now on the fastest replica.
+    `remaining_s`: to the SLO event, with what lies downstream. `service_s`: to its last token.
     """
 
-    def rank(self, invocation: Invocation, remaining_s: float, now_s: float) -> Rank: ...
+    remaining_s: float
+    service_s: float
+
+
+class OrderingPolicy(Protocol):
+    """Where in the queue does `invocation` stand at `now_s`?"""
+
+    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank: ...
+
+
+class AdmissionPolicy(Protocol):
+    """May `invocation` join what `replica` runs now?"""
+
+    def admit(
+        self, invocation: Invocation, replica: ReplicaView, now_s: float
+    ) -> Admit | Defer: ...
+
+
+class PreemptionPolicy(Protocol):
+    """Which of the running invocations should give way to those that wait?
+
+    Asked at every progress report of a replica; `waiting` is the head of the queue, in order.
+    """
+
+    def preempt(
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
+    ) -> Sequence[tuple[InvocationId, str]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitAlways:
+    """Whatever finds a place joins; the engine's own cap is the only bound."""
+
+    def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
+        return Admit("has room")
+
+
+ADMIT_ALWAYS = AdmitAlways()
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """How one pool decides; see `cato.core.topology.PoolPolicies` for the words."""
+    """How one pool decides; see `cato.core.topology.PoolPolicies` for the words.
+
+    `window` bounds how many of the queue, in order, are asked about at one event (0: all);
+    `shuffled`: those are tried in the order of their draws instead.
+    """
 
     routing: RoutingPolicy
     ordering: OrderingPolicy
     late_binding: bool = True
     max_queued: int = 1000
+    admission: AdmissionPolicy = ADMIT_ALWAYS
+    preemption: PreemptionPolicy | None = None
+    window: int = 0
+    shuffled: bool = False

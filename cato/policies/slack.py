@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 LATE = 0
 TIGHT = 1
 FEASIBLE = 2
@@ -12,3 +14,12 @@ def slack_class(slack_s: float, wait_s: float, remaining_s: float) -> int:
     if slack_s < 0:
         return LATE
     return FEASIBLE if wait_s + remaining_s <= slack_s else TIGHT
+
+
+def holds_until_s(cls: int, deadline_s: float, remaining_s: float) -> float:
+    """When the class of something that waits must be judged anew; classes only get worse."""
+    if cls == LATE:
+        return inf
+    # A little early, lest rounding keep a class for longer than its definition does.
+    at_s = deadline_s if cls == TIGHT else deadline_s - remaining_s
+    return at_s - 1e-9 * max(1.0, abs(at_s))

@@ -30,7 +30,7 @@ from cato.core.orchestrator import (
     PoolOrchestrator,
     expected_wait_s,
 )
-from cato.core.policies import Policies
+from cato.core.policies import Policies, Work
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.slack_priority import LateLast
@@ -195,8 +195,8 @@ class Books:
         profiles = [r.report.profile for r in self.replicas.values() if r.accepts]
         if not profiles:
             return 0
-        fastest_s = min(invocation.remaining_s(p) for p in profiles)
-        return self.policies.ordering.rank(invocation, fastest_s, now_s).value
+        work = Work(min(invocation.remaining_s(p) for p in profiles), 0.0)
+        return self.policies.ordering.rank(invocation, work, now_s).value
 
     def _unadopt(self, id: InvocationId) -> None:
         for replica in self.replicas.values():
@@ -592,7 +592,7 @@ class CountedRanks:
 
     ranked: list[InvocationId]
 
-    def rank(self, invocation: Invocation, remaining_s: float, now_s: float) -> Rank:
+    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
         self.ranked.append(invocation.id)
         return Rank(0, "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cato.core.decision import Rank
+from cato.core.policies import Work
 from cato.core.snapshot import Invocation
 
 
@@ -12,5 +13,5 @@ from cato.core.snapshot import Invocation
 class FirstComeFirstServed:
     """Arrival decides alone: fair to each, blind to deadlines."""
 
-    def rank(self, invocation: Invocation, remaining_s: float, now_s: float) -> Rank:
+    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
         return Rank(0, "in order of arrival")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cato.core.decision import Rank
+from cato.core.policies import Work
 from cato.core.snapshot import Invocation
-from cato.policies.slack import FEASIBLE, LATE, TIGHT, slack_class
+from cato.policies.slack import FEASIBLE, LATE, TIGHT, holds_until_s, slack_class
 
 _WORDS = {LATE: "late", TIGHT: "tight", FEASIBLE: "feasible"}
 
@@ -19,9 +20,10 @@ class SlackPriority:
     Deviation from the printed text: slack is judged again at every dispatch, not on arrival only.
     """
 
-    def rank(self, invocation: Invocation, remaining_s: float, now_s: float) -> Rank:
-        cls = slack_class(invocation.deadline_s - now_s, 0.0, remaining_s)
-        return Rank(cls, f"{_WORDS[cls]} (priority {cls})")
+    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
+        cls = slack_class(invocation.deadline_s - now_s, 0.0, work.remaining_s)
+        until_s = holds_until_s(cls, invocation.deadline_s, work.remaining_s)
+        return Rank(cls, f"{_WORDS[cls]} (priority {cls})", until_s=until_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class LateLast:
     soon as there is a queue.
     """
 
-    def rank(self, invocation: Invocation, remaining_s: float, now_s: float) -> Rank:
-        cls = slack_class(invocation.deadline_s - now_s, 0.0, remaining_s)
+    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
+        cls = slack_class(invocation.deadline_s - now_s, 0.0, work.remaining_s)
         place = {TIGHT: 0, FEASIBLE: 1, LATE: 2}[cls]
-        return Rank(place, f"{_WORDS[cls]} (place {place})")
+        until_s = holds_until_s(cls, invocation.deadline_s, work.remaining_s)
+        return Rank(place, f"{_WORDS[cls]} (place {place})", until_s=until_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cato.core.decision import Hold, Route
-from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 from cato.policies.slack import FEASIBLE, LATE, slack_class
 
 
@@ -27,10 +27,10 @@ class CatoRouting:
             return Hold("no replica has room")
         slack_s = invocation.deadline_s - pool.now_s
 
-        def remaining_s(replica: ReplicaSnapshot) -> float:
+        def remaining_s(replica: ReplicaView) -> float:
             return invocation.remaining_s(replica.profile, replica.batch)
 
-        def least_wait(replica: ReplicaSnapshot) -> tuple[float, float, int, str]:
+        def least_wait(replica: ReplicaView) -> tuple[float, float, int, str]:
             return (
                 replica.wait_s,
                 remaining_s(replica),

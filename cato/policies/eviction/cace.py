@@ -1,0 +1,59 @@
+"""CACE: a sum of recency, cost of reloading, demand in the queue and expected output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+from cato.core.eviction import FleetSnapshot, Keep, Prefetch
+from cato.core.ids import ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class Cace:
+    """Evict the largest score ("Context-Aware CodeLLM Eviction for AI-assisted Coding", 2025).
+
+    score = recency + 1/(1 + load/100) + i/w + w1 · expected output tokens, with i the first
+    place of the model in the queue of all that wait (i/w = 1 when it is not among the first w).
+    Every factor can be switched off, for the paper's ablation.
+
+    Deviations. Recency is 1 - 1/(1 + ln(1 + idle)): the printed 1/(1 + ln t) is inert with t a
+    timestamp, and with t an age it evicts the most recent (`printed_recency` restores that
+    reading). The queue holds the models of all who wait, loaded ones too, or the demand term is
+    constant. w1 is 0.001, not 0.01, where the output term overrides the demand.
+    """
+
+    recency: bool = True
+    reload_cost: bool = True
+    demand: bool = True
+    output: bool = True
+    window: int = 20
+    output_weight: float = 0.001
+    printed_recency: bool = False
+
+    def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep:
+        state = fleet.models[model]
+        score = 0.0
+        parts: list[str] = []
+        if self.recency:
+            young = 1 / (1 + log(1 + state.idle_s))
+            part = young if self.printed_recency else 1 - young
+            score += part
+            parts.append(f"recency {part:.2f}")
+        if self.reload_cost:
+            part = 1 / (1 + state.load_s / 100)
+            score += part
+            parts.append(f"reload {part:.2f}")
+        if self.demand:
+            place = state.queue_position
+            part = 1.0 if place is None or place > self.window else place / self.window
+            score += part
+            parts.append(f"demand {part:.2f}")
+        if self.output:
+            part = self.output_weight * state.expected_tokens
+            score += part
+            parts.append(f"output {part:.2f}")
+        return Keep(-score, " + ".join(parts) or "no factor is on")
+
+    def prefetch(self, fleet: FleetSnapshot) -> Prefetch | None:
+        return None

@@ -1,0 +1,54 @@
+"""Foresight: keep what is expected to lose most SLO value when it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.eviction import FleetSnapshot, Keep, ModelState, Prefetch
+from cato.core.ids import ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class ForesightEviction:
+    """Evict the copy whose absence is expected to cost the least, and load ahead when idle.
+
+    Worth of a model = (value that waits for it + learned arrival rate · `horizon_s`) · harm,
+    harm = min(1, load/SLO): the part of its users' patience that a cold start uses up. A model
+    whose load would break its SLO anyway is judged by demand alone; with weights in the host's
+    memory a patient model becomes cheap to drop. Time since the last use is no part of it: at
+    Poisson arrivals it says nothing that the rate does not.
+
+    `prefetch_margin`: an absent model replaces a resident one only when it is worth this many
+    times as much; rates are learned from few arrivals, and each swap costs a load.
+    """
+
+    horizon_s: float = 60.0
+    prefetch_margin: float = 1.3
+    prefetches: bool = True
+
+    def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep:
+        state = fleet.models[model]
+        worth = self._worth(state)
+        return Keep(
+            worth,
+            f"worth {worth:.3g}: {len(state.waiting)} wait, {state.rate_per_s:.3g}/s expected, "
+            f"reload {state.load_s:.1f} s",
+        )
+
+    def prefetch(self, fleet: FleetSnapshot) -> Prefetch | None:
+        if not self.prefetches:
+            return None
+        absent = [m for m in fleet.models.values() if m.copies == 0 and m.rate_per_s > 0]
+        if not absent:
+            return None
+        best = max(absent, key=lambda m: (self._worth(m), m.facts.name))
+        worth = self._worth(best)
+        return Prefetch(
+            best.facts.name,
+            worth / self.prefetch_margin,
+            f"{best.rate_per_s:.3g}/s expected, worth {worth:.3g}",
+        )
+
+    def _worth(self, state: ModelState) -> float:
+        value = sum(w.value for w in state.waiting) + state.rate_per_s * self.horizon_s
+        return value * min(1.0, state.load_s / state.facts.slo_s)

@@ -1,0 +1,24 @@
+"""Least frequently used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.eviction import FleetSnapshot, Keep, Prefetch
+from cato.core.ids import ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class LeastFrequentlyUsed:
+    """Evict what was dispatched to least often since the books were opened.
+
+    Counts are of all time ("perfect LFU"), not since the load: a model that is evicted and
+    comes back keeps its rank. Blind to a change of taste.
+    """
+
+    def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep:
+        uses = fleet.models[model].uses
+        return Keep(uses, f"used {uses} times")
+
+    def prefetch(self, fleet: FleetSnapshot) -> Prefetch | None:
+        return None

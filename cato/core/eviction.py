@@ -74,7 +74,7 @@ class ModelState:
     `idle_s`: since its last dispatch, or since the books were opened when there was none.
     `uses`: dispatches so far. `rate_per_s`: learned arrival rate. `queue_position`: place of its
     first waiting invocation in the queue of all, from 1; None when none waits. `waiting` are
-    those no copy has room for. `expected_tokens`: mean expected output of its invocations.
+    those not given to a copy yet, by arrival. `expected_tokens`: mean expected output of its invocations.
     `load_s`: what loading it now would take.
     """
 
@@ -107,7 +107,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Load `model` before anybody asks, in place of copies worth less than `above` altogether."""
+    """Load `model` before anybody asks, in place of copies each worth less than `above`."""
 
     model: ModelName
     above: float

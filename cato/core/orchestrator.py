@@ -522,7 +522,8 @@ class PoolOrchestrator:
             return self._fill_one(replica, now_s) if replica is not None else ()
         if not self._open:
             return ()
-        if self._policies.window and len(self._queue) > self._policies.window:
+        policies = self._policies
+        if policies.strict or (policies.window and len(self._queue) > policies.window):
             return self._fill(self._queue, self._open, now_s)
         self._queue.refresh(self._rank, now_s)
         assert waiting.rank is not None, "a newcomer has been ranked"
@@ -561,6 +562,9 @@ class PoolOrchestrator:
         commands: list[Command] = []
         passed_over: list[_HeapEntry] = []
         for entry in self._looked_at(queue):
+            if self._policies.strict and passed_over and entry[0] > passed_over[0][0]:
+                passed_over.append(entry)
+                break
             if not self._place(entry[5], open_, now_s, commands):
                 passed_over.append(entry)
             if not open_:

@@ -72,7 +72,8 @@ class Policies:
     """How one pool decides; see `cato.core.topology.PoolPolicies` for the words.
 
     `window` bounds how many of the queue, in order, are asked about at one event (0: all);
-    `shuffled`: those are tried in the order of their draws instead.
+    `shuffled`: those are tried in the order of their draws instead. `strict`: nothing of a larger
+    rank value is asked about while something of a smaller one is passed over.
     """
 
     routing: RoutingPolicy
@@ -83,3 +84,4 @@ class Policies:
     preemption: PreemptionPolicy | None = None
     window: int = 0
     shuffled: bool = False
+    strict: bool = False

@@ -1,0 +1,673 @@
+"""The books of the cards of a fleet, and the only door through which they change.
+
+Which model sits on which card is decided here; a driver unloads, loads and serves, and reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf
+from typing import assert_never
+
+from cato.core.errors import InputError, UnknownNameError
+from cato.core.eviction import (
+    Card,
+    CardId,
+    CopyId,
+    DispatchOrder,
+    EvictionPolicy,
+    FleetSnapshot,
+    HostMemory,
+    ModelFacts,
+    ModelState,
+    Wanted,
+)
+from cato.core.ids import HostId, InvocationId, ModelName
+
+# Arrival rates forget with this time constant: long against the gaps between the arrivals of a
+# rare model (a minute), short against the hours in which a team changes what it works on.
+RATE_MEMORY_S = 1800.0
+# Arrivals are counted as if this time had passed before the first: one early arrival is no rate.
+RATE_PRIOR_S = 60.0
+# A load that failed is not tried again at once: what broke it is seldom gone in a second.
+LOAD_RETRY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationQueued:
+    """An invocation wants its model; one that waits or runs already is known and stays as it is."""
+
+    now_s: float
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationWithdrawn:
+    """The client gave up, whether the invocation waits or runs."""
+
+    now_s: float
+    id: InvocationId
+
+
+@dataclass(frozen=True, slots=True)
+class InvocationFinished:
+    """`copy_id` has served it. Harmless when it is not there (any more)."""
+
+    now_s: float
+    id: InvocationId
+    copy_id: CopyId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFinished:
+    """The copy can serve. Harmless when it is unknown, superseded, or ready already."""
+
+    now_s: float
+    copy_id: CopyId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The copy never came up, or its engine died; its cards are empty."""
+
+    now_s: float
+    copy_id: CopyId
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFound:
+    """A loaded copy that these books did not load: after a restart of whoever keeps them."""
+
+    now_s: float
+    copy_id: CopyId
+    model: ModelName
+    cards: tuple[CardId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CardAdded:
+    """An empty card; one that is known stays as it is."""
+
+    now_s: float
+    card: Card
+
+
+@dataclass(frozen=True, slots=True)
+class CardLost:
+    """The card is gone with every copy that used it; what ran there waits again."""
+
+    now_s: float
+    card_id: CardId
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPinned:
+    """While `pinned`, no copy of the model is evicted."""
+
+    now_s: float
+    model: ModelName
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed: failed loads may be tried again."""
+
+    now_s: float
+
+
+CardEvent = (
+    InvocationQueued
+    | InvocationWithdrawn
+    | InvocationFinished
+    | LoadFinished
+    | LoadFailed
+    | CopyFound
+    | CardAdded
+    | CardLost
+    | ModelPinned
+    | Ticked
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A copy that goes; one still loading is aborted (only a prefetch ever is)."""
+
+    copy_id: CopyId
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Unload `evicted`, then load `model` on `cards` of `host`; report with `copy_id`."""
+
+    copy_id: CopyId
+    model: ModelName
+    host: HostId
+    cards: tuple[CardId, ...]
+    evicted: tuple[Evicted, ...]
+    from_host_memory: bool
+    is_prefetch: bool
+    expected_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Run the invocation on the copy; `is_hit`: its model was there when its turn came."""
+
+    id: InvocationId
+    copy_id: CopyId
+    model: ModelName
+    cards: tuple[CardId, ...]
+    is_hit: bool
+    reason: str
+
+
+CardCommand = Load | Serve
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPicture:
+    """What an operator sees of a copy; `running` includes those bound to a load."""
+
+    id: CopyId
+    model: ModelName
+    host: HostId
+    cards: tuple[CardId, ...]
+    is_ready: bool
+    is_prefetch: bool
+    running: tuple[InvocationId, ...]
+
+
+@dataclass(slots=True)
+class _Copy:
+    id: CopyId
+    model: ModelName
+    host: HostId
+    cards: tuple[CardId, ...]
+    is_ready: bool
+    is_prefetch: bool = False
+    running: dict[InvocationId, Wanted] = field(default_factory=dict)
+    # Orders by arrival bind an invocation to a copy that still loads.
+    bound: dict[InvocationId, Wanted] = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        return len(self.running) + len(self.bound)
+
+
+@dataclass(slots=True)
+class _Model:
+    facts: ModelFacts
+    pinned: bool = False
+    queue: dict[InvocationId, Wanted] = field(default_factory=dict)
+    uses: int = 0
+    last_use_s: float | None = None
+    arrivals: int = 0
+    mean_tokens: float = 0.0
+    # Arrivals, each decayed by exp(-age/RATE_MEMORY_S), as of `counted_at_s`.
+    count: float = 0.0
+    counted_at_s: float = 0.0
+    retry_at_s: float = -inf
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a copy could go: cards of one host, and the copies that must leave them."""
+
+    host: HostId
+    cards: tuple[CardId, ...]
+    victims: tuple[_Copy, ...]
+    reasons: tuple[str, ...]
+
+
+class CardOrchestrator:
+    """Queue, copies and host memories of a fleet of cards.
+
+    `handle` is deterministic: the same events give the same commands. It keeps, whatever the
+    policies say: a card holds one model; a copy that is busy, pinned, or one of the last
+    `min_copies` is not evicted; an invocation waits, runs, or has ended. Time is the driver's.
+
+    The weights of a load from storage stay in the host's memory, the least recently loaded going
+    first when room is short.
+    """
+
+    def __init__(
+        self,
+        eviction: EvictionPolicy,
+        order: DispatchOrder,
+        models: Iterable[ModelFacts],
+        cards: Iterable[Card] = (),
+        memories: Iterable[HostMemory] = (),
+    ) -> None:
+        self._eviction = eviction
+        self._order = order
+        self._models = {m.name: _Model(m) for m in sorted(models, key=lambda m: m.name)}
+        self._cards = {c.id: c for c in cards}
+        self._memory_bytes = {m.id: m.weights_bytes for m in memories}
+        for m in self._models.values():
+            if m.facts.cards < 1 or m.facts.max_running < 1:
+                raise InputError(
+                    f"model {m.facts.name!r} needs cards and max_running of at least 1"
+                )
+            if m.facts.min_copies > m.facts.max_copies:
+                raise InputError(f"model {m.facts.name!r}: raise max_copies to min_copies or more")
+        # Weights in the memory of each host, least recently loaded first.
+        self._in_memory: dict[HostId, dict[ModelName, None]] = {}
+        self._copies: dict[CopyId, _Copy] = {}
+        self._on_card: dict[CardId, CopyId] = {}
+        self._queue: dict[InvocationId, Wanted] = {}
+        self._copy_of: dict[InvocationId, CopyId] = {}
+        # Waiting invocations for whom a load was ordered: theirs is the miss.
+        self._missed: set[InvocationId] = set()
+        self._opened_at_s: float | None = None
+        self._loads = 0
+
+    def handle(self, event: CardEvent) -> tuple[CardCommand, ...]:
+        """Raise `UnknownNameError` for a model that is not in the books."""
+        if self._opened_at_s is None:
+            self._opened_at_s = event.now_s
+        match event:
+            case InvocationQueued():
+                self._enqueue(event)
+            case InvocationWithdrawn():
+                self._dequeue(event.id)
+                self._release(event.id)
+            case InvocationFinished():
+                copy = self._copies.get(event.copy_id)
+                if copy is not None and event.id in copy.running:
+                    self._release(event.id)
+            case LoadFinished():
+                return self._loaded(event) + self._pump(event.now_s)
+            case LoadFailed():
+                copy = self._copies.get(event.copy_id)
+                if copy is not None:
+                    self._models[copy.model].retry_at_s = event.now_s + LOAD_RETRY_S
+                    self._remove(copy)
+            case CopyFound():
+                self._adopt(event)
+            case CardAdded():
+                self._cards.setdefault(event.card.id, event.card)
+            case CardLost():
+                if event.card_id in self._on_card:
+                    self._remove(self._copies[self._on_card[event.card_id]])
+                self._cards.pop(event.card_id, None)
+            case ModelPinned():
+                self._model(event.model).pinned = event.pinned
+            case Ticked():
+                pass
+            case _:
+                assert_never(event)
+        return self._pump(event.now_s)
+
+    def copies(self) -> tuple[CopyPicture, ...]:
+        return tuple(
+            CopyPicture(
+                c.id,
+                c.model,
+                c.host,
+                c.cards,
+                c.is_ready,
+                c.is_prefetch,
+                (*c.running, *c.bound),
+            )
+            for c in self._copies.values()
+        )
+
+    def waiting(self) -> tuple[InvocationId, ...]:
+        """Those without a copy, in the order of the queue."""
+        return tuple(self._queue)
+
+    def snapshot(self, now_s: float) -> FleetSnapshot:
+        """What a policy sees."""
+        positions: dict[ModelName, int] = {}
+        for i, wanted in enumerate(self._queue.values(), start=1):
+            positions.setdefault(wanted.model, i)
+        copies: dict[ModelName, int] = {}
+        for copy in self._copies.values():
+            copies[copy.model] = copies.get(copy.model, 0) + 1
+        opened_at_s = now_s if self._opened_at_s is None else self._opened_at_s
+        watched_s = max(0.0, now_s - opened_at_s) + RATE_PRIOR_S
+        memory_s = RATE_MEMORY_S * (1 - exp(-watched_s / RATE_MEMORY_S))
+        remembered = {m for names in self._in_memory.values() for m in names}
+        states: dict[ModelName, ModelState] = {}
+        for name, model in self._models.items():
+            last_s = opened_at_s if model.last_use_s is None else model.last_use_s
+            decay = exp(-max(0.0, now_s - model.counted_at_s) / RATE_MEMORY_S)
+            states[name] = ModelState(
+                facts=model.facts,
+                load_s=model.facts.reload_s if name in remembered else model.facts.load_s,
+                idle_s=max(0.0, now_s - last_s),
+                uses=model.uses,
+                rate_per_s=model.count * decay / memory_s,
+                expected_tokens=model.mean_tokens,
+                queue_position=positions.get(name),
+                waiting=tuple(model.queue.values()),
+                copies=copies.get(name, 0),
+            )
+        return FleetSnapshot(now_s, states)
+
+    # Events
+
+    def _model(self, name: ModelName) -> _Model:
+        if name not in self._models:
+            raise UnknownNameError("model", name, tuple(self._models))
+        return self._models[name]
+
+    def _enqueue(self, event: InvocationQueued) -> None:
+        wanted = event.wanted
+        model = self._model(wanted.model)
+        if wanted.id in self._queue or wanted.id in self._copy_of:
+            return
+        passed_s = max(0.0, event.now_s - model.counted_at_s)
+        model.count = model.count * exp(-passed_s / RATE_MEMORY_S) + 1.0
+        model.counted_at_s = max(model.counted_at_s, event.now_s)
+        model.arrivals += 1
+        model.mean_tokens += (wanted.expected_tokens - model.mean_tokens) / model.arrivals
+        model.queue[wanted.id] = self._queue[wanted.id] = wanted
+
+    def _dequeue(self, id: InvocationId) -> None:
+        wanted = self._queue.pop(id, None)
+        if wanted is not None:
+            del self._models[wanted.model].queue[id]
+            self._missed.discard(id)
+
+    def _release(self, id: InvocationId) -> None:
+        copy_id = self._copy_of.pop(id, None)
+        if copy_id is not None:
+            copy = self._copies[copy_id]
+            copy.running.pop(id, None)
+            copy.bound.pop(id, None)
+
+    def _loaded(self, event: LoadFinished) -> tuple[CardCommand, ...]:
+        copy = self._copies.get(event.copy_id)
+        if copy is None or copy.is_ready:
+            return ()
+        copy.is_ready = True
+        copy.is_prefetch = False
+        self._remember(copy.host, copy.model)
+        copy.running, copy.bound = copy.bound, {}
+        return tuple(
+            Serve(id, copy.id, copy.model, copy.cards, False, "waited for the load")
+            for id in copy.running
+        )
+
+    def _remember(self, host: HostId, model: ModelName) -> None:
+        """Keep the weights in the host's memory; a model larger than it is not kept."""
+        room_bytes = self._memory_bytes.get(host, 0)
+        if self._models[model].facts.weights_bytes > room_bytes:
+            return
+        names = self._in_memory.setdefault(host, {})
+        names.pop(model, None)
+        names[model] = None
+        while sum(self._models[m].facts.weights_bytes for m in names) > room_bytes:
+            del names[next(iter(names))]
+
+    def _adopt(self, event: CopyFound) -> None:
+        self._model(event.model)
+        hosts = {self._cards[c].host for c in event.cards if c in self._cards}
+        is_whole = all(c in self._cards and c not in self._on_card for c in event.cards)
+        if event.copy_id in self._copies or not is_whole or len(hosts) != 1:
+            return  # a late report: what these books ordered meanwhile counts
+        copy = _Copy(event.copy_id, event.model, hosts.pop(), event.cards, is_ready=True)
+        self._place(copy)
+
+    def _place(self, copy: _Copy) -> None:
+        for card in copy.cards:
+            assert card not in self._on_card, f"{card} holds {self._on_card[card]}"
+            self._on_card[card] = copy.id
+        self._copies[copy.id] = copy
+
+    def _remove(self, copy: _Copy) -> None:
+        """Take the copy off its cards; what it held waits again, in order of arrival."""
+        for card in copy.cards:
+            del self._on_card[card]
+        del self._copies[copy.id]
+        if not copy.held:
+            return
+        for id, wanted in (copy.running | copy.bound).items():
+            del self._copy_of[id]
+            self._queue[id] = self._models[wanted.model].queue[id] = wanted
+        self._queue = _by_arrival(self._queue)
+        self._models[copy.model].queue = _by_arrival(self._models[copy.model].queue)
+
+    # Decisions
+
+    def _pump(self, now_s: float) -> tuple[CardCommand, ...]:
+        commands = self._fill_minimum(now_s)
+        commands += self._serve_in_order(now_s) if self._order.in_order else self._serve_any(now_s)
+        prefetch = self._prefetch(now_s)
+        return (*commands, *((prefetch,) if prefetch else ()))
+
+    def _fill_minimum(self, now_s: float) -> list[CardCommand]:
+        commands: list[CardCommand] = []
+        for name, model in self._models.items():
+            while sum(c.model == name for c in self._copies.values()) < model.facts.min_copies:
+                reason = f"{model.facts.min_copies} copies must be loaded"
+                load = self._load(name, reason, self.snapshot(now_s))
+                if load is None:
+                    break
+                commands.append(load)
+        return commands
+
+    def _serve_in_order(self, now_s: float) -> list[CardCommand]:
+        commands: list[CardCommand] = []
+        while self._queue:
+            head = next(iter(self._queue.values()))
+            copy = self._roomiest(head.model)
+            if copy is None:
+                if self._copies_of(head.model) >= self._models[head.model].facts.max_copies:
+                    break
+                load = self._load(head.model, "head of the queue", self.snapshot(now_s))
+                if load is None:
+                    break
+                commands.append(load)
+                copy = self._copies[load.copy_id]
+            if copy.is_ready:
+                commands.append(self._serve(head, copy, now_s))
+            else:
+                copy.is_prefetch = False
+                self._use(head, copy, now_s)
+                copy.bound[head.id] = head
+        return commands
+
+    def _serve_any(self, now_s: float) -> list[CardCommand]:
+        commands: list[CardCommand] = []
+        for model in self._models.values():
+            while model.queue:
+                copy = self._roomiest(model.facts.name)
+                if copy is not None and copy.is_prefetch:
+                    copy.is_prefetch = False  # somebody waits for it now
+                    self._blame(model)
+                if copy is None or not copy.is_ready:
+                    break
+                commands.append(self._serve(next(iter(model.queue.values())), copy, now_s))
+        if not self._queue or not any(self._may_be_freed(c) for c in self._cards):
+            return commands
+        fleet = self.snapshot(now_s)
+        for want in self._order.wants(fleet):
+            if not self._lacks_a_copy(want.model):
+                continue
+            load = self._load(want.model, want.reason, fleet)
+            if load is not None:
+                commands.append(load)
+                self._blame(self._models[want.model])
+        return commands
+
+    def _blame(self, model: _Model) -> None:
+        """Count a miss: the first in the queue for whom no load was ordered yet."""
+        cause = next((id for id in model.queue if id not in self._missed), None)
+        if cause is not None:
+            self._missed.add(cause)
+
+    def _lacks_a_copy(self, name: ModelName) -> bool:
+        """More wait than the copies on their way have room for, and another is allowed."""
+        model = self._models[name]
+        loading = sum(c.model == name and not c.is_ready for c in self._copies.values())
+        room = loading * model.facts.max_running
+        return len(model.queue) > room and self._copies_of(name) < model.facts.max_copies
+
+    def _prefetch(self, now_s: float) -> Load | None:
+        """One at a time, and only when nobody waits: a load ahead of demand must delay none."""
+        if self._queue or any(c.is_prefetch for c in self._copies.values()):
+            return None
+        if not any(self._may_be_freed(c) for c in self._cards):
+            return None
+        fleet = self.snapshot(now_s)
+        prefetch = self._eviction.prefetch(fleet)
+        if prefetch is None:
+            return None
+        model = self._model(prefetch.model)
+        if self._copies_of(prefetch.model) >= model.facts.max_copies:
+            return None
+        return self._load(prefetch.model, prefetch.reason, fleet, below=prefetch.above)
+
+    def _roomiest(self, name: ModelName) -> _Copy | None:
+        """The copy of the model with most room: ready ones first; None when all are full."""
+        limit = self._models[name].facts.max_running
+        open_ = [c for c in self._copies.values() if c.model == name and c.held < limit]
+        return min(open_, key=lambda c: (not c.is_ready, c.held, c.id), default=None)
+
+    def _copies_of(self, name: ModelName) -> int:
+        return sum(c.model == name for c in self._copies.values())
+
+    def _serve(self, wanted: Wanted, copy: _Copy, now_s: float) -> Serve:
+        is_hit = wanted.id not in self._missed
+        waited_s = now_s - wanted.arrived_at_s
+        self._use(wanted, copy, now_s)
+        copy.running[wanted.id] = wanted
+        reason = f"loaded; waited {waited_s:.1f} s"
+        return Serve(wanted.id, copy.id, copy.model, copy.cards, is_hit, reason)
+
+    def _use(self, wanted: Wanted, copy: _Copy, now_s: float) -> None:
+        self._dequeue(wanted.id)
+        self._copy_of[wanted.id] = copy.id
+        model = self._models[wanted.model]
+        model.uses += 1
+        model.last_use_s = now_s
+
+    def _load(
+        self, name: ModelName, reason: str, fleet: FleetSnapshot, below: float | None = None
+    ) -> Load | None:
+        """Order a load; None when no host can make room. `below` marks a prefetch."""
+        model = self._models[name]
+        if fleet.now_s < model.retry_at_s:
+            return None
+        is_prefetch = below is not None
+        place = self._best_place(model.facts, fleet, inf if below is None else below, is_prefetch)
+        if place is None:
+            return None
+        for victim in place.victims:
+            assert not victim.held, f"{victim.id} is busy and must not be evicted"
+            self._remove(victim)
+        self._loads += 1
+        while CopyId(f"copy-{self._loads}") in self._copies:
+            self._loads += 1
+        copy = _Copy(
+            CopyId(f"copy-{self._loads}"), name, place.host, place.cards, False, is_prefetch
+        )
+        self._place(copy)
+        from_memory = name in self._in_memory.get(place.host, {})
+        for victim, why in zip(place.victims, place.reasons, strict=True):
+            reason += f"; evicts {victim.model} ({why})"
+        return Load(
+            copy_id=copy.id,
+            model=name,
+            host=place.host,
+            cards=place.cards,
+            evicted=tuple(Evicted(v.id, v.model) for v in place.victims),
+            from_host_memory=from_memory,
+            is_prefetch=is_prefetch,
+            expected_s=model.facts.reload_s if from_memory else model.facts.load_s,
+            reason=reason,
+        )
+
+    def _best_place(
+        self, facts: ModelFacts, fleet: FleetSnapshot, below: float, is_prefetch: bool
+    ) -> _Place | None:
+        """The host whose worthiest victim is worth least; then the one with the faster load."""
+        hosts: dict[HostId, list[CardId]] = {}
+        for card in self._cards.values():
+            hosts.setdefault(card.host, []).append(card.id)
+        best: tuple[tuple[float, bool, int, HostId], _Place] | None = None
+        for host, cards in hosts.items():
+            found = self._place_on(host, cards, facts, fleet, below, is_prefetch)
+            if found is not None:
+                worst, place = found
+                is_cold = facts.name not in self._in_memory.get(host, {})
+                key = (worst, is_cold, len(place.victims), host)
+                if best is None or key < best[0]:
+                    best = key, place
+        return None if best is None else best[1]
+
+    def _place_on(
+        self,
+        host: HostId,
+        cards: Sequence[CardId],
+        facts: ModelFacts,
+        fleet: FleetSnapshot,
+        below: float,
+        is_prefetch: bool,
+    ) -> tuple[float, _Place] | None:
+        """Empty cards first, then those of the copies least worth keeping."""
+        free = sorted(c for c in cards if c not in self._on_card)
+        victims: list[tuple[float, _Copy, str]] = []
+        if len(free) < facts.cards:
+            for worth, copy, why in self._candidates(host, fleet):
+                if worth >= below or (is_prefetch and not copy.is_ready):
+                    continue
+                if not self._may_go(copy, [v for _, v, _ in victims]):
+                    continue
+                victims.append((worth, copy, why))
+                if _freed(free, victims) >= facts.cards:
+                    break
+            else:
+                return None
+            for victim in reversed(victims[:-1]):  # an early small one may not be needed
+                others = [v for v in victims if v is not victim]
+                if _freed(free, others) >= facts.cards:
+                    victims = others
+        taken = sorted(card for _, copy, _ in victims for card in copy.cards)
+        place = _Place(
+            host,
+            tuple((taken + free)[: facts.cards]),
+            tuple(copy for _, copy, _ in victims),
+            tuple(why for _, _, why in victims),
+        )
+        return (victims[-1][0] if victims else -inf), place
+
+    def _candidates(self, host: HostId, fleet: FleetSnapshot) -> list[tuple[float, _Copy, str]]:
+        candidates = []
+        for copy in self._copies.values():
+            if copy.host == host and self._may_go(copy):
+                keep = self._eviction.keep(copy.model, fleet)
+                candidates.append((keep.worth, copy, keep.reason))
+        candidates.sort(key=lambda x: (x[0], x[1].id))
+        return candidates
+
+    def _may_go(self, copy: _Copy, gone: Sequence[_Copy] = ()) -> bool:
+        """Not busy, not pinned, not one of the last copies; a load that someone needs is busy."""
+        model = self._models[copy.model]
+        if copy.held or model.pinned or not (copy.is_ready or copy.is_prefetch):
+            return False
+        left = sum(
+            c.model == copy.model and c.is_ready and c is not copy and c not in gone
+            for c in self._copies.values()
+        )
+        return left >= model.facts.min_copies
+
+    def _may_be_freed(self, card: CardId) -> bool:
+        copy_id = self._on_card.get(card)
+        return copy_id is None or self._may_go(self._copies[copy_id])
+
+
+def _by_arrival(queue: dict[InvocationId, Wanted]) -> dict[InvocationId, Wanted]:
+    return dict(sorted(queue.items(), key=lambda x: (x[1].arrived_at_s, x[0])))
+
+
+def _freed(free: Sequence[CardId], victims: Sequence[tuple[float, _Copy, str]]) -> int:
+    return len(free) + sum(len(copy.cards) for _, copy, _ in victims)

@@ -1,0 +1,1 @@
+"""May an invocation join what a replica runs?"""

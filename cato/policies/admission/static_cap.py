@@ -1,0 +1,20 @@
+"""A fixed number of running invocations per replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.decision import Admit, Defer
+from cato.core.snapshot import Invocation, ReplicaView
+
+
+@dataclass(frozen=True, slots=True)
+class StaticCap:
+    """At most `cap` at a time, as `--max-num-seqs` does: the baseline of SABER's evaluation."""
+
+    cap: int
+
+    def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
+        if replica.held < self.cap:
+            return Admit(f"{replica.held} of {self.cap} run")
+        return Defer(f"{replica.held} run, the cap", closes=True)

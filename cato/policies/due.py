@@ -1,0 +1,28 @@
+"""By when the last token of an invocation must have come, for its SLO to hold."""
+
+from __future__ import annotations
+
+from math import inf
+
+from cato.core.snapshot import Invocation, Running
+
+
+def due_s(invocation: Invocation, first_token_at_s: float | None, output_tokens: float) -> float:
+    """The instant; inf when its last token decides nothing.
+
+    A deadline on the last token counts what lies downstream. One on the first token binds the rest
+    by the pace only: TPOT = (E2E - TTFT)/(tokens - 1), from the first token on.
+    """
+    if not invocation.until_first_token:
+        return invocation.deadline_s - invocation.downstream_s
+    if invocation.tpot_target_s == inf:
+        return inf
+    started_s = invocation.deadline_s if first_token_at_s is None else first_token_at_s
+    return started_s + invocation.tpot_target_s * max(0.0, output_tokens - 1)
+
+
+def running_due_s(running: Running) -> float:
+    """The same for one that runs, with the length that is expected now."""
+    invocation = running.invocation
+    tokens = invocation.generated + running.tokens + running.left_tokens
+    return due_s(invocation, running.first_token_at_s, tokens)

@@ -1,0 +1,1 @@
+"""Which of the running gives way to those that wait?"""

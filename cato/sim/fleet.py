@@ -1,0 +1,381 @@
+"""The driver in virtual time: pools with their orchestrators, replicas, and tasks that arrive.
+
+It turns commands into future events exactly where the live actors perform them: `Dispatch` is a
+request to a replica's engine, `Preempt` takes it back, `Refuse` ends the task. The objects that
+decide are those of `cato.core` and `cato.policies`, unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from cato.core.commands import Dispatch, Preempt, Refuse
+from cato.core.events import (
+    Event,
+    FirstTokenSent,
+    InvocationEnded,
+    InvocationOffered,
+    InvocationWithdrawn,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReported,
+)
+from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.policies import Policies
+from cato.core.profile import Profile
+from cato.sim.kernel import Kernel
+from cato.sim.replica import FactKind, SimReplica
+from cato.sim.replica import Sequence as EngineSequence
+from cato.sim.tasks import Outcome, SimTask
+
+Recorder = Callable[[PoolName, Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSetup:
+    """One pool of a fleet: its replicas' profiles (one entry a replica) and how it decides.
+
+    `cold_start_s`: from the order for a further replica to its first request.
+    """
+
+    name: PoolName
+    profiles: tuple[Profile, ...]
+    policies: Policies
+    max_running: int | None = None  # None: the profile's
+    chunk_tokens: int | None = None
+    report_steps: int = 0
+    prefill_together: bool = True
+    cold_start_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A replica and how the pool knows it."""
+
+    id: ReplicaId
+    engine: SimReplica
+    started_s: float
+    ended_s: float = inf
+    draining: bool = False
+    scheduled_s: float = inf
+    version: int = 0
+
+
+class SimPool:
+    """A pool in virtual time."""
+
+    def __init__(self, fleet: Fleet, setup: PoolSetup) -> None:
+        self.setup = setup
+        self.orchestrator = PoolOrchestrator(setup.name, setup.policies)
+        self.hosts: dict[ReplicaId, _Host] = {}
+        self.retired: list[_Host] = []
+        self.starting = 0
+        self.preempted = 0
+        self._fleet = fleet
+        self._kernel = fleet.kernel
+        self._made = 0
+        self._leases: dict[InvocationId, tuple[_Host, int]] = {}
+
+    # Replicas
+
+    def add_replica(self, profile: Profile) -> None:
+        """One more, ready now."""
+        setup = self.setup
+        self._made += 1
+        id = ReplicaId(f"{setup.name}-{self._made:04d}")
+        engine = SimReplica(
+            profile,
+            setup.max_running or profile.max_running,
+            setup.chunk_tokens,
+            setup.report_steps,
+            setup.prefill_together,
+        )
+        self.hosts[id] = _Host(id, engine, self._kernel.now_s)
+        self._report(self.hosts[id])
+
+    def start_replica(self, profile: Profile) -> None:
+        """One more, ready after the cold start."""
+        self.starting += 1
+
+        def ready() -> None:
+            self.starting -= 1
+            self.add_replica(profile)
+
+        self._kernel.at(self._kernel.now_s + self.setup.cold_start_s, ready)
+
+    def drain_replica(self, id: ReplicaId) -> None:
+        """It finishes what it has, then goes."""
+        host = self.hosts[id]
+        host.draining = True
+        self._report(host)
+        self._retire_if_empty(host)
+
+    def lose_replica(self, id: ReplicaId) -> None:
+        """It dies; what it ran is offered again, with the tokens that were sent."""
+        host = self.hosts.pop(id)
+        host.ended_s = self._kernel.now_s
+        host.version += 1
+        self.retired.append(host)
+        lost = [i for i, (h, _) in self._leases.items() if h is host]
+        for invocation_id in lost:
+            del self._leases[invocation_id]
+        self.handle(ReplicaLost(self._kernel.now_s, id, "died"))
+        for invocation_id in lost:
+            self._fleet.offer_again(self, invocation_id)
+
+    def _report(self, host: _Host) -> None:
+        engine = host.engine
+        self.handle(
+            ReplicaReported(
+                self._kernel.now_s,
+                host.id,
+                DeploymentName(self.setup.name),
+                engine.profile,
+                engine.max_running,
+                0,
+                not host.draining,
+                tuple(i for i, (h, _) in self._leases.items() if h is host),
+            )
+        )
+
+    def _retire_if_empty(self, host: _Host) -> None:
+        if host.draining and host.engine.held == 0 and host.id in self.hosts:
+            del self.hosts[host.id]
+            host.ended_s = self._kernel.now_s
+            self.retired.append(host)
+            self.handle(ReplicaLost(self._kernel.now_s, host.id, "drained"))
+
+    # Events and commands
+
+    def handle(self, event: Event) -> None:
+        if self._fleet.recorder is not None:
+            self._fleet.recorder(self.setup.name, event)
+        for command in self.orchestrator.handle(event):
+            if isinstance(command, Dispatch):
+                self._dispatch(command)
+            elif isinstance(command, Preempt):
+                host, _ = self._leases.pop(command.invocation_id)
+                self.preempted += 1
+                host.engine.cancel(self._kernel.now_s, command.invocation_id)
+                self._schedule(host)
+                self._fleet.note_preempted(command.invocation_id)
+            else:
+                assert isinstance(command, Refuse)
+                self._fleet.refused(command.invocation_id)
+
+    def cancel(self, id: InvocationId, reason: str) -> None:
+        """The client left."""
+        lease = self._leases.pop(id, None)
+        if lease is not None:
+            lease[0].engine.cancel(self._kernel.now_s, id)
+            self._schedule(lease[0])
+        self.handle(InvocationWithdrawn(self._kernel.now_s, id, reason))
+
+    def _dispatch(self, command: Dispatch) -> None:
+        id, now_s = command.invocation_id, self._kernel.now_s
+        host = self.hosts[command.replica_id]
+        self._leases[id] = (host, command.attempt)
+        host.engine.submit(now_s, self._fleet.sequence(id, command))
+        self._schedule(host)
+
+    def _schedule(self, host: _Host) -> None:
+        wake_s = host.engine.wake_s
+        if wake_s == host.scheduled_s or wake_s == inf:
+            return
+        host.scheduled_s = wake_s
+        host.version += 1
+        version = host.version
+        self._kernel.at(wake_s, lambda: self._wake(host, version))
+
+    def _wake(self, host: _Host, version: int) -> None:
+        if version != host.version:
+            return
+        engine, now_s = host.engine, self._kernel.now_s
+        host.scheduled_s = inf
+        facts, is_due = engine.wake(now_s)
+        for kind, sequence in facts:
+            id = InvocationId(sequence.id)
+            lease = self._leases.get(id)
+            if lease is None or lease[0] is not host:
+                continue  # taken back in the meantime
+            if kind is FactKind.FIRST_TOKEN:
+                self._fleet.first_token(id)
+                self.handle(FirstTokenSent(now_s, id))
+            else:
+                del self._leases[id]
+                self._fleet.call_ended(id)
+                self.handle(InvocationEnded(now_s, id, lease[1], sequence.generated, "done"))
+                self._fleet.go_on(id)
+        if is_due:
+            self.handle(ReplicaProgressed(now_s, host.id, self._fleet.progress(engine)))
+        engine.go_on(now_s)
+        self._schedule(host)
+        if host.draining:
+            self._retire_if_empty(host)
+
+
+@dataclass(slots=True)
+class _Call:
+    """A node of a task that has started: its state between events."""
+
+    outcome: Outcome
+    index: int
+    generated: int = 0  # in earlier attempts
+    tokens: int = 0  # in this attempt, when it was taken back
+    attempt: int = 1
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What of a task is still to do."""
+
+    outcome: Outcome
+    missing: list[int]  # per node: needs that are not done
+    left: int
+    served_s: float = 0.0
+    dispatched_s: dict[int, float] = field(default_factory=dict)
+
+
+class Fleet:
+    """Pools and the tasks that run on them."""
+
+    def __init__(self, setups: Sequence[PoolSetup], recorder: Recorder | None = None) -> None:
+        self.kernel = Kernel()
+        self.recorder = recorder
+        self.outcomes: list[Outcome] = []
+        self._runs: dict[str, _Progress] = {}
+        self._calls: dict[InvocationId, _Call] = {}
+        self.pools = {s.name: SimPool(self, s) for s in setups}
+        for pool in self.pools.values():
+            for profile in pool.setup.profiles:
+                pool.add_replica(profile)
+
+    def run(self, tasks: Sequence[SimTask], until_s: float = inf) -> list[Outcome]:
+        """Let `tasks` (in order of arrival) arrive and run; returns their outcomes, in order."""
+        arrivals = iter(tasks)
+
+        def arrive(task: SimTask) -> None:
+            upcoming = next(arrivals, None)
+            if upcoming is not None:
+                self.kernel.at(upcoming.arrived_at_s, lambda: arrive(upcoming))
+            self._begin(task)
+
+        first = next(arrivals, None)
+        if first is not None:
+            self.kernel.at(first.arrived_at_s, lambda: arrive(first))
+        self.kernel.run(until_s)
+        return self.outcomes
+
+    def _begin(self, task: SimTask) -> None:
+        outcome = Outcome(task)
+        self.outcomes.append(outcome)
+        self._runs[task.id] = _Progress(
+            outcome, [len(n.needs) for n in task.nodes], len(task.nodes)
+        )
+        for index, node in enumerate(task.nodes):
+            if not node.needs:
+                self._start(outcome, index)
+
+    def _start(self, outcome: Outcome, index: int) -> None:
+        before_s = outcome.task.nodes[index].before_s
+        if before_s > 0:
+            self.kernel.at(self.kernel.now_s + before_s, lambda: self._offer(outcome, index))
+        else:
+            self._offer(outcome, index)
+
+    def _offer(self, outcome: Outcome, index: int) -> None:
+        task, now_s = outcome.task, self.kernel.now_s
+        run = self._runs.get(task.id)
+        if run is None:
+            return  # refused or cancelled meanwhile
+        invocation = task.invocation(index, now_s, run.served_s)
+        self._calls[invocation.id] = _Call(outcome, index)
+        self.pools[task.nodes[index].pool].handle(InvocationOffered(now_s, invocation))
+
+    def offer_again(self, pool: SimPool, id: InvocationId) -> None:
+        """After the loss of a replica: a new attempt that goes on where the stream broke off."""
+        call = self._calls[id]
+        run = self._runs[call.outcome.task.id]
+        call.attempt += 1
+        first = call.outcome.task.invocation(call.index, self.kernel.now_s, run.served_s)
+        pool.handle(InvocationOffered(self.kernel.now_s, replace(first, attempt=call.attempt)))
+
+    # What pools tell
+
+    def sequence(self, id: InvocationId, command: Dispatch) -> EngineSequence:
+        call = self._calls[id]
+        call.attempt = command.attempt
+        node = call.outcome.task.nodes[call.index]
+        run = self._runs[call.outcome.task.id]
+        run.dispatched_s[call.index] = self.kernel.now_s
+        call.outcome.queue_s += command.queue_s
+        return EngineSequence(
+            id, node.prompt_tokens, node.output_tokens, command.priority, call.generated
+        )
+
+    def progress(self, engine: SimReplica) -> tuple[tuple[InvocationId, int], ...]:
+        """Tokens of the present attempts."""
+        calls = self._calls
+        report = []
+        for id, tokens in engine.tokens():
+            call = calls.get(InvocationId(id))
+            if call is not None:
+                call.tokens = tokens
+                report.append((InvocationId(id), tokens - call.generated))
+        return tuple(report)
+
+    def note_preempted(self, id: InvocationId) -> None:
+        call = self._calls[id]
+        call.generated = max(call.generated, call.tokens)
+
+    def first_token(self, id: InvocationId) -> None:
+        call = self._calls[id]
+        if call.index == len(call.outcome.task.nodes) - 1:
+            call.outcome.first_token_at_s = self.kernel.now_s
+
+    def call_ended(self, id: InvocationId) -> None:
+        call = self._calls[id]
+        run = self._runs[call.outcome.task.id]
+        run.served_s += self.kernel.now_s - run.dispatched_s[call.index]
+
+    def go_on(self, id: InvocationId) -> None:
+        """A call has ended: start what waited for it, or end the task."""
+        call = self._calls.pop(id)
+        outcome = call.outcome
+        run = self._runs[outcome.task.id]
+        run.left -= 1
+        if run.left == 0:
+            outcome.ended_at_s = self.kernel.now_s
+            del self._runs[outcome.task.id]
+            return
+        for index, node in enumerate(outcome.task.nodes):
+            if call.index in node.needs:
+                run.missing[index] -= 1
+                if run.missing[index] == 0:
+                    self._start(outcome, index)
+
+    def refused(self, id: InvocationId) -> None:
+        """One call refused: the task fails; its other calls are withdrawn."""
+        call = self._calls.pop(id)
+        task = call.outcome.task
+        call.outcome.refused = True
+        self._runs.pop(task.id, None)
+        for other, waiting in list(self._calls.items()):
+            if waiting.outcome is call.outcome:
+                del self._calls[other]
+                self.pools[task.nodes[waiting.index].pool].cancel(other, "its task failed")
+
+    # What it cost
+
+    def utilization(self) -> float:
+        """Busy replica time / provisioned replica time, over all pools."""
+        now_s = self.kernel.now_s
+        busy_s = provisioned_s = 0.0
+        for pool in self.pools.values():
+            for host in (*pool.hosts.values(), *pool.retired):
+                busy_s += host.engine.busy_s
+                provisioned_s += min(host.ended_s, now_s) - host.started_s
+        return busy_s / provisioned_s if provisioned_s > 0 else 0.0

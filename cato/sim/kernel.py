@@ -1,0 +1,33 @@
+"""Virtual time: a heap of callbacks, run in order of time, then of scheduling."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+
+class Kernel:
+    """Runs what was scheduled. Deterministic: ties go by the order of `at` calls."""
+
+    __slots__ = ("_count", "_heap", "events", "now_s")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, time_s: float, action: Callable[[], None]) -> None:
+        """Run `action` at `time_s`, or now when that is past."""
+        self._count += 1
+        heapq.heappush(self._heap, (max(time_s, self.now_s), self._count, action))
+
+    def run(self, until_s: float = float("inf")) -> None:
+        """Run everything up to `until_s`, inclusive; what is later stays."""
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            self.now_s, _, action = heapq.heappop(heap)
+            self.events += 1
+            action()
+        if until_s < float("inf"):
+            self.now_s = max(self.now_s, until_s)

@@ -1,0 +1,341 @@
+"""One replica with iteration-level continuous batching, in virtual time.
+
+The engine runs steps. A step gives each decoding sequence one token and may process prompts:
+without chunking a prompt step stalls the decoding (vLLM's first scheduler, SABER's testbed), with
+chunking each step has a token budget that decoding uses first (vLLM V1). Step times come from a
+`Profile`: decode_base + decode_per_request · b + decode_per_context_token · Σ context.
+
+Steps in which nothing but decoding happens are not run one by one: k steps of the same batch take
+k·(base + per_request·b + per_context·S) + per_context·b·k(k-1)/2 with S the context at the first,
+so a stretch costs the same however long it is. A newcomer cuts the stretch at the next step's end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cato.core.profile import Profile
+
+# vLLM's default budget of one step; prompts beyond it wait for the next.
+MAX_BATCHED_TOKENS = 8192
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in the engine: `output_tokens` is what it will really generate."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    generated: int = 0
+    # Prompt tokens to process; after a preemption what was generated is processed again.
+    prefill_left: int = 0
+    # The replica's step count at which its token number 0 would have come.
+    _zero_step: int = 0
+    _is_gone: bool = False
+
+
+class FactKind(Enum):
+    FIRST_TOKEN = 1
+    DONE = 2
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Equal steps from `start_s`: the first takes `first_s`, each further one `growth_s` more."""
+
+    start_s: float
+    first_s: float
+    growth_s: float
+    steps: int
+    batch: int
+    prefilled: tuple[tuple[Sequence, int], ...] = ()
+    decodes: bool = True
+
+    def after(self, steps: int) -> float:
+        """When `steps` of them are over."""
+        return self.start_s + steps * self.first_s + self.growth_s * (steps * (steps - 1) // 2)
+
+    @property
+    def end_s(self) -> float:
+        return self.after(self.steps)
+
+    def steps_until(self, now_s: float) -> int:
+        """How many are over when the one that runs at `now_s` ends; at least 1."""
+        lead_s = now_s - self.start_s
+        a, b = self.growth_s / 2, self.first_s - self.growth_s / 2
+        if lead_s <= 0:
+            return 1
+        if a <= 0:
+            n = lead_s / b if b > 0 else self.steps
+        else:
+            n = (-b + math.sqrt(b * b + 4 * a * lead_s)) / (2 * a)
+        steps = max(1, min(self.steps, math.ceil(n)))
+        while steps > 1 and self.after(steps - 1) >= now_s:  # rounding
+            steps -= 1
+        while steps < self.steps and self.after(steps) < now_s:
+            steps += 1
+        return steps
+
+
+@dataclass(slots=True, eq=False)
+class SimReplica:
+    """`chunk_tokens` None: a prompt step stalls the decoding. `report_steps`: how often the tokens
+    of all are reported (0: never). The caller wakes it at `wake_s` and acts on the facts.
+    """
+
+    profile: Profile
+    max_running: int
+    chunk_tokens: int | None = None
+    report_steps: int = 0
+    prefill_together: bool = True
+    wake_s: float = math.inf
+    busy_s: float = 0.0
+    preemptions: int = 0
+    tokens_out: int = 0
+    _waiting: list[tuple[int, int, Sequence]] = field(default_factory=list)
+    _prefilling: list[Sequence] = field(default_factory=list)
+    _decoding: dict[str, Sequence] = field(default_factory=dict)
+    _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)
+    _context_tokens: int = 0
+    _step: int = 0
+    _reported_step: int = 0
+    _count: int = 0
+    _stretch: _Stretch | None = None
+    _at_boundary: bool = False
+    _cancelled: list[str] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        return len(self._waiting) + len(self._prefilling) + len(self._decoding)
+
+    def submit(self, now_s: float, sequence: Sequence) -> None:
+        """Give the engine a request; it joins at the end of the step that runs."""
+        sequence.prefill_left = sequence.prompt_tokens + sequence.generated
+        self._count += 1
+        heapq.heappush(self._waiting, (sequence.priority, self._count, sequence))
+        self._cut(now_s)
+
+    def cancel(self, now_s: float, id: str) -> None:
+        """Take a request out at the end of the step that runs."""
+        self._cancelled.append(id)
+        self._cut(now_s)
+
+    def tokens(self) -> Iterable[tuple[str, int]]:
+        """Tokens generated so far by what decodes, as of the last boundary."""
+        step = self._step
+        return [(id, step - s._zero_step) for id, s in self._decoding.items()]
+
+    def wake(self, now_s: float) -> tuple[list[tuple[FactKind, Sequence]], bool]:
+        """End the stretch: what happened, and whether a report of tokens is due.
+
+        The engine stands still until `go_on`, so that what is submitted now joins the next step.
+        """
+        facts: list[tuple[FactKind, Sequence]] = []
+        stretch, self._stretch = self._stretch, None
+        self._at_boundary = True
+        self.wake_s = math.inf
+        if stretch is None:
+            return facts, False
+        self.busy_s += now_s - stretch.start_s
+        if stretch.decodes and stretch.batch:
+            self._step += stretch.steps
+            grown = stretch.batch * stretch.steps
+            self._context_tokens += grown
+            self.tokens_out += grown
+            while self._ends and self._ends[0][0] <= self._step:
+                sequence = heapq.heappop(self._ends)[2]
+                if not sequence._is_gone and self._decoding.get(sequence.id) is sequence:
+                    self._leave(sequence)
+                    facts.append((FactKind.DONE, sequence))
+        for sequence, tokens in stretch.prefilled:
+            sequence.prefill_left -= tokens
+            self._context_tokens += tokens
+            if sequence.prefill_left == 0:
+                self._prefilling.remove(sequence)
+                facts += self._first_token(sequence)
+        is_due = (
+            0 < self.report_steps <= self._step - self._reported_step and len(self._decoding) > 0
+        )
+        if is_due:
+            self._reported_step = self._step
+        return facts, is_due
+
+    def go_on(self, now_s: float) -> None:
+        """Plan the next stretch; `wake_s` says when it ends (inf: nothing to do)."""
+        self._at_boundary = False
+        for id in self._cancelled:
+            self._remove(id)
+        self._cancelled.clear()
+        self._admit()
+        stretch = self._stretch = self._plan(now_s)
+        self.wake_s = stretch.end_s if stretch is not None else math.inf
+
+    def _cut(self, now_s: float) -> None:
+        if self._at_boundary:
+            return
+        stretch = self._stretch
+        if stretch is None:
+            self.wake_s = now_s
+            return
+        if stretch.steps > 1:
+            stretch.steps = stretch.steps_until(now_s)
+            self.wake_s = stretch.end_s
+
+    def _first_token(self, sequence: Sequence) -> list[tuple[FactKind, Sequence]]:
+        is_first = sequence.generated == 0
+        sequence.generated += 1
+        self.tokens_out += 1
+        facts = [(FactKind.FIRST_TOKEN, sequence)] if is_first else []
+        sequence._zero_step = self._step - sequence.generated
+        self._decoding[sequence.id] = sequence
+        self._context_tokens += 1
+        left = sequence.output_tokens - sequence.generated
+        if left <= 0:
+            self._leave(sequence)
+            facts.append((FactKind.DONE, sequence))
+        else:
+            self._count += 1
+            heapq.heappush(self._ends, (self._step + left, self._count, sequence))
+        return facts
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self._decoding[sequence.id]
+        sequence.generated = self._step - sequence._zero_step
+        sequence._is_gone = True
+        self._context_tokens -= sequence.prompt_tokens + sequence.generated
+
+    def _remove(self, id: str) -> None:
+        sequence = self._decoding.get(id)
+        if sequence is not None:
+            self._leave(sequence)
+            return
+        for sequence in self._prefilling:
+            if sequence.id == id:
+                self._prefilling.remove(sequence)
+                processed = sequence.prompt_tokens + sequence.generated - sequence.prefill_left
+                self._context_tokens -= processed
+                return
+        self._waiting = [w for w in self._waiting if w[2].id != id]
+        heapq.heapify(self._waiting)
+
+    def _admit(self) -> None:
+        capacity = self.profile.kv_capacity_tokens
+        claimed = self._context_tokens + sum(s.prefill_left for s in self._prefilling)
+        running = len(self._decoding) + len(self._prefilling)
+        while self._waiting and running < self.max_running:
+            sequence = self._waiting[0][2]
+            claimed += sequence.prefill_left
+            if claimed > capacity and running > 0:
+                return
+            heapq.heappop(self._waiting)
+            self._prefilling.append(sequence)
+            running += 1
+
+    def _plan(self, now_s: float) -> _Stretch | None:
+        self._make_room()
+        batch = len(self._decoding)
+        if self._prefilling:
+            if self.chunk_tokens is None:
+                return self._plan_prompts(now_s)
+            return self._plan_chunk(now_s, batch, max(1, self.chunk_tokens - batch))
+        if batch == 0:
+            return None
+        return self._decode(now_s, batch, self._steps_left(), 0.0, ())
+
+    def _plan_prompts(self, now_s: float) -> _Stretch:
+        """One step for as many of the waiting prompts as its budget holds."""
+        together: list[tuple[Sequence, int]] = []
+        tokens = 0
+        for sequence in self._prefilling:
+            if together and (
+                tokens + sequence.prefill_left > MAX_BATCHED_TOKENS or not self.prefill_together
+            ):
+                break
+            together.append((sequence, sequence.prefill_left))
+            tokens += sequence.prefill_left
+        n = len(together)
+        step_s = self.profile.prefill_s(1, n) + self._per_prompt_token_s() * (tokens - n)
+        return _Stretch(now_s, step_s, 0.0, 1, 0, tuple(together), decodes=False)
+
+    def _per_prompt_token_s(self) -> float:
+        return self.profile.prefill_per_batch_token_s + self.profile.prefill_per_token_s
+
+    def _plan_chunk(self, now_s: float, batch: int, budget: int) -> _Stretch:
+        head = self._prefilling[0]
+        full = (head.prefill_left - 1) // budget
+        if full >= 1:
+            steps = max(1, min(full, self._steps_left()))
+            prefilled: tuple[tuple[Sequence, int], ...] = ((head, steps * budget),)
+            return self._decode(now_s, batch, steps, budget * self._per_prompt_token_s(), prefilled)
+        chunk: list[tuple[Sequence, int]] = []
+        left = budget
+        for sequence in self._prefilling:
+            tokens = min(left, sequence.prefill_left)
+            if tokens == 0:
+                break
+            chunk.append((sequence, tokens))
+            left -= tokens
+        extra_s = (budget - left) * self._per_prompt_token_s()
+        return self._decode(now_s, batch, 1, extra_s, tuple(chunk))
+
+    def _decode(
+        self,
+        now_s: float,
+        batch: int,
+        steps: int,
+        prefill_s: float,
+        prefilled: tuple[tuple[Sequence, int], ...],
+    ) -> _Stretch:
+        p = self.profile
+        base_s = p.decode_base_s if batch else 0.0
+        if prefilled:
+            base_s = max(base_s, p.prefill_base_s)
+        first_s = (
+            base_s
+            + p.decode_per_request_s * batch
+            + p.decode_per_context_token_s * self._context_tokens * (batch > 0)
+            + prefill_s
+        )
+        growth_s = p.decode_per_context_token_s * batch
+        if prefilled and steps > 1:
+            growth_s += p.decode_per_context_token_s * (prefilled[0][1] // steps) * (batch > 0)
+        return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
+
+    def _steps_left(self) -> int:
+        """Steps until something other than one more token for each may happen."""
+        batch = len(self._decoding)
+        if batch == 0:
+            return 1 << 30
+        while self._ends[0][2]._is_gone or self._ends[0][2].id not in self._decoding:
+            heapq.heappop(self._ends)
+        steps = self._ends[0][0] - self._step
+        if self.report_steps:
+            steps = min(steps, self._reported_step + self.report_steps - self._step)
+        room = self.profile.kv_capacity_tokens - self._context_tokens
+        return max(1, min(steps, max(1, room // batch)))
+
+    def _make_room(self) -> None:
+        """KV cache full: the last to come goes back to the queue and is processed anew."""
+        while (
+            len(self._decoding) > 1
+            and self._context_tokens + len(self._decoding) > self.profile.kv_capacity_tokens
+        ):
+            victim = next(reversed(self._decoding.values()))
+            self._leave(victim)
+            again = Sequence(
+                victim.id,
+                victim.prompt_tokens,
+                victim.output_tokens,
+                victim.priority,
+                victim.generated,
+            )
+            again.prefill_left = again.prompt_tokens + again.generated
+            self.preemptions += 1
+            self._count += 1
+            heapq.heappush(self._waiting, (again.priority, -self._count, again))

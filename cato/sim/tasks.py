@@ -1,0 +1,186 @@
+"""What users ask of a simulated fleet: tasks as DAGs of LLM calls, and how they fared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+
+import numpy as np
+
+from cato.core.ids import InvocationId, NodeId, PoolName, RunId, TaskName
+from cato.core.length import LengthBelief
+from cato.core.slo import SloMetric, tpot_s
+from cato.core.snapshot import Invocation
+
+
+@dataclass(frozen=True, slots=True)
+class SimNode:
+    """One LLM call. `output_tokens` is what it will generate; policies see `expected_tokens` and
+    `length`. `needs` are indexes of earlier nodes; `before_s` is the time of what is not an LLM
+    call (retrieval, analysis) between them and it. `downstream_s`: see `Invocation`.
+    """
+
+    pool: PoolName
+    prompt_tokens: int
+    output_tokens: int
+    expected_tokens: int
+    length: LengthBelief | None = None
+    needs: tuple[int, ...] = ()
+    before_s: float = 0.0
+    downstream_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimTask:
+    """A task with its SLO; nodes are in a topological order and the last one is streamed.
+
+    `target_s` inf: no SLO. `tpot_target_s` is a second objective, on the pace of the stream.
+    """
+
+    id: str
+    name: TaskName
+    arrived_at_s: float
+    metric: SloMetric
+    target_s: float
+    nodes: tuple[SimNode, ...]
+    draws: tuple[float, ...]
+    tpot_target_s: float = inf
+
+    @property
+    def deadline_s(self) -> float:
+        return self.arrived_at_s + self.target_s
+
+    def invocation(self, index: int, now_s: float, served_s: float) -> Invocation:
+        """Node `index`, offered now."""
+        node = self.nodes[index]
+        is_last = index == len(self.nodes) - 1
+        return Invocation(
+            InvocationId(f"{self.id}/{index}"),
+            RunId(self.id),
+            self.name,
+            NodeId(str(index)),
+            node.prompt_tokens,
+            node.expected_tokens,
+            now_s,
+            self.deadline_s,
+            node.downstream_s,
+            is_last and self.metric is SloMetric.TTFT,
+            self.draws[index],
+            1,
+            self.tpot_target_s if is_last else inf,
+            node.length,
+            0,
+            served_s,
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a task fared; times are absolute, nan for what never happened."""
+
+    task: SimTask
+    first_token_at_s: float = nan
+    ended_at_s: float = nan
+    queue_s: float = 0.0
+    refused: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self.ended_at_s == self.ended_at_s
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_token_at_s - self.task.arrived_at_s
+
+    @property
+    def e2e_s(self) -> float:
+        return self.ended_at_s - self.task.arrived_at_s
+
+    @property
+    def tpot_s(self) -> float:
+        return tpot_s(self.ttft_s, self.e2e_s, self.task.nodes[-1].output_tokens)
+
+    @property
+    def is_met(self) -> bool:
+        """Refused and unfinished tasks count as missed."""
+        if not self.is_finished:
+            return False
+        task = self.task
+        achieved_s = {
+            SloMetric.TTFT: self.ttft_s,
+            SloMetric.E2E: self.e2e_s,
+            SloMetric.TPOT: self.tpot_s,
+        }[task.metric]
+        # Virtual time adds up many small floats: an exact fit is met.
+        slop = 1 + 1e-9
+        return achieved_s <= task.target_s * slop and self.tpot_s <= task.tpot_target_s * slop
+
+
+def service_gain(outcome: Outcome, w_in: float = 1.0, w_out: float = 2.0, a: float = 1.0) -> float:
+    """Gain of a task (Tempo, section "service gain"): weighted tokens × min(1, (target/actual)^a).
+
+    All LLM calls count. A streamed task with a TTFT objective earns by its first token and its
+    pace: the prompt's weight by TTFT, the output's by the pace against the expected timeline,
+    which starts at min(arrival + TTFT target, first token) (algorithms.md, section 6, pitfall b).
+    Without an SLO a finished task earns its tokens.
+    """
+    task = outcome.task
+    if not outcome.is_finished:
+        return 0.0
+    tokens_in = sum(n.prompt_tokens for n in task.nodes)
+    tokens_out = sum(n.output_tokens for n in task.nodes)
+    if task.target_s == inf:
+        return w_in * tokens_in + w_out * tokens_out
+    if task.metric is SloMetric.TTFT:
+        first = float(min(1.0, (task.target_s / max(outcome.ttft_s, 1e-9)) ** a))
+        started_s = min(task.deadline_s, outcome.first_token_at_s)
+        expected_s = task.tpot_target_s * max(1, task.nodes[-1].output_tokens - 1)
+        actual_s = max(outcome.ended_at_s - started_s, 1e-9)
+        pace = 1.0 if expected_s == inf else float(min(1.0, (expected_s / actual_s) ** a))
+        return w_in * tokens_in * first + w_out * tokens_out * pace
+    achieved_s = max(outcome.e2e_s, 1e-9)
+    kept = float(min(1.0, (task.target_s / achieved_s) ** a))
+    return (w_in * tokens_in + w_out * tokens_out) * kept
+
+
+def task_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Attainment, goodput and latencies of a run; see the glossary for the definitions."""
+    done = [o for o in outcomes if o.is_finished]
+    with_slo = [o for o in outcomes if o.task.target_s < inf]
+    met = sum(o.is_met for o in with_slo)
+    span_s = max((o.ended_at_s for o in done), default=0.0) - min(
+        (o.task.arrived_at_s for o in outcomes), default=0.0
+    )
+    metrics = {
+        "slo_attainment": met / len(with_slo) if with_slo else nan,
+        "goodput_per_s": met / span_s if span_s > 0 else 0.0,
+        "finished": len(done) / len(outcomes) if outcomes else nan,
+        "refused": sum(o.refused for o in outcomes) / len(outcomes) if outcomes else nan,
+        "service_gain": sum(service_gain(o) for o in outcomes),
+        "tokens_per_s": (
+            sum(n.output_tokens for o in done for n in o.task.nodes) / span_s if span_s > 0 else 0.0
+        ),
+    }
+    for name, values in (
+        ("ttft_s", [o.ttft_s for o in done]),
+        ("tpot_s", [o.tpot_s for o in done]),
+        ("e2e_s", [o.e2e_s for o in done]),
+    ):
+        metrics |= _spread(name, values)
+    ratios = [o.e2e_s / o.task.target_s for o in done if o.task.target_s < inf]
+    mean = float(np.mean(ratios)) if ratios else nan
+    metrics["cv_completion_over_sla"] = float(np.std(ratios)) / mean if ratios and mean else nan
+    return metrics
+
+
+def _spread(name: str, values: Iterable[float]) -> dict[str, float]:
+    array = np.array(list(values), dtype=np.float64)
+    if array.size == 0:
+        return {f"{name}_mean": nan, f"{name}_p95": nan, f"{name}_p99": nan}
+    p95, p99 = np.quantile(array, [0.95, 0.99])
+    return {
+        f"{name}_mean": float(array.mean()),
+        f"{name}_p95": float(p95),
+        f"{name}_p99": float(p99),
+    }

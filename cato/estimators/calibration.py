@@ -1,0 +1,71 @@
+"""Is a bound honest? Coverage, pinball loss and the points of a reliability plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cato.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Of the bounds at level `q`, the fraction `coverage` held; `stderr` is binomial."""
+
+    q: float
+    coverage: float
+    stderr: float
+
+
+def covered(lengths: Sequence[float], bounds: Sequence[float]) -> NDArray[np.float64]:
+    """1 where the length kept within its bound, else 0; one value a pair."""
+    observed, limit = _paired(lengths, bounds)
+    return (observed <= limit).astype(np.float64)
+
+
+def coverage(lengths: Sequence[float], bounds: Sequence[float]) -> float:
+    """Fraction of lengths within their bounds; an honest bound at level q covers q."""
+    return float(covered(lengths, bounds).mean())
+
+
+def pinball_losses(
+    lengths: Sequence[float], bounds: Sequence[float], q: float
+) -> NDArray[np.float64]:
+    """Loss of each pair, in tokens: q times the shortfall, or 1 - q times the excess.
+
+    Its mean is least, over all bounds, at the true quantile (Koenker and Bassett 1978), so that
+    it punishes a bound that covers enough only by being too wide.
+    """
+    observed, limit = _paired(lengths, bounds)
+    short = observed - limit
+    return np.maximum(q * short, (q - 1.0) * short)
+
+
+def pinball_loss(lengths: Sequence[float], bounds: Sequence[float], q: float) -> float:
+    """Mean of `pinball_losses`, in tokens."""
+    return float(pinball_losses(lengths, bounds, q).mean())
+
+
+def reliability(
+    lengths: Sequence[float], bounds_at: Mapping[float, Sequence[float]]
+) -> tuple[Reliability, ...]:
+    """One point for each level q of `bounds_at`, in ascending order; calibrated: the diagonal."""
+    points = []
+    for q in sorted(bounds_at):
+        share = coverage(lengths, bounds_at[q])
+        points.append(Reliability(q, share, float(np.sqrt(share * (1 - share) / len(lengths)))))
+    return tuple(points)
+
+
+def _paired(
+    lengths: Sequence[float], bounds: Sequence[float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    if len(lengths) != len(bounds) or len(lengths) == 0:
+        raise InputError(
+            f"calibration needs a bound for every length: {len(lengths)} lengths, "
+            f"{len(bounds)} bounds"
+        )
+    return np.asarray(lengths, dtype=np.float64), np.asarray(bounds, dtype=np.float64)

@@ -1,0 +1,345 @@
+"""How good are batch mappings, and how much of that is left when lengths are guessed? SLO-SA.
+
+n requests wait at one engine that runs batches to their end. Mappers see the lengths exactly, as
+the mean of the request's class, or as a draw from the class's Gaussian; their mappings are then
+valued with the true lengths. Latencies are the paper's (Table 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, fsum, log, sqrt
+from pathlib import Path
+from random import Random
+
+from cato.core.errors import UnknownNameError
+from cato.core.ids import InvocationId
+from cato.core.slo import Slo, SloMetric
+from cato.policies.mapping.annealing import Acceptance, SimulatedAnnealing
+from cato.policies.mapping.latency import SLO_SA_TABLE_2
+from cato.policies.mapping.objective import Worth, worth
+from cato.policies.mapping.problem import Mapper, MappingRequest
+from cato.policies.mapping.problem import Mapping as BatchMapping
+from cato.policies.mapping.registry import MAPPERS
+from cato.sim import plots
+from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.report import (
+    Mean,
+    Report,
+    Sample,
+    Target,
+    compare,
+    mean_and_stderr,
+    summarize,
+)
+
+SIZES = (4, 6, 8, 10, 20, 30, 40)
+CAPS = (1, 2, 4)
+# Batch cap: the largest n for which every mapping is valued.
+EXHAUSTIVE_TO = {1: 8, 2: 6, 4: 6}
+READINGS_AT = 20
+DRAWS = 10  # queues a seed; a seed's metrics are means over them
+
+EXACT, CLASS_MEAN, GAUSSIAN = "exact", "class-mean", "gaussian"
+LENGTHS = (EXACT, CLASS_MEAN, GAUSSIAN)
+
+READINGS: Mapping[str, Mapper] = {
+    "annealing-hill-climb": SimulatedAnnealing(acceptance=Acceptance.NEVER),
+    "annealing-unscaled": SimulatedAnnealing(acceptance=Acceptance.UNSCALED, keep_best=False),
+    "annealing-one-round": SimulatedAnnealing(reset_counter=False),
+    "annealing-no-waits": SimulatedAnnealing(count_waits=False),
+    "annealing-printed": SimulatedAnnealing(
+        acceptance=Acceptance.NEVER, reset_counter=False, count_waits=False
+    ),
+}
+"""The printed algorithm with one of its slips left in, and with all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """A kind of request: mean lengths and targets. Lengths are log-normal around the means."""
+
+    name: str
+    prompt_tokens: float
+    output_tokens: float
+    slos: tuple[Slo, ...]
+
+
+# Standard deviation over mean of both lengths within a class; real classes have 0.5 to 1.
+SPREAD = 0.7
+
+WORKLOADS: Mapping[str, tuple[RequestClass, ...]] = {
+    # Half chat, half code, as the paper mixes them: pace targets for the one, E2E for the other.
+    "chat-code": (
+        RequestClass("chat", 160, 340, (Slo(SloMetric.TTFT, 10.0), Slo(SloMetric.TPOT, 0.05))),
+        RequestClass("code", 60, 300, (Slo(SloMetric.E2E, 30.0),)),
+    ),
+    # The four tasks of SABER (its Table I) in equal shares: class means that differ tenfold.
+    "coding": (
+        RequestClass("qna", 186, 43, (Slo(SloMetric.E2E, 1.0),)),
+        RequestClass("generation", 463, 387, (Slo(SloMetric.E2E, 8.0),)),
+        RequestClass("summary", 31, 30, (Slo(SloMetric.E2E, 1.0),)),
+        RequestClass("translation", 670, 617, (Slo(SloMetric.E2E, 12.0),)),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The same waiting requests with their true lengths and with those a mapper is told."""
+
+    true: tuple[MappingRequest, ...]
+    told: Mapping[str, tuple[MappingRequest, ...]]
+
+
+def a_queue(workload: str, n: int, random: Random) -> Queue:
+    """`n` requests that all arrived just now, of classes drawn evenly."""
+    true: list[MappingRequest] = []
+    by_mean: list[MappingRequest] = []
+    by_draw: list[MappingRequest] = []
+    for i in range(n):
+        kind = random.choice(WORKLOADS[workload])
+        request = MappingRequest(
+            InvocationId(f"{i:03d}-{kind.name}"),
+            _length(kind.prompt_tokens, random),
+            _length(kind.output_tokens, random),
+            kind.slos,
+        )
+        drawn = max(1.0, random.gauss(kind.output_tokens, SPREAD * kind.output_tokens))
+        true.append(request)
+        by_mean.append(replace(request, expected_tokens=kind.output_tokens))
+        by_draw.append(replace(request, expected_tokens=drawn))
+    return Queue(
+        tuple(true), {EXACT: tuple(true), CLASS_MEAN: tuple(by_mean), GAUSSIAN: tuple(by_draw)}
+    )
+
+
+def _length(mean: float, random: Random) -> int:
+    sigma = sqrt(log(1 + SPREAD**2))
+    return max(1, round(mean * exp(random.gauss(-(sigma**2) / 2, sigma))))
+
+
+def calls_to_time(
+    mapper: Mapper, workload: str, n: int, max_batch: int, seeds: Sequence[int]
+) -> list[Callable[[], BatchMapping]]:
+    """One call a seed for a bench to time; compiled and warm when this returns."""
+    queues = [a_queue(workload, n, Random(seed)).true for seed in seeds]
+
+    def call(requests: tuple[MappingRequest, ...], seed: int) -> Callable[[], BatchMapping]:
+        return lambda: mapper.map(requests, SLO_SA_TABLE_2, max_batch, seed)
+
+    calls = [call(queue, seed) for queue, seed in zip(queues, seeds, strict=True)]
+    if calls:
+        calls[0]()
+    return calls
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    workload: str
+    max_batch: int
+    n: int
+    seed: int
+    policies: tuple[str, ...]
+
+
+def _run(job: _Job) -> list[Sample]:
+    queues = [
+        a_queue(job.workload, job.n, Random(f"{job.workload} {job.n} {job.seed} {draw}"))
+        for draw in range(DRAWS)
+    ]
+    samples = []
+    for lengths in LENGTHS:
+        results = {
+            policy: [
+                _valued(policy, queue, lengths, job.max_batch, job.seed * DRAWS + draw)
+                for draw, queue in enumerate(queues)
+            ]
+            for policy in job.policies
+            if _takes_part(policy, job, lengths)
+        }
+        setting: dict[str, str | float] = {
+            "workload": job.workload,
+            "max_batch": job.max_batch,
+            "requests": job.n,
+            "lengths": lengths,
+        }
+        for policy, values in results.items():
+            metrics = {
+                "objective_per_s": fsum(v.objective_per_s for v in values) / DRAWS,
+                "slo_attainment": fsum(v.met for v in values) / (DRAWS * job.n),
+                "e2e_s": fsum(v.latency_s for v in values) / (DRAWS * job.n),
+            }
+            for reference in ("fcfs", "annealing"):
+                if reference in results and reference != policy:
+                    metrics[f"of_{reference}"] = _ratio_of_sums(values, results[reference])
+            if "exhaustive" in results and policy != "exhaustive":
+                metrics["of_exhaustive"] = _mean_ratio(values, results["exhaustive"])
+            samples.append(Sample(setting, policy, job.seed, metrics))
+    return samples
+
+
+def _takes_part(policy: str, job: _Job, lengths: str) -> bool:
+    if policy == "exhaustive":
+        return lengths == EXACT and job.n <= EXHAUSTIVE_TO[job.max_batch]
+    if policy in READINGS:
+        return lengths == EXACT and job.n == READINGS_AT
+    return True
+
+
+def _valued(policy: str, queue: Queue, lengths: str, max_batch: int, seed: int) -> Worth:
+    mapper = READINGS[policy] if policy in READINGS else MAPPERS[policy]
+    mapping = mapper.map(queue.told[lengths], SLO_SA_TABLE_2, max_batch, seed)
+    return worth(mapping.batches, queue.true, SLO_SA_TABLE_2)
+
+
+def _ratio_of_sums(values: Sequence[Worth], references: Sequence[Worth]) -> float:
+    """Single ratios have no mean: a reference may meet nothing where `values` meet something."""
+    above = fsum(v.objective_per_s for v in values)
+    below = fsum(v.objective_per_s for v in references)
+    if below == 0:
+        return 1.0 if above == 0 else float("inf")
+    return above / below
+
+
+def _mean_ratio(values: Sequence[Worth], best: Sequence[Worth]) -> float:
+    """Mean of single ratios to the best there is; where that meets nothing, all are as good."""
+    ratios = [
+        v.objective_per_s / b.objective_per_s if b.met else 1.0
+        for v, b in zip(values, best, strict=True)
+    ]
+    return fsum(ratios) / len(ratios)
+
+
+def run(options: Options, progress: Progress) -> Report:
+    """All sizes, caps, workloads and kinds of knowledge; raise `UnknownNameError` for a policy."""
+    return run_sizes(options, progress, SIZES)
+
+
+def run_sizes(options: Options, progress: Progress, sizes: Sequence[int]) -> Report:
+    """As `run`, with as many requests as `sizes` say."""
+    known = (*MAPPERS, *READINGS)
+    for name in options.policies:
+        if name not in known:
+            raise UnknownNameError("mapper", name, known)
+    policies = options.policies or known
+    jobs = [
+        _Job(workload, cap, n, seed, policies)
+        for workload in WORKLOADS
+        for cap in CAPS
+        for n in sizes
+        for seed in options.seeds
+    ]
+    samples = [s for part in run_all(_run, jobs, progress, options.jobs) for s in part]
+    return Report(
+        "slo-sa",
+        options.seeds,
+        summarize(samples),
+        compare(samples, "moore-smith", ("objective_per_s", "slo_attainment", "e2e_s")),
+        _targets(samples),
+        {"queues_per_seed": DRAWS, "spread": SPREAD},
+    )
+
+
+def _targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
+    found = []
+    for cap in CAPS:
+        for reference, low, high, goal in (
+            ("exhaustive", 1, EXHAUSTIVE_TO[cap], 0.999),
+            ("annealing", 20, 40, 0.99),
+        ):
+            by_seed: dict[int, list[float]] = {}
+            for s in samples:
+                wanted = (
+                    s.policy == "moore-smith"
+                    and s.setting["lengths"] == EXACT
+                    and s.setting["max_batch"] == cap
+                    and low <= float(s.setting["requests"]) <= high
+                )
+                if wanted and f"of_{reference}" in s.metrics:
+                    by_seed.setdefault(s.seed, []).append(s.metrics[f"of_{reference}"])
+            if by_seed:
+                means = [fsum(ratios) / len(ratios) for ratios in by_seed.values()]
+                text = (
+                    f"moore-smith: G over that of {reference}, batches of {cap}, "
+                    f"{f'n <= {high}' if low == 1 else f'n = {low}-{high}'}"
+                )
+                found.append(Target(4, text, goal, *mean_and_stderr(means)))
+    return tuple(found)
+
+
+def plot(report: Report, folder: Path) -> Sequence[Path]:
+    """G over n by method, the gain over FCFS by what is known, and the cost of each slip."""
+    return (
+        _plot_objective(report, folder),
+        _plot_lengths(report, folder),
+        *_readings(report, folder),
+    )
+
+
+def _plot_objective(report: Report, folder: Path) -> Path:
+    fig, axes = plots.figure(len(CAPS), len(WORKLOADS))
+    cells = [(workload, cap) for workload in WORKLOADS for cap in CAPS]
+    for ax, (workload, cap) in zip(axes, cells, strict=True):
+        means = [
+            m
+            for m in _means(report, "objective_per_s", workload, cap)
+            if m.setting["lengths"] == EXACT and m.policy not in READINGS
+        ]
+        plots.lines(ax, means, "requests", "G (1/s)")
+        ax.set_yscale("log")
+        ax.set_title(f"{workload}, batches of at most {cap}")
+    axes[0].legend()
+    return plots.save(fig, folder, "slo-sa-objective")
+
+
+def _plot_lengths(report: Report, folder: Path) -> Path:
+    fig, axes = plots.figure(len(CAPS), len(WORKLOADS))
+    cells = [(workload, cap) for workload in WORKLOADS for cap in CAPS]
+    for ax, (workload, cap) in zip(axes, cells, strict=True):
+        means = [
+            replace(m, policy=f"{m.policy}, {m.setting['lengths']}")
+            for m in _means(report, "of_fcfs", workload, cap)
+            if m.policy in ("annealing", "moore-smith")
+        ]
+        plots.lines(ax, means, "requests", "G over that of fcfs")
+        ax.axhline(1.0, color="gray", linewidth=0.8)
+        ax.set_yscale("log")
+        ax.set_title(f"{workload}, batches of at most {cap}")
+    axes[0].legend(fontsize=7)
+    return plots.save(fig, folder, "slo-sa-lengths")
+
+
+def _readings(report: Report, folder: Path) -> tuple[Path, ...]:
+    rows = [m for m in report.means if m.metric == "of_annealing" and m.policy in READINGS]
+    if not rows:
+        return ()
+    fig, axes = plots.figure(len(WORKLOADS))
+    for ax, workload in zip(axes, WORKLOADS, strict=True):
+        mine = [m for m in rows if m.setting["workload"] == workload]
+        labels = [f"{m.policy.removeprefix('annealing-')}, {m.setting['max_batch']}" for m in mine]
+        ax.barh(labels, [m.mean for m in mine], xerr=[1.96 * m.stderr for m in mine])
+        ax.axvline(1.0, color="gray", linewidth=0.8)
+        ax.set_xlabel("G over that of the mended annealing")
+        ax.set_title(f"{workload}, n = {READINGS_AT}, by slip and batch cap")
+    return (plots.save(fig, folder, "slo-sa-readings"),)
+
+
+def _means(report: Report, metric: str, workload: str, cap: int) -> list[Mean]:
+    return [
+        m
+        for m in report.means
+        if m.metric == metric
+        and m.setting["workload"] == workload
+        and m.setting["max_batch"] == cap
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="slo-sa",
+    title="Batch mapping: G by mapper, batch cap and knowledge of lengths",
+    source="SLO-Aware Scheduling for Large Language Model Inferences (SC 2025), evaluation",
+    run=run,
+    plot=plot,
+)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from cato.core.errors import InputError
 
+Values = Sequence[float] | NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
@@ -20,20 +22,18 @@ class Reliability:
     stderr: float
 
 
-def covered(lengths: Sequence[float], bounds: Sequence[float]) -> NDArray[np.float64]:
+def covered(lengths: Values, bounds: Values) -> NDArray[np.float64]:
     """1 where the length kept within its bound, else 0; one value a pair."""
     observed, limit = _paired(lengths, bounds)
     return (observed <= limit).astype(np.float64)
 
 
-def coverage(lengths: Sequence[float], bounds: Sequence[float]) -> float:
+def coverage(lengths: Values, bounds: Values) -> float:
     """Fraction of lengths within their bounds; an honest bound at level q covers q."""
     return float(covered(lengths, bounds).mean())
 
 
-def pinball_losses(
-    lengths: Sequence[float], bounds: Sequence[float], q: float
-) -> NDArray[np.float64]:
+def pinball_losses(lengths: Values, bounds: Values, q: float) -> NDArray[np.float64]:
     """Loss of each pair, in tokens: q times the shortfall, or 1 - q times the excess.
 
     Its mean is least, over all bounds, at the true quantile (Koenker and Bassett 1978), so that
@@ -44,14 +44,12 @@ def pinball_losses(
     return np.maximum(q * short, (q - 1.0) * short)
 
 
-def pinball_loss(lengths: Sequence[float], bounds: Sequence[float], q: float) -> float:
+def pinball_loss(lengths: Values, bounds: Values, q: float) -> float:
     """Mean of `pinball_losses`, in tokens."""
     return float(pinball_losses(lengths, bounds, q).mean())
 
 
-def reliability(
-    lengths: Sequence[float], bounds_at: Mapping[float, Sequence[float]]
-) -> tuple[Reliability, ...]:
+def reliability(lengths: Values, bounds_at: Mapping[float, Values]) -> tuple[Reliability, ...]:
     """One point for each level q of `bounds_at`, in ascending order; calibrated: the diagonal."""
     points = []
     for q in sorted(bounds_at):
@@ -60,9 +58,7 @@ def reliability(
     return tuple(points)
 
 
-def _paired(
-    lengths: Sequence[float], bounds: Sequence[float]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _paired(lengths: Values, bounds: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     if len(lengths) != len(bounds) or len(lengths) == 0:
         raise InputError(
             f"calibration needs a bound for every length: {len(lengths)} lengths, "

@@ -1,0 +1,130 @@
+"""The experiments on estimators measure what they say, on small inputs."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cato.core.errors import InputError
+from cato.sim.experiment import Options, silent
+from cato.sim.experiments import length_bounds, saber_estimators
+from cato.sim.traces import TraceRow, load_azure
+
+
+def a_trace(folder: Path, rows: int, seed: int = 0) -> Path:
+    """Two kinds of prompts: short ones have short answers."""
+    rng = np.random.default_rng(seed)
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    at = datetime(2023, 11, 16)
+    for _ in range(rows):
+        at += timedelta(seconds=float(rng.exponential(0.5)))
+        is_long = rng.random() < 0.5
+        prompt = int(rng.integers(2000, 4000) if is_long else rng.integers(100, 1000))
+        output = int(np.ceil((60 if is_long else 8) * rng.lognormal(0.0, 0.6)))
+        lines.append(f"{at.isoformat(' ', 'microseconds')},{prompt},{output}")
+    path = folder / "trace.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+# Length bounds
+
+
+def test_length_bounds_judge_the_later_half_of_a_trace(tmp_path: Path) -> None:
+    options = Options((0, 1), policies=("compiled-forest",), trace=a_trace(tmp_path, 1200))
+    report = length_bounds.EXPERIMENT.run(options, silent)
+
+    assert report.extra["train_rows"] == report.extra["report_rows"] == 600
+    assert report.to_json() == length_bounds.EXPERIMENT.run(options, silent).to_json()
+    assert {m.policy for m in report.means} == {"marginal", "compiled-forest"}
+    compiled = report.mean("coverage", "compiled-forest")
+    assert compiled.n == 600
+    assert 0.86 < compiled.mean < 0.95
+    # The prompt tells the length here, so that the forest must beat the marginal ...
+    gain = report.mean("pinball_minus_marginal_tokens", "compiled-forest")
+    assert gain.mean < -2 * gain.stderr < 0
+    # ... and a bound that is not refined must miss the answers that outgrow it.
+    refined = report.mean("refined_coverage", "compiled-forest", generated_tokens=100.0)
+    unrefined = report.mean("unrefined_coverage", "compiled-forest", generated_tokens=100.0)
+    assert refined.mean > 0.8 > unrefined.mean
+    texts = [t.text for t in report.targets]
+    assert len(texts) == 6  # coverage from both sides, pinball, and g of 10, 30 and 100
+    assert "refined coverage at 300" not in " ".join(texts)  # too few answers reach it
+
+    assert all(p.stat().st_size > 0 for p in length_bounds.EXPERIMENT.plot(report, tmp_path))
+
+
+def test_length_features_know_only_answers_that_are_complete() -> None:
+    rows = [
+        TraceRow(0.0, 1000, 400),  # takes about nine seconds
+        TraceRow(1.0, 1000, 10),
+        TraceRow(60.0, 1000, 10),
+    ]
+    first, second, third = length_bounds.records_of(rows)
+    assert first.features.values == second.features.values == (1000.0, 0.0, 0.0)
+    assert third.features.values[1] > 0.0
+    # No row's own output tells on its features.
+    changed = length_bounds.records_of([*rows[:2], TraceRow(60.0, 1000, 999)])
+    assert changed[2].features == third.features
+
+
+def test_length_bounds_refuse_what_they_cannot_use(tmp_path: Path) -> None:
+    run = length_bounds.EXPERIMENT.run
+    with pytest.raises(InputError, match="--trace"):
+        run(Options(seeds=(0,)), silent)
+    with pytest.raises(InputError, match="known: marginal"):
+        run(Options(seeds=(0,), policies=("oracle",)), silent)
+    with pytest.raises(InputError, match="at least 400"):
+        run(Options(seeds=(0,), trace=a_trace(tmp_path, 300)), silent)
+
+
+def test_every_named_model_can_be_fitted_and_asked(tmp_path: Path) -> None:
+    records = length_bounds.records_of(load_azure(a_trace(tmp_path, 400)))
+    for name in length_bounds.MODELS:
+        model = length_bounds.fitted(name, records, seed=0)
+        bound = model.quantile(records[0].features, 0.9)
+        assert bound > model.quantile(records[0].features, 0.5) > 0
+        assert model.quantile(records[0].features, 0.9, generated_tokens=1000) > 1000
+
+
+# Speed over concurrency
+
+
+def test_a_request_that_runs_alone_has_the_speed_of_the_profile() -> None:
+    samples = saber_estimators.speed_samples("W2", rate_per_s=0.0001, seed=0)
+    profile = saber_estimators.PROFILE
+    assert len(samples) == saber_estimators.REQUESTS
+    assert max(s.concurrency for s in samples) == pytest.approx(1.0)
+    fastest = max(s.tokens_per_s for s in samples)
+    assert 0.85 / profile.decode_step_s(1) < fastest < 1.0 / profile.decode_step_s(1)
+
+
+def test_busier_runs_are_more_concurrent_and_slower() -> None:
+    means = [
+        np.mean([(s.concurrency, s.tokens_per_s) for s in samples], axis=0)
+        for samples in (saber_estimators.speed_samples("W1", rate, 0) for rate in (1.0, 5.0, 20.0))
+    ]
+    assert means[0][0] < means[1][0] < means[2][0]
+    assert means[0][1] > means[1][1] > means[2][1]
+
+
+def test_usl_fits_best_also_where_it_was_not_fitted(tmp_path: Path) -> None:
+    report = saber_estimators.EXPERIMENT.run(Options(seeds=(0,)), silent)
+    for workload in ("W1", "W2", "W3"):
+        for other in ("linear", "logistic"):
+            gap = report.difference("held_out_r2", "usl", other, workload=workload)
+            assert gap.mean > 0
+        step_s = saber_estimators.PROFILE.decode_step_s(1)
+        found = report.mean("lambda_tokens_per_s", "usl", workload=workload).mean
+        assert found == pytest.approx(1.0 / step_s, rel=0.1)
+    assert json.loads(report.to_json())["experiment"] == "saber-estimators"
+    assert all(p.stat().st_size > 0 for p in saber_estimators.EXPERIMENT.plot(report, tmp_path))
+
+
+def test_saber_estimators_refuse_an_unknown_curve() -> None:
+    with pytest.raises(InputError, match="known: usl, linear, logistic"):
+        saber_estimators.EXPERIMENT.run(Options(seeds=(0,), policies=("cubic",)), silent)

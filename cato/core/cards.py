@@ -232,8 +232,9 @@ class CardOrchestrator:
     policies say: a card holds one model; a copy that is busy, pinned, or one of the last
     `min_copies` is not evicted; an invocation waits, runs, or has ended. Time is the driver's.
 
-    The weights of a load from storage stay in the host's memory, the least recently loaded going
-    first when room is short.
+    Weights that were loaded stay in the host's memory. When room is short those go first whose
+    arrival rate times the seconds that memory saves them, per byte, is least: the least recently
+    loaded would let every rare large model push out a frequent one.
     """
 
     def __init__(
@@ -256,8 +257,7 @@ class CardOrchestrator:
                 )
             if m.facts.min_copies > m.facts.max_copies:
                 raise InputError(f"model {m.facts.name!r}: raise max_copies to min_copies or more")
-        # Weights in the memory of each host, least recently loaded first.
-        self._in_memory: dict[HostId, dict[ModelName, None]] = {}
+        self._in_memory: dict[HostId, set[ModelName]] = {}
         self._copies: dict[CopyId, _Copy] = {}
         self._on_card: dict[CardId, CopyId] = {}
         self._queue: dict[InvocationId, Wanted] = {}
@@ -337,13 +337,14 @@ class CardOrchestrator:
         states: dict[ModelName, ModelState] = {}
         for name, model in self._models.items():
             last_s = opened_at_s if model.last_use_s is None else model.last_use_s
-            decay = exp(-max(0.0, now_s - model.counted_at_s) / RATE_MEMORY_S)
+            evidence = self._evidence(name, now_s)
             states[name] = ModelState(
                 facts=model.facts,
                 load_s=model.facts.reload_s if name in remembered else model.facts.load_s,
                 idle_s=max(0.0, now_s - last_s),
                 uses=model.uses,
-                rate_per_s=model.count * decay / memory_s,
+                rate_per_s=evidence / memory_s,
+                evidence=evidence,
                 expected_tokens=model.mean_tokens,
                 queue_position=positions.get(name),
                 waiting=tuple(model.queue.values()),
@@ -389,23 +390,33 @@ class CardOrchestrator:
             return ()
         copy.is_ready = True
         copy.is_prefetch = False
-        self._remember(copy.host, copy.model)
+        self._remember(copy.host, copy.model, event.now_s)
         copy.running, copy.bound = copy.bound, {}
         return tuple(
             Serve(id, copy.id, copy.model, copy.cards, False, "waited for the load")
             for id in copy.running
         )
 
-    def _remember(self, host: HostId, model: ModelName) -> None:
-        """Keep the weights in the host's memory; a model larger than it is not kept."""
+    def _remember(self, host: HostId, model: ModelName, now_s: float) -> None:
+        """Keep the weights in the host's memory, if nothing worthier needs the room."""
         room_bytes = self._memory_bytes.get(host, 0)
-        if self._models[model].facts.weights_bytes > room_bytes:
-            return
-        names = self._in_memory.setdefault(host, {})
-        names.pop(model, None)
-        names[model] = None
-        while sum(self._models[m].facts.weights_bytes for m in names) > room_bytes:
-            del names[next(iter(names))]
+        names = self._in_memory.setdefault(host, set())
+        names.add(model)
+
+        def saved_per_byte(name: ModelName) -> tuple[float, ModelName]:
+            facts = self._models[name].facts
+            saved_s = self._evidence(name, now_s) * (facts.load_s - facts.reload_s)
+            return saved_s / max(1, facts.weights_bytes), name
+
+        for name in sorted(names, key=saved_per_byte):
+            if sum(self._models[m].facts.weights_bytes for m in names) <= room_bytes:
+                return
+            names.remove(name)
+
+    def _evidence(self, name: ModelName, now_s: float) -> float:
+        """Arrivals so far, each decayed by exp(-age/RATE_MEMORY_S)."""
+        model = self._models[name]
+        return model.count * exp(-max(0.0, now_s - model.counted_at_s) / RATE_MEMORY_S)
 
     def _adopt(self, event: CopyFound) -> None:
         self._model(event.model)
@@ -446,7 +457,7 @@ class CardOrchestrator:
     def _fill_minimum(self, now_s: float) -> list[CardCommand]:
         commands: list[CardCommand] = []
         for name, model in self._models.items():
-            while sum(c.model == name for c in self._copies.values()) < model.facts.min_copies:
+            while 0 < model.facts.min_copies > self._copies_of(name):
                 reason = f"{model.facts.min_copies} copies must be loaded"
                 load = self._load(name, reason, self.snapshot(now_s))
                 if load is None:
@@ -461,6 +472,8 @@ class CardOrchestrator:
             copy = self._roomiest(head.model)
             if copy is None:
                 if self._copies_of(head.model) >= self._models[head.model].facts.max_copies:
+                    break
+                if not self._can_make_room():
                     break
                 load = self._load(head.model, "head of the queue", self.snapshot(now_s))
                 if load is None:
@@ -486,7 +499,7 @@ class CardOrchestrator:
                 if copy is None or not copy.is_ready:
                     break
                 commands.append(self._serve(next(iter(model.queue.values())), copy, now_s))
-        if not self._queue or not any(self._may_be_freed(c) for c in self._cards):
+        if not self._queue or not self._can_make_room():
             return commands
         fleet = self.snapshot(now_s)
         for want in self._order.wants(fleet):
@@ -515,7 +528,7 @@ class CardOrchestrator:
         """One at a time, and only when nobody waits: a load ahead of demand must delay none."""
         if self._queue or any(c.is_prefetch for c in self._copies.values()):
             return None
-        if not any(self._may_be_freed(c) for c in self._cards):
+        if not self._can_make_room():
             return None
         fleet = self.snapshot(now_s)
         prefetch = self._eviction.prefetch(fleet)
@@ -571,7 +584,7 @@ class CardOrchestrator:
             CopyId(f"copy-{self._loads}"), name, place.host, place.cards, False, is_prefetch
         )
         self._place(copy)
-        from_memory = name in self._in_memory.get(place.host, {})
+        from_memory = name in self._in_memory.get(place.host, ())
         for victim, why in zip(place.victims, place.reasons, strict=True):
             reason += f"; evicts {victim.model} ({why})"
         return Load(
@@ -598,7 +611,7 @@ class CardOrchestrator:
             found = self._place_on(host, cards, facts, fleet, below, is_prefetch)
             if found is not None:
                 worst, place = found
-                is_cold = facts.name not in self._in_memory.get(host, {})
+                is_cold = facts.name not in self._in_memory.get(host, ())
                 key = (worst, is_cold, len(place.victims), host)
                 if best is None or key < best[0]:
                     best = key, place
@@ -660,9 +673,11 @@ class CardOrchestrator:
         )
         return left >= model.facts.min_copies
 
-    def _may_be_freed(self, card: CardId) -> bool:
-        copy_id = self._on_card.get(card)
-        return copy_id is None or self._may_go(self._copies[copy_id])
+    def _can_make_room(self) -> bool:
+        """Cheap: most events of a busy fleet free nothing, and need no snapshot."""
+        return len(self._on_card) < len(self._cards) or any(
+            self._may_go(c) for c in self._copies.values()
+        )
 
 
 def _by_arrival(queue: dict[InvocationId, Wanted]) -> dict[InvocationId, Wanted]:

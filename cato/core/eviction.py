@@ -72,10 +72,11 @@ class ModelState:
     """One model at one instant.
 
     `idle_s`: since its last dispatch, or since the books were opened when there was none.
-    `uses`: dispatches so far. `rate_per_s`: learned arrival rate. `queue_position`: place of its
-    first waiting invocation in the queue of all, from 1; None when none waits. `waiting` are
-    those not given to a copy yet, by arrival. `expected_tokens`: mean expected output of its invocations.
-    `load_s`: what loading it now would take.
+    `uses`: dispatches so far. `rate_per_s`: learned arrival rate; `evidence`: the arrivals that
+    it rests on, old ones counting less. `queue_position`: place of its first waiting invocation
+    in the queue of all, from 1; None when none waits. `waiting` are those not given to a copy
+    yet, by arrival. `expected_tokens`: mean expected output of its invocations. `load_s`: what
+    loading it now would take. `copies`: loaded or loading.
     """
 
     facts: ModelFacts
@@ -83,6 +84,7 @@ class ModelState:
     idle_s: float
     uses: int
     rate_per_s: float
+    evidence: float
     expected_tokens: float
     queue_position: int | None
     waiting: tuple[Wanted, ...]

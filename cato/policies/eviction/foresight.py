@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 from cato.core.eviction import FleetSnapshot, Keep, ModelState, Prefetch
 from cato.core.ids import ModelName
@@ -18,12 +19,14 @@ class ForesightEviction:
     memory a patient model becomes cheap to drop. Time since the last use is no part of it: at
     Poisson arrivals it says nothing that the rate does not.
 
-    `prefetch_margin`: an absent model replaces a resident one only when it is worth this many
-    times as much; rates are learned from few arrivals, and each swap costs a load.
+    `doubt`: a prefetch must be worth it even if the rate of the absent model, which rests on n
+    arrivals, is this many standard errors (1/sqrt(n) of it) lower than learned. Without doubt,
+    equal models swap places for ever: on the uniform pattern at 0.2/s that took 3 points of hit
+    rate and 25 % more time of loading (seeds 0-9).
     """
 
     horizon_s: float = 60.0
-    prefetch_margin: float = 1.3
+    doubt: float = 1.5
     prefetches: bool = True
 
     def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep:
@@ -38,14 +41,14 @@ class ForesightEviction:
     def prefetch(self, fleet: FleetSnapshot) -> Prefetch | None:
         if not self.prefetches:
             return None
-        absent = [m for m in fleet.models.values() if m.copies == 0 and m.rate_per_s > 0]
+        absent = [m for m in fleet.models.values() if m.copies == 0 and m.evidence > 0]
         if not absent:
             return None
         best = max(absent, key=lambda m: (self._worth(m), m.facts.name))
         worth = self._worth(best)
         return Prefetch(
             best.facts.name,
-            worth / self.prefetch_margin,
+            worth * (1 - self.doubt / sqrt(best.evidence)),
             f"{best.rate_per_s:.3g}/s expected, worth {worth:.3g}",
         )
 

@@ -43,8 +43,8 @@ class QueueAware:
     by 1 every `patience_s`, so that a rare model with a long load is not passed by for ever.
     """
 
-    late_weight: float = 0.5
-    patience_s: float = 30.0
+    late_weight: float = 0.2
+    patience_s: float = 10.0
 
     @property
     def in_order(self) -> bool:

@@ -1,0 +1,402 @@
+"""A fleet of cards in virtual time: invocations arrive, models are loaded and unloaded.
+
+`run` drives `CardOrchestrator` and knows nothing that decides: commands become future events.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cato.core.cards import (
+    CardCommand,
+    CardEvent,
+    CardOrchestrator,
+    InvocationFinished,
+    InvocationQueued,
+    Load,
+    LoadFinished,
+    Serve,
+)
+from cato.core.eviction import (
+    Card,
+    CardId,
+    CopyId,
+    DispatchOrder,
+    EvictionPolicy,
+    HostMemory,
+    ModelFacts,
+    Wanted,
+)
+from cato.core.ids import HostId, InvocationId, ModelName
+from cato.core.profile import UNMEASURED, Profile
+
+LANGUAGES = ("Java", "Python", "C++", "JavaScript", "TypeScript", "Go", "C#", "Rust")
+FAVOURITES = LANGUAGES[:4]
+COMPLETION, REASONING = "completion", "reasoning"
+CARDS = 4
+
+# Weights of Qwen2.5-Coder at two bytes a parameter. A load is 2 s to start an engine plus the
+# weights at 1.25 GB/s (assumed: a local SSD behind vLLM's default loader; published cold starts
+# of 7-8B models with a warm image are 15-40 s with, and 10-20 s without, graph capture).
+WEIGHTS_BYTES = {COMPLETION: 1_000_000_000, REASONING: 15_200_000_000}
+ENGINE_START_S = 2.0
+STORAGE_BYTES_PER_S = 1.25e9
+# The host-memory tier of the specification (algorithms.md, section 7).
+RELOAD_SPEEDUP = 4.0
+# Half the memory of a host with 256 GB: all but one of the 16 models (130 GB) fit.
+HOST_WEIGHTS_BYTES = 128_000_000_000
+
+# Time to the first token that a developer expects: a completion is useless once more is typed;
+# an answer that reasons is waited for.
+SLO_S = {COMPLETION: 1.0, REASONING: 10.0}
+# Whole answer: last token by then.
+E2E_SLO_S = {COMPLETION: 2.0, REASONING: 30.0}
+
+PROFILES: Mapping[str, Profile] = {
+    # 7B on a 32 GB card: step 20 ms + 0.45 ms·b, prefill 25 ms + 0.12 ms/token (algorithms.md).
+    REASONING: replace(
+        UNMEASURED,
+        model="7b",
+        decode_base_s=20e-3,
+        decode_per_context_token_s=0.0,
+        prefill_per_batch_token_s=0.12e-3,
+    ),
+    # Assumed of 0.5B: bound by launches, not memory: a third of the step, a tenth of the prefill.
+    COMPLETION: replace(
+        UNMEASURED,
+        model="0.5b",
+        decode_base_s=7e-3,
+        decode_per_request_s=0.1e-3,
+        decode_per_context_token_s=0.0,
+        prefill_base_s=8e-3,
+        prefill_per_batch_token_s=0.012e-3,
+    ),
+}
+# Median tokens and the sigma of their logarithm (assumed): a file's head, one or two lines;
+# a question with context, an answer of a page.
+PROMPT_TOKENS = {COMPLETION: (600.0, 0.6), REASONING: (900.0, 0.6)}
+OUTPUT_TOKENS = {COMPLETION: (25.0, 0.5), REASONING: (250.0, 0.5)}
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Who asks for what: the share of completions, and of the four favourite languages."""
+
+    name: str
+    completions: float
+    favourites: float
+
+    def share(self, language: str, kind: str) -> float:
+        """Part of all arrivals that want this model."""
+        spread = self.favourites if language in FAVOURITES else 1.0 - self.favourites
+        return (self.completions if kind == COMPLETION else 1.0 - self.completions) * spread / 4
+
+
+# CACE, section "workload": uniform, IDE-heavy, and the latter with 20 % for each favourite.
+PATTERNS = (
+    Pattern("uniform", 0.5, 0.5),
+    Pattern("ide-heavy", 0.7, 0.5),
+    Pattern("skewed", 0.7, 0.8),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CardArrival:
+    """One invocation to come; `output_tokens` is what it will really generate."""
+
+    wanted: Wanted
+    kind: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What became of an arrival; all moments on the same virtual clock."""
+
+    arrival: CardArrival
+    is_hit: bool
+    served_at_s: float
+    first_token_at_s: float
+    finished_at_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_token_at_s - self.arrival.wanted.arrived_at_s
+
+    @property
+    def e2e_s(self) -> float:
+        return self.finished_at_s - self.arrival.wanted.arrived_at_s
+
+    @property
+    def is_attained(self) -> bool:
+        kind = self.arrival.kind
+        return self.ttft_s <= SLO_S[kind] and self.e2e_s <= E2E_SLO_S[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRun:
+    """A whole run: what was served, which loads it took, and the events that replay it."""
+
+    served: tuple[Served, ...]
+    loads: tuple[Load, ...]
+    load_s: float
+    events: tuple[CardEvent, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds, counts and fractions; `loads` and `load_s` count prefetches, aborted ones too.
+
+        Models loaded for the first time on an empty card evict nothing.
+        """
+        ttft_s = np.array([s.ttft_s for s in self.served])
+        e2e_s = np.array([s.e2e_s for s in self.served])
+        return {
+            "hit_rate": float(np.mean([s.is_hit for s in self.served])),
+            "evictions": float(sum(len(x.evicted) for x in self.loads)),
+            "loads": float(len(self.loads)),
+            "prefetches": float(sum(x.is_prefetch for x in self.loads)),
+            "load_s": self.load_s,
+            "ttft_s": float(ttft_s.mean()),
+            "ttft_p95_s": float(np.quantile(ttft_s, 0.95)),
+            "ttft_p99_s": float(np.quantile(ttft_s, 0.99)),
+            "e2e_s": float(e2e_s.mean()),
+            "e2e_p95_s": float(np.quantile(e2e_s, 0.95)),
+            "e2e_p99_s": float(np.quantile(e2e_s, 0.99)),
+            "attainment": float(np.mean([s.is_attained for s in self.served])),
+        }
+
+
+def model_name(language: str, kind: str) -> ModelName:
+    return ModelName(f"{language}-{kind}")
+
+
+def models() -> tuple[ModelFacts, ...]:
+    """The 16 models: 8 languages x {0.5B completion, 7B reasoning}."""
+    facts = []
+    for language in LANGUAGES:
+        for kind in (COMPLETION, REASONING):
+            load_s = ENGINE_START_S + WEIGHTS_BYTES[kind] / STORAGE_BYTES_PER_S
+            facts.append(
+                ModelFacts(
+                    name=model_name(language, kind),
+                    load_s=load_s,
+                    reload_s=load_s / RELOAD_SPEEDUP,
+                    weights_bytes=WEIGHTS_BYTES[kind],
+                    slo_s=SLO_S[kind],
+                )
+            )
+    return tuple(facts)
+
+
+def arrivals(
+    pattern: Pattern, rate_per_s: float, count: int, rng: np.random.Generator
+) -> tuple[CardArrival, ...]:
+    """Poisson arrivals of `pattern`, independent of one another.
+
+    A policy is told the median output of a kind, never the length itself.
+    """
+    pairs = [(language, kind) for language in LANGUAGES for kind in (COMPLETION, REASONING)]
+    shares = np.array([pattern.share(*p) for p in pairs])
+    moments_s = np.cumsum(rng.exponential(1 / rate_per_s, count))
+    picks = rng.choice(len(pairs), size=count, p=shares / shares.sum())
+    spreads = rng.standard_normal((count, 2))
+    found = []
+    for i, (at_s, pick, (prompt, output)) in enumerate(zip(moments_s, picks, spreads, strict=True)):
+        language, kind = pairs[pick]
+        wanted = Wanted(
+            id=InvocationId(f"{i:06d}"),
+            model=model_name(language, kind),
+            arrived_at_s=float(at_s),
+            deadline_s=float(at_s) + SLO_S[kind],
+            expected_tokens=OUTPUT_TOKENS[kind][0],
+        )
+        found.append(
+            CardArrival(
+                wanted,
+                kind,
+                _tokens(PROMPT_TOKENS[kind], float(prompt)),
+                _tokens(OUTPUT_TOKENS[kind], float(output)),
+            )
+        )
+    return tuple(found)
+
+
+def _tokens(median_and_sigma: tuple[float, float], spread: float) -> int:
+    median, sigma = median_and_sigma
+    return max(1, round(median * float(np.exp(sigma * spread))))
+
+
+def arrivals_s(arrivals: Iterable[CardArrival]) -> dict[ModelName, tuple[float, ...]]:
+    """The moments of each model's arrivals, as `Belady` wants them."""
+    moments: dict[ModelName, list[float]] = {}
+    for a in arrivals:
+        moments.setdefault(a.wanted.model, []).append(a.wanted.arrived_at_s)
+    return {m: tuple(sorted(x)) for m, x in moments.items()}
+
+
+@dataclass(slots=True)
+class _Running:
+    arrival: CardArrival
+    is_hit: bool
+    served_at_s: float
+    prefilled_at_s: float
+    steps_left: float
+    first_token_at_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The batch of one copy: all that decode advance together, one step of the profile a token.
+
+    A prompt is processed beside the batch and does not stall it (chunked prefill that costs
+    nothing): with at most 8 short prompts a copy this is a small error, and the same for all
+    policies.
+    """
+
+    profile: Profile
+    at_s: float
+    running: dict[InvocationId, _Running] = field(default_factory=dict)
+    version: int = 0
+
+    def advance(self, now_s: float) -> None:
+        """Decode up to `now_s`; between two calls nobody joins, leaves or ends its prefill."""
+        decoding = [r for r in self.running.values() if r.prefilled_at_s <= self.at_s]
+        steps = (now_s - self.at_s) / self.profile.decode_step_s(max(1, len(decoding)))
+        for r in decoding:
+            r.steps_left -= steps
+            if r.first_token_at_s is None:
+                r.first_token_at_s = self.at_s + self.profile.decode_step_s(len(decoding))
+        self.at_s = now_s
+
+    def next_change_s(self) -> float | None:
+        """When somebody ends its prefill or its output."""
+        decoding = [r for r in self.running.values() if r.prefilled_at_s <= self.at_s]
+        step_s = self.profile.decode_step_s(max(1, len(decoding)))
+        moments_s = [self.at_s + max(0.0, r.steps_left) * step_s for r in decoding]
+        moments_s += [
+            r.prefilled_at_s for r in self.running.values() if r.prefilled_at_s > self.at_s
+        ]
+        return min(moments_s, default=None)
+
+
+# Rounding of moments leaves a finished output this much of a step short.
+_ALMOST_STEP = 1e-6
+
+
+class _Fleet:
+    """Engines and pending moments of a run."""
+
+    def __init__(self, orchestrator: CardOrchestrator, arrivals: Sequence[CardArrival]) -> None:
+        self._orchestrator = orchestrator
+        self._arrivals = {a.wanted.id: a for a in arrivals}
+        self._engines: dict[CopyId, _Engine] = {}
+        # Moment, order of entry, and either an event or an engine's (copy, version) to look at.
+        self._agenda: list[tuple[float, int, CardEvent | tuple[CopyId, int]]] = []
+        self._entries = 0
+        self._loading: dict[CopyId, tuple[float, Load]] = {}
+        self.served: list[Served] = []
+        self.loads: list[Load] = []
+        self.load_s = 0.0
+        self.events: list[CardEvent] = []
+        for a in arrivals:
+            at_s = a.wanted.arrived_at_s
+            self._enter(at_s, InvocationQueued(at_s, a.wanted))
+
+    def run(self) -> None:
+        while self._agenda and len(self.served) < len(self._arrivals):
+            now_s, _, what = heapq.heappop(self._agenda)
+            if isinstance(what, tuple):
+                copy_id, version = what
+                engine = self._engines.get(copy_id)
+                if engine is not None and engine.version == version:
+                    self._progress(copy_id, engine, now_s)
+                continue
+            if isinstance(what, LoadFinished) and what.copy_id in self._loading:
+                began_at_s, load = self._loading.pop(what.copy_id)
+                self.load_s += now_s - began_at_s
+                kind = load.model.rsplit("-", 1)[1]
+                self._engines[what.copy_id] = _Engine(PROFILES[kind], now_s)
+            self._tell(what)
+
+    def _enter(self, at_s: float, what: CardEvent | tuple[CopyId, int]) -> None:
+        heapq.heappush(self._agenda, (at_s, self._entries, what))
+        self._entries += 1
+
+    def _tell(self, event: CardEvent) -> None:
+        self.events.append(event)
+        for command in self._orchestrator.handle(event):
+            self._perform(command, event.now_s)
+
+    def _perform(self, command: CardCommand, now_s: float) -> None:
+        if isinstance(command, Load):
+            for victim in command.evicted:
+                self._engines.pop(victim.copy_id, None)
+                if victim.copy_id in self._loading:
+                    began_at_s, _ = self._loading.pop(victim.copy_id)
+                    self.load_s += now_s - began_at_s
+            self.loads.append(command)
+            self._loading[command.copy_id] = (now_s, command)
+            ready_at_s = now_s + command.expected_s
+            self._enter(ready_at_s, LoadFinished(ready_at_s, command.copy_id))
+            return
+        self._start(command, now_s)
+
+    def _start(self, command: Serve, now_s: float) -> None:
+        engine = self._engines[command.copy_id]
+        engine.advance(now_s)
+        arrival = self._arrivals[command.id]
+        engine.running[command.id] = _Running(
+            arrival,
+            command.is_hit,
+            now_s,
+            now_s + engine.profile.prefill_s(arrival.prompt_tokens),
+            float(arrival.output_tokens),
+        )
+        self._look_again(command.copy_id, engine)
+
+    def _progress(self, copy_id: CopyId, engine: _Engine, now_s: float) -> None:
+        engine.advance(now_s)
+        done = [id for id, r in engine.running.items() if r.steps_left <= _ALMOST_STEP]
+        for id in done:
+            r = engine.running.pop(id)
+            first_s = now_s if r.first_token_at_s is None else min(r.first_token_at_s, now_s)
+            self.served.append(Served(r.arrival, r.is_hit, r.served_at_s, first_s, now_s))
+        self._look_again(copy_id, engine)
+        for id in done:
+            self._tell(InvocationFinished(now_s, id, copy_id))
+
+    def _look_again(self, copy_id: CopyId, engine: _Engine) -> None:
+        engine.version += 1
+        at_s = engine.next_change_s()
+        if at_s is not None:
+            self._enter(at_s, (copy_id, engine.version))
+
+
+def run(
+    arrivals: Sequence[CardArrival],
+    eviction: EvictionPolicy,
+    order: DispatchOrder,
+    host_weights_bytes: int = 0,
+    cards: int = CARDS,
+) -> FleetRun:
+    """Serve all of `arrivals` on one host of `cards` cards, which are empty at first.
+
+    The run goes on until the last invocation has finished, so that no policy gains by leaving
+    the unlucky ones waiting.
+    """
+    host = HostId("host-1")
+    orchestrator = CardOrchestrator(
+        eviction,
+        order,
+        models(),
+        (Card(CardId(f"card-{i}"), host) for i in range(1, cards + 1)),
+        (HostMemory(host, host_weights_bytes),),
+    )
+    fleet = _Fleet(orchestrator, arrivals)
+    fleet.run()
+    assert len(fleet.served) == len(arrivals), "an invocation was lost"
+    return FleetRun(tuple(fleet.served), tuple(fleet.loads), fleet.load_s, tuple(fleet.events))

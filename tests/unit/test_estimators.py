@@ -27,7 +27,7 @@ from cato.estimators.length_bound import (
     LengthRecord,
     MarginalLengths,
 )
-from cato.estimators.length_features import FinishedAnswer, SimilarAnswers
+from cato.estimators.length_features import Answer, Answers, SimilarAnswers
 from cato.estimators.length_file import FileModel, from_bytes, to_bytes
 from cato.estimators.survival import quantiles_after
 from cato.estimators.usl import (
@@ -344,16 +344,26 @@ def test_refuses_indices_that_lead_out_of_the_arrays() -> None:
 
 
 def test_similar_answers_count_most_and_unfinished_ones_not_at_all() -> None:
-    def finished(prompt: int, output: int, finished_at_s: float = 1.0) -> FinishedAnswer:
-        return FinishedAnswer(0.0, finished_at_s, prompt, output)
+    def known(*more: Answer) -> Answers:
+        usual = [Answer(0.0, 1.0, 1000, 50), Answer(0.0, 1.0, 2000, 8), Answer(0.0, 1.0, 3000, 8)]
+        return Answers.of([*usual, *more])
 
     rule = SimilarAnswers(prior_weight=0.01)
-    history = [finished(1000, 50), finished(2000, 8), finished(3000, 8)]
-    assert rule.log_tokens(1000, 2.0, history) == pytest.approx(math.log(50), abs=0.05)
-    assert rule.log_tokens(2000, 2.0, history) == pytest.approx(math.log(8), abs=0.05)
-    still_running = [*history, finished(1000, 900, finished_at_s=3.0)]
-    assert rule.log_tokens(1000, 2.0, still_running) == rule.log_tokens(1000, 2.0, history)
-    assert rule.log_tokens(1000, 0.5, history) == 0.0
+    assert rule.log_tokens(1000, 2.0, known()) == pytest.approx(math.log(50), abs=0.05)
+    assert rule.log_tokens(2000, 2.0, known()) == pytest.approx(math.log(8), abs=0.05)
+    still_running = known(Answer(1.0, 3.0, 1000, 900))
+    assert rule.log_tokens(1000, 2.0, still_running) == rule.log_tokens(1000, 2.0, known())
+    assert rule.log_tokens(1000, 0.5, known()) == 0.0
+    assert rule.log_tokens(1000, 2.0, Answers.of([])) == 0.0
+    assert rule.log_tokens(1000, 2.0, still_running.first(3)) == rule.log_tokens(1000, 2.0, known())
+
+
+def test_only_the_latest_finished_answers_within_the_window_count() -> None:
+    past = Answers.of([Answer(float(i), i + 0.5, 1000, 10 if i < 5 else 100) for i in range(10)])
+    latest = SimilarAnswers(window=5).log_tokens(1000, 20.0, past)
+    assert latest == pytest.approx(math.log(100))
+    # An unrelated prompt gets the plain mean of the logarithms.
+    assert SimilarAnswers().log_tokens(9, 20.0, past) == pytest.approx(math.log(1000) / 2)
 
 
 # Calibration

@@ -30,7 +30,7 @@ from cato.estimators.length_bound import (
     LengthRecord,
     MarginalLengths,
 )
-from cato.estimators.length_features import FinishedAnswer, SimilarAnswers
+from cato.estimators.length_features import Answer, Answers, SimilarAnswers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.plots import figure, save
 from cato.sim.report import Mean, Report, Target, mean_and_stderr
@@ -84,20 +84,18 @@ def records_of(rows: Sequence[TraceRow]) -> tuple[LengthRecord, ...]:
     stands in. The trace has one task: classes by output length would tell what is to be found.
     """
     similar = (SimilarAnswers(), SimilarAnswers(width=0.03))
-    window = max(rule.window for rule in similar)
-    answers = [
-        FinishedAnswer(
+    answers = Answers.of(
+        Answer(
             r.arrived_at_s,
             r.arrived_at_s + UNMEASURED.service_s(r.prompt_tokens, r.output_tokens),
             r.prompt_tokens,
             r.output_tokens,
         )
         for r in rows
-    ]
+    )
     records = []
     for i, row in enumerate(rows):
-        # Twice the window: those that still run are passed over.
-        past = answers[max(0, i - 2 * window) : i]
+        past = answers.first(i)
         recent = [s.log_tokens(row.prompt_tokens, row.arrived_at_s, past) for s in similar]
         features = LengthFeatures(_TASK, (float(row.prompt_tokens), *recent))
         records.append(LengthRecord(features, row.output_tokens))

@@ -99,6 +99,13 @@ def score(
 
 
 @compiled
+def copy(source: Ints, target: Ints) -> None:
+    """Assignment of slices, which numba takes seconds to compile (it checks their shapes)."""
+    for i in range(source.size):
+        target[i] = source[i]
+
+
+@compiled
 def cut_evenly(n: int, size: int, sizes: Ints) -> None:
     """Full batches of `size`, the last one with what is left."""
     sizes[:] = 0
@@ -162,8 +169,8 @@ def exhaust(
             found = rated(kept, sum_s)
             if found > value:
                 value = found
-                best[:] = 0
-                best[: depth + 1] = batches[: depth + 1]
+                for j in range(n):
+                    best[j] = batches[j] if j <= depth else 0
             batches[depth] = (chosen - 1) & left[depth]
             continue
         depth += 1
@@ -204,10 +211,9 @@ def anneal(
     order = np.arange(n)
     sizes = np.zeros(n, np.int64)
     cut_evenly(n, cap, sizes)
-    believed_s = latest_s
-    value = score(execution_s, believed_s, waited_s, order, sizes)
+    value = score(execution_s, latest_s, waited_s, order, sizes)
     shortest = ascending(execution_s[:, cap - 1].copy())
-    other = score(execution_s, believed_s, waited_s, shortest, sizes)
+    other = score(execution_s, latest_s, waited_s, shortest, sizes)
     if other > value:
         order, value = shortest.copy(), other
     if not count_waits:
@@ -218,8 +224,8 @@ def anneal(
     while temperature >= end:
         while done < iterations:
             done += 1
-            next_order[:] = order
-            next_sizes[:] = sizes
+            copy(order, next_order)
+            copy(sizes, next_sizes)
             if not _step(next_order, next_sizes, cap, state):
                 continue
             if count_waits:
@@ -235,13 +241,13 @@ def anneal(
             elif not taken and acceptance == UNSCALED:
                 taken = uniform(state) < np.exp((found - value) / temperature)
             if taken:
-                order[:] = next_order
-                sizes[:] = next_sizes
+                copy(next_order, order)
+                copy(next_sizes, sizes)
                 value = found
                 if value > best:
                     best = value
-                    best_order[:] = order
-                    best_sizes[:] = sizes
+                    copy(order, best_order)
+                    copy(sizes, best_sizes)
         if reset_counter:
             done = 0
         temperature *= decay
@@ -290,7 +296,8 @@ def _step(order: Ints, sizes: Ints, cap: int, state: State) -> bool:
         sizes[j + 1] += 1
     sizes[j] -= 1
     if sizes[j] == 0:  # close the gap
-        sizes[j : n - 1] = sizes[j + 1 :].copy()
+        for k in range(j, n - 1):
+            sizes[k] = sizes[k + 1]
         sizes[n - 1] = 0
     return True
 
@@ -375,7 +382,7 @@ def moore_smith(
             found = score(execution_s, latest_s, waited_s, start, trial)
             if found > value:
                 value, order = found, start
-                sizes[:] = trial
+                copy(trial, sizes)
 
     # Batches are rows of `rows`, of which `filled` counts; `places` lists rows as they run.
     rows = np.zeros((n, cap), np.int64)
@@ -398,9 +405,13 @@ def moore_smith(
         )
         if value > best:
             best = value
-            best_rows[:], best_filled[:], best_places[:] = rows, filled, places
+            copy(rows.ravel(), best_rows.ravel())
+            copy(filled, best_filled)
+            copy(places, best_places)
         else:
-            rows[:], filled[:], places[:] = best_rows, best_filled, best_places
+            copy(best_rows.ravel(), rows.ravel())
+            copy(best_filled, filled)
+            copy(best_places, places)
 
     result = np.empty(n, np.int64)
     sizes[:] = 0

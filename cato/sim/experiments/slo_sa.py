@@ -270,45 +270,52 @@ def _targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
 
 
 def plot(report: Report, folder: Path) -> Sequence[Path]:
-    """G over n by method, the gain over FCFS by what is known, and the cost of each slip."""
+    """G by method, its ratio to annealing, the gain by what is known, and the cost of slips."""
+
+    def known_exactly(mean: Mean) -> Mean | None:
+        return mean if mean.setting["lengths"] == EXACT and mean.policy not in READINGS else None
+
+    def searched(mean: Mean) -> Mean | None:
+        return known_exactly(mean) if mean.policy != "fcfs" else None
+
+    def by_lengths(mean: Mean) -> Mean | None:
+        if mean.policy not in ("annealing", "moore-smith"):
+            return None
+        return replace(mean, policy=f"{mean.policy}, {mean.setting['lengths']}")
+
     return (
-        _plot_objective(report, folder),
-        _plot_lengths(report, folder),
+        _grid(report, folder, "objective", "objective_per_s", "G (1/s)", known_exactly),
+        _grid(report, folder, "ratio", "of_annealing", "G over that of annealing", searched),
+        _grid(report, folder, "lengths", "of_fcfs", "G over that of fcfs", by_lengths),
         *_readings(report, folder),
     )
 
 
-def _plot_objective(report: Report, folder: Path) -> Path:
+def _grid(
+    report: Report,
+    folder: Path,
+    name: str,
+    metric: str,
+    label: str,
+    chosen: Callable[[Mean], Mean | None],
+) -> Path:
+    """`metric` over n, a row a workload and a column a batch cap."""
     fig, axes = plots.figure(len(CAPS), len(WORKLOADS))
     cells = [(workload, cap) for workload in WORKLOADS for cap in CAPS]
-    for ax, (workload, cap) in zip(axes, cells, strict=True):
-        means = [
-            m
-            for m in _means(report, "objective_per_s", workload, cap)
-            if m.setting["lengths"] == EXACT and m.policy not in READINGS
-        ]
-        plots.lines(ax, means, "requests", "G (1/s)")
-        ax.set_yscale("log")
-        ax.set_title(f"{workload}, batches of at most {cap}")
-    axes[0].legend()
-    return plots.save(fig, folder, "slo-sa-objective")
-
-
-def _plot_lengths(report: Report, folder: Path) -> Path:
-    fig, axes = plots.figure(len(CAPS), len(WORKLOADS))
-    cells = [(workload, cap) for workload in WORKLOADS for cap in CAPS]
-    for ax, (workload, cap) in zip(axes, cells, strict=True):
-        means = [
-            replace(m, policy=f"{m.policy}, {m.setting['lengths']}")
-            for m in _means(report, "of_fcfs", workload, cap)
-            if m.policy in ("annealing", "moore-smith")
-        ]
-        plots.lines(ax, means, "requests", "G over that of fcfs")
-        ax.axhline(1.0, color="gray", linewidth=0.8)
-        ax.set_yscale("log")
-        ax.set_title(f"{workload}, batches of at most {cap}")
+    for ax, cell in zip(axes, cells, strict=True):
+        here = (
+            chosen(m)
+            for m in report.means
+            if m.metric == metric and (m.setting["workload"], m.setting["max_batch"]) == cell
+        )
+        plots.lines(ax, [m for m in here if m is not None], "requests", label)
+        if metric == "objective_per_s":
+            ax.set_yscale("log")
+        else:
+            ax.axhline(1.0, color="gray", linewidth=0.8)
+        ax.set_title(f"{cell[0]}, batches of at most {cell[1]}")
     axes[0].legend(fontsize=7)
-    return plots.save(fig, folder, "slo-sa-lengths")
+    return plots.save(fig, folder, f"slo-sa-{name}")
 
 
 def _readings(report: Report, folder: Path) -> tuple[Path, ...]:
@@ -324,16 +331,6 @@ def _readings(report: Report, folder: Path) -> tuple[Path, ...]:
         ax.set_xlabel("G over that of the mended annealing")
         ax.set_title(f"{workload}, n = {READINGS_AT}, by slip and batch cap")
     return (plots.save(fig, folder, "slo-sa-readings"),)
-
-
-def _means(report: Report, metric: str, workload: str, cap: int) -> list[Mean]:
-    return [
-        m
-        for m in report.means
-        if m.metric == metric
-        and m.setting["workload"] == workload
-        and m.setting["max_batch"] == cap
-    ]
 
 
 EXPERIMENT = Experiment(

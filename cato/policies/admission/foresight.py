@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import insort
 from dataclasses import dataclass
 from math import inf
 
 from cato.core.decision import Admit, Defer
-from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView
-from cato.policies.due import due_s, running_due_s
-
-
-def projected_ends_s(
-    profile: Profile, start_s: float, left: Iterable[tuple[float, float]]
-) -> list[float]:
-    """When each of a running set has its last token, if nobody joins later.
-
-    `left` holds (tokens left, context tokens), ascending by tokens left. All get a token per step;
-    whoever is done leaves, and the steps of the others become shorter.
-    """
-    items = list(left)
-    batch = len(items)
-    context = sum(c for _, c in items)
-    base_s, request_s = profile.decode_base_s, profile.decode_per_request_s
-    token_s = profile.decode_per_context_token_s
-    ends: list[float] = []
-    t, done = start_s, 0.0
-    for tokens, own_context in items:
-        steps = tokens - done
-        if steps > 0:
-            step_s = base_s + request_s * batch + token_s * (context + batch * steps / 2)
-            t += steps * step_s
-            context += batch * steps
-            done = tokens
-        ends.append(t)
-        batch -= 1
-        context -= own_context + tokens
-    return ends
+from cato.policies.outlook import (
+    BY_TOKENS_LEFT,
+    chances,
+    prospect_of,
+    prospect_of_newcomer,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ForesightAdmission:
-    """Project the finish of the whole running set with the newcomer in it; admit without net loss.
+    """Project the whole running set with the newcomer in it; admit when more SLOs are met.
 
-    A newcomer may join when it saves more SLOs than its company costs those that run, or costs
-    none. One prompt at a time: while one is being processed the next waits here, where its place
-    can still change. What cannot meet its SLO any more, or has none, gets `reserve` of the places,
-    one at least, and never at the price of one that can.
+    The chance of each to be in time comes from what is believed of its length, given what it has
+    generated. A newcomer joins when its own chance exceeds `price` times what it takes from those
+    that run. One prompt at a time: while one is being processed the next waits here, where its
+    place can still change. What cannot be in time, or has no SLO, gets `reserve` of the places,
+    one at least, and only at no loss.
     """
 
+    price: float = 1.0
     reserve: float = 0.1
+    unlikely: float = 0.1
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         running = replica.running
@@ -59,35 +38,25 @@ class ForesightAdmission:
         if replica.prefilling:
             return Defer("a prompt is being processed", closes=True)
         profile = replica.profile
-        left = sorted(
-            ((r.left_tokens, r.context_tokens, running_due_s(r)) for r in running),
-        )
-        without = projected_ends_s(profile, now_s, [(t, c) for t, c, _ in left])
+        prospects = sorted(map(prospect_of, running), key=BY_TOKENS_LEFT)
+        before = chances(profile, now_s, prospects)
+        mine = prospect_of_newcomer(invocation)
+        joined = prospects.copy()
+        insort(joined, mine, key=BY_TOKENS_LEFT)
         start_s = now_s + profile.prefill_s(invocation.prompt_tokens)
-        own_tokens = invocation.left_tokens()
-        own_due = due_s(invocation, None, invocation.generated + own_tokens)
-        mine = (own_tokens, float(invocation.prompt_tokens), own_due)
-        joined = sorted([*left, mine])
-        ends = projected_ends_s(profile, start_s, [(t, c) for t, c, _ in joined])
-        met_before = sum(e <= due for e, (_, _, due) in zip(without, left, strict=True))
-        own_end = ends[joined.index(mine)]
-        own_met = own_end <= own_due and (
-            not invocation.until_first_token or start_s <= invocation.deadline_s
-        )
-        met_after = sum(e <= due for e, (_, _, due) in zip(ends, joined, strict=True)) - (
-            own_end <= own_due
-        )
-        lost = met_before - met_after
-        if own_met and invocation.deadline_s < inf:
-            if lost <= 0:
-                return Admit(f"meets its SLO beside {len(left)}, at no loss")
-            return Defer(f"would cost {lost} of {len(left)} their SLO")
-        if lost > 0:
-            return Defer(f"cannot meet its SLO here, and would cost {lost} theirs")
+        after = chances(profile, start_s, joined)
+        own = after[joined.index(mine)]
+        loss = sum(before) - (sum(after) - own)
+        if invocation.until_first_token and invocation.tpot_target_s == inf:
+            own = 1.0 if start_s <= invocation.deadline_s else 0.0
+        if own > self.unlikely:
+            if own >= self.price * loss:
+                return Admit(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
+            return Defer(f"in time with chance {own:.2f}, but costs the others {loss:.2f}")
+        if loss > 0.01:
+            return Defer(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
         places = max(1, int(self.reserve * replica.max_running))
-        taken = sum(e > due or due == inf for e, (_, _, due) in zip(without, left, strict=True))
+        taken = sum(c <= self.unlikely for c in before)
         if taken >= places:
             return Defer(f"{taken} run already that are late or have no SLO")
-        return Admit(f"cannot meet its SLO; place {taken + 1} of {places} for such")
-
-
+        return Admit(f"in time with chance {own:.2f}; place {taken + 1} of {places} for such")

@@ -362,8 +362,8 @@ def moore_smith(
 ) -> tuple[float, Ints, Ints]:
     """The best of the constructed starts, descended from, kicked and descended from again.
 
-    `max_visits` bounds the time: the number of requests looked at while moves are valued, and two
-    for each value.
+    `max_visits` bounds the time: the number of requests looked at while moves are valued, two for
+    each value, and the places by which a batch is shifted.
     """
     n = execution_s.shape[0]
     sizes = np.zeros(n, np.int64)
@@ -635,6 +635,7 @@ def _descend(
                 if c == a or visits[0] >= max_visits:
                     continue
                 _shift(places, a, c)
+                visits[0] += abs(a - c)
                 found = _from(
                     execution_s, latest_s, rows, filled, places, before, min(a, c), m, visits
                 )

@@ -1,0 +1,135 @@
+"""The simulated fleet of cards, and the experiments that rest on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cato.core.cards import CardOrchestrator, InvocationQueued, LoadFinished
+from cato.core.errors import UnknownNameError
+from cato.core.eviction import Card, CardId, HostMemory, Wanted
+from cato.core.ids import HostId, InvocationId, ModelName
+from cato.policies.eviction.belady import Belady
+from cato.policies.eviction.foresight import ForesightEviction
+from cato.policies.eviction.lru import LeastRecentlyUsed
+from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
+from cato.sim import cards
+from cato.sim.cards import COMPLETION, PATTERNS, PROFILES, REASONING, CardArrival
+from cato.sim.experiment import Options, silent
+from cato.sim.experiments import cace
+
+UNIFORM, IDE_HEAVY, SKEWED = PATTERNS
+
+
+def an_arrival(
+    id: str, at_s: float, *, kind: str = COMPLETION, prompt: int = 500, output: int = 20
+) -> CardArrival:
+    model = cards.model_name("Java", kind)
+    wanted = Wanted(InvocationId(id), model, at_s, at_s + cards.SLO_S[kind], output)
+    return CardArrival(wanted, kind, prompt, output)
+
+
+def some_arrivals(seed: int, rate_per_s: float = 0.2, count: int = 80) -> tuple[CardArrival, ...]:
+    return cards.arrivals(SKEWED, rate_per_s, count, np.random.default_rng(seed))
+
+
+def test_a_lone_invocation_takes_the_load_its_prefill_and_one_step_a_token() -> None:
+    run = cards.run([an_arrival("1", 0.0)], LeastRecentlyUsed(), InOrder())
+    profile, load_s = PROFILES[COMPLETION], cards.models()[0].load_s
+    (served,) = run.served
+    assert load_s == pytest.approx(2.8)
+    assert run.load_s == pytest.approx(load_s)
+    step_s = profile.decode_step_s(1)
+    assert served.ttft_s == pytest.approx(load_s + profile.prefill_s(500) + step_s)
+    assert served.e2e_s == pytest.approx(load_s + profile.prefill_s(500) + 20 * step_s)
+
+
+def test_those_that_decode_together_slow_one_another_down() -> None:
+    alone = an_arrival("1", 0.0, kind=REASONING, output=100)
+    both = [alone, an_arrival("2", 0.0, kind=REASONING, output=100)]
+    run = cards.run(both, LeastRecentlyUsed(), BatchedPerModel())
+    profile = PROFILES[REASONING]
+    load_s = cards.ENGINE_START_S + cards.WEIGHTS_BYTES[REASONING] / cards.STORAGE_BYTES_PER_S
+    e2e_s = load_s + profile.prefill_s(500) + 100 * profile.decode_step_s(2)
+    assert [s.e2e_s for s in run.served] == pytest.approx([e2e_s, e2e_s])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_ask_in_their_shares(pattern: cards.Pattern) -> None:
+    drawn = cards.arrivals(pattern, 1.0, 4000, np.random.default_rng(1))
+    completions = sum(a.kind == COMPLETION for a in drawn) / len(drawn)
+    java = sum(a.wanted.model.startswith("Java-") for a in drawn) / len(drawn)
+    assert completions == pytest.approx(pattern.completions, abs=0.03)
+    assert java == pytest.approx(pattern.favourites / 4, abs=0.03)
+    assert drawn[-1].wanted.arrived_at_s == pytest.approx(4000, rel=0.06)
+
+
+def test_the_same_seed_gives_the_same_run_and_its_events_replay() -> None:
+    runs = [
+        cards.run(some_arrivals(3), ForesightEviction(), QueueAware(), 10**11) for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    host = HostId("host-1")
+    books = CardOrchestrator(
+        ForesightEviction(),
+        QueueAware(),
+        cards.models(),
+        [Card(CardId(f"card-{i}"), host) for i in range(1, 5)],
+        [HostMemory(host, 10**11)],
+    )
+    commands = [c for event in runs[0].events for c in books.handle(event)]
+    assert tuple(c for c in commands if c in runs[0].loads) == runs[0].loads
+    queued = [e for e in runs[0].events if isinstance(e, InvocationQueued)]
+    loaded = [e for e in runs[0].events if isinstance(e, LoadFinished)]
+    assert len(queued) == 80
+    assert len(loaded) <= len(runs[0].loads)
+
+
+def test_host_memory_saves_load_time_and_belady_saves_loads() -> None:
+    arrivals = some_arrivals(5)
+    cold = cards.run(arrivals, LeastRecentlyUsed(), InOrder())
+    warm = cards.run(arrivals, LeastRecentlyUsed(), InOrder(), cards.HOST_WEIGHTS_BYTES)
+    clairvoyant = cards.run(arrivals, Belady(cards.arrivals_s(arrivals)), InOrder())
+    assert warm.load_s < 0.7 * cold.load_s
+    assert warm.metrics()["ttft_s"] < cold.metrics()["ttft_s"]
+    assert clairvoyant.metrics()["hit_rate"] > cold.metrics()["hit_rate"]
+    assert len(clairvoyant.loads) < len(cold.loads)
+
+
+def test_every_experiment_reports_means_differences_targets_and_pictures(tmp_path: Path) -> None:
+    pair, one = Options(seeds=(1, 2)), Options(seeds=(1,))
+    rq1 = cace.run_rq1(pair, silent, count=10)
+    assert rq1.to_json() == cace.run_rq1(pair, silent, count=10).to_json()
+    assert rq1.difference("hit_rate", "foresight", "lru", pattern="skewed", rate_per_s=0.1).n == 2
+    rq2 = cace.run_rq2(one, silent, count=10)
+    ablation = cace.run_ablation(one, silent, count=10)
+    counts = {r.experiment: len(r.targets) for r in (rq1, rq2, ablation)}
+    assert counts == {"cace-rq1": 4, "cace-rq2": 12, "cace-ablation": 0}
+    for report in (rq1, rq2, ablation):
+        experiment = next(e for e in cace.EXPERIMENTS if e.name == report.experiment)
+        paths = experiment.plot(report, tmp_path)
+        assert paths
+        assert all(p.stat().st_size > 10_000 for p in paths)
+
+
+def test_targets_compare_paired_seeds() -> None:
+    report = cace.run_rq1(Options(seeds=(1, 2, 3), policies=("foresight", "lru")), silent, count=15)
+    gap = report.difference("hit_rate", "foresight", "lru", pattern="skewed", rate_per_s=0.1)
+    target = report.targets[0]
+    assert (target.measured, target.stderr) == pytest.approx((100 * gap.mean, 100 * gap.stderr))
+    assert len(report.targets) == 2  # nothing to say about Belady, which did not run
+
+
+def test_refuses_a_policy_that_it_does_not_know() -> None:
+    with pytest.raises(UnknownNameError, match="no eviction policy named 'fifo'; known: lru"):
+        cace.run_rq1(Options(seeds=(1,), policies=("fifo",)), silent)
+
+
+def test_models_are_the_sixteen_of_the_workload() -> None:
+    facts = {m.name: m for m in cards.models()}
+    assert len(facts) == 16
+    reasoning = facts[ModelName("Rust-reasoning")]
+    assert reasoning.load_s == pytest.approx(14.16)
+    assert reasoning.reload_s == pytest.approx(reasoning.load_s / 4)

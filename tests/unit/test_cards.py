@@ -1,0 +1,561 @@
+"""Which model sits on which card: examples of each rule, and promises under any events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cato.core.cards import (
+    LOAD_RETRY_S,
+    CardAdded,
+    CardCommand,
+    CardEvent,
+    CardLost,
+    CardOrchestrator,
+    CopyFound,
+    Evicted,
+    InvocationFinished,
+    InvocationQueued,
+    InvocationWithdrawn,
+    Load,
+    LoadFailed,
+    LoadFinished,
+    ModelPinned,
+    Serve,
+    Ticked,
+)
+from cato.core.errors import InputError, UnknownNameError
+from cato.core.eviction import (
+    Card,
+    CardId,
+    CopyId,
+    DispatchOrder,
+    EvictionPolicy,
+    FleetSnapshot,
+    HostMemory,
+    ModelFacts,
+    ModelState,
+    Wanted,
+)
+from cato.core.ids import HostId, InvocationId, ModelName
+from cato.policies.eviction.belady import Belady
+from cato.policies.eviction.cace import Cace
+from cato.policies.eviction.foresight import ForesightEviction
+from cato.policies.eviction.lfu import LeastFrequentlyUsed
+from cato.policies.eviction.lru import LeastRecentlyUsed
+from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
+
+A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
+EVICTIONS: tuple[EvictionPolicy, ...] = (
+    LeastRecentlyUsed(),
+    LeastFrequentlyUsed(),
+    Cace(),
+    ForesightEviction(doubt=0.0),
+    Belady({A: (1.0, 5.0, 9.0), B: (2.0,)}),
+)
+ORDERS: tuple[DispatchOrder, ...] = (InOrder(), BatchedPerModel(), QueueAware())
+
+
+def a_model(
+    name: str,
+    *,
+    load_s: float = 8.0,
+    slo_s: float = 1.0,
+    gb: int = 1,
+    cards: int = 1,
+    max_running: int = 8,
+    min_copies: int = 0,
+    max_copies: int = 1,
+) -> ModelFacts:
+    return ModelFacts(
+        ModelName(name), load_s, load_s / 4, gb * 10**9, slo_s, cards, max_running, min_copies,
+        max_copies,
+    )  # fmt: skip
+
+
+def a_fleet(
+    *models: ModelFacts,
+    cards: int = 1,
+    eviction: EvictionPolicy | None = None,
+    order: DispatchOrder | None = None,
+    memory_gb: int = 0,
+) -> CardOrchestrator:
+    host = HostId("h")
+    return CardOrchestrator(
+        eviction or LeastRecentlyUsed(),
+        order or InOrder(),
+        models,
+        [Card(CardId(f"card-{i}"), host) for i in range(cards)],
+        [HostMemory(host, memory_gb * 10**9)],
+    )
+
+
+def wants(id: str, model: str, at_s: float, *, slo_s: float = 1.0, tokens: float = 10) -> Wanted:
+    return Wanted(InvocationId(id), ModelName(model), at_s, at_s + slo_s, tokens)
+
+
+def queue(fleet: CardOrchestrator, id: str, model: str, at_s: float) -> tuple[CardCommand, ...]:
+    return fleet.handle(InvocationQueued(at_s, wants(id, model, at_s)))
+
+
+def serve_once(fleet: CardOrchestrator, id: str, model: str, at_s: float) -> Load | None:
+    """Queue, load when needed and finish, all at `at_s`; the load that it took."""
+    commands = list(queue(fleet, id, model, at_s))
+    load = next((c for c in commands if isinstance(c, Load)), None)
+    if load is not None:
+        commands += fleet.handle(LoadFinished(at_s, load.copy_id))
+    serve = next(c for c in commands if isinstance(c, Serve))
+    fleet.handle(InvocationFinished(at_s, serve.id, serve.copy_id))
+    return load
+
+
+def a_state(
+    model: ModelFacts,
+    *,
+    idle_s: float = 0.0,
+    uses: int = 0,
+    rate_per_s: float = 0.0,
+    evidence: float = 100.0,
+    tokens: float = 0.0,
+    place: int | None = None,
+    waiting: tuple[Wanted, ...] = (),
+    copies: int = 1,
+    load_s: float | None = None,
+) -> ModelState:
+    return ModelState(
+        model, model.load_s if load_s is None else load_s, idle_s, uses, rate_per_s, evidence,
+        tokens, place, waiting, copies,
+    )  # fmt: skip
+
+
+def a_snapshot(*states: ModelState, now_s: float = 0.0) -> FleetSnapshot:
+    return FleetSnapshot(now_s, {s.facts.name: s for s in states})
+
+
+def evicted_first(policy: EvictionPolicy, *states: ModelState, now_s: float = 0.0) -> str:
+    fleet = a_snapshot(*states, now_s=now_s)
+    return min(fleet.models, key=lambda m: policy.keep(m, fleet).worth)
+
+
+# The books
+
+
+def test_a_load_is_a_miss_and_what_comes_later_is_a_hit() -> None:
+    fleet = a_fleet(a_model("a"))
+    (load,) = queue(fleet, "1", "a", 0.0)
+    assert isinstance(load, Load)
+    assert (load.model, load.cards, load.evicted) == (A, (CardId("card-0"),), ())
+    (first,) = fleet.handle(LoadFinished(8.0, load.copy_id))
+    (second,) = queue(fleet, "2", "a", 9.0)
+    assert isinstance(first, Serve)
+    assert isinstance(second, Serve)
+    assert (first.id, first.is_hit) == ("1", False)
+    assert (second.id, second.is_hit, second.copy_id) == ("2", True, load.copy_id)
+
+
+def test_a_busy_copy_stays_and_goes_as_soon_as_it_is_idle() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"))
+    (load,) = queue(fleet, "1", "a", 0.0)
+    assert isinstance(load, Load)
+    fleet.handle(LoadFinished(8.0, load.copy_id))
+    assert queue(fleet, "2", "b", 9.0) == ()
+    (swap,) = fleet.handle(InvocationFinished(10.0, InvocationId("1"), load.copy_id))
+    assert isinstance(swap, Load)
+    assert swap.evicted == (Evicted(load.copy_id, A),)
+
+
+def test_a_pinned_model_stays_until_it_is_unpinned() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"))
+    serve_once(fleet, "1", "a", 0.0)
+    fleet.handle(ModelPinned(1.0, A, True))
+    assert queue(fleet, "2", "b", 2.0) == ()
+    (load,) = fleet.handle(ModelPinned(3.0, A, False))
+    assert isinstance(load, Load)
+    assert load.model == B
+
+
+def test_the_last_of_min_copies_is_loaded_unasked_and_never_evicted() -> None:
+    fleet = a_fleet(a_model("a", min_copies=1), a_model("b"))
+    (load,) = fleet.handle(Ticked(0.0))
+    assert isinstance(load, Load)
+    assert load.model == A
+    fleet.handle(LoadFinished(8.0, load.copy_id))
+    assert queue(fleet, "1", "b", 9.0) == ()
+
+
+def test_a_model_of_two_cards_takes_them_from_one_host() -> None:
+    hosts = [HostId("h1"), HostId("h1"), HostId("h2"), HostId("h2")]
+    cards = [Card(CardId(f"card-{i}"), h) for i, h in enumerate(hosts)]
+    models = (a_model("a"), a_model("b", cards=2))
+    fleet = CardOrchestrator(LeastRecentlyUsed(), InOrder(), models, cards)
+    serve_once(fleet, "1", "a", 0.0)
+    load = serve_once(fleet, "2", "b", 1.0)
+    assert load is not None
+    assert (load.host, load.cards, load.evicted) == (HostId("h2"), ("card-2", "card-3"), ())
+
+
+def test_in_order_the_head_holds_up_those_behind_it_and_batched_it_does_not() -> None:
+    for order, served in ((InOrder(), 0), (BatchedPerModel(), 1)):
+        fleet = a_fleet(a_model("a"), a_model("b"), order=order)
+        (load,) = queue(fleet, "1", "a", 0.0)
+        assert isinstance(load, Load)
+        fleet.handle(LoadFinished(8.0, load.copy_id))
+        queue(fleet, "2", "b", 9.0)  # the only card is busy
+        assert len(queue(fleet, "3", "a", 10.0)) == served
+
+
+def test_one_load_serves_all_that_wait_and_one_of_them_missed() -> None:
+    fleet = a_fleet(a_model("a"), order=BatchedPerModel())
+    (load,) = queue(fleet, "1", "a", 0.0)
+    assert isinstance(load, Load)
+    assert queue(fleet, "2", "a", 1.0) == ()
+    served = fleet.handle(LoadFinished(8.0, load.copy_id))
+    assert [(c.id, c.is_hit) for c in served if isinstance(c, Serve)] == [("1", False), ("2", True)]
+
+
+def test_weights_in_host_memory_load_faster_and_the_cheapest_to_miss_leave_first() -> None:
+    models = (a_model("a", gb=2), a_model("b", gb=2), a_model("c", gb=2))
+    fleet = a_fleet(*models, memory_gb=4)
+    for i, model in enumerate("aabbc"):
+        serve_once(fleet, str(i), model, float(i))
+    again = [serve_once(fleet, f"again-{m}", m, 10.0) for m in "abc"]
+    assert [x.from_host_memory for x in again if x] == [True, True, False]
+    assert [x.expected_s for x in again if x] == [2.0, 2.0, 8.0]
+
+
+def test_a_failed_load_is_tried_again_after_a_while_and_loses_nobody() -> None:
+    fleet = a_fleet(a_model("a"))
+    (load,) = queue(fleet, "1", "a", 0.0)
+    assert isinstance(load, Load)
+    assert fleet.handle(LoadFailed(1.0, load.copy_id, "out of memory")) == ()
+    assert fleet.waiting() == ("1",)
+    (retry,) = fleet.handle(Ticked(1.0 + LOAD_RETRY_S))
+    assert isinstance(retry, Load)
+    assert retry.copy_id != load.copy_id
+    assert fleet.handle(LoadFinished(12.0, load.copy_id)) == ()  # the late report of the first
+
+
+def test_what_ran_on_a_lost_card_waits_again_before_those_who_came_later() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"))
+    (load,) = queue(fleet, "1", "a", 0.0)
+    assert isinstance(load, Load)
+    fleet.handle(LoadFinished(8.0, load.copy_id))
+    queue(fleet, "2", "b", 9.0)
+    assert fleet.handle(CardLost(10.0, CardId("card-0"))) == ()
+    assert fleet.waiting() == ("1", "2")
+    (reload,) = fleet.handle(CardAdded(11.0, Card(CardId("card-9"), HostId("h"))))
+    assert isinstance(reload, Load)
+    assert (reload.model, reload.cards) == (A, ("card-9",))
+
+
+def test_a_copy_found_after_a_restart_serves_without_a_load() -> None:
+    fleet = a_fleet(a_model("a"))
+    fleet.handle(CopyFound(0.0, CopyId("copy-1"), A, (CardId("card-0"),)))
+    (serve,) = queue(fleet, "1", "a", 1.0)
+    assert isinstance(serve, Serve)
+    assert (serve.copy_id, serve.is_hit) == ("copy-1", True)
+    fleet.handle(CopyFound(2.0, CopyId("copy-7"), A, (CardId("card-0"),)))  # the card is taken
+    assert [c.id for c in fleet.copies()] == ["copy-1"]
+
+
+def test_refuses_unknown_models_and_impossible_facts() -> None:
+    with pytest.raises(UnknownNameError, match="no model named 'z'; known: a"):
+        queue(a_fleet(a_model("a")), "1", "z", 0.0)
+    with pytest.raises(InputError, match="raise max_copies"):
+        a_fleet(a_model("a", min_copies=2))
+    with pytest.raises(InputError, match="cards and max_running"):
+        a_fleet(a_model("a", max_running=0))
+
+
+# Prefetch
+
+
+def a_fleet_that_foresees(cards: int = 1) -> CardOrchestrator:
+    """`a` was asked for often; `b`, on the only card, once."""
+    fleet = a_fleet(a_model("a"), a_model("b"), cards=cards, eviction=ForesightEviction())
+    for i in range(20):
+        serve_once(fleet, f"a{i}", "a", float(i))
+    return fleet
+
+
+def test_an_idle_card_gets_back_what_is_asked_for_most() -> None:
+    fleet = a_fleet_that_foresees()
+    commands = queue(fleet, "b", "b", 30.0)
+    assert isinstance(commands[0], Load)
+    fleet.handle(LoadFinished(38.0, commands[0].copy_id))
+    (load,) = fleet.handle(InvocationFinished(39.0, InvocationId("b"), commands[0].copy_id))
+    assert isinstance(load, Load)
+    assert (load.model, load.is_prefetch) == (A, True)
+
+
+def test_a_prefetch_yields_to_whoever_asks_and_its_late_report_is_harmless() -> None:
+    fleet = a_fleet_that_foresees()
+    (first,) = queue(fleet, "b", "b", 30.0)
+    assert isinstance(first, Load)
+    fleet.handle(LoadFinished(38.0, first.copy_id))
+    (prefetch,) = fleet.handle(InvocationFinished(39.0, InvocationId("b"), first.copy_id))
+    assert isinstance(prefetch, Load)
+    (load,) = queue(fleet, "b2", "b", 40.0)
+    assert isinstance(load, Load)
+    assert load.evicted == (Evicted(prefetch.copy_id, A),)
+    assert fleet.handle(LoadFinished(41.0, prefetch.copy_id)) == ()
+
+
+def test_few_arrivals_are_no_reason_to_prefetch() -> None:
+    policy = ForesightEviction(doubt=1.5)
+    for evidence, above in ((1.0, -0.5), (225.0, 0.9)):
+        a = a_state(a_model("a"), rate_per_s=1 / 60, evidence=evidence, copies=0)
+        prefetch = policy.prefetch(a_snapshot(a, a_state(a_model("b"))))
+        assert prefetch is not None
+        assert prefetch.above == pytest.approx(above)
+    assert ForesightEviction(prefetches=False).prefetch(a_snapshot(a)) is None
+
+
+# Policies
+
+
+def test_lru_evicts_the_longest_unused_and_lfu_the_least_used() -> None:
+    a = a_state(a_model("a"), idle_s=9.0, uses=9)
+    b = a_state(a_model("b"), idle_s=1.0, uses=1)
+    assert evicted_first(LeastRecentlyUsed(), a, b) == A
+    assert evicted_first(LeastFrequentlyUsed(), a, b) == B
+
+
+def test_cace_sums_what_is_switched_on() -> None:
+    a = a_state(a_model("a", load_s=100.0), idle_s=0.0, tokens=200.0, place=5)
+    fleet = a_snapshot(a)
+    off = Cace(recency=False, reload_cost=False, demand=False, output=False)
+    only = {
+        "recency": 0.0,  # 1 - 1/(1 + ln 1)
+        "reload_cost": 0.5,  # 1/(1 + 100/100)
+        "demand": 0.25,  # 5/20
+        "output": 0.2,  # 0.001 · 200
+    }
+    assert off.keep(A, fleet).worth == 0.0
+    assert Cace().keep(A, fleet).worth == pytest.approx(-sum(only.values()))
+    assert Cace(recency=False).keep(A, fleet).worth == pytest.approx(-0.95)
+    assert Cace(reload_cost=False).keep(A, fleet).worth == pytest.approx(-0.45)
+    assert Cace(demand=False).keep(A, fleet).worth == pytest.approx(-0.7)
+    assert Cace(output=False).keep(A, fleet).worth == pytest.approx(-0.75)
+
+
+def test_cace_as_printed_evicts_the_most_recent() -> None:
+    a, b = a_state(a_model("a"), idle_s=100.0), a_state(a_model("b"), idle_s=1.0)
+    assert evicted_first(Cace(), a, b) == A
+    assert evicted_first(Cace(printed_recency=True), a, b) == B
+
+
+def test_belady_evicts_what_is_wanted_last() -> None:
+    policy = Belady({A: (1.0, 20.0), B: (2.0, 12.0)})
+    states = (a_state(a_model("a")), a_state(a_model("b")), a_state(a_model("c"), place=3))
+    assert evicted_first(policy, *states, now_s=10.0) == A
+    assert evicted_first(policy, *states, now_s=15.0) == B  # never again
+
+
+def test_foresight_keeps_what_loses_most_value_per_cold_start() -> None:
+    often = a_state(a_model("a"), rate_per_s=0.2)
+    seldom = a_state(a_model("b"), rate_per_s=0.1)
+    patient = a_state(a_model("c", slo_s=100.0), rate_per_s=0.3)
+    assert evicted_first(ForesightEviction(), often, seldom) == B
+    assert evicted_first(ForesightEviction(), often, seldom, patient) == C
+    wanted = a_state(
+        a_model("b"), rate_per_s=0.1, waiting=tuple(wants("1", "b", 0) for _ in "12345678")
+    )
+    assert evicted_first(ForesightEviction(), often, wanted) == A
+
+
+def test_the_queue_aware_order_loads_most_value_per_second_of_load() -> None:
+    quick = a_state(a_model("a", load_s=2.0), waiting=(wants("2", "a", 0.5),), copies=0)
+    slow = a_state(a_model("b", load_s=8.0), waiting=(wants("1", "b", 0.0),), copies=0)
+    crowd = a_state(
+        a_model("b", load_s=8.0), waiting=tuple(wants(f"{i}", "b", 0.0) for i in range(9)), copies=0
+    )
+    fleet = a_snapshot(quick, slow, now_s=1.0)
+    assert [w.model for w in QueueAware().wants(fleet)] == [A, B]
+    assert [w.model for w in BatchedPerModel().wants(fleet)] == [B, A]
+    assert [w.model for w in QueueAware().wants(a_snapshot(quick, crowd, now_s=1.0))] == [B, A]
+
+
+def test_the_queue_aware_order_passes_nobody_by_for_ever() -> None:
+    crowd = tuple(wants(f"{i}", "a", 1000.0) for i in range(4))
+    quick = a_state(a_model("a", load_s=2.0), waiting=crowd, copies=0)
+    old = a_state(a_model("b", load_s=8.0), waiting=(wants("1", "b", 0.0),), copies=0)
+    wanted = QueueAware(patience_s=10.0).wants(a_snapshot(quick, old, now_s=1000.0))
+    assert wanted[0].model == B
+
+
+# Promises under any events
+
+HOSTS = (HostId("h1"), HostId("h2"))
+CARDS = tuple(Card(CardId(f"card-{i}"), HOSTS[i // 2]) for i in range(4))
+MODELS = (
+    a_model("a", max_running=2),
+    a_model("b", cards=2, max_running=1, gb=3),
+    a_model("c", min_copies=1, max_copies=2, max_running=1),
+    a_model("d"),
+    a_model("e"),
+)
+ACTIONS = (
+    "queue", "queue", "queue", "finish", "finish", "loaded", "loaded", "late", "fail", "withdraw",
+    "lose", "add", "pin", "unpin", "tick",
+)  # fmt: skip
+
+
+@dataclass
+class Witness:
+    """What a driver sees: it believes the commands only, and checks each against them."""
+
+    fleet: CardOrchestrator
+    log: list[tuple[CardEvent, tuple[CardCommand, ...]]] = field(default_factory=list)
+    cards: dict[CardId, HostId] = field(default_factory=lambda: {c.id: c.host for c in CARDS})
+    loads: dict[CopyId, Load] = field(default_factory=dict)
+    ready: set[CopyId] = field(default_factory=set)
+    running: dict[InvocationId, CopyId] = field(default_factory=dict)
+    alive: dict[InvocationId, Wanted] = field(default_factory=dict)
+    pinned: set[ModelName] = field(default_factory=set)
+    ended: list[InvocationId] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def tell(self, event: CardEvent) -> None:
+        commands = self.fleet.handle(event)
+        self.log.append((event, commands))
+        for command in commands:
+            self.perform(command)
+        held = [id for c in self.fleet.copies() for id in c.running]
+        assert sorted((*self.fleet.waiting(), *held)) == sorted(self.alive)
+        used = [card for c in self.fleet.copies() for card in c.cards]
+        assert len(used) == len(set(used)) <= len(self.cards)
+        assert {c.id for c in self.fleet.copies()} == set(self.loads)
+
+    def perform(self, command: CardCommand) -> None:
+        if isinstance(command, Serve):
+            assert command.copy_id in self.ready
+            assert self.loads[command.copy_id].model == command.model
+            assert self.alive[command.id].model == command.model
+            assert command.id not in self.running
+            self.running[command.id] = command.copy_id
+            facts = next(m for m in MODELS if m.name == command.model)
+            assert list(self.running.values()).count(command.copy_id) <= facts.max_running
+            return
+        for victim in command.evicted:
+            facts = next(m for m in MODELS if m.name == victim.model)
+            assert victim.copy_id not in self.running.values()
+            assert victim.model not in self.pinned
+            assert victim.copy_id in self.ready or self.loads[victim.copy_id].is_prefetch
+            self.forget(victim.copy_id)
+            left = sum(self.loads[id].model == victim.model for id in self.ready)
+            assert left >= facts.min_copies
+        facts = next(m for m in MODELS if m.name == command.model)
+        assert len(command.cards) == facts.cards
+        assert {self.cards[c] for c in command.cards} == {command.host}
+        assert not {c for load in self.loads.values() for c in load.cards} & set(command.cards)
+        self.loads[command.copy_id] = command
+
+    def forget(self, copy_id: CopyId) -> None:
+        del self.loads[copy_id]
+        self.ready.discard(copy_id)
+        self.running = {id: copy for id, copy in self.running.items() if copy != copy_id}
+
+    def act(self, action: str, number: int) -> None:
+        self.now_s += 1.0 + number % 3
+        now_s = self.now_s
+        loading = sorted(set(self.loads) - self.ready)
+        match action:
+            case "queue":
+                id = InvocationId(f"{len(self.log):04d}")
+                model = MODELS[number % len(MODELS)].name
+                self.alive[id] = wants(id, model, now_s)
+                self.tell(InvocationQueued(now_s, self.alive[id]))
+                self.tell(InvocationQueued(now_s, self.alive[id]))  # heard twice
+            case "finish" if self.running:
+                id = sorted(self.running)[number % len(self.running)]
+                copy_id = self.running.pop(id)
+                del self.alive[id]
+                self.ended.append(id)
+                self.tell(InvocationFinished(now_s, id, copy_id))
+                self.tell(InvocationFinished(now_s, id, copy_id))
+            case "loaded" if loading:
+                copy_id = loading[number % len(loading)]
+                self.ready.add(copy_id)
+                self.tell(LoadFinished(now_s, copy_id))
+                self.tell(LoadFinished(now_s, copy_id))
+            case "late":
+                gone = CopyId(f"copy-{number % 9 + 1}")
+                if gone not in self.loads:
+                    self.tell(LoadFinished(now_s, gone))
+                if gone not in self.loads:  # the first report may be the very first event
+                    self.tell(LoadFailed(now_s, gone, "late"))
+                for id, copy_id in sorted(self.running.items())[:2]:
+                    if copy_id != gone:  # it moved on when its first copy was lost
+                        self.tell(InvocationFinished(now_s, id, gone))
+                for id in self.ended[-2:]:
+                    self.tell(InvocationFinished(now_s, id, gone))
+                    self.tell(InvocationWithdrawn(now_s, id))
+            case "fail" if self.loads:
+                copy_id = sorted(self.loads)[number % len(self.loads)]
+                self.forget(copy_id)
+                self.tell(LoadFailed(now_s, copy_id, "broken"))
+            case "withdraw" if self.alive:
+                id = sorted(self.alive)[number % len(self.alive)]
+                del self.alive[id]
+                self.running.pop(id, None)
+                self.tell(InvocationWithdrawn(now_s, id))
+            case "lose" if self.cards:
+                card = sorted(self.cards)[number % len(self.cards)]
+                del self.cards[card]
+                for copy_id in [id for id, load in self.loads.items() if card in load.cards]:
+                    self.forget(copy_id)
+                self.tell(CardLost(now_s, card))
+            case "add":
+                card_ = CARDS[number % len(CARDS)]
+                self.cards[card_.id] = card_.host
+                self.tell(CardAdded(now_s, card_))
+            case "pin":
+                self.pinned.add(MODELS[number % len(MODELS)].name)
+                self.tell(ModelPinned(now_s, MODELS[number % len(MODELS)].name, True))
+            case "unpin":
+                self.pinned.discard(MODELS[number % len(MODELS)].name)
+                self.tell(ModelPinned(now_s, MODELS[number % len(MODELS)].name, False))
+            case _:
+                self.tell(Ticked(now_s))
+
+    def finish_everything(self) -> None:
+        """All cards are back, nothing is pinned, and all that was ordered comes true."""
+        for i in range(len(CARDS)):
+            self.act("add", i)
+        for i in range(len(MODELS)):
+            self.act("unpin", i)
+        for _ in range(40 + 4 * len(self.alive)):
+            if not self.alive:
+                return
+            self.now_s += LOAD_RETRY_S
+            self.act("tick", 0)
+            self.act("loaded", 0)
+            self.act("finish", 0)
+        raise AssertionError(f"{sorted(self.alive)} wait for ever")
+
+
+def all_of_them(eviction: EvictionPolicy, order: DispatchOrder) -> CardOrchestrator:
+    memories = [HostMemory(h, 4 * 10**9) for h in HOSTS]
+    return CardOrchestrator(eviction, order, MODELS, CARDS, memories)
+
+
+@given(
+    st.sampled_from(EVICTIONS),
+    st.sampled_from(ORDERS),
+    st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 30)), max_size=60),
+)
+def test_cards_hold_one_model_the_busy_stay_and_nobody_is_lost(
+    eviction: EvictionPolicy, order: DispatchOrder, actions: Iterable[tuple[str, int]]
+) -> None:
+    witness = Witness(all_of_them(eviction, order))
+    for action, number in actions:
+        witness.act(action, number)
+    witness.finish_everything()
+    replayed = all_of_them(eviction, order)
+    for event, commands in witness.log:
+        assert replayed.handle(event) == commands

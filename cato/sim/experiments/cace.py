@@ -1,9 +1,9 @@
 """Which model to unload: eviction policies, orders of dispatch and host memory on CACE's workload.
 
 16 models share 4 cards. A card that loads serves nobody, so that in-order dispatch has room for
-about 0.45 invocations a second (0.6 on the skewed pattern) however models are picked: 0.1/s and
-0.2/s are underload, 0.8/s is overload for it. Every run starts with empty cards and goes on
-until the last of `COUNT` invocations has finished.
+about 0.5 invocations a second on the uniform pattern and 0.7 on the skewed one, however models
+are picked: 0.1/s and 0.2/s are underload, 0.8/s is overload for it. Every run starts with empty
+cards and goes on until the last of `COUNT` invocations has finished.
 """
 
 from __future__ import annotations

@@ -651,7 +651,7 @@ def _descend(
 def _kick(rows: Ints, filled: Ints, places: Ints, cap: int, state: State) -> None:
     """Three random changes: farther than the descent can undo in one move.
 
-    Each swaps two requests or, where the drawn batch has room, moves one there.
+    Each splits a batch, moves a request into another with room, or swaps two requests.
     """
     for _ in range(3):
         m = _count(filled, places)
@@ -659,7 +659,14 @@ def _kick(rows: Ints, filled: Ints, places: Ints, cap: int, state: State) -> Non
         a = places[p]
         c = places[int(uniform(state) * m)]
         x = int(uniform(state) * filled[a])
-        if a != c and filled[c] < cap and uniform(state) < 0.5:
+        kind = uniform(state)
+        if kind < 0.3 and x > 0:  # those from x on come behind all others
+            fresh = places[m]
+            for y in range(x, filled[a]):
+                rows[fresh, y - x] = rows[a, y]
+            filled[fresh] = filled[a] - x
+            filled[a] = x
+        elif kind < 0.6 and a != c and filled[c] < cap:
             rows[c, filled[c]] = rows[a, x]
             filled[c] += 1
             filled[a] -= 1

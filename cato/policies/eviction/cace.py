@@ -19,8 +19,12 @@ class Cace:
 
     Deviations. Recency is 1 - 1/(1 + ln(1 + idle)): the printed 1/(1 + ln t) is inert with t a
     timestamp, and with t an age it evicts the most recent (`printed_recency` restores that
-    reading). The queue holds the models of all who wait, loaded ones too, or the demand term is
-    constant. w1 is 0.001, not 0.01, where the output term overrides the demand.
+    reading, at a loss of 2.8 +- 0.3 points of hit rate). The queue holds the models of all who
+    wait, loaded ones too, or the demand term is constant. w1 is 0.001: 0.01 lets the output term
+    override all others, which changes nothing where output tells only two kinds of model apart.
+
+    Measured (`cace-ablation`, skewed, 0.2/s, seeds 100-129): the output term is worth 4.2 +- 0.3
+    points, recency 0.8 +- 0.2, reload cost and demand nothing.
     """
 
     recency: bool = True

@@ -185,9 +185,9 @@ def run_rq2(options: Options, progress: Progress, count: int = COUNT) -> Report:
 def run_ablation(options: Options, progress: Progress, count: int = COUNT) -> Report:
     """CACE without one factor at a time, and as printed; raise `UnknownNameError` for a variant.
 
-    In order, in underload and where queues form: what waits behind the head is all that the
-    factor of demand sees. (Other orders serve at once whoever's model is loaded, so that nobody
-    waits for a copy that may be evicted, and demand is the same for all of them.)
+    In order, in underload and where queues form. The factor of demand changes nothing in either:
+    orders that never leave a card idle while the head could use it have a queue only while at
+    most one copy may go, and then there is no choice.
     """
     names = _chosen(options, tuple(ABLATED))
     jobs = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from operator import attrgetter
-from typing import assert_never
+from typing import Any, TypeVar, assert_never
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.decision import Admit, Hold, Rank
@@ -28,7 +28,7 @@ from cato.core.events import (
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.policies import ADMIT_ALWAYS, Policies, Work
 from cato.core.profile import Profile
-from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot, Running
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot, ReplicaView, Running
 
 # A lease that its replica does not name this long after the dispatch was never taken up: the
 # message from ingress to replica takes milliseconds, a first connection a second at worst.
@@ -38,6 +38,8 @@ SILENCE_S = 5.0
 MIN_RETRY_AFTER_S = 1.0
 # How much of the queue a preemption policy is shown: more could not start at once anyway.
 PREEMPTORS_SHOWN = 8
+
+T = TypeVar("T")
 
 
 def expected_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots: int) -> float:
@@ -183,6 +185,9 @@ class _Replica:
     # When a newcomer would start, and until when that answer holds.
     _free_at_s: float = 0.0
     _free_holds_until_s: float = -inf
+    # What policies derived from the present state at `_derived_at_s`.
+    _derived: dict[object, Any] = field(default_factory=dict)
+    _derived_at_s: float = -inf
 
     @property
     def held(self) -> int:
@@ -232,6 +237,16 @@ class _Replica:
 
     def changed(self) -> None:
         self._free_holds_until_s = -inf
+        self._derived.clear()
+
+    def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
+        if now_s != self._derived_at_s:
+            self._derived.clear()
+            self._derived_at_s = now_s
+        if derive not in self._derived:
+            self._derived[derive] = derive(self, now_s)
+        value: T = self._derived[derive]
+        return value
 
     def snapshot(self) -> ReplicaSnapshot:
         return ReplicaSnapshot(

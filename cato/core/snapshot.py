@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, RunId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,10 @@ class ReplicaView(Protocol):
     @property
     def running(self) -> Collection[Running]: ...
 
+    def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
+        """`derive(self, now_s)`, computed once for as long as neither argument changes."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
@@ -145,6 +151,9 @@ class ReplicaSnapshot:
     def batch(self) -> int:
         """Batch size a newcomer would run in."""
         return min(self.held + 1, max(1, self.max_running))
+
+    def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
+        return derive(self, now_s)
 
 
 @dataclass(frozen=True, slots=True)

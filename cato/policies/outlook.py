@@ -9,7 +9,7 @@ from math import inf
 from operator import attrgetter
 
 from cato.core.profile import Profile
-from cato.core.snapshot import Invocation, Running
+from cato.core.snapshot import Invocation, ReplicaView, Running
 from cato.policies.due import due_s
 
 
@@ -98,3 +98,44 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
         0.0 if p.due_s == inf else p.chance(tokens)
         for p, tokens in zip(prospects, tokens_until_due(profile, start_s, prospects), strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A running set at one instant: its prospects by tokens left, and their chances."""
+
+    prospects: tuple[Prospect, ...]
+    chances: tuple[float, ...]
+    total: float
+
+
+def outlook_of(replica: ReplicaView, now_s: float) -> Outlook:
+    """Of what `replica` runs; ask for it by `replica.derived(outlook_of, now_s)`."""
+    prospects = sorted(map(prospect_of, replica.running), key=BY_TOKENS_LEFT)
+    each = chances(replica.profile, now_s, prospects)
+    return Outlook(tuple(prospects), tuple(each), sum(each))
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What it would mean to let an invocation join: its own chance, and what the others lose."""
+
+    own: float
+    loss: float
+
+
+def joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joining:
+    """Project the running set with the newcomer in it; its prompt delays all others."""
+    profile = replica.profile
+    outlook = replica.derived(outlook_of, now_s)
+    mine = prospect_of_newcomer(invocation)
+    at = bisect_right(outlook.prospects, mine.left_tokens, key=BY_TOKENS_LEFT)
+    joined = [*outlook.prospects[:at], mine, *outlook.prospects[at:]]
+    start_s = now_s + profile.prefill_s(invocation.prompt_tokens)
+    after = chances(profile, start_s, joined)
+    own = after[at]
+    loss = outlook.total - (sum(after) - own)
+    if invocation.until_first_token:
+        in_time = start_s <= invocation.deadline_s
+        own = (own if mine.due_s < inf else 1.0) if in_time else 0.0
+    return Joining(own, loss)

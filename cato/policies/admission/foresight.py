@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from dataclasses import dataclass
-from math import inf
 
 from cato.core.decision import Admit, Defer
 from cato.core.snapshot import Invocation, ReplicaView
-from cato.policies.outlook import (
-    BY_TOKENS_LEFT,
-    chances,
-    prospect_of,
-    prospect_of_newcomer,
-)
+from cato.policies.outlook import joining, outlook_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +20,7 @@ class ForesightAdmission:
     one at least, and only at no loss.
     """
 
-    price: float = 1.0
+    price: float = 3.0
     reserve: float = 0.1
     unlikely: float = 0.1
 
@@ -37,18 +30,8 @@ class ForesightAdmission:
             return Admit("the replica is idle")
         if replica.prefilling:
             return Defer("a prompt is being processed", closes=True)
-        profile = replica.profile
-        prospects = sorted(map(prospect_of, running), key=BY_TOKENS_LEFT)
-        before = chances(profile, now_s, prospects)
-        mine = prospect_of_newcomer(invocation)
-        joined = prospects.copy()
-        insort(joined, mine, key=BY_TOKENS_LEFT)
-        start_s = now_s + profile.prefill_s(invocation.prompt_tokens)
-        after = chances(profile, start_s, joined)
-        own = after[joined.index(mine)]
-        loss = sum(before) - (sum(after) - own)
-        if invocation.until_first_token and invocation.tpot_target_s == inf:
-            own = 1.0 if start_s <= invocation.deadline_s else 0.0
+        join = joining(invocation, replica, now_s)
+        own, loss = join.own, join.loss
         if own > self.unlikely:
             if own >= self.price * loss:
                 return Admit(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
@@ -56,7 +39,7 @@ class ForesightAdmission:
         if loss > 0.01:
             return Defer(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
         places = max(1, int(self.reserve * replica.max_running))
-        taken = sum(c <= self.unlikely for c in before)
+        taken = sum(c <= self.unlikely for c in replica.derived(outlook_of, now_s).chances)
         if taken >= places:
             return Defer(f"{taken} run already that are late or have no SLO")
         return Admit(f"in time with chance {own:.2f}; place {taken + 1} of {places} for such")

@@ -72,9 +72,7 @@ class SaberAdmission:
             else:
                 needed_per_s = max(needed_per_s, required)
         tokens = invocation.left_tokens()
-        own = _required_per_s(
-            tokens, due_s(invocation, None, invocation.generated + tokens), now_s
-        )
+        own = _required_per_s(tokens, due_s(invocation, None, invocation.generated + tokens), now_s)
         if own > alone_per_s:
             if doomed >= self.low_slots:
                 return Defer(f"{doomed} hopeless ones run already")

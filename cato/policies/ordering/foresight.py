@@ -22,7 +22,7 @@ class ForesightOrdering:
     all that can be met. Hopeless: even alone and at once it is late; it goes last, shortest first.
     """
 
-    urgency: float = 1.0
+    urgency: float = 10.0
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
         deadline_s = invocation.deadline_s
@@ -35,6 +35,4 @@ class ForesightOrdering:
         if now_s >= urgent_s:
             reason = f"urgent, {latest_s - now_s:.3f} s of laxity"
             return Rank(URGENT, reason, key=work.service_s, until_s=latest_s + 1e-9 * latest_s)
-        return Rank(
-            PACED, f"{latest_s - now_s:.3f} s of laxity", key=urgent_s, until_s=urgent_s
-        )
+        return Rank(PACED, f"{latest_s - now_s:.3f} s of laxity", key=urgent_s, until_s=urgent_s)

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from math import inf
 
 from cato.core.ids import InvocationId
+from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import BY_TOKENS_LEFT, chances, prospect_of
 
 
 @dataclass(frozen=True, slots=True)
 class ForesightPreemption:
-    """What cannot be in time any more gives way when those that can gain by it.
+    """What cannot be in time any more gives way when others can gain by it.
 
-    It goes behind all that can be met, and comes back when there is room: its tokens are kept, its
-    context is processed again.
+    Either those that run beside it, by shorter steps, or one that waits for its place and can
+    still be in time. It goes behind all that can be met, and comes back when there is room: its
+    tokens are kept, its context is processed again.
     """
 
-    least_gain: float = 0.01
+    least_gain: float = 0.1
 
     def preempt(
         self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
     ) -> Sequence[tuple[InvocationId, str]]:
-        if len(replica.running) < 2:
-            return ()
         profile = replica.profile
         prospects = sorted(map(prospect_of, replica.running), key=BY_TOKENS_LEFT)
         now = chances(profile, now_s, prospects)
@@ -34,7 +34,17 @@ class ForesightPreemption:
             return ()
         kept = [p for p, c in zip(prospects, now, strict=True) if c > 0 or p.due_s == inf]
         gain = sum(chances(profile, now_s, kept)) - sum(now)
-        if gain < self.least_gain:
+        if gain >= self.least_gain:
+            reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
+            return [(p.invocation.id, reason) for p in lost]
+        wanting = sum(_can_be_met(i, profile, now_s) for i in waiting)
+        if wanting == 0 or replica.held < replica.max_running:
             return ()
-        reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without such"
-        return [(p.invocation.id, reason) for p in lost]
+        worst = sorted(lost, key=lambda p: (-p.left_tokens, p.invocation.id))[:wanting]
+        return [
+            (p.invocation.id, "cannot be in time; one that can waits for its place") for p in worst
+        ]
+
+
+def _can_be_met(invocation: Invocation, profile: Profile, now_s: float) -> bool:
+    return now_s + invocation.remaining_s(profile) <= invocation.deadline_s < inf

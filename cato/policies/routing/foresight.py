@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cato.core.decision import Hold, Route
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
+from cato.policies.outlook import joining
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class ForesightRouting:
     """
 
     looked_at: int = 16
+    price: float = 3.0
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         replicas = pool.replicas
@@ -31,8 +33,15 @@ class ForesightRouting:
                 replicas[(first + i * n // self.looked_at) % n] for i in range(self.looked_at)
             ]
 
-        def finish_s(r: ReplicaView) -> tuple[float, int, str]:
-            return (r.wait_s + invocation.own_s(r.profile, r.batch), r.prefilling + r.held, r.id)
+        def net(r: ReplicaView) -> tuple[float, float, int, str]:
+            """Sorts the best first; ties by the own finish."""
+            loads = (invocation.own_s(r.profile, r.batch), r.prefilling + r.held, r.id)
+            if not r.held:
+                return (-1.0, *loads)
+            if r.prefilling:
+                return (9.0, *loads)
+            join = joining(invocation, r, pool.now_s)
+            return (round(self.price * join.loss - join.own, 2), *loads)
 
-        best = min(replicas, key=finish_s)
-        return Route(best.id, f"first to finish of {len(replicas)} with room")
+        best = min(replicas, key=net)
+        return Route(best.id, f"most SLOs met of {len(replicas)} with room")

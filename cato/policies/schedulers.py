@@ -1,0 +1,77 @@
+"""Whole schedulers under one name: the published methods as they are compared, and the default.
+
+`cato.policies.registry` names the parts; an experiment, or a pool, chooses a combination here.
+"""
+
+from __future__ import annotations
+
+from cato.core.policies import Policies, RoutingPolicy
+from cato.policies.admission.foresight import ForesightAdmission
+from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel
+from cato.policies.admission.static_cap import StaticCap
+from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.ordering.foresight import ForesightOrdering
+from cato.policies.ordering.slack_priority import SlackPriority
+from cato.policies.preemption.foresight import ForesightPreemption
+from cato.policies.routing.cato import CatoRouting
+from cato.policies.routing.foresight import ForesightRouting
+from cato.policies.routing.least_wait import LeastWait
+from cato.policies.routing.power_of_two import PowerOfTwo
+from cato.policies.routing.round_robin import RoundRobin
+
+# Experiments count what is missed themselves; a bound on the queue would hide it.
+UNBOUNDED = 1_000_000_000
+
+FORESIGHT = "foresight"
+"""The default: see `foresight()`."""
+
+
+def foresight() -> Policies:
+    """CATO's default: late binding, hopeless last, urgent feasible first, the whole running set
+    projected for every newcomer, one prompt at a time. One set of constants for everything.
+    """
+    return Policies(
+        ForesightRouting(),
+        ForesightOrdering(),
+        admission=ForesightAdmission(),
+        preemption=ForesightPreemption(),
+        max_queued=UNBOUNDED,
+        window=16,
+    )
+
+
+def early(routing: str) -> Policies:
+    """A router of the literature: bound on arrival, then first come, first served per replica."""
+    rules: dict[str, RoutingPolicy] = {
+        "round-robin": RoundRobin(),
+        "power-of-two": PowerOfTwo(),
+        "least-wait": LeastWait(),
+    }
+    return Policies(
+        rules[routing], FirstComeFirstServed(), late_binding=False, max_queued=UNBOUNDED
+    )
+
+
+def cato() -> Policies:
+    """CATO, Algorithm 1: routing by slack on arrival, each replica's queue by priority."""
+    return Policies(CatoRouting(), SlackPriority(), late_binding=False, max_queued=UNBOUNDED)
+
+
+def static_cap(cap: int) -> Policies:
+    """First come, first served under a cap on what runs, least-loaded replica first."""
+    return Policies(
+        LeastWait(), FirstComeFirstServed(), admission=StaticCap(cap), max_queued=UNBOUNDED
+    )
+
+
+def saber(model: SpeedModel, window: int = 10) -> Policies:
+    """SABER's online phase over one shared queue: see `SaberOrdering` and `SaberAdmission`."""
+    return Policies(
+        LeastWait(),
+        SaberOrdering(model),
+        admission=SaberAdmission(model),
+        window=window,
+        shuffled=True,
+        strict=True,
+        max_queued=UNBOUNDED,
+    )

@@ -1,0 +1,430 @@
+"""Workloads of the experiments: classes of tasks, arrivals, and the engines they run on.
+
+Output lengths are lognormal around the published means: the papers give means only. What policies
+know of a class is a sample of its own, drawn with a seed that no experiment uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from cato.core.budgets import longest_after
+from cato.core.ids import PoolName, TaskName
+from cato.core.length import LengthBelief
+from cato.core.profile import UNMEASURED, Profile
+from cato.core.slo import SloMetric
+from cato.sim.tasks import SimNode, SimTask
+from cato.sim.traces import TraceRow
+
+# Reference engine constants (algorithms.md). 7B on a 32 GB card:
+SEVEN_B: Profile = replace(
+    UNMEASURED, model="7b", prefill_per_batch_token_s=0.12e-3, prefill_base_s=25e-3
+)
+# SABER's model: a step of 7 ms + 0.35 ms·b, a prefill of 8 ms + 30 µs a token. The paper's card
+# never runs out of KV cache, nor does this one.
+SABER_ENGINE: Profile = replace(
+    UNMEASURED,
+    model="saber",
+    prefill_per_batch_token_s=30e-6,
+    prefill_base_s=8e-3,
+    decode_per_context_token_s=0.0,
+    decode_per_request_s=0.35e-3,
+    decode_base_s=7e-3,
+    kv_capacity_tokens=1_000_000,
+    max_running=100,
+)
+# Tempo's: 11 ms + 0.12 ms·b, chunks of 512 tokens; a full chunk takes about as long as the step.
+TEMPO_ENGINE: Profile = replace(
+    UNMEASURED,
+    model="tempo",
+    prefill_per_batch_token_s=30e-6,
+    prefill_base_s=11e-3,
+    decode_per_context_token_s=0.0,
+    decode_per_request_s=0.12e-3,
+    decode_base_s=11e-3,
+    kv_capacity_tokens=400_000,
+    max_running=64,
+)
+TEMPO_CHUNK_TOKENS = 512
+
+# SABER, Table I: mean tokens of prompt and output, SLA (end to end).
+SABER_CLASSES: Mapping[str, tuple[int, int, float]] = {
+    "qna": (186, 43, 1.0),
+    "generation": (463, 387, 8.0),
+    "summary": (31, 30, 1.0),
+    "translation": (670, 617, 12.0),
+}
+SABER_SHARES: Mapping[str, Mapping[str, float]] = {
+    "W1": {"qna": 0.1, "generation": 0.4, "summary": 0.1, "translation": 0.4},
+    "W2": {"qna": 0.4, "generation": 0.1, "summary": 0.4, "translation": 0.1},
+    "W3": {"qna": 0.25, "generation": 0.25, "summary": 0.25, "translation": 0.25},
+}
+SABER_RATES_PER_S = (*(float(r) for r in range(1, 11)), 15.0, 20.0)
+
+# Deviation of the logarithm of a length (assumed; the Azure trace has 1.0 over all its requests).
+SPREAD = 0.5
+_BELIEF_SEED = 77_001
+_BELIEF_SAMPLE = 4000
+
+
+def lengths(
+    rng: np.random.Generator, mean: float, n: int, spread: float = SPREAD
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """`n` lognormal lengths of at least one token whose mean is `mean`."""
+    draws = rng.lognormal(math.log(mean) - spread**2 / 2, spread, n)
+    tokens: np.ndarray[tuple[int], np.dtype[np.int64]] = np.maximum(1, np.rint(draws)).astype(
+        np.int64
+    )
+    return tokens
+
+
+@lru_cache(maxsize=256)
+def belief(mean: float, spread: float = SPREAD) -> LengthBelief:
+    """What is known of a class: quantiles of a sample of its own."""
+    rng = np.random.default_rng([_BELIEF_SEED, round(mean * 10)])
+    return LengthBelief.of(lengths(rng, mean, _BELIEF_SAMPLE, spread).tolist())
+
+
+# Arrivals: absolute seconds, ascending
+
+
+def poisson(rng: np.random.Generator, rate_per_s: float, n: int) -> list[float]:
+    return [float(t) for t in np.cumsum(rng.exponential(1 / rate_per_s, n))]
+
+
+def gamma(rng: np.random.Generator, rate_per_s: float, n: int, cv: float = 2.0) -> list[float]:
+    """Gaps with a coefficient of variation `cv`: above 1 they come in clumps."""
+    shape = 1 / cv**2
+    return [float(t) for t in np.cumsum(rng.gamma(shape, 1 / (rate_per_s * shape), n))]
+
+
+def bursts(
+    rng: np.random.Generator,
+    rate_per_s: float,
+    n: int,
+    factor: float = 3.0,
+    period_s: float = 60.0,
+    share: float = 0.2,
+) -> list[float]:
+    """`share` of each period at `factor` times the rate of the rest; the mean rate is kept."""
+    calm_per_s = rate_per_s / (1 - share + share * factor)
+    times: list[float] = []
+    t = 0.0
+    while len(times) < n:  # thinning of the fastest rate
+        t += float(rng.exponential(1 / (calm_per_s * factor)))
+        is_burst = (t % period_s) < share * period_s
+        if is_burst or rng.random() < 1 / factor:
+            times.append(t)
+    return times
+
+
+Arrivals = Callable[[np.random.Generator, float, int], list[float]]
+ARRIVALS: Mapping[str, Arrivals] = {"poisson": poisson, "gamma": gamma, "burst": bursts}
+
+
+# SABER
+
+
+def saber_tasks(
+    workload: str,
+    rate_per_s: float,
+    n: int,
+    seed: int,
+    pool: PoolName,
+    arrivals: Arrivals = poisson,
+) -> list[SimTask]:
+    """`n` single calls of workload W1, W2 or W3."""
+    rng = np.random.default_rng([seed, 3, int(workload[1:]), round(rate_per_s * 1000)])
+    times = arrivals(rng, rate_per_s, n)
+    names = list(SABER_CLASSES)
+    classes = rng.choice(names, n, p=[SABER_SHARES[workload][c] for c in names])
+    draws = rng.random(n)
+    tasks = []
+    for i in range(n):
+        name = str(classes[i])
+        prompt, output, target_s = SABER_CLASSES[name]
+        known = belief(output)
+        node = SimNode(
+            pool,
+            int(lengths(rng, prompt, 1)[0]),
+            int(lengths(rng, output, 1)[0]),
+            round(known.mean),
+            known,
+        )
+        tasks.append(
+            SimTask(
+                f"t{i:05d}",
+                TaskName(name),
+                times[i],
+                SloMetric.E2E,
+                target_s,
+                (node,),
+                (float(draws[i]),),
+            )
+        )
+    return tasks
+
+
+# CATO
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """One LLM call of a class: the pool, mean tokens, calls it needs, and how likely it happens.
+
+    A call that does not happen passes its place on: what needs it needs its needs.
+    """
+
+    pool: str
+    prompt_tokens: int
+    output_tokens: int
+    needs: tuple[int, ...] = ()
+    before_s: float = 0.0
+    chance: float = 1.0
+
+
+SMALL, LARGE = "small", "large"
+# CATO's four coding tasks after its decomposition: retrieve, analyse, LLM, validate, second LLM.
+# Lengths and the durations of what is no LLM call are assumed: round numbers of coding assistants.
+CATO_CLASSES: Mapping[str, tuple[CallSpec, ...]] = {
+    "completion": (CallSpec(SMALL, 400, 40, before_s=0.02),),
+    "generation": (
+        CallSpec(SMALL, 300, 150, before_s=0.05),
+        CallSpec(LARGE, 500, 150, (0,), 0.01),
+    ),
+    "translation": (
+        CallSpec(LARGE, 400, 200, before_s=0.02),
+        CallSpec(SMALL, 600, 120, (0,), 0.01),
+    ),
+    "summarization": (CallSpec(LARGE, 500, 60, before_s=0.03),),
+}
+# Dynamic ones: a loop of refinement, and a fan-out.
+CATO_DYNAMIC: Mapping[str, tuple[CallSpec, ...]] = {
+    "refinement": (
+        CallSpec(SMALL, 300, 150, before_s=0.05),
+        CallSpec(LARGE, 500, 120, (0,), 0.01, chance=0.6),
+        CallSpec(SMALL, 500, 120, (1,), 0.01, chance=0.4),
+        CallSpec(LARGE, 500, 120, (2,), 0.01, chance=0.3),
+    ),
+    "review": (
+        CallSpec(SMALL, 400, 80, before_s=0.05),
+        CallSpec(LARGE, 400, 100, (0,)),
+        CallSpec(LARGE, 400, 100, (0,), chance=0.7),
+        CallSpec(SMALL, 400, 100, (0,), chance=0.5),
+        CallSpec(SMALL, 600, 120, (1, 2, 3), 0.01),
+    ),
+}
+CATO_SPREAD = 0.3
+CATO_TARGET_FACTOR = 1.5
+
+
+def mean_s(calls: Sequence[CallSpec], profile: Profile) -> float:
+    """Mean end-to-end time of a class on idle replicas: its critical path, by expected calls."""
+    weights = {str(i): _weight_s(c, profile) for i, c in enumerate(calls)}
+    after = _after_s(calls, profile)
+    return max(weights[k] + after[int(k)] for k in weights)
+
+
+def _weight_s(call: CallSpec, profile: Profile) -> float:
+    service_s = profile.service_s(call.prompt_tokens, call.output_tokens)
+    return (call.before_s + service_s) * call.chance
+
+
+def _after_s(calls: Sequence[CallSpec], profile: Profile) -> list[float]:
+    """Expected time after each call up to the end of the task."""
+    order = [str(i) for i in range(len(calls))]
+    needs = {str(i): [str(n) for n in c.needs] for i, c in enumerate(calls)}
+    weights = {str(i): _weight_s(c, profile) for i, c in enumerate(calls)}
+    after = longest_after(order, needs, weights)
+    return [after[k] for k in order]
+
+
+def load_per_task_s(
+    shares: Mapping[str, float], classes: Mapping[str, Sequence[CallSpec]], profile: Profile
+) -> dict[str, float]:
+    """Expected busy seconds that one task puts on each pool, one call at a time."""
+    load: dict[str, float] = {}
+    for name, share in shares.items():
+        for call in classes[name]:
+            busy_s = profile.service_s(call.prompt_tokens, call.output_tokens) * call.chance
+            load[call.pool] = load.get(call.pool, 0.0) + share * busy_s
+    return load
+
+
+def cato_tasks(
+    shares: Mapping[str, float],
+    rate_per_s: float,
+    n: int,
+    seed: int,
+    *,
+    profile: Profile = SEVEN_B,
+    classes: Mapping[str, Sequence[CallSpec]] = CATO_CLASSES,
+    arrivals: Arrivals = poisson,
+    target_factor: float = CATO_TARGET_FACTOR,
+    stretch: float = 1.0,
+    metric: SloMetric = SloMetric.E2E,
+) -> list[SimTask]:
+    """`n` tasks of `classes`; targets are `target_factor` × the mean of the class.
+
+    `stretch`: how much longer than alone a call takes beside a normal batch.
+    """
+    rng = np.random.default_rng([seed, 1, round(rate_per_s * 1000)])
+    times = arrivals(rng, rate_per_s, n)
+    names = list(shares)
+    chosen = rng.choice(names, n, p=[shares[k] for k in names])
+    after = {k: _after_s(classes[k], profile) for k in names}
+    target_s = {k: target_factor * stretch * mean_s(classes[k], profile) for k in names}
+    tasks = []
+    for i in range(n):
+        name = str(chosen[i])
+        calls = classes[name]
+        happens = [rng.random() < c.chance for c in calls]
+        nodes: list[SimNode] = []
+        place: dict[int, tuple[int, ...]] = {}
+        for j, call in enumerate(calls):
+            prompt = int(lengths(rng, call.prompt_tokens, 1, CATO_SPREAD)[0])
+            output = int(lengths(rng, call.output_tokens, 1, CATO_SPREAD)[0])
+            needs = tuple(sorted({p for need in call.needs for p in place[need]}))
+            if not happens[j]:
+                place[j] = needs
+                continue
+            place[j] = (len(nodes),)
+            known = belief(call.output_tokens, CATO_SPREAD)
+            nodes.append(
+                SimNode(
+                    PoolName(call.pool),
+                    prompt,
+                    output,
+                    round(known.mean),
+                    known,
+                    needs,
+                    call.before_s,
+                    after[name][j] * stretch,
+                )
+            )
+        draws = tuple(float(d) for d in rng.random(len(nodes)))
+        tasks.append(
+            SimTask(
+                f"t{i:05d}", TaskName(name), times[i], metric, target_s[name], tuple(nodes), draws
+            )
+        )
+    return tasks
+
+
+# Tempo
+
+# Mean tokens of a call: assumed, of the size of a chat's.
+TEMPO_CALL = (500, 250)
+TEMPO_STAGE_CALLS = (3, 6)
+TEMPO_SHARES = {"latency": 0.6, "throughput": 0.2, "collective": 0.2}
+
+
+def tempo_tasks(rate_per_s: float, n: int, seed: int, pool: PoolName) -> list[SimTask]:
+    """Mix 3 : 1 : 1 of latency-sensitive (TTFT 2 s, 100 ms a token), throughput (20 s to the last
+    token) and collective tasks (20 s × stages; stages of 3 and 6 calls).
+    """
+    rng = np.random.default_rng([seed, 6, round(rate_per_s * 1000)])
+    times = poisson(rng, rate_per_s, n)
+    names = list(TEMPO_SHARES)
+    chosen = rng.choice(names, n, p=[TEMPO_SHARES[k] for k in names])
+    prompt, output = TEMPO_CALL
+    known = belief(output)
+    call_s = TEMPO_ENGINE.service_s(prompt, output, 16)
+    tasks = []
+    for i in range(n):
+        name = str(chosen[i])
+        stages = TEMPO_STAGE_CALLS if name == "collective" else (1,)
+        starts = [sum(stages[:k]) for k in range(len(stages) + 1)]
+        nodes = []
+        for k, (begin, end) in enumerate(pairwise(starts)):
+            needs = tuple(range(starts[k - 1], begin)) if k else ()
+            for _ in range(begin, end):
+                nodes.append(
+                    SimNode(
+                        pool,
+                        int(lengths(rng, prompt, 1)[0]),
+                        int(lengths(rng, output, 1)[0]),
+                        round(known.mean),
+                        known,
+                        needs,
+                        0.0,
+                        call_s * (len(stages) - 1 - k),
+                    )
+                )
+        is_latency = name == "latency"
+        tasks.append(
+            SimTask(
+                f"t{i:05d}",
+                TaskName(name),
+                times[i],
+                SloMetric.TTFT if is_latency else SloMetric.E2E,
+                2.0 if is_latency else 20.0 * len(stages),
+                tuple(nodes),
+                tuple(float(d) for d in rng.random(len(nodes))),
+                0.1 if is_latency else inf,
+            )
+        )
+    return tasks
+
+
+# The Azure coding trace
+
+
+def trace_tasks(
+    rows: Sequence[TraceRow],
+    known: Mapping[str, LengthBelief],
+    pool: PoolName,
+    seed: int,
+    speed: float = 1.0,
+) -> list[SimTask]:
+    """Replay with the arrivals of the trace, `speed` times as fast.
+
+    Classes by output length, as the editor's call would say what it wants: at most 20 tokens TTFT
+    1 s; 21-100 tokens 5 s to the end; more, 20 s. `known`: lengths of each class in earlier rows.
+    """
+    rng = np.random.default_rng([seed, 8])
+    start_s = rows[0].arrived_at_s
+    tasks = []
+    for i, row in enumerate(rows):
+        name, metric, target_s = trace_class(row.output_tokens)
+        length = known[name]
+        node = SimNode(
+            pool, row.prompt_tokens, max(1, row.output_tokens), round(length.mean), length
+        )
+        tasks.append(
+            SimTask(
+                f"t{i:05d}",
+                TaskName(name),
+                (row.arrived_at_s - start_s) / speed,
+                metric,
+                target_s,
+                (node,),
+                (float(rng.random()),),
+            )
+        )
+    return tasks
+
+
+def trace_class(output_tokens: int) -> tuple[str, SloMetric, float]:
+    """Name, metric and target of a request of the trace."""
+    if output_tokens <= 20:
+        return "short", SloMetric.TTFT, 1.0
+    if output_tokens <= 100:
+        return "medium", SloMetric.E2E, 5.0
+    return "long", SloMetric.E2E, 20.0
+
+
+def trace_beliefs(rows: Sequence[TraceRow]) -> dict[str, LengthBelief]:
+    """What earlier rows teach of each class."""
+    by_class: dict[str, list[float]] = {}
+    for row in rows:
+        name = trace_class(row.output_tokens)[0]
+        by_class.setdefault(name, []).append(float(max(1, row.output_tokens)))
+    return {name: LengthBelief.of(values) for name, values in by_class.items()}

@@ -7,7 +7,7 @@ decide are those of `cato.core` and `cato.policies`, unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -72,11 +72,12 @@ class SimPool:
         self.orchestrator = PoolOrchestrator(setup.name, setup.policies)
         self.hosts: dict[ReplicaId, _Host] = {}
         self.retired: list[_Host] = []
-        self.starting = 0
         self.preempted = 0
         self._fleet = fleet
         self._kernel = fleet.kernel
         self._made = 0
+        self._ordered = 0
+        self._starts: list[int] = []  # orders whose replicas are not ready yet, oldest first
         self._leases: dict[InvocationId, tuple[_Host, int]] = {}
 
     # Replicas
@@ -96,15 +97,32 @@ class SimPool:
         self.hosts[id] = _Host(id, engine, self._kernel.now_s)
         self._report(self.hosts[id])
 
+    @property
+    def starting(self) -> int:
+        """Replicas that are ordered and not ready yet."""
+        return len(self._starts)
+
+    @property
+    def leased(self) -> Collection[InvocationId]:
+        """What the replicas have been given and not finished."""
+        return self._leases.keys()
+
     def start_replica(self, profile: Profile) -> None:
         """One more, ready after the cold start."""
-        self.starting += 1
+        self._ordered += 1
+        order = self._ordered
+        self._starts.append(order)
 
         def ready() -> None:
-            self.starting -= 1
-            self.add_replica(profile)
+            if order in self._starts:
+                self._starts.remove(order)
+                self.add_replica(profile)
 
         self._kernel.at(self._kernel.now_s + self.setup.cold_start_s, ready)
+
+    def cancel_start(self) -> None:
+        """Take back the latest order whose replica is not ready yet."""
+        self._starts.pop()
 
     def drain_replica(self, id: ReplicaId) -> None:
         """It finishes what it has, then goes."""
@@ -268,6 +286,11 @@ class Fleet:
             self.kernel.at(first.arrived_at_s, lambda: arrive(first))
         self.kernel.run(until_s)
         return self.outcomes
+
+    @property
+    def unfinished(self) -> int:
+        """Tasks that have arrived and neither ended nor failed."""
+        return len(self._runs)
 
     def _begin(self, task: SimTask) -> None:
         outcome = Outcome(task)

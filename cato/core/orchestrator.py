@@ -181,17 +181,15 @@ class _Replica:
     # Early binding: what waits for this replica alone, with its service times in order.
     queue: _Queue = field(default_factory=_Queue)
     queued_s: dict[InvocationId, float] = field(default_factory=dict)
+    held: int = 0
     prefilling: int = 0
+    is_open: bool = False
     # When a newcomer would start, and until when that answer holds.
     _free_at_s: float = 0.0
     _free_holds_until_s: float = -inf
     # What policies derived from the present state at `_derived_at_s`.
     _derived: dict[object, Any] = field(default_factory=dict)
     _derived_at_s: float = -inf
-
-    @property
-    def held(self) -> int:
-        return len(self.leases) + len(self.adopted)
 
     @property
     def queued(self) -> int:
@@ -212,7 +210,8 @@ class _Replica:
 
     @property
     def batch(self) -> int:
-        return min(self.held + 1, max(1, self.max_running))
+        joined = self.held + 1
+        return joined if joined < self.max_running else max(1, self.max_running)
 
     @property
     def running(self) -> Collection[Running]:
@@ -236,8 +235,10 @@ class _Replica:
         return wait_s
 
     def changed(self) -> None:
+        self.held = len(self.leases) + len(self.adopted)
         self._free_holds_until_s = -inf
-        self._derived.clear()
+        if self._derived:
+            self._derived.clear()
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         if now_s != self._derived_at_s:
@@ -293,6 +294,7 @@ class PoolOrchestrator:
         self._waiting: dict[InvocationId, _Waiting] = {}
         self._queue = _Queue()  # late binding; with early binding what no replica accepts yet
         self._leases: dict[InvocationId, _Lease] = {}
+        self._adopters: dict[InvocationId, set[ReplicaId]] = {}
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._open: list[_Replica] = []  # with room, by id
         self._accepting: list[_Replica] = []  # by id
@@ -376,7 +378,8 @@ class PoolOrchestrator:
                     replica.changed()
                 known.queue.forget_rank(known)
             return ()
-        self._unadopt(id)
+        if self._adopters:
+            self._unadopt(id)
         waiting = self._waiting[id] = _Waiting(invocation, self._queue)
         self._queue.add(waiting)
         commands = self._fill_for(waiting, now_s)
@@ -413,9 +416,8 @@ class PoolOrchestrator:
             if id not in held and event.now_s - running.at_s > LEASE_GRACE_S:
                 self._release(id)
         # What this router leased elsewhere since is the other replica's; the rest is adopted.
-        replica.adopted = frozenset(
-            id for id in held if id not in self._leases and id not in self._waiting
-        )
+        unknown = (id for id in held if id not in self._leases and id not in self._waiting)
+        self._adopt(replica, frozenset(unknown))
         if not replica.accepting:
             self._unbind(replica)
         is_new_mix = self._list_replica(replica)
@@ -430,6 +432,7 @@ class PoolOrchestrator:
         for id in replica.leases:
             del self._leases[id]
         replica.leases.clear()
+        self._adopt(replica, frozenset())
         self._unbind(replica)
         replica.accepting_work = False
         self._list_replica(replica)
@@ -492,12 +495,21 @@ class PoolOrchestrator:
 
     def _unadopt(self, id: InvocationId) -> _Replica | None:
         found = None
-        for replica in self._replicas.values():
-            if replica.adopted and id in replica.adopted:
-                replica.adopted -= {id}
-                self._touch(replica)
-                found = replica
+        for replica_id in sorted(self._adopters.pop(id, ())):
+            found = self._replicas[replica_id]
+            found.adopted -= {id}
+            self._touch(found)
         return found
+
+    def _adopt(self, replica: _Replica, ids: frozenset[InvocationId]) -> None:
+        """`ids` are what the replica holds beyond its leases; nothing else is, any more."""
+        for id in replica.adopted - ids:
+            self._adopters[id].discard(replica.id)
+            if not self._adopters[id]:
+                del self._adopters[id]
+        for id in ids - replica.adopted:
+            self._adopters.setdefault(id, set()).add(replica.id)
+        replica.adopted = ids
 
     def _unqueue(self, waiting: _Waiting) -> None:
         id = waiting.invocation.id
@@ -513,7 +525,9 @@ class PoolOrchestrator:
     def _touch(self, replica: _Replica) -> None:
         """The load of a replica changed: is it still listed where it belongs?"""
         replica.changed()
-        _list(self._open, replica, replica.has_room)
+        if replica.has_room != replica.is_open:
+            replica.is_open = not replica.is_open
+            _list(self._open, replica, replica.is_open)
 
     def _list_replica(self, replica: _Replica) -> bool:
         """Like `_touch`, when the replica itself changed; True when the pool's profiles did."""

@@ -34,26 +34,26 @@ class Profile:
 
     def prefill_s(self, prompt_tokens: int, batch: int = 1) -> float:
         """Time to process `batch` prompts of `prompt_tokens` each, together; never negative."""
-        return max(
-            0.0,
+        time_s = (
             self.prefill_per_batch_token_s * batch * prompt_tokens
             + self.prefill_per_request_s * batch
             + self.prefill_per_token_s * prompt_tokens
-            + self.prefill_base_s,
+            + self.prefill_base_s
         )
+        return time_s if time_s > 0.0 else 0.0
 
     def decode_step_s(self, batch: int, context_tokens: float = 0.0) -> float:
         """Time of one decode step: one more token for each of `batch` running requests."""
-        return max(
-            0.0,
+        time_s = (
             self.decode_per_context_token_s * batch * context_tokens
             + self.decode_per_request_s * batch
-            + self.decode_base_s,
+            + self.decode_base_s
         )
+        return time_s if time_s > 0.0 else 0.0
 
     def service_s(self, prompt_tokens: int, output_tokens: int, batch: int = 1) -> float:
         """Time from start to last token in a steady batch of `batch`, without queueing."""
-        steps = max(0, output_tokens - 1)
+        steps = output_tokens - 1 if output_tokens > 1 else 0
         mean_context = prompt_tokens + output_tokens / 2
         return self.prefill_s(prompt_tokens) + steps * self.decode_step_s(batch, mean_context)
 

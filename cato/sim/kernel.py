@@ -20,7 +20,8 @@ class Kernel:
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Run `action` at `time_s`, or now when that is past."""
         self._count += 1
-        heapq.heappush(self._heap, (max(time_s, self.now_s), self._count, action))
+        at_s = time_s if time_s > self.now_s else self.now_s
+        heapq.heappush(self._heap, (at_s, self._count, action))
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run everything up to `until_s`, inclusive; what is later stays."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, isnan
 
 from cato.core.commands import Dispatch, Preempt, Refuse
 from cato.core.events import (
@@ -140,8 +140,10 @@ class SimPool:
         lost = [i for i, (h, _) in self._leases.items() if h is host]
         for invocation_id in lost:
             del self._leases[invocation_id]
+        self._fleet.progress(host.engine)
         self.handle(ReplicaLost(self._kernel.now_s, id, "died"))
         for invocation_id in lost:
+            self._fleet.note_taken_back(invocation_id)
             self._fleet.offer_again(self, invocation_id)
 
     def _report(self, host: _Host) -> None:
@@ -179,7 +181,7 @@ class SimPool:
                 self.preempted += 1
                 host.engine.cancel(self._kernel.now_s, command.invocation_id)
                 self._schedule(host)
-                self._fleet.note_preempted(command.invocation_id)
+                self._fleet.note_taken_back(command.invocation_id)
             else:
                 assert isinstance(command, Refuse)
                 self._fleet.refused(command.invocation_id)
@@ -241,8 +243,10 @@ class _Call:
 
     outcome: Outcome
     index: int
+    offered_at_s: float
+    waits_since_s: float
     generated: int = 0  # in earlier attempts
-    tokens: int = 0  # in this attempt, when it was taken back
+    tokens: int = 0  # in all attempts, as last told
     attempt: int = 1
 
 
@@ -315,7 +319,7 @@ class Fleet:
         if run is None:
             return  # refused or cancelled meanwhile
         invocation = task.invocation(index, now_s, run.served_s)
-        self._calls[invocation.id] = _Call(outcome, index)
+        self._calls[invocation.id] = _Call(outcome, index, now_s, now_s)
         self.pools[task.nodes[index].pool].handle(InvocationOffered(now_s, invocation))
 
     def offer_again(self, pool: SimPool, id: InvocationId) -> None:
@@ -323,8 +327,15 @@ class Fleet:
         call = self._calls[id]
         run = self._runs[call.outcome.task.id]
         call.attempt += 1
-        first = call.outcome.task.invocation(call.index, self.kernel.now_s, run.served_s)
-        pool.handle(InvocationOffered(self.kernel.now_s, replace(first, attempt=call.attempt)))
+        first = call.outcome.task.invocation(call.index, call.offered_at_s, run.served_s)
+        again = replace(
+            first,
+            attempt=call.attempt,
+            prompt_tokens=first.prompt_tokens + call.generated,
+            expected_tokens=max(1, first.expected_tokens - call.generated),
+            generated=call.generated,
+        )
+        pool.handle(InvocationOffered(self.kernel.now_s, again))
 
     # What pools tell
 
@@ -334,7 +345,7 @@ class Fleet:
         node = call.outcome.task.nodes[call.index]
         run = self._runs[call.outcome.task.id]
         run.dispatched_s[call.index] = self.kernel.now_s
-        call.outcome.queue_s += command.queue_s
+        call.outcome.queue_s += self.kernel.now_s - call.waits_since_s
         return EngineSequence(
             id, node.prompt_tokens, node.output_tokens, command.priority, call.generated
         )
@@ -343,20 +354,24 @@ class Fleet:
         """Tokens of the present attempts."""
         calls = self._calls
         report = []
-        for id, tokens in engine.tokens():
+        for id, tokens in engine.tokens(self.kernel.now_s):
             call = calls.get(InvocationId(id))
             if call is not None:
                 call.tokens = tokens
                 report.append((InvocationId(id), tokens - call.generated))
         return tuple(report)
 
-    def note_preempted(self, id: InvocationId) -> None:
+    def note_taken_back(self, id: InvocationId) -> None:
         call = self._calls[id]
         call.generated = max(call.generated, call.tokens)
+        call.waits_since_s = self.kernel.now_s
 
     def first_token(self, id: InvocationId) -> None:
+        """Of this attempt; the user has seen that of the first one."""
         call = self._calls[id]
-        if call.index == len(call.outcome.task.nodes) - 1:
+        call.tokens = max(call.tokens, call.generated + 1)
+        is_streamed = call.index == len(call.outcome.task.nodes) - 1
+        if is_streamed and isnan(call.outcome.first_token_at_s):
             call.outcome.first_token_at_s = self.kernel.now_s
 
     def call_ended(self, id: InvocationId) -> None:
@@ -399,6 +414,7 @@ class Fleet:
         busy_s = provisioned_s = 0.0
         for pool in self.pools.values():
             for host in (*pool.hosts.values(), *pool.retired):
-                busy_s += host.engine.busy_s
-                provisioned_s += min(host.ended_s, now_s) - host.started_s
+                until_s = min(host.ended_s, now_s)
+                busy_s += host.engine.busy_until_s(until_s)
+                provisioned_s += until_s - host.started_s
         return busy_s / provisioned_s if provisioned_s > 0 else 0.0

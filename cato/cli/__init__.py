@@ -18,6 +18,8 @@ VERBS = {
     "task": "Run a task and print its answer.",
     "explain": "Show how a task met or missed its SLA: nodes, budgets, replicas, reasons.",
     "profile": "Measure a running deployment and write its profiles.",
+    "simulate": "Run an experiment, or your own scenario, in virtual time.",
+    "plan": "How many replicas does a scenario need for its SLAs?",
     "bench": "Measure CATO against other ways to serve the same engine.",
     "workflows": "Check workflow files; print their JSON Schema.",
 }

@@ -1,0 +1,95 @@
+"""`cato simulate`: experiments and scenarios in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cato.cli.client import fail
+from cato.cli.simulation import SEEDS_HELP, progress_bar, seeds_of, tables
+from cato.core.errors import CatoError
+from cato.sim.experiment import Experiment, Options
+
+# Enough to see what happens in a minute; the constants were chosen on these.
+DEFAULT_SEEDS = "10"
+
+
+def simulate(
+    experiment: Annotated[
+        str | None, typer.Argument(help="Name of an experiment; see --list.", show_default=False)
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Name the experiments and end.")] = False,
+    scenario: Annotated[
+        Path | None, typer.Option(help="A scenario file instead; see `cato plan --example`.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Compare only this one; repeat for several.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Print this metric; repeat for several.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help=SEEDS_HELP, show_default=DEFAULT_SEEDS)] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the whole report to this file.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write pictures to this folder.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Recorded arrivals, for experiments that replay them.")
+    ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="Text pairs, for experiments that read them.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
+) -> None:
+    """Run an experiment or a scenario in the simulator and print what it measured.
+
+    No engine runs; the same seeds give the same numbers.
+    """
+    console = Console()
+    try:
+        if list_:
+            console.print(_listed())
+            return
+        chosen = _chosen(experiment, scenario)
+        options = Options(
+            seeds_of(seeds or DEFAULT_SEEDS), tuple(policy or ()), trace, dataset, jobs
+        )
+        with progress_bar(chosen.name) as progress:
+            report = chosen.run(options, progress)
+        if json_file is not None:
+            json_file.write_text(report.to_json(), encoding="utf-8")
+        pictures = chosen.plot(report, plot) if plot is not None else ()
+    except (CatoError, OSError) as error:
+        fail(str(error))
+    for table in tables(report, metric or ()):
+        console.print(table)
+    for path in (*((json_file,) if json_file else ()), *pictures):
+        console.print(f"Wrote {path}.", highlight=False, markup=False)
+
+
+def _chosen(name: str | None, scenario: Path | None) -> Experiment:
+    if (name is None) == (scenario is None):
+        raise typer.BadParameter("name one experiment (see --list), or give --scenario FILE")
+    if scenario is not None:
+        from cato.sim.scenario import as_experiment
+        from cato.sim.scenario_file import load_scenario
+
+        return as_experiment(load_scenario(scenario))
+    from cato.sim.experiments.registry import experiment
+
+    assert name is not None
+    return experiment(name)
+
+
+def _listed() -> Table:
+    from cato.sim.experiments.registry import EXPERIMENTS, experiment
+
+    table = Table("experiment", "what it shows", "source", header_style="bold")
+    for name in EXPERIMENTS:
+        found = experiment(name)
+        table.add_row(name, found.title, found.source)
+    return table

@@ -1,0 +1,148 @@
+"""What `cato simulate` and `cato plan` share: seeds, a progress bar, and reports as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+from rich import progress as bars
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cato.sim.experiment import Progress
+from cato.sim.report import Report, Setting
+from cato.sim.seeds import parse_seeds
+
+SEEDS_HELP = (
+    "How many seeds from 0 on, or a range such as 100-129. Constants were chosen on 0-9; "
+    "results are reported on 100-129."
+)
+# What people look at first; whatever else a report holds is in its JSON.
+HEADLINES = (
+    "slo_attainment",
+    "ttft_s_mean",
+    "e2e_s_p95",
+    "hit_rate",
+    "load_s",
+    "attainment",
+)
+COLUMNS = 4
+MET, MISSED = Text("met", style="bold green"), Text("missed", style="bold red")
+
+
+def seeds_of(text: str) -> tuple[int, ...]:
+    """`parse_seeds` for an option of the command line."""
+    try:
+        return parse_seeds(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--seeds {text!r}: {error}") from error
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Progress]:
+    """Draws on stderr and leaves nothing behind."""
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
+    console = Console(stderr=True)
+    with bars.Progress(*columns, bars.TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def progress(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of)
+
+        yield progress
+
+
+def tables(report: Report, metrics: Sequence[str] = ()) -> list[Table]:
+    """Means, paired differences and targets; `metrics` empty: the headlines of the report.
+
+    Raise `typer.BadParameter` for a metric that the report does not have.
+    """
+    shown = _shown(report, metrics)
+    seeds = f"{len(report.seeds)} seeds"
+    found = [
+        _pivot(
+            f"{report.experiment}, simulated, {seeds}: mean ± standard error",
+            [(m.setting, m.policy, m.metric, _value(m.mean, m.stderr)) for m in report.means],
+            shown,
+        )
+    ]
+    differences = [
+        (d.setting, f"{d.policy} - {d.baseline}", d.metric, _value(d.mean, d.stderr, "+"))
+        for d in report.differences
+        if d.metric in shown
+    ]
+    if differences:
+        found.append(_pivot("Differences, paired by seed", differences, shown))
+    if report.targets:
+        found.append(_targets(report))
+    return found
+
+
+def _shown(report: Report, metrics: Sequence[str]) -> tuple[str, ...]:
+    known = tuple(dict.fromkeys(m.metric for m in report.means))
+    for name in metrics:
+        if name not in known:
+            raise typer.BadParameter(
+                f"no metric {name!r} in this report; it has {', '.join(known)}"
+            )
+    chosen = tuple(metrics) or tuple(m for m in HEADLINES if m in known)
+    return chosen or known[:COLUMNS]
+
+
+def _pivot(
+    title: str, cells: Sequence[tuple[Setting, str, str, str]], metrics: Sequence[str]
+) -> Table:
+    """A block of rows a setting, one row a policy, one column a metric."""
+    blocks: dict[str, dict[str, dict[str, str]]] = {}
+    for setting, policy, metric, value in cells:
+        if metric in metrics:
+            rows = blocks.setdefault(setting_words(setting), {})
+            rows.setdefault(policy, {})[metric] = value
+    columns = [m for m in metrics if any(metric == m for _, _, metric, _ in cells)]
+    table = a_table(title)
+    table.add_column("", no_wrap=True)
+    for metric in columns:
+        table.add_column(metric, justify="right")
+    for words, rows in blocks.items():
+        if words:
+            table.add_row(Text(words, style="cyan"))
+        for policy, row in rows.items():
+            table.add_row(Text(f"  {policy}"), *(row.get(m, "") for m in columns))
+    return table
+
+
+def a_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+
+
+def _targets(report: Report) -> Table:
+    table = a_table("Targets")
+    for name in ("group", "target", "goal", "measured", ""):
+        table.add_column(name, justify="right" if name in ("goal", "measured") else "left")
+    for t in report.targets:
+        goal = f"{'>=' if t.at_least else '<='} {t.goal:g}"
+        measured = _value(t.measured, t.stderr)
+        table.add_row(str(t.group), t.text, goal, measured, MET if t.is_met else MISSED)
+    return table
+
+
+def setting_words(setting: Setting) -> str:
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in setting.items()
+    )
+
+
+def _value(mean: float, stderr: float, sign: str = "") -> str:
+    """Mean with its error, to the error's second digit, four decimals at most."""
+    if not stderr > 0:
+        return f"{mean:{sign}.4g}"
+    digits = max(0, min(4, 1 - _exponent(stderr)))
+    return f"{mean:{sign}.{digits}f} ± {stderr:.{digits}f}"
+
+
+def _exponent(value: float) -> int:
+    return int(f"{value:e}".partition("e")[2])

@@ -1,0 +1,265 @@
+"""The fewest replicas with which a scenario's tasks meet their SLOs.
+
+Attainment is taken to rise with the replicas of any pool. Then what a pool needs while all others
+have plenty is a bound from below, and the first total of replicas, from the sum of these bounds on,
+at which some division passes is the smallest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+from scipy.special import stdtrit
+
+from cato.core.errors import InputError
+from cato.core.ids import PoolName
+from cato.sim import plots
+from cato.sim.report import Mean, Report, mean_and_stderr
+from cato.sim.scenario import Scenario, run_once, tasks_of
+from cato.sim.tasks import SimTask
+
+CONFIDENCE = 0.95
+"""One-sided: an attainment that passes is at least the goal with this probability."""
+
+PLENTY = 4
+"""How many times its bound a pool gets when it is asked whether it is the one that is short."""
+
+# By less the attainment is not said to have grown.
+NOTICEABLE = 0.01
+
+Counts = tuple[int, ...]
+Evaluate = Callable[[Counts], "Trial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What was simulated with one number of replicas for each pool.
+
+    `lower`: the bound of the attainment at `CONFIDENCE`. `seeds` may be fewer than were asked for:
+    when even a perfect rest could not reach the goal, the rest is left out (`is_cut`).
+    """
+
+    scheduler: str
+    counts: Counts
+    attainment: float
+    stderr: float
+    lower: float
+    seeds: int
+    is_cut: bool
+    is_enough: bool
+    by_class: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The smallest trial that is enough, or None and `why_not`; all that was tried, in order."""
+
+    scheduler: str
+    found: Trial | None
+    trials: tuple[Trial, ...]
+    why_not: str = ""
+
+
+def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
+    """Of the mean that `values` are drawn around: mean - t · standard error, Student's t with
+    n - 1 degrees of freedom. One value has none: -inf.
+    """
+    if len(values) < 2:
+        return -math.inf
+    mean, stderr = mean_and_stderr(values)
+    return mean - float(stdtrit(len(values) - 1, confidence)) * stderr
+
+
+def smallest(bounds: Counts, evaluate: Evaluate) -> Trial | None:
+    """The smallest trial within 1..`bounds` that is enough; None when all of `bounds` is not."""
+    if not evaluate(bounds).is_enough:
+        return None
+    lowest = tuple(_lowest(i, bounds, evaluate) for i in range(len(bounds)))
+    failed: list[Counts] = []
+    for counts in _ascending(lowest, bounds):
+        if any(all(a <= b for a, b in zip(counts, f, strict=True)) for f in failed):
+            continue
+        trial = evaluate(counts)
+        if trial.is_enough:
+            return trial
+        failed.append(counts)
+    raise AssertionError("all of the bounds was enough a moment ago")
+
+
+def _lowest(pool: int, bounds: Counts, evaluate: Evaluate) -> int:
+    """What `pool` needs while the others have all that their bounds allow."""
+    low, high = 1, bounds[pool]
+    while low < high:
+        middle = (low + high) // 2
+        if evaluate((*bounds[:pool], middle, *bounds[pool + 1 :])).is_enough:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _ascending(lowest: Counts, bounds: Counts) -> Iterator[Counts]:
+    """All counts between the two, by their sum; among equals those first that add evenly."""
+    pools = range(len(lowest))
+    for extra in range(sum(bounds) - sum(lowest) + 1):
+        added = (
+            tuple(chosen.count(i) for i in pools)
+            for chosen in combinations_with_replacement(pools, extra)
+        )
+        for more in sorted(added, key=lambda m: (max(m), m)):
+            counts = tuple(low + n for low, n in zip(lowest, more, strict=True))
+            if all(n <= bound for n, bound in zip(counts, bounds, strict=True)):
+                yield counts
+
+
+@dataclass(slots=True)
+class Planner:
+    """Simulates trials of one scenario and remembers them; `watch` hears of each seed before it
+    runs: scheduler, counts, seed's place, seeds.
+    """
+
+    scenario: Scenario
+    goal: float
+    watch: Callable[[str, Counts, int, int], None]
+    _tasks: dict[int, list[SimTask]]
+
+    @classmethod
+    def of(
+        cls, scenario: Scenario, goal: float, watch: Callable[[str, Counts, int, int], None]
+    ) -> Planner:
+        """Raise `InputError` for a goal or a number of seeds that cannot be planned with."""
+        if not 0 < goal < 1:
+            raise InputError(f"an attainment of {goal:g} cannot be planned for: give e.g. 0.95")
+        if len(scenario.seeds) < 2:
+            raise InputError("a plan needs at least 2 seeds to know how sure it is; 5 are better")
+        return cls(scenario, goal, watch, {})
+
+    def plan(self, scheduler: str) -> Plan:
+        """The fewest replicas with `scheduler`, or which pool is short."""
+        trials: dict[Counts, Trial] = {}
+
+        def evaluate(counts: Counts) -> Trial:
+            if counts not in trials:
+                trials[counts] = self.trial(scheduler, counts)
+            return trials[counts]
+
+        bounds = tuple(p.max_replicas for p in self.scenario.pools)
+        found = smallest(bounds, evaluate)
+        why_not = "" if found is not None else self._why_not(trials[bounds], evaluate)
+        return Plan(scheduler, found, tuple(trials.values()), why_not)
+
+    def trial(self, scheduler: str, counts: Counts) -> Trial:
+        """Run the seeds one by one, until the goal is out of reach or all have run."""
+        names = [p.name for p in self.scenario.pools]
+        scenario = self.scenario.with_replicas(dict(zip(names, counts, strict=True)))
+        seeds = scenario.seeds
+        values: list[float] = []
+        by_class: dict[str, list[float]] = {}
+        for i, seed in enumerate(seeds):
+            self.watch(scheduler, counts, i + 1, len(seeds))
+            if seed not in self._tasks:
+                self._tasks[seed] = tasks_of(scenario, seed)
+            run = run_once(scenario, scheduler, self._tasks[seed])
+            values.append(run.metrics["slo_attainment"])
+            for name, metrics in run.by_class.items():
+                by_class.setdefault(name, []).append(metrics["slo_attainment"])
+            if sum(values) + len(seeds) - len(values) < self.goal * len(seeds):
+                break
+        mean, stderr = mean_and_stderr(values)
+        is_cut = len(values) < len(seeds)
+        lower = lower_bound(values)
+        classes = tuple((name, mean_and_stderr(v)[0]) for name, v in by_class.items())
+        is_enough = not is_cut and lower >= self.goal
+        return Trial(
+            scheduler, counts, mean, stderr, lower, len(values), is_cut, is_enough, classes
+        )
+
+    def _why_not(self, top: Trial, evaluate: Evaluate) -> str:
+        """Give each pool plenty in turn: which one is it that holds the others back?"""
+        pools = self.scenario.pools
+        gains = []
+        for i, pool in enumerate(pools):
+            counts = (*top.counts[:i], PLENTY * top.counts[i], *top.counts[i + 1 :])
+            gains.append((evaluate(counts).attainment - top.attainment, pool.name, counts[i]))
+        reached = f"{_percent(top.attainment)} with {words(pools_of(self.scenario), top.counts)}"
+        gain, name, count = max(gains)
+        if gain >= NOTICEABLE:
+            return (
+                f"{reached}; pool {name!r} is short: {count} of it would give "
+                f"{_percent(top.attainment + gain)}. Raise its max_replicas"
+            )
+        worst, attainment = min(top.by_class, key=lambda c: c[1])
+        return (
+            f"{reached}; more replicas of no pool help. The SLA of {worst!r} holds for "
+            f"{_percent(attainment)} of its tasks: give it more time, or faster replicas"
+        )
+
+
+def pools_of(scenario: Scenario) -> tuple[PoolName, ...]:
+    return tuple(p.name for p in scenario.pools)
+
+
+def words(pools: Sequence[PoolName], counts: Counts) -> str:
+    """`2 small + 3 large`."""
+    return " + ".join(f"{n} {name}" for n, name in zip(counts, pools, strict=True))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def report_of(scenario: Scenario, goal: float, plans: Sequence[Plan]) -> Report:
+    """All trials as means, and the plans themselves under `extra`."""
+    pools = pools_of(scenario)
+    means = tuple(
+        Mean(
+            {**dict(zip(pools, map(float, t.counts), strict=True)), "replicas": float(t.replicas)},
+            plan.scheduler,
+            "slo_attainment",
+            t.attainment,
+            t.stderr,
+            t.seeds,
+        )
+        for plan in plans
+        for t in plan.trials
+    )
+    found = {
+        p.scheduler: {
+            "replicas": None if p.found is None else dict(zip(pools, p.found.counts, strict=True)),
+            "lower_bound": None if p.found is None else p.found.lower,
+            "why_not": p.why_not,
+        }
+        for p in plans
+    }
+    return Report(
+        f"plan {scenario.name}", scenario.seeds, means, extra={"goal": goal, "plans": found}
+    )
+
+
+def plot(report: Report, folder: Path) -> tuple[Path, ...]:
+    """Attainment over all replicas, one point a trial, with the goal."""
+    fig, (axes,) = plots.figure()
+    for scheduler in dict.fromkeys(m.policy for m in report.means):
+        mine = sorted(
+            (float(m.setting["replicas"]), 100 * m.mean, 196 * m.stderr)
+            for m in report.means
+            if m.policy == scheduler
+        )
+        xs, ys, errors = zip(*mine, strict=True)
+        axes.errorbar(xs, ys, yerr=errors, label=scheduler, fmt="o", markersize=4, capsize=2)
+    goal = report.extra["goal"]
+    assert isinstance(goal, float)
+    axes.axhline(100 * goal, color="gray", linestyle="--", linewidth=1)
+    axes.set_xlabel("replicas of all pools")
+    axes.set_ylabel("SLO attainment [%]")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return (plots.save(fig, folder, report.experiment.replace(" ", "-")),)

@@ -1,0 +1,426 @@
+"""What a scenario file may say, and how it becomes a `Scenario`.
+
+Each check sits at the field it is about, so that all problems are reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from math import inf
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from cato.config.paths import resolve
+from cato.config.yaml_file import (
+    Duration,
+    NonEmpty,
+    StrictModel,
+    did_you_mean,
+    matching,
+    read_yaml,
+    validate,
+)
+from cato.core.errors import ConfigError, InputError, Problem
+from cato.core.ids import PoolName, TaskName
+from cato.core.profile import Profile
+from cato.core.slo import SloMetric
+from cato.profiles.load import load_profile
+from cato.sim.scenario import (
+    EVERY_TASK,
+    SCHEDULERS,
+    DrawnTraffic,
+    Scenario,
+    ScenarioCall,
+    ScenarioPool,
+    Sla,
+    TaskClass,
+    TraceClass,
+    TraceTraffic,
+)
+from cato.sim.seeds import parse_seeds
+from cato.sim.traces import TraceRow, load_azure
+from cato.sim.workloads import SABER_ENGINE, SEVEN_B, SPREAD, TEMPO_ENGINE
+from cato.workflows.graph import cycles, topological_order
+
+CONSTANTS: Mapping[str, Profile] = {"7b": SEVEN_B, "saber": SABER_ENGINE, "tempo": TEMPO_ENGINE}
+"""Profiles that have no file: the reference constants of the experiments."""
+
+DEFAULT_SCHEDULER = "foresight"
+DEFAULT_SEEDS = tuple(range(10))
+DEFAULT_DURATION_S = 600.0
+DEFAULT_MAX_REPLICAS = 64
+MOST_REPLICAS = 1024
+MAX_DURATION_S = 24 * 3600.0
+# Below, an attainment says nothing; above, a run takes minutes and gigabytes.
+LEAST_TASKS, MOST_TASKS = 20, 200_000
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+Name = Annotated[
+    str,
+    matching(
+        _NAME,
+        "a name has at most 63 letters, digits, '.', '_' and '-', "
+        "and starts with a letter or digit",
+    ),
+]
+
+
+def _short(seconds: float) -> float:
+    if not 0 < seconds <= MAX_DURATION_S:
+        raise ValueError("must be a duration of more than 0 and at most 24h")
+    return seconds
+
+
+def _seeds(value: object) -> tuple[int, ...]:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("must be a number of seeds, or a range such as 100-129")
+    return parse_seeds(str(value))
+
+
+def _scheduler(name: str) -> str:
+    if name not in SCHEDULERS:
+        known = ", ".join(map(repr, SCHEDULERS))
+        raise ValueError(f"must be one of {known}{did_you_mean(name, SCHEDULERS)}")
+    return name
+
+
+Span = Annotated[Duration, AfterValidator(_short)]
+Tokens = Annotated[float, Field(ge=1, le=1_000_000)]
+Found = list[tuple[tuple[str | int, ...], object, str]]
+"""Problems as (where, value, rule)."""
+
+
+def _raise(found: Found) -> None:
+    """All of `found` as one pydantic error; nothing when there are none."""
+    if found:
+        raise ValidationError.from_exception_data(
+            "scenario",
+            [
+                InitErrorDetails(
+                    type=PydanticCustomError("cato_rule", "{rule}", {"rule": rule}),
+                    loc=loc,
+                    input=value,
+                )
+                for loc, value, rule in found
+            ],
+        )
+
+
+class PoolPart(StrictModel):
+    """Equal replicas of one model. `profile`: a name of `profiles/`, a path, or a constant."""
+
+    profile: NonEmpty
+    replicas: int = Field(default=1, ge=1, le=MOST_REPLICAS)
+    max_replicas: int = Field(default=DEFAULT_MAX_REPLICAS, ge=1, le=MOST_REPLICAS)
+    max_running: int | None = Field(default=None, ge=1, le=4096)
+    chunk_tokens: int | None = Field(default=None, ge=1)
+    cold_start: Duration = 0.0
+
+    @field_validator("max_replicas")
+    @classmethod
+    def _holds_the_replicas(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("replicas", value):
+            raise ValueError(f"must be at least replicas ({info.data['replicas']})")
+        return value
+
+
+class SlaPart(StrictModel):
+    """What a task may count on; `tpot`: the pace of its stream, beside `metric`."""
+
+    metric: Literal["ttft", "e2e"]
+    target: Span
+    tpot: Span | None = None
+
+    def to_sla(self) -> Sla:
+        return Sla(SloMetric(self.metric), self.target, inf if self.tpot is None else self.tpot)
+
+
+class CallPart(StrictModel):
+    """One LLM call. `spread`: deviation of the logarithm of both lengths (0: always the mean)."""
+
+    pool: str
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    spread: float = Field(default=SPREAD, ge=0, le=3)
+    needs: list[str] = Field(default_factory=list)
+    before: Duration = 0.0
+    chance: float = Field(default=1.0, gt=0, le=1)
+
+
+class TaskPart(StrictModel):
+    """A class of tasks: the share of all, what it may count on, and its calls."""
+
+    share: float = Field(default=1.0, gt=0)
+    sla: SlaPart
+    calls: dict[Name, CallPart] = Field(min_length=1, max_length=64)
+
+    @field_validator("calls")
+    @classmethod
+    def _calls_are_a_dag(cls, calls: dict[str, CallPart]) -> dict[str, CallPart]:
+        found: Found = []
+        for name, call in calls.items():
+            for i, need in enumerate(call.needs):
+                if need not in calls:
+                    rule = f"unknown call {need!r}{did_you_mean(need, calls)}"
+                    found.append(((name, "needs", i), need, rule))
+        for circle in cycles({n: c.needs for n, c in calls.items()}):
+            rule = f"calls that wait for each other: {' -> '.join(circle)}"
+            found.append(((circle[0], "needs"), calls[circle[0]].needs, rule))
+        if all(c.chance < 1 for c in calls.values()):
+            found.append(((), calls, "at least one call must have a chance of 1"))
+        _raise(found)
+        return calls
+
+    def to_class(self, name: str) -> TaskClass:
+        order = topological_order({n: c.needs for n, c in self.calls.items()})
+        place = {call: i for i, call in enumerate(order)}
+        calls = (self.calls[n] for n in order)
+        return TaskClass(
+            TaskName(name),
+            self.share,
+            self.sla.to_sla(),
+            tuple(
+                ScenarioCall(
+                    PoolName(c.pool),
+                    c.prompt_tokens,
+                    c.output_tokens,
+                    c.spread,
+                    tuple(sorted(place[n] for n in c.needs)),
+                    c.before,
+                    c.chance,
+                )
+                for c in calls
+            ),
+        )
+
+
+class TraceClassPart(StrictModel):
+    """Requests with at most `up_to_tokens` of output that no earlier class takes."""
+
+    up_to_tokens: int | None = Field(default=None, ge=1)
+    sla: SlaPart
+
+
+def _default_classes() -> dict[str, TraceClassPart]:
+    """The classes of the replay of Azure's coding trace (algorithms of CATO, target 8)."""
+
+    def part(up_to: int | None, metric: Literal["ttft", "e2e"], target: str) -> TraceClassPart:
+        sla = SlaPart.model_validate({"metric": metric, "target": target})
+        return TraceClassPart(up_to_tokens=up_to, sla=sla)
+
+    return {
+        "short": part(20, "ttft", "1s"),
+        "medium": part(100, "e2e", "5s"),
+        "long": part(None, "e2e", "20s"),
+    }
+
+
+class TrafficPart(StrictModel):
+    """Tasks drawn at a rate, or a trace replayed on one pool."""
+
+    rate_per_s: float | None = Field(default=None, gt=0, le=100_000)
+    arrivals: Literal["poisson", "gamma", "burst"] = "poisson"
+    tasks: dict[Name, TaskPart] = Field(default_factory=dict)
+    trace: NonEmpty | None = None
+    pool: str | None = None
+    speed: float = Field(default=1.0, gt=0, le=1000)
+    classes: dict[Name, TraceClassPart] = Field(default_factory=_default_classes, min_length=1)
+
+    @field_validator("tasks", "classes")
+    @classmethod
+    def _no_reserved_name(cls, value: dict[str, object]) -> dict[str, object]:
+        if EVERY_TASK in value:
+            raise ValueError(f"{EVERY_TASK!r} stands for all tasks in reports; name it otherwise")
+        return value
+
+    @field_validator("classes")
+    @classmethod
+    def _classes_ascend(cls, value: dict[str, TraceClassPart]) -> dict[str, TraceClassPart]:
+        bounds = [c.up_to_tokens or inf for c in value.values()]
+        if bounds != sorted(set(bounds)) or bounds[-1] != inf:
+            raise ValueError("up_to_tokens must ascend; the last class has none and takes the rest")
+        return value
+
+
+class ScenarioFile(StrictModel):
+    """A scenario file; `pools` come before `traffic`, which names them."""
+
+    name: Name
+    scheduler: Annotated[str, AfterValidator(_scheduler)] = DEFAULT_SCHEDULER
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_seeds)] = DEFAULT_SEEDS
+    duration: Span = DEFAULT_DURATION_S
+    pools: dict[Name, PoolPart] = Field(min_length=1, max_length=16)
+    traffic: TrafficPart
+
+    @field_validator("traffic")
+    @classmethod
+    def _traffic_fits(cls, traffic: TrafficPart, info: ValidationInfo) -> TrafficPart:
+        found: Found = []
+        pools = info.data.get("pools")
+        if traffic.trace is not None:
+            for key in ("rate_per_s", "tasks", "arrivals"):
+                if key in traffic.model_fields_set:
+                    found.append(((key,), "", "a trace brings its own: leave it out"))
+            if traffic.pool is None:
+                found.append((("pool",), "", "a trace needs the pool that serves it"))
+            elif pools is not None and traffic.pool not in pools:
+                found.append((("pool",), traffic.pool, _unknown_pool(traffic.pool, pools)))
+        else:
+            for key in ("pool", "speed", "classes"):
+                if key in traffic.model_fields_set:
+                    found.append(((key,), "", "goes with `trace`"))
+            found += _drawn_problems(traffic, pools, info.data.get("duration"))
+        _raise(found)
+        return traffic
+
+
+def _drawn_problems(
+    traffic: TrafficPart, pools: Mapping[str, object] | None, duration_s: float | None
+) -> Found:
+    found: Found = []
+    if not traffic.tasks:
+        found.append((("tasks",), "", "at least one class of tasks, or `trace`, is required"))
+    if traffic.rate_per_s is None:
+        found.append((("rate_per_s",), "", "this key is required without a trace"))
+    elif duration_s is not None:
+        tasks = traffic.rate_per_s * duration_s
+        if not LEAST_TASKS <= tasks <= MOST_TASKS:
+            rule = (
+                f"about {tasks:,.0f} tasks in {duration_s:g} s; change it or `duration` so that "
+                f"there are {LEAST_TASKS} to {MOST_TASKS:,}"
+            )
+            found.append((("rate_per_s",), traffic.rate_per_s, rule))
+    for name, task in traffic.tasks.items():
+        for call_name, call in task.calls.items():
+            if pools is not None and call.pool not in pools:
+                at = ("tasks", name, "calls", call_name, "pool")
+                found.append((at, call.pool, _unknown_pool(call.pool, pools)))
+    return found
+
+
+def _unknown_pool(name: str, pools: Mapping[str, object]) -> str:
+    return f"unknown pool{did_you_mean(name, pools) or '; known: ' + ', '.join(pools)}"
+
+
+def example_text() -> str:
+    """A scenario to start from."""
+    return (resources.files("cato.sim") / "examples" / "small-fleet.yaml").read_text("utf-8")
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read and check the file, its profiles and its trace; raise `ConfigError` with all problems.
+
+    Profiles and traces are looked for beside the file first, then as all paths are (`resolve`).
+    """
+    raw = read_yaml(path)
+    problems: list[Problem] = []
+    file: ScenarioFile | None = None
+    try:
+        file = validate(ScenarioFile, raw, str(path))
+    except ConfigError as exc:
+        problems += exc.problems
+    profiles: dict[str, Profile] = {}
+    for pool, at, name in _profiles_named(raw):
+        try:
+            profiles[pool] = _profile(name, path.parent)
+        except ConfigError as exc:
+            problems += [
+                p if p.path else Problem(str(path), at, repr(name), p.rule) for p in exc.problems
+            ]
+    rows: tuple[TraceRow, ...] = ()
+    trace = _trace_named(raw)
+    if trace is not None:
+        try:
+            rows = load_azure(_found(trace, path.parent))
+            if len(rows) < 2 * LEAST_TASKS:
+                raise InputError(f"needs at least {2 * LEAST_TASKS} requests, has {len(rows)}")
+        except (ConfigError, InputError) as exc:
+            words = exc.problems[0].rule if isinstance(exc, ConfigError) else str(exc)
+            problems.append(Problem(str(path), "traffic.trace", repr(trace), words))
+    if problems or file is None:
+        raise ConfigError(tuple(problems))
+    return _scenario(file, profiles, rows)
+
+
+def _profiles_named(raw: object) -> Iterator[tuple[str, str, str]]:
+    """Pool, place and name of every profile; the rest of the data may be wrong."""
+    pools = raw.get("pools") if isinstance(raw, dict) else None
+    for pool, part in pools.items() if isinstance(pools, dict) else ():
+        name = part.get("profile") if isinstance(part, dict) else None
+        if isinstance(name, str) and name:
+            yield pool, f"pools.{pool}.profile", name
+
+
+def _trace_named(raw: object) -> str | None:
+    traffic = raw.get("traffic") if isinstance(raw, dict) else None
+    trace = traffic.get("trace") if isinstance(traffic, dict) else None
+    return trace if isinstance(trace, str) and trace else None
+
+
+def _profile(name: str, folder: Path) -> Profile:
+    if name in CONSTANTS:
+        return CONSTANTS[name]
+    if name.endswith(".yaml"):
+        return load_profile(_found(name, folder))
+    try:
+        return load_profile(_found(f"profiles/{name}.yaml", folder))
+    except ConfigError as exc:
+        if any(p.path for p in exc.problems):
+            raise  # it is there, but wrong
+        constants = ", ".join(CONSTANTS)
+        rule = f"no profiles/{name}.yaml, and none of the constants {constants}"
+        raise ConfigError((Problem(name, "", "", rule + _like(name)),)) from exc
+
+
+def _like(name: str) -> str:
+    try:
+        known = [p.stem for p in resolve("profiles").glob("*.yaml")]
+    except ConfigError:
+        known = []
+    return did_you_mean(name, [*known, *CONSTANTS])
+
+
+def _found(name: str, folder: Path) -> Path:
+    beside = folder / Path(name).expanduser()
+    return beside if beside.is_file() else resolve(name)
+
+
+def _scenario(
+    file: ScenarioFile, profiles: Mapping[str, Profile], rows: tuple[TraceRow, ...]
+) -> Scenario:
+    traffic, duration_s = file.traffic, file.duration
+    drawn: DrawnTraffic | TraceTraffic
+    if traffic.trace is not None and traffic.pool is not None:
+        classes = tuple(
+            TraceClass(TaskName(name), float(c.up_to_tokens or inf), c.sla.to_sla())
+            for name, c in traffic.classes.items()
+        )
+        drawn = TraceTraffic(rows, PoolName(traffic.pool), traffic.speed, duration_s, classes)
+    else:
+        assert traffic.rate_per_s is not None, "checked with the file"
+        kinds = tuple(task.to_class(name) for name, task in traffic.tasks.items())
+        drawn = DrawnTraffic(traffic.rate_per_s, traffic.arrivals, duration_s, kinds)
+    pools = tuple(
+        ScenarioPool(
+            PoolName(name),
+            profiles[name],
+            p.replicas,
+            p.max_replicas,
+            p.max_running,
+            p.chunk_tokens,
+            p.cold_start,
+        )
+        for name, p in file.pools.items()
+    )
+    return Scenario(file.name, file.scheduler, file.seeds, pools, drawn)

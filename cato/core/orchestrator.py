@@ -671,9 +671,8 @@ class PoolOrchestrator:
     def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
         invocation, work = waiting.invocation, waiting.work
         if work is None:
-            work = waiting.work = Work(
-                min(invocation.remaining_s(p) for p in self._profiles),
-                min(_alone_s(invocation, p) for p in self._profiles),
+            work = waiting.work = min(
+                (_work(invocation, p) for p in self._profiles), key=attrgetter("remaining_s")
             )
         return self._policies.ordering.rank(invocation, work, now_s)
 
@@ -712,7 +711,7 @@ class PoolOrchestrator:
     def _preempt(self, replica: _Replica, now_s: float) -> tuple[Command, ...]:
         policy = self._policies.preemption
         queue = self._queue if self._policies.late_binding else replica.queue
-        if policy is None or not queue.waiting:
+        if policy is None or not queue.waiting or not self._profiles:
             return ()
         queue.refresh(self._rank, now_s)
         head: list[_HeapEntry] = []
@@ -762,3 +761,12 @@ def _list(replicas: list[_Replica], replica: _Replica, belongs: bool) -> None:
 
 def _alone_s(invocation: Invocation, profile: Profile) -> float:
     return profile.service_s(invocation.prompt_tokens, invocation.expected_tokens)
+
+
+def _work(invocation: Invocation, profile: Profile) -> Work:
+    context = invocation.prompt_tokens + invocation.expected_tokens
+    return Work(
+        invocation.remaining_s(profile),
+        _alone_s(invocation, profile),
+        profile.decode_step_s(1, context),
+    )

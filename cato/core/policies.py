@@ -25,10 +25,12 @@ class Work:
     """Expected seconds of an invocation that starts now, alone, on the pool's fastest replica.
 
     `remaining_s`: to the SLO event, with what lies downstream. `service_s`: to its last token.
+    `token_s`: for each token more than expected.
     """
 
     remaining_s: float
     service_s: float
+    token_s: float
 
 
 class OrderingPolicy(Protocol):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf, isfinite
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cato.core.commands import Command, Dispatch, Refuse
-from cato.core.decision import Hold, Rank, Route
+from cato.core.commands import Command, Dispatch, Preempt, Refuse
+from cato.core.decision import Admit, Defer, Hold, Rank, Route
 from cato.core.events import (
     Event,
     FirstTokenSent,
@@ -19,10 +21,12 @@ from cato.core.events import (
     InvocationWithdrawn,
     PoliciesChanged,
     ReplicaLost,
+    ReplicaProgressed,
     ReplicaReported,
     Ticked,
 )
 from cato.core.ids import InvocationId, PoolName, ReplicaId
+from cato.core.length import LengthBelief
 from cato.core.orchestrator import (
     LEASE_GRACE_S,
     MIN_RETRY_AFTER_S,
@@ -30,8 +34,18 @@ from cato.core.orchestrator import (
     PoolOrchestrator,
     expected_wait_s,
 )
-from cato.core.policies import Policies, Work
-from cato.core.snapshot import Invocation, PoolSnapshot
+from cato.core.policies import (
+    ADMIT_ALWAYS,
+    AdmissionPolicy,
+    OrderingPolicy,
+    Policies,
+    RoutingPolicy,
+    Work,
+)
+from cato.core.profile import Profile
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
+from cato.estimators.usl import UslFit
+from cato.policies import schedulers
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.slack_priority import LateLast
 from cato.policies.registry import ORDERING, ROUTING
@@ -51,6 +65,29 @@ class HoldsSome:
         return Route(pool.replicas[-1].id, "the last")
 
 
+@dataclass(frozen=True, slots=True)
+class DefersSome:
+    """Lets an invocation join when its draw is below one half, whatever runs."""
+
+    closes_from: float = 1.0
+
+    def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
+        if invocation.draw < 0.5:
+            return Admit("this one may")
+        return Defer("this one may not", closes=invocation.draw >= self.closes_from)
+
+
+@dataclass(frozen=True, slots=True)
+class TakesBackSome:
+    """Takes back what runs and has a draw of at least 0.3, as many as wait."""
+
+    def preempt(
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
+    ) -> Sequence[tuple[InvocationId, str]]:
+        some = [r.invocation.id for r in replica.running if r.invocation.draw >= 0.3]
+        return [(id, "gives way") for id in some[: len(waiting)]]
+
+
 SHIPPED = tuple(
     Policies(routing, ordering, late_binding, max_queued)
     for routing, ordering, late_binding in product(
@@ -59,6 +96,25 @@ SHIPPED = tuple(
     for max_queued in (0, 2, 1000)
 )
 HOLDING = tuple(Policies(HoldsSome(), o, late) for o in ORDERING.values() for late in (True, False))
+ASKING = tuple(
+    Policies(routing, ordering, late_binding, max_queued, admission, preemption, window, *order)
+    for routing, ordering in product(
+        (ROUTING["power-of-two"], HoldsSome()), (FirstComeFirstServed(), LateLast())
+    )
+    for late_binding, max_queued in ((True, 1000), (True, 3), (False, 1000))
+    for admission in (ADMIT_ALWAYS, DefersSome(), DefersSome(closes_from=0.75))
+    for preemption in (None, TakesBackSome())
+    for window, *order in ((0, False, False), (2, False, False), (3, True, True), (0, False, True))
+)
+SPEED = UslFit(lambda_tokens_per_s=50.0, sigma=0.2, kappa=0.01, r2=1.0)
+WHOLE = (
+    schedulers.foresight(),
+    schedulers.saber(SPEED, window=3),
+    schedulers.static_cap(1),
+    schedulers.static_cap(2),
+    schedulers.cato(),
+    *(schedulers.early(name) for name in ("round-robin", "power-of-two", "least-wait")),
+)
 LATE_CATO = Policies(CatoRouting(), LateLast())
 
 
@@ -95,21 +151,43 @@ class BookReplica:
         return self.report.accepting and self.report.max_running > 0
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The latest rank of an invocation, and what it was judged by."""
+
+    invocation: Invocation
+    work: Work
+    rank: Rank
+    at_s: float
+
+
+@dataclass(slots=True)
+class BookLease:
+    command: Dispatch
+    at_s: float
+    invocation: Invocation
+    tokens: int = 0
+    has_begun: bool = False
+
+
 @dataclass(slots=True)
 class Books:
     """What must be true, by definition; checks every answer of the orchestrator against it."""
 
     policies: Policies
+    ranked: dict[InvocationId, Ranked] = field(default_factory=dict)
     waiting: dict[InvocationId, Invocation] = field(default_factory=dict)
-    leases: dict[InvocationId, tuple[Dispatch, float]] = field(default_factory=dict)
+    leases: dict[InvocationId, BookLease] = field(default_factory=dict)
     replicas: dict[ReplicaId, BookReplica] = field(default_factory=dict)
     refused: int = 0
     # Who still waits although something of a larger rank went to the replica.
     passed_over: list[tuple[InvocationId, ReplicaId]] = field(default_factory=list)
 
+    def leased(self, id: ReplicaId) -> list[BookLease]:
+        return [lease for lease in self.leases.values() if lease.command.replica_id == id]
+
     def held(self, id: ReplicaId) -> int:
-        leased = sum(lease.replica_id == id for lease, _ in self.leases.values())
-        return leased + len(self.replicas[id].adopted)
+        return len(self.leased(id)) + len(self.replicas[id].adopted)
 
     def has_room(self, id: ReplicaId) -> bool:
         r = self.replicas[id]
@@ -121,15 +199,15 @@ class Books:
             case InvocationOffered(_, invocation):
                 id = invocation.id
                 if id in self.leases:
-                    if invocation.attempt <= self.leases[id][0].attempt:
-                        return self.leases[id][0]
+                    if invocation.attempt <= self.leases[id].command.attempt:
+                        return self.leases[id].command
                     del self.leases[id]
                 old = self.waiting.get(id)
                 if old is None or invocation.attempt >= old.attempt:
                     self.waiting[id] = invocation
                 self._unadopt(id)
             case InvocationEnded(_, id, attempt):
-                if id in self.leases and self.leases[id][0].attempt == attempt:
+                if id in self.leases and self.leases[id].command.attempt == attempt:
                     del self.leases[id]
                 self._unadopt(id)
             case InvocationWithdrawn(_, id):
@@ -137,9 +215,9 @@ class Books:
                 self.leases.pop(id, None)
                 self._unadopt(id)
             case ReplicaReported(now_s, replica_id):
-                for id, (lease, at_s) in list(self.leases.items()):
-                    is_unnamed = lease.replica_id == replica_id and id not in event.held
-                    if is_unnamed and now_s - at_s > LEASE_GRACE_S:
+                for lease in self.leased(replica_id):
+                    id = lease.command.invocation_id
+                    if id not in event.held and now_s - lease.at_s > LEASE_GRACE_S:
                         del self.leases[id]
                 adopted = set(event.held) - set(self.leases) - set(self.waiting)
                 self.replicas[replica_id] = BookReplica(event, adopted)
@@ -151,16 +229,25 @@ class Books:
                 for replica in list(self.replicas.values()):
                     if now_s - replica.report.now_s > SILENCE_S:
                         self._lose(replica.report.replica_id)
-            case FirstTokenSent():
-                pass
+            case FirstTokenSent(_, id):
+                if id in self.leases:
+                    self.leases[id].has_begun = True
+                    self.leases[id].tokens = max(1, self.leases[id].tokens)
+            case ReplicaProgressed(_, replica_id, tokens):
+                for id, n in tokens:
+                    if id in self.leases and self.leases[id].command.replica_id == replica_id:
+                        self.leases[id].has_begun |= n > 0
+                        self.leases[id].tokens = max(n, self.leases[id].tokens)
         return None
 
     def take(self, event: Event, commands: tuple[Command, ...]) -> None:
         """Check that `commands` keep every promise, and keep them."""
         now_s = event.now_s
-        ranks = {i.id: self._rank(i, now_s) for i in self.waiting.values()}
         for command in commands:
             id = command.invocation_id
+            if isinstance(command, Preempt):
+                self._take_back(event, command)
+                continue
             assert id in self.waiting, f"{id} does not wait"
             assert id not in self.leases
             invocation = self.waiting.pop(id)
@@ -174,29 +261,74 @@ class Books:
             assert command.attempt == invocation.attempt
             assert command.replica_id in self.replicas, "dispatched to an unknown replica"
             assert self.has_room(command.replica_id), "dispatched to a full or closed replica"
-            assert command.priority == ranks[id]
+            self._check_rank(command, invocation, now_s)
             assert command.queue_s == now_s - invocation.arrived_at_s
             assert command.slack_s == invocation.deadline_s - now_s
-            self.leases[id] = (command, now_s)
-        for command in commands:
-            if isinstance(command, Dispatch):
-                self._check_nobody_was_passed_over(command, ranks)
+            self.leases[id] = BookLease(command, now_s, invocation)
+        if self.is_plain:
+            for command in commands:
+                if isinstance(command, Dispatch):
+                    self._check_nobody_was_passed_over(command, now_s)
 
-    def _check_nobody_was_passed_over(
-        self, command: Dispatch, ranks: dict[InvocationId, int]
-    ) -> None:
-        self.passed_over += [
-            (id, command.replica_id)
-            for id in self.waiting
-            if ranks[id] < ranks[command.invocation_id]
-        ]
+    @property
+    def is_plain(self) -> bool:
+        """Only the routing policy may leave anything in the queue."""
+        p = self.policies
+        return not (p.preemption or p.window or p.strict) and p.admission is ADMIT_ALWAYS
 
-    def _rank(self, invocation: Invocation, now_s: float) -> int:
-        profiles = [r.report.profile for r in self.replicas.values() if r.accepts]
-        if not profiles:
-            return 0
-        work = Work(min(invocation.remaining_s(p) for p in profiles), 0.0)
-        return self.policies.ordering.rank(invocation, work, now_s).value
+    @property
+    def asks_all(self) -> bool:
+        """Whatever waits is offered to every replica with room, and the answer never changes."""
+        p = self.policies
+        if not p.late_binding or p.window or p.strict:
+            return False
+        return p.admission in (ADMIT_ALWAYS, DefersSome())
+
+    def _take_back(self, event: Event, command: Preempt) -> None:
+        """It waits again, with what it has generated as a part of its prompt."""
+        assert isinstance(event, ReplicaProgressed)
+        assert event.replica_id == command.replica_id
+        lease = self.leases.pop(command.invocation_id)
+        assert (lease.command.replica_id, lease.command.attempt) == (
+            command.replica_id,
+            command.attempt,
+        )
+        before = lease.invocation
+        self.waiting[before.id] = replace(
+            before,
+            attempt=before.attempt + 1,
+            prompt_tokens=before.prompt_tokens + lease.tokens,
+            expected_tokens=max(1, before.expected_tokens - lease.tokens),
+            generated=before.generated + lease.tokens,
+        )
+
+    def _check_rank(self, command: Dispatch, invocation: Invocation, now_s: float) -> None:
+        """What goes has a rank that holds, by the replicas that there are."""
+        ranked = self.ranked[invocation.id]
+        rank = ranked.rank
+        assert ranked.invocation == invocation
+        assert ranked.at_s == now_s or rank.until_s > now_s, "the rank has run out"
+        assert (command.priority, command.reason.split("; ")[0]) == (rank.value, rank.reason)
+        assert ranked.work.remaining_s == min(invocation.remaining_s(p) for p in self.profiles)
+        if self.is_plain:
+            assert rank.value in self._ranks(invocation, ranked.work, now_s)
+
+    def _check_nobody_was_passed_over(self, command: Dispatch, now_s: float) -> None:
+        work = self.ranked[command.invocation_id].work
+        for i in self.waiting.values():
+            own = replace(work, remaining_s=min(i.remaining_s(p) for p in self.profiles))
+            if max(self._ranks(i, own, now_s)) < command.priority:
+                self.passed_over.append((i.id, command.replica_id))
+
+    def _ranks(self, invocation: Invocation, work: Work, now_s: float) -> set[int]:
+        """Its rank by definition; two where it changes at this very moment, but for rounding."""
+        around = (now_s - 1e-6, now_s, now_s + 1e-6)
+        return {self.policies.ordering.rank(invocation, work, t).value for t in around}
+
+    @property
+    def profiles(self) -> set[Profile]:
+        """Of what accepts work: an invocation is judged by the fastest of them."""
+        return {r.report.profile for r in self.replicas.values() if r.accepts}
 
     def _unadopt(self, id: InvocationId) -> None:
         for replica in self.replicas.values():
@@ -204,7 +336,7 @@ class Books:
 
     def _lose(self, id: ReplicaId) -> None:
         if self.replicas.pop(id, None) is not None:
-            self.leases = {i: x for i, x in self.leases.items() if x[0].replica_id != id}
+            self.leases = {i: x for i, x in self.leases.items() if x.command.replica_id != id}
 
 
 IDS = [InvocationId(f"i{n}") for n in range(7)]
@@ -220,7 +352,20 @@ offers = st.builds(
     until_first_token=st.booleans(),
     draw=st.floats(0, 0.999),
     attempt=st.sampled_from([1, 1, 1, 2, 3]),
-).map(lambda invocation: InvocationOffered(0.0, invocation))
+)
+# With what only some policies look at: a belief of the length, a pace, no SLO at all.
+rich_offers = st.builds(
+    lambda invocation, length, tpot_s, has_slo: replace(
+        invocation,
+        length=length,
+        tpot_target_s=tpot_s,
+        deadline_s=invocation.deadline_s if has_slo else inf,
+    ),
+    offers,
+    st.sampled_from([None, LengthBelief((5.0, 40.0, 300.0))]),
+    st.sampled_from([inf, 0.05]),
+    st.sampled_from([True, True, True, False]),
+)
 reports = st.builds(
     a_report,
     replica_ids,
@@ -239,12 +384,22 @@ others = st.one_of(
     st.builds(FirstTokenSent, st.just(0.0), ids),
     st.just(Ticked(0.0)),
 )
+progress = st.builds(
+    ReplicaProgressed,
+    st.just(0.0),
+    replica_ids,
+    st.lists(st.tuples(ids, st.integers(0, 30)), max_size=4).map(tuple),
+)
 steps_s = st.sampled_from([0.0, 0.0, 0.1, 1.0, 2.0, 4.0, 6.0])
 
 
-def histories(policies: tuple[Policies, ...]) -> st.SearchStrategy[list[Event]]:
+def histories(
+    policies: tuple[Policies, ...],
+    offers: st.SearchStrategy[Invocation] = offers,
+) -> st.SearchStrategy[list[Event]]:
+    offered = offers.map(lambda invocation: InvocationOffered(0.0, invocation))
     changes = st.builds(PoliciesChanged, st.just(0.0), st.sampled_from(policies))
-    events = st.one_of(offers, offers, reports, others, changes)
+    events = st.one_of(offered, offered, reports, progress, others, changes)
     steps = st.lists(st.tuples(steps_s, events), max_size=40)
 
     def timed(steps: list[tuple[float, Event]]) -> list[Event]:
@@ -264,37 +419,156 @@ def histories(policies: tuple[Policies, ...]) -> st.SearchStrategy[list[Event]]:
     return st.builds(timed, steps)
 
 
-def play(policies: Policies, history: list[Event], *, all_held: bool) -> PoolOrchestrator:
-    """Feed `history` and check every promise after every event."""
-    pool, books = a_pool(policies), Books(policies)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question that a pool put to its policies: may this invocation go there?"""
+
+    invocation: Invocation
+    replica_id: ReplicaId | None
+    answer: Route | Hold | Admit | Defer
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRouting:
+    policy: RoutingPolicy
+    asked: list[Asked]
+
+    def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
+        ids = [r.id for r in pool.replicas]
+        assert ids == sorted(set(ids)), "replicas are shown once each, in the order of their ids"
+        answer = self.policy.route(invocation, pool)
+        self.asked.append(Asked(invocation, None, answer))
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedAdmission:
+    policy: AdmissionPolicy
+    asked: list[Asked]
+
+    def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
+        assert replica.accepting
+        answer = self.policy.admit(invocation, replica, now_s)
+        self.asked.append(Asked(invocation, replica.id, answer))
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedOrdering:
+    policy: OrderingPolicy
+    ranked: dict[InvocationId, Ranked]
+
+    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
+        rank = self.policy.rank(invocation, work, now_s)
+        self.ranked[invocation.id] = Ranked(invocation, work, rank, now_s)
+        return rank
+
+
+def watched(policies: Policies, asked: list[Asked], ranked: dict[InvocationId, Ranked]) -> Policies:
+    """The same policies, and a list of what they were asked."""
+    admission = policies.admission
+    if admission is not ADMIT_ALWAYS:
+        admission = WatchedAdmission(admission, asked)
+    return replace(
+        policies,
+        routing=WatchedRouting(policies.routing, asked),
+        ordering=WatchedOrdering(policies.ordering, ranked),
+        admission=admission,
+    )
+
+
+def check_questions(
+    event: Event, commands: tuple[Command, ...], asked: list[Asked], books: Books
+) -> None:
+    """Only what was admitted goes; who closes is asked no more; `window` and `strict` hold."""
+    policies = books.policies
+    closed: set[ReplicaId] = set()
+    admitted: set[tuple[InvocationId, ReplicaId]] = set()
+    for a in asked:
+        if a.replica_id is None:
+            continue
+        assert a.replica_id not in closed, f"{a.replica_id} is closed"
+        if isinstance(a.answer, Admit):
+            admitted.add((a.invocation.id, a.replica_id))
+        elif isinstance(a.answer, Defer) and a.answer.closes:
+            closed.add(a.replica_id)
+    if policies.admission is not ADMIT_ALWAYS:
+        assert admitted == set(dispatched(commands))
+    if not policies.late_binding:
+        return
+    order = [a.invocation for a in asked if a.replica_id is None]
+    assert len({i.id for i in order}) == len(order), "asked about twice"
+    assert not policies.window or len(order) <= policies.window
+    gone = {c.invocation_id for c in commands if isinstance(c, Dispatch)}
+    passed_over = [i for i in order if i.id not in gone]
+    rank_of = {id: r.rank.value for id, r in books.ranked.items()}
+    if policies.strict and passed_over:
+        least = min(rank_of[i.id] for i in passed_over)
+        first = order.index(passed_over[0])
+        assert all(rank_of[i.id] <= least for i in order[first:])
+    # An offer may ask about the newcomer alone: who waited before it was asked before.
+    if order and not isinstance(event, InvocationOffered):
+        unasked = set(books.waiting) - {i.id for i in order}
+        worst = max(rank_of[i.id] for i in order)
+        assert all(worst <= rank_of[id] for id in unasked), "out of order"
+
+
+def play(
+    policies: Policies, history: list[Event], *, some_held: bool, never_idle: bool = False
+) -> PoolOrchestrator:
+    """Feed `history` and check every promise after every event.
+
+    `some_held`: the policies leave in the queue, if anything, what has a draw of at least one half.
+    `never_idle`: they give an idle replica whatever waits for it.
+    """
+    asked: list[Asked] = []
+    books = Books(policies)
+    pool = a_pool(watched(policies, asked, books.ranked))
     for event in history:
         said_again = books.note(event)
+        if isinstance(event, PoliciesChanged):
+            event = PoliciesChanged(event.now_s, watched(event.policies, asked, books.ranked))
+        asked.clear()
         commands = pool.handle(event)
         if said_again is not None:
             assert commands == (said_again,)
+            assert not asked
             continue
         books.take(event, commands)
-        picture = pool.picture(event.now_s)
-        assert picture.queued == len(books.waiting)
-        assert picture.refused == books.refused
-        assert {r.id: r.held for r in picture.replicas} == {
-            id: books.held(id) for id in books.replicas
-        }
-        assert not set(books.leases) & set(books.waiting)
+        check_questions(event, commands, asked, books)
+        check_picture(pool, books, event.now_s, never_idle=never_idle)
         for id, replica_id in books.passed_over:
             why = pool.why_waiting(id)
             if books.policies.late_binding:
-                assert all_held, f"{id} was passed over: {why}"
+                assert some_held, f"{id} was passed over: {why}"
                 assert books.waiting[id].draw >= 0.5
             else:
                 assert not why.startswith(f"in the queue of {replica_id}:")
         books.passed_over.clear()
-        if books.policies.late_binding and not all_held and books.waiting:
-            assert not any(books.has_room(id) for id in books.replicas)
+        if books.asks_all:
+            has_room = any(books.has_room(id) for id in books.replicas)
+            kept = [i for i in books.waiting.values() if not some_held or i.draw < 0.5]
+            assert not (kept and has_room), f"{kept[0].id} waits although there is room"
         waiting_first_attempts = [i for i in books.waiting.values() if i.attempt == 1]
         if not any(isinstance(e, PoliciesChanged | ReplicaLost) for e in history):
             assert len(waiting_first_attempts) <= books.policies.max_queued
     return pool
+
+
+def check_picture(pool: PoolOrchestrator, books: Books, now_s: float, *, never_idle: bool) -> None:
+    picture = pool.picture(now_s)
+    assert picture.queued == len(books.waiting)
+    assert picture.refused == books.refused
+    assert {r.id: r.held for r in picture.replicas} == {id: books.held(id) for id in books.replicas}
+    assert not set(books.leases) & set(books.waiting)
+    for r in picture.replicas:
+        assert r.prefilling == sum(not lease.has_begun for lease in books.leased(r.id))
+        assert r.wait_s >= 0
+        assert isfinite(r.wait_s) or r.max_running == 0
+        is_idle = books.has_room(r.id) and r.held == 0
+        if is_idle and never_idle:
+            waits_for_it = picture.queued if books.policies.late_binding else r.queued
+            assert not waits_for_it, f"{r.id} is idle while {waits_for_it} wait"
 
 
 @settings(max_examples=120)
@@ -302,7 +576,7 @@ def play(policies: Policies, history: list[Event], *, all_held: bool) -> PoolOrc
 def test_books_and_decisions_hold_under_any_events_with_the_shipped_policies(
     policies: Policies, history: list[Event]
 ) -> None:
-    play(policies, history, all_held=False)
+    play(policies, history, some_held=False)
 
 
 @settings(max_examples=60)
@@ -310,7 +584,23 @@ def test_books_and_decisions_hold_under_any_events_with_the_shipped_policies(
 def test_only_what_the_routing_policy_holds_is_passed_over(
     policies: Policies, history: list[Event]
 ) -> None:
-    play(policies, history, all_held=True)
+    play(policies, history, some_held=True)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(ASKING), histories(ASKING))
+def test_books_hold_with_policies_that_defer_close_take_back_and_look_at_a_part(
+    policies: Policies, history: list[Event]
+) -> None:
+    play(policies, history, some_held=True)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(WHOLE), histories(WHOLE, rich_offers))
+def test_books_hold_with_whole_schedulers_and_nothing_idles_while_work_waits(
+    policies: Policies, history: list[Event]
+) -> None:
+    play(policies, history, some_held=True, never_idle=True)
 
 
 @settings(max_examples=60)
@@ -324,7 +614,7 @@ def test_the_same_events_give_the_same_commands(policies: Policies, history: lis
 @settings(max_examples=60)
 @given(st.sampled_from(SHIPPED), histories(SHIPPED))
 def test_no_slot_leaks_once_everything_has_ended(policies: Policies, history: list[Event]) -> None:
-    pool = play(policies, history, all_held=False)
+    pool = play(policies, history, some_held=False)
     end_s = history[-1].now_s if history else 0.0
     for id in IDS:
         pool.handle(InvocationWithdrawn(end_s, id, "over"))

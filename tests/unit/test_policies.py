@@ -195,7 +195,7 @@ def test_the_orders_differ_in_where_they_put_what_is_late() -> None:
     late, tight, feasible = (an_invocation(deadline_s=d) for d in (4.0, 6.0, 20.0))
 
     def places(policy: FirstComeFirstServed | SlackPriority | LateLast) -> list[int]:
-        return [policy.rank(i, Work(2.0, 2.0), now_s=5.0).value for i in (late, tight, feasible)]
+        return [policy.rank(i, Work(2.0, 2.0, 0.0), now_s=5.0).value for i in (late, tight, feasible)]
 
     assert places(SlackPriority()) == [0, 1, 2]
     assert places(LateLast()) == [2, 0, 1]

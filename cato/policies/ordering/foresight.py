@@ -14,25 +14,40 @@ URGENT, PACED, UNBOUND, HOPELESS = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class ForesightOrdering:
-    """Urgent feasible first, by least work; then the feasible by laxity; hopeless last.
+    """Urgent feasible first, by least work per chance; then the feasible by laxity; hopeless last.
 
     Urgent: laxity (slack - remaining) at most `urgency` times the remaining time. Of what must
     start now the shortest goes first: it costs the others least (Moore, 1968, keeps the same
-    ones). What has time is paced by the instant when it becomes urgent. Without an SLO: behind
-    all that can be met. Hopeless: even alone and at once it is late; it goes last, shortest first.
+    ones); work counts more the less likely it is in time, by what is believed of its length. What
+    has time is paced by the instant when it becomes urgent. Without an SLO: behind all that can be
+    met. Hopeless: even alone and at once it is late with a chance above 1 - `unlikely`; it goes
+    last, shortest first.
     """
 
     urgency: float = 10.0
+    unlikely: float = 0.3
+    # A rank by chance is judged anew after this share of the work: it changes as time passes.
+    refreshed: float = 0.1
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
         deadline_s = invocation.deadline_s
         if deadline_s == inf:
             return Rank(UNBOUND, "no SLO", key=invocation.arrived_at_s)
-        latest_s = deadline_s - work.remaining_s
-        if now_s > latest_s:
-            return Rank(HOPELESS, f"hopeless by {now_s - latest_s:.3f} s", key=work.service_s)
-        urgent_s = latest_s - self.urgency * work.remaining_s
-        if now_s >= urgent_s:
-            reason = f"urgent, {latest_s - now_s:.3f} s of laxity"
-            return Rank(URGENT, reason, key=work.service_s, until_s=latest_s + 1e-9 * latest_s)
-        return Rank(PACED, f"{latest_s - now_s:.3f} s of laxity", key=urgent_s, until_s=urgent_s)
+        laxity_s = deadline_s - work.remaining_s - now_s
+        urgent_s = deadline_s - (1 + self.urgency) * work.remaining_s
+        if now_s < urgent_s:
+            return Rank(PACED, f"{laxity_s:.3f} s of laxity", key=urgent_s, until_s=urgent_s)
+        length = invocation.length
+        if length is None or invocation.until_first_token or work.token_s <= 0:
+            if laxity_s < 0:
+                return Rank(HOPELESS, f"hopeless by {-laxity_s:.3f} s", key=work.service_s)
+            reason = f"urgent, {laxity_s:.3f} s of laxity"
+            until_s = deadline_s - work.remaining_s
+            return Rank(URGENT, reason, work.service_s, until_s + 1e-9 * abs(until_s))
+        tokens = invocation.left_tokens() + laxity_s / work.token_s
+        chance = length.chance_within(tokens, invocation.generated)
+        if chance < self.unlikely:
+            return Rank(HOPELESS, f"in time with chance {chance:.2f}", key=work.service_s)
+        reason = f"urgent, in time with chance {chance:.2f}, {laxity_s:.3f} s of laxity"
+        until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
+        return Rank(URGENT, reason, work.service_s / chance, until_s)

@@ -9,7 +9,7 @@ from math import inf
 from cato.core.ids import InvocationId
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView
-from cato.policies.outlook import BY_TOKENS_LEFT, chances, prospect_of
+from cato.policies.outlook import chances, outlook_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,18 @@ class ForesightPreemption:
         self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
-        prospects = sorted(map(prospect_of, replica.running), key=BY_TOKENS_LEFT)
-        now = chances(profile, now_s, prospects)
-        lost = [p for p, c in zip(prospects, now, strict=True) if c <= 0 and p.due_s < inf]
-        if not lost:
+        outlook = replica.derived(outlook_of, now_s)
+        pairs = list(zip(outlook.prospects, outlook.chances, strict=True))
+        lost = [p for p, c in pairs if c <= 0 and p.due_s < inf]
+        if lost:
+            kept = [p for p, c in pairs if c > 0 or p.due_s == inf]
+            gain = sum(chances(profile, now_s, kept)) - outlook.total
+            if gain >= self.least_gain:
+                reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
+                return [(p.invocation.id, reason) for p in lost]
+        if not lost or replica.held < replica.max_running:
             return ()
-        kept = [p for p, c in zip(prospects, now, strict=True) if c > 0 or p.due_s == inf]
-        gain = sum(chances(profile, now_s, kept)) - sum(now)
-        if gain >= self.least_gain:
-            reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
-            return [(p.invocation.id, reason) for p in lost]
         wanting = sum(_can_be_met(i, profile, now_s) for i in waiting)
-        if wanting == 0 or replica.held < replica.max_running:
-            return ()
         worst = sorted(lost, key=lambda p: (-p.left_tokens, p.invocation.id))[:wanting]
         return [
             (p.invocation.id, "cannot be in time; one that can waits for its place") for p in worst

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
@@ -312,15 +312,14 @@ class PoolOrchestrator:
                 freed = self._unadopt(event.invocation_id)
                 lease = self._leases.get(event.invocation_id)
                 if lease is not None and lease.command.attempt == event.attempt:
-                    freed = self._release(event.invocation_id) or freed
-                return self._fill_one(freed, now_s)
+                    freed += self._release(event.invocation_id)
+                return self._fill_freed(freed, now_s)
             case InvocationWithdrawn():
                 waiting = self._waiting.get(event.invocation_id)
                 if waiting is not None:
                     self._unqueue(waiting)
-                freed = self._unadopt(event.invocation_id)
-                freed = self._release(event.invocation_id) or freed
-                return self._fill_one(freed, now_s)
+                freed = self._unadopt(event.invocation_id) + self._release(event.invocation_id)
+                return self._fill_freed(freed, now_s)
             case FirstTokenSent():
                 return self._note_first_token(event)
             case ReplicaProgressed():
@@ -363,10 +362,11 @@ class PoolOrchestrator:
         invocation, now_s = event.invocation, event.now_s
         id = invocation.id
         lease = self._leases.get(id)
+        freed: list[_Replica] = []
         if lease is not None:
             if invocation.attempt <= lease.running.invocation.attempt:
                 return (lease.command,)  # the answer was lost on its way: say it again
-            self._release(id)
+            freed = self._release(id)
         known = self._waiting.get(id)
         if known is not None:
             # A late copy of an earlier attempt says nothing new.
@@ -377,12 +377,13 @@ class PoolOrchestrator:
                     replica.queued_s[id] = _alone_s(invocation, replica.profile)
                     replica.changed()
                 known.queue.forget_rank(known)
+                return self._fill_all(now_s)
             return ()
         if self._adopters:
-            self._unadopt(id)
+            freed += self._unadopt(id)
         waiting = self._waiting[id] = _Waiting(invocation, self._queue)
         self._queue.add(waiting)
-        commands = self._fill_for(waiting, now_s)
+        commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
         if id not in self._waiting or invocation.attempt > 1:
             return commands  # what goes on after a lost replica was admitted before
         if len(self._waiting) > self._policies.max_queued:
@@ -470,8 +471,10 @@ class PoolOrchestrator:
             running = replica.leases.get(id)
             if running is not None and tokens > running.tokens:
                 self._see_tokens(replica, running, tokens, event.now_s)
-        commands = self._preempt(replica, event.now_s)
-        return commands + self._fill_one(replica, event.now_s)
+        preempted = self._preempt(replica, event.now_s)
+        if preempted:  # they may go anywhere
+            return preempted + self._fill_all(event.now_s)
+        return self._fill_one(replica, event.now_s)
 
     def _see_tokens(self, replica: _Replica, running: Running, tokens: int, now_s: float) -> None:
         if running.first_token_at_s is None:
@@ -483,23 +486,23 @@ class PoolOrchestrator:
         running.expected_end_s = now_s + running.left_tokens * step_s
         replica.changed()
 
-    def _release(self, id: InvocationId) -> _Replica | None:
+    def _release(self, id: InvocationId) -> list[_Replica]:
         """End a lease; the replica that it was on, when that is still known."""
         lease = self._leases.pop(id, None)
         replica = self._replicas.get(lease.replica_id) if lease is not None else None
-        if replica is not None:
-            running = replica.leases.pop(id)
-            replica.prefilling -= running.first_token_at_s is None
-            self._touch(replica)
-        return replica
+        if replica is None:
+            return []
+        running = replica.leases.pop(id)
+        replica.prefilling -= running.first_token_at_s is None
+        self._touch(replica)
+        return [replica]
 
-    def _unadopt(self, id: InvocationId) -> _Replica | None:
-        found = None
-        for replica_id in sorted(self._adopters.pop(id, ())):
-            found = self._replicas[replica_id]
-            found.adopted -= {id}
-            self._touch(found)
-        return found
+    def _unadopt(self, id: InvocationId) -> list[_Replica]:
+        freed = [self._replicas[replica_id] for replica_id in sorted(self._adopters.pop(id, ()))]
+        for replica in freed:
+            replica.adopted -= {id}
+            self._touch(replica)
+        return freed
 
     def _adopt(self, replica: _Replica, ids: frozenset[InvocationId]) -> None:
         """`ids` are what the replica holds beyond its leases; nothing else is, any more."""
@@ -559,6 +562,12 @@ class PoolOrchestrator:
         commands: list[Command] = []
         self._place(waiting, list(self._open), now_s, commands)
         return tuple(commands)
+
+    def _fill_freed(self, freed: Sequence[_Replica], now_s: float) -> tuple[Command, ...]:
+        """An invocation left `freed`: one replica, or none; more after a restart of the router."""
+        if len(freed) > 1:
+            return self._fill_all(now_s)
+        return self._fill_one(freed[0], now_s) if freed else ()
 
     def _fill_one(self, replica: _Replica | None, now_s: float) -> tuple[Command, ...]:
         """Something changed on one replica: who may join it?"""

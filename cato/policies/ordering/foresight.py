@@ -34,20 +34,21 @@ class ForesightOrdering:
         if deadline_s == inf:
             return Rank(UNBOUND, "no SLO", key=invocation.arrived_at_s)
         laxity_s = deadline_s - work.remaining_s - now_s
+        work_s = work.service_s + invocation.downstream_s
         urgent_s = deadline_s - (1 + self.urgency) * work.remaining_s
         if now_s < urgent_s:
             return Rank(PACED, f"{laxity_s:.3f} s of laxity", key=urgent_s, until_s=urgent_s)
         length = invocation.length
         if length is None or invocation.until_first_token or work.token_s <= 0:
             if laxity_s < 0:
-                return Rank(HOPELESS, f"hopeless by {-laxity_s:.3f} s", key=work.service_s)
+                return Rank(HOPELESS, f"hopeless by {-laxity_s:.3f} s", key=work_s)
             reason = f"urgent, {laxity_s:.3f} s of laxity"
             until_s = deadline_s - work.remaining_s
-            return Rank(URGENT, reason, work.service_s, until_s + 1e-9 * abs(until_s))
+            return Rank(URGENT, reason, work_s, until_s + 1e-9 * abs(until_s))
         tokens = invocation.left_tokens() + laxity_s / work.token_s
         chance = length.chance_within(tokens, invocation.generated)
         if chance < self.unlikely:
-            return Rank(HOPELESS, f"in time with chance {chance:.2f}", key=work.service_s)
+            return Rank(HOPELESS, f"in time with chance {chance:.2f}", key=work_s)
         reason = f"urgent, in time with chance {chance:.2f}, {laxity_s:.3f} s of laxity"
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
-        return Rank(URGENT, reason, work.service_s / chance, until_s)
+        return Rank(URGENT, reason, work_s / chance, until_s)

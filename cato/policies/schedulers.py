@@ -5,14 +5,24 @@
 
 from __future__ import annotations
 
-from cato.core.policies import Policies, RoutingPolicy
+from dataclasses import replace
+
+from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
+from cato.core.profile import Profile
 from cato.policies.admission.foresight import ForesightAdmission
 from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel
 from cato.policies.admission.static_cap import StaticCap
+from cato.policies.admission.tempo import TempoAdmission
+from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.foresight import ForesightOrdering
+from cato.policies.ordering.plas import LeastAttainedService
+from cato.policies.ordering.sjf import ShortestJobFirst
 from cato.policies.ordering.slack_priority import SlackPriority
+from cato.policies.ordering.tempo import GainDensity, TempoOrdering
 from cato.policies.preemption.foresight import ForesightPreemption
+from cato.policies.preemption.plas import LeastAttainedPreemption
+from cato.policies.preemption.tempo import TempoPreemption
 from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.least_wait import LeastWait
@@ -73,5 +83,37 @@ def saber(model: SpeedModel, window: int = 10) -> Policies:
         window=window,
         shuffled=True,
         strict=True,
+        max_queued=UNBOUNDED,
+    )
+
+
+def in_order(ordering: OrderingPolicy) -> Policies:
+    """One shared queue in this order, least-loaded replica first; the engine's cap alone bounds."""
+    return Policies(LeastWait(), ordering, max_queued=UNBOUNDED)
+
+
+def sjf() -> Policies:
+    """Shortest job first, by the predicted length."""
+    return in_order(ShortestJobFirst())
+
+
+def edf() -> Policies:
+    """Earliest deadline first."""
+    return in_order(EarliestDeadlineFirst())
+
+
+def plas(profile: Profile) -> Policies:
+    """Program-level least attained service (Autellix), preemptive as published."""
+    ordering = LeastAttainedService(token_s=profile.decode_step_s(profile.max_running))
+    return replace(in_order(ordering), preemption=LeastAttainedPreemption(ordering))
+
+
+def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> Policies:
+    """Tempo: densest gain first, preempted by what gains more, a reserve for work without SLO."""
+    return Policies(
+        LeastWait(),
+        TempoOrdering(density, fairness),
+        admission=TempoAdmission(reserve),
+        preemption=TempoPreemption(density),
         max_queued=UNBOUNDED,
     )

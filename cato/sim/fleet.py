@@ -358,6 +358,9 @@ class Fleet:
             call = calls.get(InvocationId(id))
             if call is not None:
                 call.tokens = tokens
+                outcome = call.outcome
+                if outcome.is_streaming(call.index):
+                    outcome.sent.append((self.kernel.now_s, tokens))
                 report.append((InvocationId(id), tokens - call.generated))
         return tuple(report)
 
@@ -373,6 +376,8 @@ class Fleet:
         is_streamed = call.index == len(call.outcome.task.nodes) - 1
         if is_streamed and isnan(call.outcome.first_token_at_s):
             call.outcome.first_token_at_s = self.kernel.now_s
+        elif call.outcome.is_streaming(call.index):
+            call.outcome.sent.append((self.kernel.now_s, call.tokens))
 
     def call_ended(self, id: InvocationId) -> None:
         call = self._calls[id]

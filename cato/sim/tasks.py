@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nan
 
 import numpy as np
@@ -77,13 +77,22 @@ class SimTask:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a task fared; times are absolute, nan for what never happened."""
+    """How a task fared; times are absolute, nan for what never happened.
+
+    `sent`: when how many tokens of the streamed answer had come, as far as its replica reported.
+    """
 
     task: SimTask
     first_token_at_s: float = nan
     ended_at_s: float = nan
     queue_s: float = 0.0
     refused: bool = False
+    sent: list[tuple[float, int]] = field(default_factory=list)
+
+    def is_streaming(self, index: int) -> bool:
+        """Whether the pace of node `index` is judged token by token."""
+        task = self.task
+        return task.tpot_target_s < inf and index == len(task.nodes) - 1
 
     @property
     def is_finished(self) -> bool:
@@ -120,10 +129,11 @@ class Outcome:
 def service_gain(outcome: Outcome, w_in: float = 1.0, w_out: float = 2.0, a: float = 1.0) -> float:
     """Gain of a task (Tempo, section "service gain"): weighted tokens × min(1, (target/actual)^a).
 
-    All LLM calls count. A streamed task with a TTFT objective earns by its first token and its
-    pace: the prompt's weight by TTFT, the output's by the pace against the expected timeline,
-    which starts at min(arrival + TTFT target, first token) (algorithms.md, section 6, pitfall b).
-    Without an SLO a finished task earns its tokens.
+    All LLM calls count; times are since the task's arrival. A streamed task with a TTFT objective
+    earns token by token: the prompt by the first token, output token i by what was expected of it,
+    which is the pace from min(arrival + TTFT target, first token) on (algorithms.md, section 6,
+    pitfall b). Between two points of `sent` tokens are taken to come evenly. Without an SLO a
+    finished task earns its tokens.
     """
     task = outcome.task
     if not outcome.is_finished:
@@ -133,15 +143,29 @@ def service_gain(outcome: Outcome, w_in: float = 1.0, w_out: float = 2.0, a: flo
     if task.target_s == inf:
         return w_in * tokens_in + w_out * tokens_out
     if task.metric is SloMetric.TTFT:
-        first = float(min(1.0, (task.target_s / max(outcome.ttft_s, 1e-9)) ** a))
-        started_s = min(task.deadline_s, outcome.first_token_at_s)
-        expected_s = task.tpot_target_s * max(1, task.nodes[-1].output_tokens - 1)
-        actual_s = max(outcome.ended_at_s - started_s, 1e-9)
-        pace = 1.0 if expected_s == inf else float(min(1.0, (expected_s / actual_s) ** a))
-        return w_in * tokens_in * first + w_out * tokens_out * pace
-    achieved_s = max(outcome.e2e_s, 1e-9)
-    kept = float(min(1.0, (task.target_s / achieved_s) ** a))
-    return (w_in * tokens_in + w_out * tokens_out) * kept
+        first = _kept(task.target_s, outcome.ttft_s, a)
+        return w_in * tokens_in * first + w_out * tokens_out * _pace_kept(outcome, a)
+    return (w_in * tokens_in + w_out * tokens_out) * _kept(task.target_s, outcome.e2e_s, a)
+
+
+def _kept(target_s: float, actual_s: float, a: float) -> float:
+    return float(min(1.0, (target_s / max(actual_s, 1e-9)) ** a))
+
+
+def _pace_kept(outcome: Outcome, a: float) -> float:
+    """Mean over the tokens of a stream of min(1, (expected/actual)^a)."""
+    task, tokens = outcome.task, outcome.task.nodes[-1].output_tokens
+    if task.tpot_target_s == inf:
+        return 1.0
+    known = [(outcome.ttft_s, 1)]
+    known += [(t - task.arrived_at_s, n) for t, n in outcome.sent if 1 < n < tokens]
+    if tokens > 1:
+        known.append((outcome.e2e_s, tokens))
+    at_s, at = zip(*known, strict=True)
+    i = np.arange(1, tokens + 1)
+    actual_s = np.maximum(1e-9, np.interp(i, at, at_s))
+    expected_s = min(task.target_s, outcome.ttft_s) + task.tpot_target_s * (i - 1)
+    return float(np.minimum(1.0, (expected_s / actual_s) ** a).mean())
 
 
 def task_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:

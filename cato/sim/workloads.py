@@ -139,6 +139,7 @@ def saber_tasks(
     seed: int,
     pool: PoolName,
     arrivals: Arrivals = poisson,
+    spread: float = SPREAD,
 ) -> list[SimTask]:
     """`n` single calls of workload W1, W2 or W3."""
     rng = np.random.default_rng([seed, 3, int(workload[1:]), round(rate_per_s * 1000)])
@@ -150,11 +151,11 @@ def saber_tasks(
     for i in range(n):
         name = str(classes[i])
         prompt, output, target_s = SABER_CLASSES[name]
-        known = belief(output)
+        known = belief(output, spread)
         node = SimNode(
             pool,
             int(lengths(rng, prompt, 1)[0]),
-            int(lengths(rng, output, 1)[0]),
+            int(lengths(rng, output, 1, spread)[0]),
             round(known.mean),
             known,
         )
@@ -324,19 +325,51 @@ def cato_tasks(
 TEMPO_CALL = (500, 250)
 TEMPO_STAGE_CALLS = (3, 6)
 TEMPO_SHARES = {"latency": 0.6, "throughput": 0.2, "collective": 0.2}
+TEMPO_STAGE_TARGET_S = 20.0
+# How much of the deviation of a length's logarithm the prompt foretells (assumed: a third of the
+# variance). Without any, shortest job first would have nothing to sort by and exact lengths would
+# be another workload.
+TEMPO_FORETOLD = 0.3
 
 
-def tempo_tasks(rate_per_s: float, n: int, seed: int, pool: PoolName) -> list[SimTask]:
+def tempo_rate_per_s(load: float) -> float:
+    """Tasks per second; load 1: their tokens are what the engine can do at its full batch."""
+    engine, (prompt, output) = TEMPO_ENGINE, TEMPO_CALL
+    step_s = engine.decode_step_s(engine.max_running)
+    call_s = engine.prefill_per_batch_token_s * prompt + step_s / engine.max_running * output
+    calls = 1 + TEMPO_SHARES["collective"] * (sum(TEMPO_STAGE_CALLS) - 1)
+    return load / (call_s * calls)
+
+
+@lru_cache(maxsize=256)
+def longest_of(calls: int, mean: float, spread: float = SPREAD) -> float:
+    """Mean of the longest of `calls` lengths: a stage ends with its last call."""
+    rng = np.random.default_rng([_BELIEF_SEED, calls, round(mean * 10)])
+    draws = lengths(rng, mean, _BELIEF_SAMPLE * calls, spread).reshape(-1, calls)
+    return float(draws.max(axis=1).mean())
+
+
+def tempo_tasks(
+    load: float, n: int, seed: int, pool: PoolName, without_slo: float = 0.0
+) -> list[SimTask]:
     """Mix 3 : 1 : 1 of latency-sensitive (TTFT 2 s, 100 ms a token), throughput (20 s to the last
     token) and collective tasks (20 s × stages; stages of 3 and 6 calls).
+
+    `load`: see `tempo_rate_per_s`. A share of `without_slo` of the tasks, of all kinds, has no SLO
+    and is named "unbound". What is expected downstream is the time of whole stages, each as long
+    as its longest call, in a full batch: that is where stages run when deadlines are at stake.
     """
-    rng = np.random.default_rng([seed, 6, round(rate_per_s * 1000)])
-    times = poisson(rng, rate_per_s, n)
+    rng = np.random.default_rng([seed, 6, round(load * 1000)])
+    times = poisson(rng, tempo_rate_per_s(load), n)
     names = list(TEMPO_SHARES)
     chosen = rng.choice(names, n, p=[TEMPO_SHARES[k] for k in names])
+    unbound = rng.random(n) < without_slo
     prompt, output = TEMPO_CALL
-    known = belief(output)
-    call_s = TEMPO_ENGINE.service_s(prompt, output, 16)
+    full = TEMPO_ENGINE.max_running
+    stage_s = [
+        TEMPO_ENGINE.service_s(prompt, round(longest_of(calls, output)), full)
+        for calls in TEMPO_STAGE_CALLS
+    ]
     tasks = []
     for i in range(n):
         name = str(chosen[i])
@@ -346,32 +379,52 @@ def tempo_tasks(rate_per_s: float, n: int, seed: int, pool: PoolName) -> list[Si
         for k, (begin, end) in enumerate(pairwise(starts)):
             needs = tuple(range(starts[k - 1], begin)) if k else ()
             for _ in range(begin, end):
+                tokens, known = _foretold(rng, output)
                 nodes.append(
                     SimNode(
                         pool,
                         int(lengths(rng, prompt, 1)[0]),
-                        int(lengths(rng, output, 1)[0]),
+                        tokens,
                         round(known.mean),
                         known,
                         needs,
                         0.0,
-                        call_s * (len(stages) - 1 - k),
+                        sum(stage_s[k + 1 : len(stages)]),
                     )
                 )
-        is_latency = name == "latency"
+        is_stream = name == "latency" and not unbound[i]
+        target_s = 2.0 if is_stream else TEMPO_STAGE_TARGET_S * len(stages)
         tasks.append(
             SimTask(
                 f"t{i:05d}",
-                TaskName(name),
+                TaskName("unbound" if unbound[i] else name),
                 times[i],
-                SloMetric.TTFT if is_latency else SloMetric.E2E,
-                2.0 if is_latency else 20.0 * len(stages),
+                SloMetric.TTFT if is_stream else SloMetric.E2E,
+                inf if unbound[i] else target_s,
                 tuple(nodes),
                 tuple(float(d) for d in rng.random(len(nodes))),
-                0.1 if is_latency else inf,
+                0.1 if is_stream else inf,
             )
         )
     return tasks
+
+
+def _foretold(rng: np.random.Generator, mean: float) -> tuple[int, LengthBelief]:
+    """A length of `SPREAD` around `mean`, and what is believed when part of that is foretold."""
+    rest = math.sqrt(SPREAD**2 - TEMPO_FORETOLD**2)
+    centre = mean * math.exp(rng.normal(-(TEMPO_FORETOLD**2) / 2, TEMPO_FORETOLD))
+    known = LengthBelief(tuple(max(1.0, p * centre / mean) for p in belief(mean, rest).points))
+    return int(lengths(rng, centre, 1, rest)[0]), known
+
+
+def with_known_lengths(tasks: Sequence[SimTask]) -> list[SimTask]:
+    """The same tasks for a policy that is told every length: what better foresight could win."""
+    return [replace(t, nodes=tuple(_known(n) for n in t.nodes)) for t in tasks]
+
+
+def _known(node: SimNode) -> SimNode:
+    exact = LengthBelief((float(node.output_tokens),))
+    return replace(node, length=exact, expected_tokens=node.output_tokens)
 
 
 # The Azure coding trace

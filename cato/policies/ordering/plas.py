@@ -10,22 +10,28 @@ from cato.core.policies import Work
 from cato.core.snapshot import Invocation
 
 
-def level(attained_s: float, first_s: float) -> int:
-    """The queue of a multi-level feedback: each holds twice the service of the one before."""
-    return int(log2(1.0 + attained_s / first_s))
-
-
 @dataclass(frozen=True, slots=True)
 class LeastAttainedService:
     """Runs that have received the least service so far go first, in levels; then by arrival.
 
     Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs" (2025),
-    section "PLAS": a call inherits the service of the earlier calls of its program. Needs no
-    prediction; blind to deadlines.
+    section "PLAS": a call inherits the service of the earlier calls of its program. Each level of
+    the multi-level feedback queue holds twice the service of the one before. Needs no prediction;
+    blind to deadlines. `token_s` is the service that a generated token counts as: what a call that
+    was preempted has had itself.
     """
 
     first_level_s: float = 1.0
+    token_s: float = 0.02
+
+    def attained_s(self, invocation: Invocation, tokens: int = 0) -> float:
+        """Service of the run's earlier calls and of this one, with `tokens` of this attempt."""
+        return invocation.served_s + self.token_s * (invocation.generated + tokens)
+
+    def level(self, invocation: Invocation, tokens: int = 0) -> int:
+        """0 is served first."""
+        return int(log2(1.0 + self.attained_s(invocation, tokens) / self.first_level_s))
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
-        at = level(invocation.served_s, self.first_level_s)
-        return Rank(at, f"its run has had {invocation.served_s:.3f} s of service (level {at})")
+        at, had_s = self.level(invocation), self.attained_s(invocation)
+        return Rank(at, f"its run has had {had_s:.3f} s of service (level {at})")

@@ -1,0 +1,138 @@
+"""Tempo: how much a request would earn per second of serving it, and the queue order by that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from cato.core.decision import Rank
+from cato.core.policies import Work
+from cato.core.profile import Profile
+from cato.core.snapshot import Invocation
+
+RESERVED, DENSE = 0, 1
+
+# A density is judged anew after this share of the time that the invocation has waited: it changes
+# by about as much.
+_REVIEW = 0.1
+# Where a stream's earnings are sampled, as shares of the tokens it has left (midpoint rule).
+_MIDPOINTS = (1 / 6, 1 / 2, 5 / 6)
+
+
+@dataclass(frozen=True, slots=True)
+class GainDensity:
+    """Expected service gain per second of remaining execution (Tempo, "service gain density").
+
+    Gain: `w_in` a prompt token and `w_out` an output token, times min(1, (target/actual)^a); a
+    stream earns it token by token against its expected timeline, which starts at its TTFT target
+    and goes on by its TPOT target (algorithms.md, section 6). Times are those of a full batch of
+    `profile`. The target of a call within a task is what lies between its arrival and the
+    deadline less what comes downstream: its stage's share of the task's.
+
+    The length is the bound at `level` of what is believed, given what was generated; `is_refined`
+    False keeps the bound of before the first token. `over_budget` is the rule as it is printed: the
+    gain over the time *budget* that is left instead of over the time of execution. That is earliest
+    deadline first in disguise and collapses in overload (`tempo-ablation`).
+    """
+
+    profile: Profile
+    w_in: float = 1.0
+    w_out: float = 2.0
+    a: float = 1.0
+    level: float = 0.9
+    is_refined: bool = True
+    over_budget: bool = False
+
+    @property
+    def step_s(self) -> float:
+        """A decode step of the full batch."""
+        return self.profile.decode_step_s(self.profile.max_running)
+
+    def left_tokens(self, invocation: Invocation, tokens: int = 0) -> float:
+        """The bound on what is still to come after `tokens` of this attempt; at least 1."""
+        belief, generated = invocation.length, invocation.generated + tokens
+        if belief is None:
+            return max(1.0, invocation.expected_tokens - tokens)
+        if self.is_refined:
+            return belief.left_quantile(self.level, generated)
+        return max(1.0, belief.left_quantile(self.level, 0) - generated)
+
+    def waiting_execution_s(self, invocation: Invocation) -> float:
+        """From its start to its last token."""
+        prefill_s = self.profile.prefill_s(invocation.prompt_tokens)
+        return prefill_s + self.left_tokens(invocation) * self.step_s
+
+    def of_waiting(self, invocation: Invocation, now_s: float) -> float:
+        """Gain per second of what would start now."""
+        prefill_s = self.profile.prefill_s(invocation.prompt_tokens)
+        left = self.left_tokens(invocation)
+        gain = self._gain(invocation, now_s + prefill_s, invocation.generated, left)
+        return gain / self._over_s(invocation, now_s, prefill_s + left * self.step_s)
+
+    def of_running(self, invocation: Invocation, tokens: int, now_s: float) -> float:
+        """Gain per second of what has generated `tokens` in this attempt."""
+        left = self.left_tokens(invocation, tokens)
+        gain = self._gain(invocation, now_s, invocation.generated + tokens, left)
+        return gain / self._over_s(invocation, now_s, left * self.step_s)
+
+    def _over_s(self, invocation: Invocation, now_s: float, execution_s: float) -> float:
+        if not self.over_budget:
+            return execution_s
+        return max(self.step_s, invocation.deadline_s - invocation.downstream_s - now_s)
+
+    def _gain(
+        self, invocation: Invocation, decodes_at_s: float, generated: int, left: float
+    ) -> float:
+        """Expected gain of its prompt and of the tokens left, decoding from `decodes_at_s` on.
+
+        What was processed before counts too: without the rest it earns nothing.
+        """
+        arrived_s, step_s = invocation.arrived_at_s, self.step_s
+        output = self.w_out * (generated + left)
+        prompt = self.w_in * invocation.prompt_tokens
+        if invocation.deadline_s == inf:
+            return prompt + output
+        target_s = invocation.deadline_s - invocation.downstream_s - arrived_s
+        if not invocation.until_first_token:
+            done_s = decodes_at_s + left * step_s - arrived_s
+            return (prompt + output) * self._kept(target_s, done_s)
+        if generated == 0:
+            prompt *= self._kept(target_s, decodes_at_s - arrived_s)
+        if invocation.tpot_target_s == inf:
+            return prompt + output
+        kept = 0.0
+        for share in _MIDPOINTS:
+            expected_s = target_s + invocation.tpot_target_s * (generated + share * left)
+            kept += self._kept(expected_s, decodes_at_s + share * left * step_s - arrived_s)
+        return prompt + output * kept / len(_MIDPOINTS)
+
+    def _kept(self, target_s: float, actual_s: float) -> float:
+        if actual_s <= target_s:
+            return 1.0
+        return float(max(0.0, target_s / actual_s) ** self.a)
+
+
+@dataclass(frozen=True, slots=True)
+class TempoOrdering:
+    """Densest first: (1 - fairness) · density + fairness · share of its life spent waiting.
+
+    Both in [0, 1] or about: the density in multiples of `w_out` tokens a step, the least that
+    timely work earns. Without an SLO: first, in order of arrival, but only into the places that
+    `TempoAdmission` reserves.
+    """
+
+    density: GainDensity
+    fairness: float = 0.1
+
+    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
+        if invocation.deadline_s == inf:
+            return Rank(RESERVED, "no SLO: into the reserve", key=invocation.arrived_at_s)
+        density = self.density
+        per_s = density.of_waiting(invocation, now_s)
+        unit_per_s = density.w_out / density.step_s
+        waited_s = now_s - invocation.arrived_at_s
+        execution_s = density.waiting_execution_s(invocation)
+        score = (1 - self.fairness) * per_s / unit_per_s
+        score += self.fairness * waited_s / (waited_s + execution_s)
+        until_s = now_s + _REVIEW * (waited_s + execution_s)
+        return Rank(DENSE, f"gains {per_s:.1f}/s", key=-score, until_s=until_s)

@@ -1,0 +1,43 @@
+"""Program-level least attained service preempts what has been demoted (Autellix, "PLAS")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cato.core.ids import InvocationId
+from cato.core.snapshot import Invocation, ReplicaView
+from cato.policies.ordering.plas import LeastAttainedService
+
+
+@dataclass(frozen=True, slots=True)
+class LeastAttainedPreemption:
+    """Whoever has sunk to a lower queue gives way to what waits in a higher one.
+
+    Luo et al., "Autellix" (2025), section "PLAS": a call that has used up its queue's quantum is
+    demoted, and calls of a higher queue preempt it. What runs is safe until its first report, so
+    that a place is never given away for nothing. Ties: the one that would lose the least context.
+    """
+
+    ordering: LeastAttainedService
+
+    def preempt(
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
+    ) -> Sequence[tuple[InvocationId, str]]:
+        if replica.held < replica.max_running:
+            return ()
+        levels = self.ordering
+        victims = sorted(
+            (
+                (-levels.level(r.invocation, r.tokens), r.context_tokens, r.invocation.id)
+                for r in replica.running
+                if r.tokens > 0
+            ),
+        )
+        found: list[tuple[InvocationId, str]] = []
+        for newcomer, (minus_level, _, id) in zip(waiting, victims, strict=False):
+            at = levels.level(newcomer)
+            if at >= -minus_level:
+                break
+            found.append((id, f"at level {-minus_level}; one at level {at} waits for its place"))
+        return found

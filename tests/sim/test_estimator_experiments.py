@@ -13,6 +13,7 @@ from cato.core.errors import InputError
 from cato.sim.experiment import Options, silent
 from cato.sim.experiments import length_bounds, saber_estimators
 from cato.sim.traces import TraceRow, load_azure
+from cato.sim.workloads import SABER_ENGINE
 
 
 def a_trace(folder: Path, rows: int, seed: int = 0) -> Path:
@@ -96,7 +97,7 @@ def test_every_named_model_can_be_fitted_and_asked(tmp_path: Path) -> None:
 
 def test_a_request_that_runs_alone_has_the_speed_of_the_profile() -> None:
     samples = saber_estimators.speed_samples("W2", rate_per_s=0.0001, seed=0)
-    profile = saber_estimators.PROFILE
+    profile = SABER_ENGINE
     assert len(samples) == saber_estimators.REQUESTS
     assert max(s.concurrency for s in samples) == pytest.approx(1.0)
     fastest = max(s.tokens_per_s for s in samples)
@@ -118,7 +119,7 @@ def test_usl_fits_best_also_where_it_was_not_fitted(tmp_path: Path) -> None:
         for other in ("linear", "logistic"):
             gap = report.difference("held_out_r2", "usl", other, workload=workload)
             assert gap.mean > 0
-        step_s = saber_estimators.PROFILE.decode_step_s(1)
+        step_s = SABER_ENGINE.decode_step_s(1)
         found = report.mean("lambda_tokens_per_s", "usl", workload=workload).mean
         assert found == pytest.approx(1.0 / step_s, rel=0.1)
     assert json.loads(report.to_json())["experiment"] == "saber-estimators"

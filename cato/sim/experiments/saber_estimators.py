@@ -8,14 +8,13 @@ fitted to the pairs of even requests, all rates together; `held_out_r2` is of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from cato.core.errors import InputError
-from cato.core.profile import UNMEASURED, Profile
 from cato.estimators.usl import (
     LinearFit,
     LogisticFit,
@@ -30,38 +29,15 @@ from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.plots import figure, save
 from cato.sim.replica import FactKind, SimReplica
 from cato.sim.report import Report, Sample, compare, summarize
-
-RATES_PER_S = (*(float(r) for r in range(1, 11)), 15.0, 20.0)
-REQUESTS = 100
-
-# SABER, Table I: mean tokens of prompt and output.
-TOKENS = {
-    "qna": (186, 43),
-    "generation": (463, 387),
-    "summary": (31, 30),
-    "translation": (670, 617),
-}
-SHARES: Mapping[str, Mapping[str, float]] = {
-    "W1": {"qna": 0.1, "generation": 0.4, "summary": 0.1, "translation": 0.4},
-    "W2": {"qna": 0.4, "generation": 0.1, "summary": 0.4, "translation": 0.1},
-    "W3": {"qna": 0.25, "generation": 0.25, "summary": 0.25, "translation": 0.25},
-}
-
-# SABER gives means only; 0.5 (assumed) is the deviation of the logarithm.
-SPREAD = 0.5
-
-# algorithms.md, reference engine constants: a step of 7 ms + 0.35 ms·b, a prefill of 8 ms + 30 µs
-# a token. KV cache for all that a cap can let in: the paper's card never runs out of it.
-PROFILE: Profile = replace(
-    UNMEASURED,
-    model="saber",
-    prefill_per_batch_token_s=30e-6,
-    prefill_base_s=8e-3,
-    decode_per_context_token_s=0.0,
-    decode_per_request_s=0.35e-3,
-    decode_base_s=7e-3,
-    kv_capacity_tokens=1_000_000,
+from cato.sim.workloads import (
+    SABER_CLASSES,
+    SABER_ENGINE,
+    SABER_RATES_PER_S,
+    SABER_SHARES,
+    SPREAD,
 )
+
+REQUESTS = 100
 
 USL, LINEAR, LOGISTIC = "usl", "linear", "logistic"
 CURVES = (USL, LINEAR, LOGISTIC)
@@ -73,17 +49,19 @@ def speed_samples(workload: str, rate_per_s: float, seed: int) -> tuple[SpeedSam
     """Pairs of one run of `REQUESTS` Poisson arrivals, in order of arrival."""
     rng = np.random.default_rng([seed, round(rate_per_s * 1000), int(workload[1:])])
     arrived_at_s = np.cumsum(rng.exponential(1.0 / rate_per_s, REQUESTS)).tolist()
-    classes = rng.choice(list(TOKENS), REQUESTS, p=[SHARES[workload][c] for c in TOKENS])
+    classes = rng.choice(
+        list(SABER_CLASSES), REQUESTS, p=[SABER_SHARES[workload][c] for c in SABER_CLASSES]
+    )
     spread = rng.normal(-(SPREAD**2) / 2, SPREAD, (2, REQUESTS))  # the mean stays as it is
     sequences = [
         replica.Sequence(
             id=str(i),
-            prompt_tokens=max(1, round(TOKENS[name][0] * float(np.exp(spread[0, i])))),
-            output_tokens=max(2, round(TOKENS[name][1] * float(np.exp(spread[1, i])))),
+            prompt_tokens=max(1, round(SABER_CLASSES[name][0] * float(np.exp(spread[0, i])))),
+            output_tokens=max(2, round(SABER_CLASSES[name][1] * float(np.exp(spread[1, i])))),
         )
         for i, name in enumerate(classes)
     ]
-    engine = SimReplica(PROFILE, max_running=REQUESTS)
+    engine = SimReplica(SABER_ENGINE, max_running=REQUESTS)
     started: dict[str, tuple[float, float]] = {}
     found: dict[str, SpeedSample] = {}
     # The integral of the number in the engine over time gives each request its mean concurrency.
@@ -132,7 +110,7 @@ class _Job:
 
 
 def _run_one(job: _Job) -> list[Sample]:
-    samples = [s for rate in RATES_PER_S for s in speed_samples(job.workload, rate, job.seed)]
+    samples = [s for rate in SABER_RATES_PER_S for s in speed_samples(job.workload, rate, job.seed)]
     results = []
     for curve in job.curves:
         fit = fitted(curve, samples[::2])
@@ -156,10 +134,10 @@ def run(options: Options, progress: Progress) -> Report:
     for curve in curves:
         if curve not in CURVES:
             raise InputError(f"no curve named {curve!r}; known: {', '.join(CURVES)}")
-    jobs = [_Job(workload, seed, curves) for workload in SHARES for seed in options.seeds]
+    jobs = [_Job(workload, seed, curves) for workload in SABER_SHARES for seed in options.seeds]
     samples = [s for found in run_all(_run_one, jobs, progress, options.jobs) for s in found]
     differences = compare(samples, USL, ("r2", "held_out_r2")) if USL in curves else ()
-    extra = {workload: _curves(workload, options.seeds[0], curves) for workload in SHARES}
+    extra = {workload: _curves(workload, options.seeds[0], curves) for workload in SABER_SHARES}
     return Report(
         "saber-estimators", options.seeds, summarize(samples), differences, extra={"curves": extra}
     )
@@ -167,7 +145,7 @@ def run(options: Options, progress: Progress) -> Report:
 
 def _curves(workload: str, seed: int, curves: Sequence[str]) -> dict[str, list[list[float]]]:
     """Pairs of one seed and its fitted curves, as points to plot."""
-    samples = [s for rate in RATES_PER_S for s in speed_samples(workload, rate, seed)]
+    samples = [s for rate in SABER_RATES_PER_S for s in speed_samples(workload, rate, seed)]
     loads = np.linspace(1.0, max(s.concurrency for s in samples), 80).tolist()
     points = {"measured": [[s.concurrency, s.tokens_per_s] for s in samples]}
     for curve in curves:

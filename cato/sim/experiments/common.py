@@ -1,0 +1,82 @@
+"""What the experiments on schedulers share: one run of one fleet, and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cato.core.errors import UnknownNameError
+from cato.core.policies import Policies
+from cato.sim.experiment import Options
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.report import Sample, Setting, mean_and_stderr
+from cato.sim.tasks import SimTask, task_metrics
+
+# What a report keeps of each run.
+KEPT = (
+    "slo_attainment",
+    "goodput_per_s",
+    "finished",
+    "ttft_s_mean",
+    "ttft_s_p95",
+    "ttft_s_p99",
+    "tpot_s_mean",
+    "e2e_s_mean",
+    "e2e_s_p95",
+    "e2e_s_p99",
+    "cv_completion_over_sla",
+)
+
+
+def measured(setups: Sequence[PoolSetup], tasks: Sequence[SimTask]) -> dict[str, float]:
+    """Run `tasks` on a fresh fleet to the end."""
+    fleet = Fleet(setups)
+    metrics = task_metrics(fleet.run(tasks))
+    kept = {name: metrics[name] for name in KEPT}
+    kept["utilization"] = fleet.utilization()
+    kept["preempted"] = float(sum(p.preempted for p in fleet.pools.values()))
+    return kept
+
+
+def chosen_policies(
+    options: Options, known: Mapping[str, Callable[[], Policies]]
+) -> dict[str, Callable[[], Policies]]:
+    """Those that the user asked for; raise `UnknownNameError` for one that is not compared."""
+    for name in options.policies:
+        if name not in known:
+            raise UnknownNameError("policy", name, tuple(known))
+    return {n: p for n, p in known.items() if not options.policies or n in options.policies}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A paired difference of attainment in percentage points, over any number of settings."""
+
+    points: float
+    stderr: float
+
+
+def attainment_gap(
+    samples: Sequence[Sample],
+    policy: str,
+    baseline: str,
+    wanted: Callable[[Setting], bool],
+) -> Gap:
+    """Mean over the wanted settings of `policy` minus `baseline`, paired by seed.
+
+    The error is that of the mean over seeds of the mean over settings: settings that share a seed
+    are not independent.
+    """
+    by_seed: dict[int, dict[tuple[object, str], float]] = {}
+    for s in samples:
+        if s.policy in (policy, baseline) and wanted(s.setting):
+            key = (tuple(s.setting.items()), s.policy)
+            by_seed.setdefault(s.seed, {})[key] = s.metrics["slo_attainment"]
+    gaps = []
+    for runs in by_seed.values():
+        settings = dict.fromkeys(key for key, _ in runs)
+        both = [k for k in settings if (k, policy) in runs and (k, baseline) in runs]
+        if both:
+            each = [runs[k, policy] - runs[k, baseline] for k in both]
+            gaps.append(100 * sum(each) / len(each))
+    return Gap(*mean_and_stderr(gaps))

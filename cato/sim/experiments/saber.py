@@ -1,0 +1,237 @@
+"""SABER's workloads W1-W3 on one engine: static caps, SABER, and the default.
+
+`saber-rq1`: attainment over the rate, 100 requests a run, as in the paper. `saber-rq2`: sustained
+load, 600 requests a run, and the parts of SABER switched: its window, its low queue, and lengths
+that are known nearly exactly, with which the published result returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+from cato.core.ids import PoolName
+from cato.core.policies import Policies
+from cato.estimators.usl import SpeedSample, UslFit, fit_usl
+from cato.policies import schedulers
+from cato.policies.admission.saber import SaberAdmission
+from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiments.common import Gap, attainment_gap, chosen_policies, measured
+from cato.sim.experiments.saber_estimators import speed_samples
+from cato.sim.fleet import PoolSetup
+from cato.sim.plots import figure, lines, save
+from cato.sim.report import Report, Sample, Target, compare, summarize
+from cato.sim.workloads import SABER_ENGINE, SABER_RATES_PER_S, SABER_SHARES, SPREAD, saber_tasks
+
+POOL = PoolName("engine")
+REQUESTS, SUSTAINED = 100, 600
+CAPS = tuple(range(10, 101, 10))
+QUANTUM_STEPS = 20
+NEARLY_EXACT_SPREAD = 0.05
+SUSTAINED_RATES_PER_S = (5.0, 10.0)
+SOURCE = 'SABER, "Adaptive Request Scheduling for CodeLLM Serving with SLA Guarantees" (2025)'
+# The offline phase sees other requests than the experiment: its own seed.
+_OFFLINE_SEED = 77_002
+
+
+@lru_cache(maxsize=1)
+def offline_fit() -> UslFit:
+    """SABER's offline phase: with the cap lifted, the speed law of this engine."""
+    samples: list[SpeedSample] = []
+    for workload in SABER_SHARES:
+        for rate_per_s in SABER_RATES_PER_S:
+            samples += speed_samples(workload, rate_per_s, _OFFLINE_SEED)
+    return fit_usl(samples)
+
+
+def _saber(window: int = 10, low_slots: int = 2) -> Policies:
+    model = offline_fit()
+    return replace(schedulers.saber(model, window), admission=SaberAdmission(model, low_slots))
+
+
+def cap_name(cap: int) -> str:
+    return f"static-cap-{cap}"
+
+
+_CAPS: Mapping[str, Callable[[], Policies]] = {
+    cap_name(cap): partial(schedulers.static_cap, cap) for cap in CAPS
+}
+RQ1_POLICIES: Mapping[str, Callable[[], Policies]] = {
+    **_CAPS,
+    "saber": _saber,
+    schedulers.FORESIGHT: schedulers.foresight,
+}
+RQ2_POLICIES: Mapping[str, Callable[[], Policies]] = {
+    **{cap_name(cap): _CAPS[cap_name(cap)] for cap in (20, 30, 50, 80)},
+    "saber": _saber,
+    "saber, whole queue": partial(_saber, 0),
+    "saber, unlimited low queue": partial(_saber, 10, 1000),
+    schedulers.FORESIGHT: schedulers.foresight,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    workload: str
+    rate_per_s: float
+    requests: int
+    exact: bool
+    policy: str
+    seed: int
+
+
+def _run(job: _Job) -> Sample:
+    policies = (RQ2_POLICIES if job.policy in RQ2_POLICIES else RQ1_POLICIES)[job.policy]()
+    spread = NEARLY_EXACT_SPREAD if job.exact else SPREAD
+    tasks = saber_tasks(job.workload, job.rate_per_s, job.requests, job.seed, POOL, spread=spread)
+    setup = PoolSetup(POOL, (SABER_ENGINE,), policies, report_steps=QUANTUM_STEPS)
+    setting: dict[str, str | float] = {"workload": job.workload, "rate_per_s": job.rate_per_s}
+    if job.requests != REQUESTS:
+        setting["lengths"] = "nearly exact" if job.exact else "spread"
+    return Sample(setting, job.policy, job.seed, measured([setup], tasks))
+
+
+def _rq1(options: Options, progress: Progress) -> Report:
+    policies = chosen_policies(options, RQ1_POLICIES)
+    jobs = [
+        _Job(workload, rate_per_s, REQUESTS, False, policy, seed)
+        for workload in SABER_SHARES
+        for rate_per_s in SABER_RATES_PER_S
+        for seed in options.seeds
+        for policy in policies
+    ]
+    samples = run_all(_run, jobs, progress, options.jobs)
+    targets: list[Target] = []
+    for workload, rate_per_s, goal in (
+        ("W1", 5.0, 5.0),
+        ("W1", 10.0, 15.0),
+        ("W1", 20.0, 11.0),
+        ("W3", 20.0, 11.0),
+        ("W3", 10.0, 1.0),
+    ):
+        gap = _over_best_cap(samples, workload, rate_per_s)
+        if gap is not None:
+            text = f"points over the best static cap, {workload} at {rate_per_s:g} requests/s"
+            targets.append(Target(3, text, goal, gap.points, gap.stderr))
+    worst = [
+        (gap.points, gap.stderr, f"{w} at {r:g} requests/s")
+        for w in SABER_SHARES
+        for r in SABER_RATES_PER_S
+        if (gap := _over_best_cap(samples, w, r)) is not None
+    ]
+    if worst:
+        points, stderr, where = min(worst)
+        text = f"points over the best static cap, where they are fewest ({where})"
+        targets.append(Target(3, text, -1.5, points, stderr))
+    for workload in SABER_SHARES:
+        gap = _over_saber(samples, workload)
+        if gap is not None:
+            text = f"points over saber, {workload}, mean of all rates"
+            targets.append(Target(3, text, 4.0, gap.points, gap.stderr))
+    return _report("saber-rq1", options, samples, targets)
+
+
+def _over_best_cap(samples: Sequence[Sample], workload: str, rate_per_s: float) -> Gap | None:
+    """Against the cap that is best in this very setting, chosen with hindsight."""
+    gaps = [
+        attainment_gap(
+            samples,
+            schedulers.FORESIGHT,
+            cap,
+            lambda s: s["workload"] == workload and s["rate_per_s"] == rate_per_s,
+        )
+        for cap in _CAPS
+    ]
+    known = [g for g in gaps if g.points == g.points]
+    return min(known, key=lambda g: g.points) if known else None
+
+
+def _over_saber(samples: Sequence[Sample], workload: str, lengths: str | None = None) -> Gap | None:
+    gap = attainment_gap(
+        samples,
+        schedulers.FORESIGHT,
+        "saber",
+        lambda s: s["workload"] == workload and s.get("lengths") == lengths,
+    )
+    return gap if gap.points == gap.points else None
+
+
+def _rq2(options: Options, progress: Progress) -> Report:
+    policies = chosen_policies(options, RQ2_POLICIES)
+    jobs = [
+        _Job(workload, rate_per_s, SUSTAINED, exact, policy, seed)
+        for exact in (False, True)
+        for workload in SABER_SHARES
+        for rate_per_s in SUSTAINED_RATES_PER_S
+        for seed in options.seeds
+        for policy in policies
+    ]
+    samples = run_all(_run, jobs, progress, options.jobs)
+    targets = []
+    for workload in SABER_SHARES:
+        gap = _over_saber(samples, workload, "spread")
+        if gap is not None:
+            text = f"points over saber, {SUSTAINED} requests, {workload}, mean of the rates"
+            targets.append(Target(3, text, 12.0, gap.points, gap.stderr))
+    return _report("saber-rq2", options, samples, targets)
+
+
+def _report(
+    name: str, options: Options, samples: Sequence[Sample], targets: Sequence[Target]
+) -> Report:
+    return Report(
+        name,
+        options.seeds,
+        summarize(samples),
+        compare(samples, schedulers.FORESIGHT, ("slo_attainment", "goodput_per_s")),
+        tuple(targets),
+    )
+
+
+def plot(report: Report, folder: Path) -> list[Path]:
+    """Attainment and goodput over the rate, a column a workload; of the caps the outer ones."""
+    shown = {cap_name(c) for c in (10, 30, 50, 100)}
+    workloads = list(dict.fromkeys(str(m.setting["workload"]) for m in report.means))
+    variants = list(dict.fromkeys(str(m.setting.get("lengths", "")) for m in report.means))
+    fig, axes = figure(len(workloads), len(variants) if variants != [""] else 2)
+    rows: list[tuple[str, str, str]] = (
+        [("slo_attainment", "attainment", ""), ("goodput_per_s", "goodput (tasks/s)", "")]
+        if variants == [""]
+        else [("slo_attainment", f"attainment, lengths {v}", v) for v in variants]
+    )
+    for row, (metric, label, variant) in enumerate(rows):
+        for column, workload in enumerate(workloads):
+            axis = axes[row * len(workloads) + column]
+            means = [
+                m
+                for m in report.means
+                if m.metric == metric
+                and m.setting["workload"] == workload
+                and str(m.setting.get("lengths", "")) == variant
+                and (m.policy in shown or not m.policy.startswith("static-cap"))
+            ]
+            lines(axis, means, "rate_per_s", label)
+            axis.set_xlabel("requests per second")
+            axis.set_title(workload)
+    axes[0].legend(fontsize=7)
+    return [save(fig, folder, report.experiment)]
+
+
+EXPERIMENTS = (
+    Experiment(
+        "saber-rq1",
+        "attainment over the rate: static caps, SABER, the default; 100 requests a run",
+        f"{SOURCE}, RQ1",
+        _rq1,
+        plot,
+    ),
+    Experiment(
+        "saber-rq2",
+        "sustained load, 600 requests a run; SABER's parts switched",
+        f"{SOURCE}, RQ2",
+        _rq2,
+        plot,
+    ),
+)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import importlib.util
 import json
 import os
+import platform
 import shlex
 import shutil
 import signal
@@ -85,6 +87,46 @@ def overhead(
     console.print(tables(report))
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"Wrote {json_file}.", highlight=False)
+
+
+@app.command()
+def core(
+    replicas: Annotated[
+        list[int] | None, typer.Option(min=1, help="Replicas of the pool; repeat for several.")
+    ] = None,
+    queued: Annotated[int, typer.Option(min=1, help="Invocations that wait.")] = 10_000,
+    events: Annotated[int, typer.Option(min=10, help="Timed events of each kind.")] = 300,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+    ] = None,
+) -> None:
+    """What decisions cost: routing, length bounds, batch mapping, DAG matches, the simulator.
+
+    One thread, no Ray, no engine; a minute. Times are of the processor, not of the clock.
+    """
+    from cato.bench import core as bench
+    from cato.cli.profile import machine
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        report = bench.measure(
+            progress, replicas=tuple(replicas or bench.REPLICAS), queued=queued, events=events
+        )
+    console.print(bench.tables(report, queued))
+    if json_file is not None:
+        facts = {
+            "command": shlex.join(["cato", *sys.argv[1:]]),
+            "date": datetime.date.today().isoformat(),
+            "machine": machine(),
+            "python": platform.python_version(),
+        }
+        json_file.write_text(json.dumps(bench.as_json(report, facts), indent=2) + "\n")
         console.print(f"Wrote {json_file}.", highlight=False)
 
 

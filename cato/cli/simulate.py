@@ -15,7 +15,7 @@ from cato.core.errors import CatoError
 from cato.sim.experiment import Experiment, Options
 
 # Enough to see what happens in a minute; the constants were chosen on these.
-DEFAULT_SEEDS = "10"
+DEFAULT_SEEDS = tuple(range(10))
 
 
 def simulate(
@@ -32,7 +32,9 @@ def simulate(
     metric: Annotated[
         list[str] | None, typer.Option(help="Print this metric; repeat for several.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help=SEEDS_HELP, show_default=DEFAULT_SEEDS)] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help=SEEDS_HELP, show_default="10, or the scenario's")
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the whole report to this file.")
     ] = None,
@@ -54,9 +56,9 @@ def simulate(
         if list_:
             console.print(_listed())
             return
-        chosen = _chosen(experiment, scenario)
+        chosen, usual_seeds = _chosen(experiment, scenario)
         options = Options(
-            seeds_of(seeds or DEFAULT_SEEDS), tuple(policy or ()), trace, dataset, jobs
+            seeds_of(seeds) if seeds else usual_seeds, tuple(policy or ()), trace, dataset, jobs
         )
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)
@@ -71,18 +73,20 @@ def simulate(
         console.print(f"Wrote {path}.", highlight=False, markup=False)
 
 
-def _chosen(name: str | None, scenario: Path | None) -> Experiment:
+def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[int, ...]]:
+    """What to run, and its seeds when none are asked for."""
     if (name is None) == (scenario is None):
         raise typer.BadParameter("name one experiment (see --list), or give --scenario FILE")
     if scenario is not None:
         from cato.sim.scenario import as_experiment
         from cato.sim.scenario_file import load_scenario
 
-        return as_experiment(load_scenario(scenario))
+        loaded = load_scenario(scenario)
+        return as_experiment(loaded), loaded.seeds
     from cato.sim.experiments.registry import experiment
 
     assert name is not None
-    return experiment(name)
+    return experiment(name), DEFAULT_SEEDS
 
 
 def _listed() -> Table:

@@ -1,0 +1,234 @@
+"""`cato simulate`, `cato plan` and `cato bench core`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cato.bench.core import (
+    ENDED,
+    OFFERED_FULL,
+    OFFERED_ROOM,
+    PROGRESSED,
+    CoreReport,
+    RouterBench,
+    Speed,
+    as_json,
+    dag_match,
+    decisions,
+    simulator,
+)
+from cato.cli import app
+from cato.cli.simulation import tables
+from cato.core.commands import Dispatch
+from cato.core.errors import UnknownNameError
+from cato.policies import schedulers
+from cato.sim.experiments.registry import EXPERIMENTS, experiment
+from cato.sim.report import Mean, Report, Target
+
+SCENARIO = """
+name: tiny
+seeds: 2
+duration: 30s
+pools:
+  only: {profile: 7b, max_replicas: 4, max_running: 1}
+traffic:
+  rate_per_s: RATE
+  tasks:
+    ask:
+      sla: {metric: e2e, target: 8s}
+      calls: {ask: {pool: only, prompt_tokens: 50, output_tokens: 20}}
+"""
+
+
+def cato(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "100"}).invoke(app, [str(a) for a in arguments])
+
+
+def words(result: Result) -> str:
+    """Without the frames and line ends of rich."""
+    return " ".join(re.sub(r"[│╭╮╰╯─━]", " ", result.output).split())
+
+
+def a_scenario(folder: Path, rate_per_s: float = 2.0) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(SCENARIO.replace("RATE", str(rate_per_s)), encoding="utf-8")
+    return path
+
+
+# The registry
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_registered_name_leads_to_an_experiment_of_that_name(name: str) -> None:
+    assert experiment(name).name == name
+
+
+def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="slo-sa"):
+        experiment("slo")
+    result = cato("simulate", "slo")
+    assert result.exit_code == 1
+    assert "no experiment named 'slo'" in words(result)
+    assert "cace-rq1" in words(result)
+
+
+# cato simulate
+
+
+def test_the_list_names_every_experiment_with_its_source() -> None:
+    listed = words(cato("simulate", "--list"))
+    assert all(name in listed for name in EXPERIMENTS)
+    assert "SLO-Aware Scheduling" in listed
+
+
+def test_an_experiment_is_run_on_the_seeds_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    result = cato(
+        "simulate", "saber-estimators", "--seeds", "100-101", "--json", out, "--plot", tmp_path
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert report["seeds"] == [100, 101]
+    assert report["simulated"] is True
+    assert "± " in result.output
+    assert list(tmp_path.glob("*.png"))
+
+
+def test_an_unknown_policy_or_metric_ends_with_the_known_ones(tmp_path: Path) -> None:
+    path = a_scenario(tmp_path)
+    policy = cato("simulate", "--scenario", path, "--policy", "fastest", "--seeds", "1")
+    assert policy.exit_code == 1
+    assert "no scheduler named 'fastest'; known: foresight" in words(policy)
+    metric = cato("simulate", "--scenario", path, "--metric", "speed", "--seeds", "1")
+    assert metric.exit_code == 2
+    assert "slo_attainment" in words(metric)
+
+
+def test_a_missing_trace_is_asked_for() -> None:
+    result = cato("simulate", "length-bounds", "--seeds", "1")
+    assert result.exit_code == 1
+    assert "--trace FILE" in words(result)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["slo-sa", "--scenario", "x.yaml"], ["slo-sa", "--seeds", "many"]]
+)
+def test_what_to_run_must_be_clear(arguments: list[str]) -> None:
+    assert cato("simulate", *arguments).exit_code == 2
+
+
+def test_a_scenario_prints_every_class_and_the_difference(tmp_path: Path) -> None:
+    result = cato("simulate", "--scenario", a_scenario(tmp_path), "--plot", tmp_path / "plots")
+    assert result.exit_code == 0, result.output
+    printed = words(result)
+    assert "tiny, simulated, 2 seeds" in printed
+    assert "task ask" in printed
+    assert "foresight - power-of-two" in printed
+    assert (tmp_path / "plots" / "tiny.png").exists()
+
+
+def test_problems_of_a_scenario_are_printed_not_raised(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("name: bad\nspeed: 3\n", encoding="utf-8")
+    for verb in (["simulate", "--scenario", path], ["plan", path]):
+        result = cato(*verb)
+        assert result.exit_code == 1
+        assert "3 problems" in words(result)
+        assert "pools: this key is required" in words(result)
+
+
+def test_targets_are_said_to_be_met_or_missed() -> None:
+    targets = (
+        Target(1, "points above", 3.0, 4.0, 0.5),
+        Target(1, "time", 2.0, 2.5, 0.1, at_least=False),
+    )
+    report = Report("x", (0,), (Mean({}, "p", "slo_attainment", 0.5, 0.0, 1),), targets=targets)
+    _, table = tables(report)
+    assert [str(c) for c in table.columns[-1].cells] == ["met", "missed"]
+    assert [str(c) for c in table.columns[2].cells] == [">= 3", "<= 2"]
+
+
+# cato plan
+
+
+def test_a_plan_prints_what_it_tried_and_the_answer(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    result = cato("plan", a_scenario(tmp_path), "--json", out, "--plot", tmp_path)
+    assert result.exit_code == 0, result.output
+    printed = words(result)
+    assert "tiny with foresight, simulated: what was tried" in printed
+    assert re.search(r"power-of-two: \d replicas \(\d only\) give", printed)
+    assert "no engine ran" in printed
+    report = json.loads(out.read_text(encoding="utf-8"))
+    chosen = report["extra"]["plans"]["foresight"]["replicas"]["only"]
+    assert f"foresight: {chosen} replicas ({chosen} only) give" in printed
+    assert (tmp_path / "plan-tiny.png").exists()
+
+
+def test_a_plan_that_fails_says_which_pool_is_short(tmp_path: Path) -> None:
+    path = a_scenario(tmp_path, rate_per_s=8.0)
+    result = cato("plan", path, "--max-replicas", 1, "--attainment", 0.999)
+    assert result.exit_code == 1
+    assert "no number of replicas gives 99.9 %" in words(result)
+    assert "pool 'only' is short" in words(result)
+
+
+def test_the_example_can_be_planned_from(tmp_path: Path) -> None:
+    example = cato("plan", "--example")
+    path = tmp_path / "mine.yaml"
+    path.write_text(example.stdout, encoding="utf-8")
+    result = cato("plan", path, "--attainment", "1.5")
+    assert result.exit_code == 1  # read without a problem; the goal is what is wrong
+    assert "cannot be planned for" in words(result)
+
+
+def test_an_unknown_scheduler_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    result = cato("plan", a_scenario(tmp_path), "--scheduler", "fastest")
+    assert result.exit_code == 2
+    assert "power-of-two" in words(result)
+
+
+# cato bench core
+
+
+@pytest.mark.parametrize("max_running", [1, 4])
+def test_the_pool_that_is_timed_is_full_and_dispatches_when_a_place_frees(max_running: int) -> None:
+    bench = RouterBench(schedulers.early("power-of-two"), 5, max_running, 50)
+    picture = bench.orchestrator.picture(0.0)
+    assert picture.queued == 50
+    assert {r.held for r in picture.replicas} == {max_running}
+    _, per_offer = bench.time(bench.offer, 10)
+    assert per_offer == 0
+    assert bench.orchestrator.picture(0.0).queued == 60
+    commands = bench.orchestrator.handle(bench.end())
+    assert [type(c) for c in commands] == [Dispatch]
+
+
+def test_every_kind_of_event_is_timed_for_the_default_scheduler() -> None:
+    found = decisions("foresight", 6, 2, queued=40, n=10)
+    assert [d.event for d in found] == [OFFERED_ROOM, OFFERED_FULL, ENDED, PROGRESSED]
+    by_event = {d.event: d for d in found}
+    assert by_event[OFFERED_FULL].acted == 0
+    assert by_event[OFFERED_ROOM].acted > 0.5
+    assert by_event[ENDED].acted > 0.5
+    assert all(0 < d.timing.p50_us <= d.timing.p99_us for d in found)
+
+
+def test_goals_are_judged_in_the_json() -> None:
+    timing = dag_match(n=5, history=20)
+    slow = Speed("foresight", 10, 19_999.0, 50_000.0)
+    report = as_json(CoreReport((), (timing,), (slow,)), {"machine": "m"})
+    assert report["machine"] == "m"
+    (row,) = report["simulator"]  # type: ignore[misc]
+    assert row["met"] is False
+
+
+def test_the_speed_of_the_simulator_counts_tasks_and_events() -> None:
+    speed = simulator("power-of-two", tasks=50, replicas=2)
+    assert speed.tasks == 50
+    assert speed.events_per_s >= 2 * speed.tasks_per_s > 0

@@ -406,10 +406,15 @@ class Fleet:
         task = call.outcome.task
         call.outcome.refused = True
         self._runs.pop(task.id, None)
-        for other, waiting in list(self._calls.items()):
-            if waiting.outcome is call.outcome:
-                del self._calls[other]
-                self.pools[task.nodes[waiting.index].pool].cancel(other, "its task failed")
+        others = [
+            (self.pools[task.nodes[c.index].pool], other)
+            for other, c in self._calls.items()
+            if c.outcome is call.outcome
+        ]
+        # Those that wait first, lest they get the places of those that run.
+        for pool, other in sorted(others, key=lambda o: o[1] in o[0].leased):
+            del self._calls[other]
+            pool.cancel(other, "its task failed")
 
     # What it cost
 

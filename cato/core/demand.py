@@ -1,0 +1,247 @@
+"""The demand on each pool, counted from the events of its router.
+
+A `PoolMeter` sits beside a pool's orchestrator and sees the same events. What it tells at a look is
+a plain value that may cross a process; `pool_loads` puts the pools together, because a call in one
+pool announces calls in others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from cato.core.events import (
+    Event,
+    FirstTokenSent,
+    InvocationEnded,
+    InvocationOffered,
+    InvocationWithdrawn,
+    ReplicaReported,
+)
+from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
+from cato.core.orchestrator import PoolPicture
+from cato.core.profile import Profile
+from cato.core.scaling import Arrivals, Finished, PoolLoad, ReplicaLoad
+from cato.core.snapshot import Invocation
+
+
+class CallKind(NamedTuple):
+    """Which call of which task."""
+
+    task: TaskName
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUps:
+    """Expected work of the calls that come after one of some kind, by pool, in replica-seconds.
+
+    A call that needs several is shared among them, so that the sum over what runs counts it once.
+    `begins`: calls of this kind need no other; `share` is then 1 over how many of those a run has,
+    so that a run counts once.
+    """
+
+    work_s: Mapping[PoolName, float] = field(default_factory=dict)
+    begins: bool = False
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDemand:
+    """What a pool's router saw since the last look, and what it has now.
+
+    `arrived` by kind; `unfinished` counts calls by kind, `queued_s` is the work of those that wait.
+    """
+
+    now_s: float
+    arrived: Mapping[CallKind, Arrivals]
+    unfinished: Mapping[CallKind, int]
+    queued: int
+    running: int
+    queued_s: float
+    places: int
+    ready: tuple[ReplicaLoad, ...]
+    finished: tuple[Finished, ...]
+
+
+@dataclass(slots=True)
+class _Call:
+    invocation: Invocation
+    offered_at_s: float
+    work_s: float
+    is_counted: bool = False  # among the finished
+
+
+class PoolMeter:
+    """Counts for one pool. A call that is offered again, after a loss, is not a new arrival."""
+
+    def __init__(self, profile: Profile, places: int) -> None:
+        """`profile` and `places` hold until the first replica reports its own."""
+        self._profile = profile
+        self._places = places
+        self._calls: dict[InvocationId, _Call] = {}
+        self._arrived: dict[CallKind, Arrivals] = {}
+        self._finished: list[Finished] = []
+        self._idle_since_s: dict[ReplicaId, float] = {}
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case InvocationOffered():
+                self._offer(event)
+            case FirstTokenSent():
+                call = self._calls.get(event.invocation_id)
+                if call is not None and call.invocation.until_first_token:
+                    self._finish(call, event.now_s)
+            case InvocationEnded():
+                self._end(event)
+            case InvocationWithdrawn():
+                self._calls.pop(event.invocation_id, None)
+            case ReplicaReported():
+                self._profile, self._places = event.profile, max(1, event.max_running)
+            case _:
+                pass
+
+    def refused(self, id: InvocationId) -> None:
+        """The pool turned the call away: it is a command of the orchestrator, not an event."""
+        self._calls.pop(id, None)
+
+    def look(self, picture: PoolPicture, leased: Collection[InvocationId]) -> PoolDemand:
+        """What happened since the last look; `leased` are the calls that wait no more."""
+        arrived, self._arrived = self._arrived, {}
+        finished, self._finished = self._finished, []
+        unfinished: dict[CallKind, int] = {}
+        queued_s = 0.0
+        for id, call in self._calls.items():
+            kind = _kind(call.invocation)
+            unfinished[kind] = unfinished.get(kind, 0) + 1
+            if id not in leased:
+                queued_s += call.work_s
+        return PoolDemand(
+            picture.now_s,
+            arrived,
+            unfinished,
+            picture.queued,
+            len(leased),
+            queued_s,
+            self._places,
+            self._ready(picture),
+            tuple(finished),
+        )
+
+    def _offer(self, event: InvocationOffered) -> None:
+        invocation = event.invocation
+        known = self._calls.get(invocation.id)
+        if known is not None:
+            known.invocation = invocation
+            return
+        # Of a later attempt the first was seen before a restart, or it ended with its replica.
+        work_s = self._work_s(invocation)
+        self._calls[invocation.id] = _Call(invocation, event.now_s, work_s)
+        if invocation.attempt == 1:
+            kind = _kind(invocation)
+            before = self._arrived.get(kind, Arrivals())
+            self._arrived[kind] = Arrivals(before.count + 1, before.work_s + work_s)
+
+    def _end(self, event: InvocationEnded) -> None:
+        call = self._calls.get(event.invocation_id)
+        # Late news of an attempt that was replaced; after a preemption the event's is the higher.
+        if call is None or event.attempt < call.invocation.attempt:
+            return
+        del self._calls[event.invocation_id]
+        if event.outcome == "done":
+            self._finish(call, event.now_s)
+
+    def _finish(self, call: _Call, now_s: float) -> None:
+        invocation = call.invocation
+        if call.is_counted or invocation.deadline_s == inf:
+            return
+        call.is_counted = True
+        self._finished.append(
+            Finished(
+                now_s - call.offered_at_s,
+                invocation.own_s(self._profile),
+                invocation.deadline_s - now_s,
+                invocation.downstream_s,
+            )
+        )
+
+    def _work_s(self, invocation: Invocation) -> float:
+        service_s = self._profile.service_s(
+            invocation.prompt_tokens, invocation.expected_tokens, self._places
+        )
+        return service_s / self._places
+
+    def _ready(self, picture: PoolPicture) -> tuple[ReplicaLoad, ...]:
+        now_s, since_s = picture.now_s, self._idle_since_s
+        accepting = [r for r in picture.replicas if r.accepting]
+        self._idle_since_s = {
+            r.id: since_s.get(r.id, now_s) for r in accepting if r.held + r.queued == 0
+        }
+        return tuple(
+            ReplicaLoad(r.id, r.held, now_s - self._idle_since_s.get(r.id, now_s))
+            for r in accepting
+        )
+
+
+def _kind(invocation: Invocation) -> CallKind:
+    return CallKind(invocation.task, invocation.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """What the provisioner itself knows of a pool: bounds, orders under way, and their duration."""
+
+    min_replicas: int
+    max_replicas: int
+    starting: int
+    start_s: float
+
+
+def pool_loads(
+    demands: Mapping[PoolName, PoolDemand],
+    provisions: Mapping[PoolName, Provision],
+    follow_ups: Mapping[CallKind, FollowUps],
+) -> dict[PoolName, PoolLoad]:
+    """What each pool's policy is told. A kind that `follow_ups` does not know begins a run of its
+    own and is followed by nothing.
+    """
+    unknown = FollowUps(begins=True)
+    begun = dict.fromkeys(demands, (0.0, 0.0))
+    coming_s = dict.fromkeys(demands, 0.0)
+    for pool, demand in demands.items():
+        for kind, arrivals in demand.arrived.items():
+            after = follow_ups.get(kind, unknown)
+            if not after.begins:
+                continue
+            for name, (runs, work_s) in begun.items():
+                implied_s = arrivals.count * after.work_s.get(name, 0.0)
+                implied_s += arrivals.work_s if name == pool else 0.0
+                if implied_s > 0:
+                    begun[name] = (runs + arrivals.count * after.share, work_s + implied_s)
+        for kind, count in demand.unfinished.items():
+            for name, work_s in follow_ups.get(kind, unknown).work_s.items():
+                if name in coming_s:
+                    coming_s[name] += count * work_s
+    loads = {}
+    for name, demand in demands.items():
+        provision = provisions[name]
+        own = demand.arrived.values()
+        loads[name] = PoolLoad(
+            demand.now_s,
+            provision.min_replicas,
+            provision.max_replicas,
+            demand.ready,
+            provision.starting,
+            provision.start_s,
+            demand.places,
+            demand.queued,
+            demand.running,
+            demand.queued_s,
+            coming_s[name],
+            Arrivals(sum(a.count for a in own), sum(a.work_s for a in own)),
+            Arrivals(*begun[name]),
+            demand.finished,
+        )
+    return loads

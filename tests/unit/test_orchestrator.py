@@ -603,18 +603,21 @@ def test_books_hold_with_whole_schedulers_and_nothing_idles_while_work_waits(
     play(policies, history, some_held=True, never_idle=True)
 
 
-@settings(max_examples=60)
-@given(st.sampled_from(SHIPPED + HOLDING), histories(SHIPPED + HOLDING))
+EVERY = SHIPPED + HOLDING + ASKING + WHOLE
+
+
+@settings(max_examples=120)
+@given(st.sampled_from(EVERY), histories(EVERY, rich_offers))
 def test_the_same_events_give_the_same_commands(policies: Policies, history: list[Event]) -> None:
     first, second = a_pool(policies), a_pool(policies)
     assert [first.handle(e) for e in history] == [second.handle(e) for e in history]
     assert first.picture(1e3) == second.picture(1e3)
 
 
-@settings(max_examples=60)
-@given(st.sampled_from(SHIPPED), histories(SHIPPED))
+@settings(max_examples=120)
+@given(st.sampled_from(EVERY), histories(EVERY, rich_offers))
 def test_no_slot_leaks_once_everything_has_ended(policies: Policies, history: list[Event]) -> None:
-    pool = play(policies, history, some_held=False)
+    pool = play(policies, history, some_held=True)
     end_s = history[-1].now_s if history else 0.0
     for id in IDS:
         pool.handle(InvocationWithdrawn(end_s, id, "over"))
@@ -622,7 +625,9 @@ def test_no_slot_leaks_once_everything_has_ended(policies: Policies, history: li
         pool.handle(a_report(replica_id, now_s=end_s + LEASE_GRACE_S + 1, slots=2, held=()))
     picture = pool.picture(end_s)
     assert picture.queued == 0
-    assert [r.held for r in picture.replicas] == [0, 0, 0]
+    assert [(r.held, r.prefilling, r.queued) for r in picture.replicas] == [(0, 0, 0)] * 3
+    for books in (pool._waiting, pool._leases, pool._adopters):
+        assert not books
 
 
 # Offers and leases

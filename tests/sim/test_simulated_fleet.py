@@ -1,0 +1,331 @@
+"""Simulated fleets replay, repeat themselves, and lose neither tasks nor tokens."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleet_kit import POOL, PROFILE, SCHEDULERS, Scribe, a_fleet, a_task, random_tasks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cato.core.commands import Command, Dispatch, Preempt, Refuse
+from cato.core.events import (
+    Event,
+    FirstTokenSent,
+    InvocationEnded,
+    InvocationOffered,
+    InvocationWithdrawn,
+    ReplicaLost,
+)
+from cato.core.ids import ReplicaId
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.policies import Policies
+from cato.sim.experiment import Options, silent
+from cato.sim.experiments import cato_rq
+from cato.sim.fleet import Fleet, SimPool
+from cato.sim.tasks import SimNode, SimTask, task_metrics
+
+GOLDEN = Path(__file__).parent / "golden" / "fleet.json"
+FIRST, SECOND = ReplicaId("p-0001"), ReplicaId("p-0002")
+
+
+@dataclass(slots=True)
+class Run:
+    """A run of one pool, with all that its orchestrator was told and ordered."""
+
+    fleet: Fleet
+    told: list[Event]
+    scribe: Scribe
+    # Tokens that dead replicas had sent in the stretch in which they died.
+    cut_off: int = 0
+
+    @property
+    def pool(self) -> SimPool:
+        return self.fleet.pools[POOL]
+
+    @property
+    def orders(self) -> list[Command]:
+        return [c for commands in self.scribe.orders for c in commands]
+
+    def lose(self, id: ReplicaId) -> None:
+        if id in self.pool.hosts:
+            engine, now_s = self.pool.hosts[id].engine, self.fleet.kernel.now_s
+            at_boundary = sum(n for _, n in engine.tokens(0.0))
+            self.cut_off += sum(n for _, n in engine.tokens(now_s)) - at_boundary
+            self.pool.lose_replica(id)
+
+    def drain(self, id: ReplicaId) -> None:
+        if id in self.pool.hosts:
+            self.pool.drain_replica(id)
+
+
+def prepared(policies: Policies, *, replicas: int = 3, chunk_tokens: int | None = None) -> Run:
+    told: list[Event] = []
+    fleet = a_fleet(
+        policies,
+        replicas=replicas,
+        max_running=6,
+        chunk_tokens=chunk_tokens,
+        cold_start_s=2.0,
+        recorder=lambda _, event: told.append(event),
+    )
+    pool = fleet.pools[POOL]
+    scribe = Scribe(pool.orchestrator, [()] * len(told))
+    pool.orchestrator = scribe
+    return Run(fleet, told, scribe)
+
+
+def troubled(
+    policies: Policies, tasks: Sequence[SimTask], *, chunk_tokens: int | None = None
+) -> Run:
+    """Of three replicas one dies and one drains; one more is ordered, ready two seconds later."""
+    run = prepared(policies, chunk_tokens=chunk_tokens)
+    at = run.fleet.kernel.at
+    at(0.5, lambda: run.pool.start_replica(PROFILE))
+    at(1.003, lambda: run.lose(FIRST))
+    at(1.5, lambda: run.drain(SECOND))
+    run.fleet.run(tasks)
+    return run
+
+
+def check_nothing_is_lost(run: Run) -> None:
+    """Every task has ended, every token was generated once, and all books are empty."""
+    fleet = run.fleet
+    assert all(o.is_finished != o.refused for o in fleet.outcomes)
+    assert fleet.unfinished == 0
+    assert not fleet._calls
+    assert not run.pool.leased
+    picture = run.scribe.picture(fleet.kernel.now_s)
+    assert picture.queued == 0
+    assert all((r.held, r.prefilling, r.queued) == (0, 0, 0) for r in picture.replicas)
+    assert all(h.engine.held == 0 for h in run.pool.hosts.values())
+    assert 0 < fleet.utilization() <= 1
+    ended = Counter(e.invocation_id for e in run.told if isinstance(e, InvocationEnded))
+    for outcome in fleet.outcomes:
+        task = outcome.task
+        for i in range(len(task.nodes)):
+            id = f"{task.id}/{i}"
+            assert ended[id] == 1 or outcome.refused, f"{id} ended {ended[id]} times"
+            assert ended[id] <= 1
+    if not any(o.refused for o in fleet.outcomes):
+        engines = [h.engine for h in (*run.pool.hosts.values(), *run.pool.retired)]
+        generated = sum(e.tokens_out for e in engines) + run.cut_off
+        assert generated == sum(n.output_tokens for o in fleet.outcomes for n in o.task.nodes)
+    for event in run.told:
+        if isinstance(event, InvocationEnded):
+            task_id, index = event.invocation_id.split("/")
+            task = next(o.task for o in fleet.outcomes if o.task.id == task_id)
+            assert event.output_tokens == task.nodes[int(index)].output_tokens
+
+
+def check_leases(run: Run) -> None:
+    """One at a time per invocation: given, then ended, taken back, withdrawn or lost."""
+    leases: dict[str, ReplicaId] = {}
+    begun: set[str] = set()
+    for event, commands in zip(run.told, run.scribe.orders, strict=True):
+        match event:
+            case InvocationEnded(_, id) | InvocationWithdrawn(_, id):
+                leases.pop(id, None)
+            case ReplicaLost(_, replica_id):
+                leases = {i: r for i, r in leases.items() if r != replica_id}
+            case FirstTokenSent(_, id):
+                assert id in leases
+                assert id not in begun, "two first tokens of one attempt"
+                begun.add(id)
+            case _:
+                pass
+        for command in commands:
+            id = command.invocation_id
+            if isinstance(command, Dispatch):
+                assert id not in leases, f"{id} is dispatched twice"
+                leases[id] = command.replica_id
+                begun.discard(id)
+            elif isinstance(command, Preempt):
+                assert leases.pop(id) == command.replica_id
+    assert not leases
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 64])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_run_with_troubles_loses_nothing_and_its_events_replay(
+    name: str, chunk_tokens: int | None
+) -> None:
+    run = troubled(SCHEDULERS[name], random_tasks(5, 60, 25.0), chunk_tokens=chunk_tokens)
+    check_nothing_is_lost(run)
+    check_leases(run)
+    assert {h.id for h in run.pool.retired} == {FIRST, SECOND}
+    again = PoolOrchestrator(POOL, SCHEDULERS[name])
+    assert [again.handle(event) for event in run.told] == run.scribe.orders
+
+
+def test_the_troubles_of_these_tests_are_some() -> None:
+    """Otherwise the test above would say little."""
+    runs = [troubled(policies, random_tasks(5, 60, 25.0)) for policies in SCHEDULERS.values()]
+    orders = [c for run in runs for c in run.orders]
+    hosts = [h for run in runs for h in (*run.pool.hosts.values(), *run.pool.retired)]
+    assert sum(run.cut_off > 0 for run in runs) >= 3
+    assert sum(isinstance(c, Preempt) for c in orders) >= 10
+    assert sum(h.engine.preemptions for h in hosts) >= 10
+    assert sum(isinstance(c, Dispatch) and c.attempt > 1 for c in orders) >= 10
+
+
+# Tasks as graphs of calls
+
+
+def random_graphs(seed: int, n: int, rate_per_s: float) -> list[SimTask]:
+    """Up to five calls each, with needs among earlier ones and pauses before some."""
+    rng = np.random.default_rng(seed)
+    tasks, at_s = [], 0.0
+    for i in range(n):
+        at_s += float(rng.exponential(1 / rate_per_s))
+        nodes = []
+        for k in range(int(rng.integers(1, 6))):
+            needs = tuple(j for j in range(k) if rng.random() < 0.4)
+            prompt, output = int(rng.integers(1, 400)), int(rng.integers(1, 60))
+            pause_s = float(rng.choice([0.0, 0.0, 0.05]))
+            nodes.append(SimNode(POOL, prompt, output, 30, None, needs, pause_s))
+        target_s = float(rng.uniform(0.2, 4.0)) if rng.random() < 0.9 else inf
+        task = a_task(f"g{i:03d}", at_s, nodes=nodes, target_s=target_s)
+        tasks.append(replace(task, draws=tuple(rng.random(len(nodes)).tolist())))
+    return tasks
+
+
+names = st.sampled_from(sorted(SCHEDULERS))
+moments_s = st.floats(0.0, 3.0)
+troubles = st.lists(
+    st.tuples(moments_s, st.sampled_from(["lose", "drain", "start"]), st.integers(1, 4)), max_size=4
+)
+
+
+@settings(max_examples=60)
+@given(
+    names, st.integers(0, 10_000), troubles, st.sampled_from([None, 32]), st.sampled_from([3, 999])
+)
+def test_graphs_of_calls_end_or_fail_as_a_whole_whatever_happens_to_replicas(
+    name: str,
+    seed: int,
+    troubles: list[tuple[float, str, int]],
+    chunk_tokens: int | None,
+    max_queued: int,
+) -> None:
+    policies = replace(SCHEDULERS[name], max_queued=max_queued)
+    run = prepared(policies, replicas=2, chunk_tokens=chunk_tokens)
+    for at_s, what, i in troubles:
+        id = ReplicaId(f"p-{i:04d}")
+        action = {
+            "lose": lambda id=id: run.lose(id),
+            "drain": lambda id=id: run.drain(id),
+            "start": lambda: run.pool.start_replica(PROFILE),
+        }[what]
+        run.fleet.kernel.at(at_s, action)
+    # In the end there is a replica, however many were lost.
+    run.fleet.kernel.at(5.0, lambda: run.pool.add_replica(PROFILE))
+    run.fleet.run(random_graphs(seed, 20, 15.0))
+    check_nothing_is_lost(run)
+    check_leases(run)
+    refused = {c.invocation_id.split("/")[0] for c in run.orders if isinstance(c, Refuse)}
+    assert refused == {o.task.id for o in run.fleet.outcomes if o.refused}
+    first_offer_s: dict[str, float] = {}
+    for event in run.told:
+        if isinstance(event, InvocationOffered):
+            first_offer_s.setdefault(event.invocation.id, event.now_s)
+    ended_s = {e.invocation_id: e.now_s for e in run.told if isinstance(e, InvocationEnded)}
+    for outcome in run.fleet.outcomes:
+        task = outcome.task
+        for k, node in enumerate(task.nodes):
+            if (id := f"{task.id}/{k}") in first_offer_s:
+                needs_s = [ended_s[f"{task.id}/{need}"] for need in node.needs]
+                start_s = max(needs_s, default=task.arrived_at_s) + node.before_s
+                assert first_offer_s[id] == start_s
+
+
+# Replicas
+
+
+def test_a_cold_start_delays_the_first_request_of_a_replica() -> None:
+    run = prepared(SCHEDULERS["foresight"], replicas=0)
+    run.fleet.kernel.at(1.0, lambda: run.pool.start_replica(PROFILE))
+    (outcome,) = run.fleet.run([a_task("t")])
+    assert outcome.queue_s == 3.0
+    assert run.fleet.utilization() == pytest.approx(1.0)
+
+
+def test_a_lost_replica_costs_the_stream_a_pause_and_no_token() -> None:
+    alone = prepared(SCHEDULERS["foresight"], replicas=1)
+    (before,) = alone.fleet.run([a_task("t", output=80)])
+    run = prepared(SCHEDULERS["foresight"], replicas=2)
+    run.fleet.kernel.at(0.5, lambda: run.lose(FIRST))
+    (after,) = run.fleet.run([a_task("t", output=80)])
+    assert after.first_token_at_s == before.first_token_at_s
+    offers = [e.invocation for e in run.told if isinstance(e, InvocationOffered)]
+    sent = offers[1].generated
+    assert 30 < sent < 60
+    assert (offers[1].prompt_tokens, offers[1].expected_tokens) == (100 + sent, 80 - sent)
+    # The token that was under way is generated anew, by the prefill of all before it.
+    step_s = PROFILE.decode_step_s(1, 100 + sent)
+    pause_s = after.ended_at_s - before.ended_at_s
+    assert 0 < pause_s - PROFILE.prefill_s(100 + sent) + step_s < step_s
+
+
+def test_a_draining_replica_finishes_what_it_has_and_goes() -> None:
+    run = prepared(SCHEDULERS["cato"], replicas=2)
+    run.fleet.kernel.at(0.1, lambda: run.drain(FIRST))
+    tasks = [a_task(f"t{i}", 0.09 * i, output=50) for i in range(6)]
+    outcomes = run.fleet.run(tasks)
+    assert all(o.is_finished for o in outcomes)
+    (gone,) = run.pool.retired
+    given_to_it = [
+        c.invocation_id for c in run.orders if isinstance(c, Dispatch) and c.replica_id == FIRST
+    ]
+    ended_s = {e.invocation_id: e.now_s for e in run.told if isinstance(e, InvocationEnded)}
+    assert 0 < len(given_to_it) < 6
+    assert gone.ended_s == max(ended_s[id] for id in given_to_it)
+
+
+def test_utilization_counts_the_stretch_that_runs() -> None:
+    run = prepared(SCHEDULERS["cato"], replicas=2)
+    run.fleet.run([a_task("t", output=100)], until_s=0.5)
+    assert run.fleet.utilization() == pytest.approx(0.5)
+    run.fleet.kernel.run()
+    check_nothing_is_lost(run)
+
+
+# The same again
+
+
+def test_the_same_seed_gives_a_byte_equal_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cato_rq, "TASKS", 15)
+    experiment = cato_rq.EXPERIMENTS[0]
+    options = Options(seeds=(1,), policies=("foresight", "cato"))
+    first, second = (experiment.run(options, silent).to_json() for _ in range(2))
+    assert first == second
+    assert experiment.run(replace(options, seeds=(2,)), silent).to_json() != first
+
+
+def golden() -> str:
+    """Metrics of one run a scheduler; ten digits, for the last ones differ between processors."""
+    found = {}
+    for name, policies in SCHEDULERS.items():
+        run = troubled(policies, random_tasks(11, 80, 20.0))
+        metrics = task_metrics(run.fleet.outcomes) | {
+            "utilization": run.fleet.utilization(),
+            "preempted": run.pool.preempted,
+        }
+        found[name] = {k: float(f"{v:.10g}") for k, v in metrics.items()}
+    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+
+
+def test_a_small_run_of_every_scheduler_is_the_golden_one() -> None:
+    """A change that is meant: `python tests/sim/test_simulated_fleet.py` renews the file."""
+    assert golden() == GOLDEN.read_text()
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(golden())

@@ -18,7 +18,7 @@ from cato.sim.autoscale import AutoscaledFleet, PoolPoint, ScaledPool, follow_up
 from cato.sim.experiment import Options, silent
 from cato.sim.experiments import cato_rq4
 from cato.sim.fleet import PoolSetup
-from cato.sim.report import Report
+from cato.sim.report import Report, Setting
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import SEVEN_B
 from cato.testing.builders import a_profile
@@ -121,7 +121,7 @@ def report() -> Report:
 
 
 def test_the_load_of_a_run_is_its_utilization_of_the_largest_fleet() -> None:
-    setting = {"utilization": 0.5, "arrivals": "poisson", "duration_s": 2000.0}
+    setting: Setting = {"utilization": 0.5, "arrivals": "poisson", "duration_s": 2000.0}
     tasks = cato_rq4.tasks_of(setting, 3)
     work_s = sum(
         SEVEN_B.service_s(n.prompt_tokens, n.output_tokens) for t in tasks for n in t.nodes
@@ -137,7 +137,11 @@ def test_no_method_beats_the_largest_fleet_and_each_pays_for_what_it_has(report:
         if m.metric == "mean_replicas":
             assert 2.0 <= m.mean <= 12.0 + 1e-9
     for utilization in cato_rq4.UTILIZATIONS:
-        setting = {"utilization": utilization, "arrivals": "poisson", "duration_s": 30.0}
+        setting: dict[str, str | float] = {
+            "utilization": utilization,
+            "arrivals": "poisson",
+            "duration_s": 30.0,
+        }
         ours = report.mean("slo_attainment", cato_rq4.OURS, **setting)
         assert ours.mean > report.mean("slo_attainment", cato_rq4.PUBLISHED, **setting).mean
     assert len(report.targets) == 8

@@ -43,7 +43,7 @@ COUNT = 3000
 """Tasks a run, 9 to 13 minutes of arrivals: what starves in overload does so within minutes."""
 QUANTUM_TOKENS = 20
 WITHOUT_SLO = 0.1
-ABLATION_LOAD = 1.15
+ABLATION_LOAD = 1.3
 ABLATION_COUNT = 1500
 PATIENCE_S = 120.0
 """Work without an SLO that takes longer counts as starved."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cato.cli.client import fail
-from cato.cli.simulation import SEEDS_HELP, progress_bar, seeds_of, tables
+from cato.cli.simulation import SEEDS_HELP, a_table, progress_bar, seeds_of, tables
 from cato.core.errors import CatoError
 from cato.sim.experiment import Experiment, Options
 
@@ -92,7 +92,9 @@ def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[
 def _listed() -> Table:
     from cato.sim.experiments.registry import EXPERIMENTS, experiment
 
-    table = Table("experiment", "what it shows", "source", header_style="bold")
+    table = a_table("Experiments")
+    for name in ("name", "what it shows", "source"):
+        table.add_column(name)
     for name in EXPERIMENTS:
         found = experiment(name)
         table.add_row(name, found.title, found.source)

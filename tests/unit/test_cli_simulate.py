@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,8 @@ from cato.cli.simulation import tables
 from cato.core.commands import Dispatch
 from cato.core.errors import UnknownNameError
 from cato.policies import schedulers
-from cato.sim.experiments.registry import EXPERIMENTS, experiment
+from cato.sim import experiments
+from cato.sim.experiments.registry import EXPERIMENTS, experiment, held_by
 from cato.sim.report import Mean, Report, Target
 
 SCENARIO = """
@@ -66,6 +69,12 @@ def a_scenario(folder: Path, rate_per_s: float = 2.0) -> Path:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_registered_name_leads_to_an_experiment_of_that_name(name: str) -> None:
     assert experiment(name).name == name
+
+
+def test_every_experiment_is_registered() -> None:
+    names = {m.name for m in pkgutil.iter_modules(experiments.__path__)} - {"registry"}
+    modules = [import_module(f"{experiments.__name__}.{name}") for name in names]
+    assert {e.name for m in modules for e in held_by(m)} == set(EXPERIMENTS)
 
 
 def test_an_unknown_experiment_is_answered_with_the_known_ones() -> None:

@@ -6,20 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 from cato.core.errors import UnknownNameError
 from cato.sim.experiment import Experiment
 
-# Name -> module of this package, which holds it as `EXPERIMENT` or in `EXPERIMENTS`.
+# Name -> module of this package, which has it as `EXPERIMENT` or in `EXPERIMENTS`.
 EXPERIMENTS: Mapping[str, str] = MappingProxyType(
     {
-        "slo-sa": "slo_sa",
-        "length-bounds": "length_bounds",
+        "cato-rq1": "cato_rq",
+        "cato-rq2": "cato_rq",
+        "cato-rq3": "cato_rq",
+        "cato-rq4": "cato_rq4",
+        "saber-rq1": "saber",
+        "saber-rq2": "saber",
         "saber-estimators": "saber_estimators",
+        "slo-sa": "slo_sa",
+        "tempo-e2e": "tempo",
+        "tempo-ablation": "tempo",
+        "length-bounds": "length_bounds",
         "cace-rq1": "cace",
         "cace-rq2": "cace",
         "cace-ablation": "cace",
+        "azure-replay": "azure_replay",
     }
 )
 
@@ -29,5 +38,11 @@ def experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise UnknownNameError("experiment", name, tuple(EXPERIMENTS))
     module = import_module(f"{__package__}.{EXPERIMENTS[name]}")
-    held: tuple[Experiment, ...] = getattr(module, "EXPERIMENTS", None) or (module.EXPERIMENT,)
-    return next(e for e in held if e.name == name)
+    return next(e for e in held_by(module) if e.name == name)
+
+
+def held_by(module: ModuleType) -> tuple[Experiment, ...]:
+    """The experiments of a module of this package; none of one that only helps the others."""
+    one: Experiment | None = getattr(module, "EXPERIMENT", None)
+    several: tuple[Experiment, ...] = getattr(module, "EXPERIMENTS", ())
+    return several if one is None else (one,)

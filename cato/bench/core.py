@@ -407,24 +407,25 @@ def tables(report: CoreReport, queued: int) -> Group:
     """For people: one row a kind of event, one pair of columns a number of replicas."""
     counts = sorted({d.replicas for d in report.decisions})
     table = Table(
-        title=f"A routing decision in µs, median and 99 %; {queued:,} wait where all are full",
+        title=f"A routing decision in µs, median / 99 %, by replicas of the pool; {queued:,} wait "
+        "where all are full",
         title_justify="left",
         header_style="bold",
         box=SIMPLE_HEAD,
     )
     table.add_column("", no_wrap=True)
     for count in counts:
-        table.add_column(f"{count:,} replicas", justify="right", no_wrap=True)
+        table.add_column(f"{count:,}", justify="right", no_wrap=True)
     blocks: dict[tuple[str, int], dict[str, dict[int, Text]]] = {}
     for d in report.decisions:
         block = blocks.setdefault((d.scheduler, d.max_running), {})
         block.setdefault(d.event, {})[d.replicas] = _cell(d.timing)
     for (scheduler, batch), block in blocks.items():
-        table.add_row(Text(f"{scheduler}, {batch} at a time on a replica", style="cyan"))
+        table.add_row(Text(f"{scheduler}, max_running {batch}", style="cyan"))
         for event, cells in block.items():
             table.add_row(f"  {event}", *(cells.get(c, Text()) for c in counts))
     others = Table(header_style="bold", box=SIMPLE_HEAD)
-    for name in ("what", "how", "µs, median and 99 %", "goal"):
+    for name in ("what", "how", "µs, median / 99 %", "goal"):
         others.add_column(name)
     for t in report.timings:
         others.add_row(t.what, t.setting, _cell(t), f"<= {t.goal_us:g}" if t.goal_us else "")

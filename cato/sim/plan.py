@@ -221,7 +221,10 @@ def report_of(scenario: Scenario, goal: float, plans: Sequence[Plan]) -> Report:
     pools = pools_of(scenario)
     means = tuple(
         Mean(
-            {**dict(zip(pools, map(float, t.counts), strict=True)), "replicas": float(t.replicas)},
+            {
+                **dict(zip(pools, map(float, t.counts), strict=True)),
+                "all replicas": float(t.replicas),
+            },
             plan.scheduler,
             "slo_attainment",
             t.attainment,
@@ -245,16 +248,20 @@ def report_of(scenario: Scenario, goal: float, plans: Sequence[Plan]) -> Report:
 
 
 def plot(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Attainment over all replicas, one point a trial, with the goal."""
+    """Attainment over all replicas, one point a trial with its replicas by pool, and the goal."""
     fig, (axes,) = plots.figure()
     for scheduler in dict.fromkeys(m.policy for m in report.means):
         mine = sorted(
-            (float(m.setting["replicas"]), 100 * m.mean, 196 * m.stderr)
+            (float(m.setting["all replicas"]), 100 * m.mean, 196 * m.stderr)
             for m in report.means
             if m.policy == scheduler
         )
         xs, ys, errors = zip(*mine, strict=True)
         axes.errorbar(xs, ys, yerr=errors, label=scheduler, fmt="o", markersize=4, capsize=2)
+    for m in report.means:
+        counts = "+".join(f"{n:g}" for pool, n in m.setting.items() if pool != "all replicas")
+        at = (float(m.setting["all replicas"]), 100 * m.mean)
+        axes.annotate(counts, at, (4, 3), textcoords="offset points", fontsize=6, color="gray")
     goal = report.extra["goal"]
     assert isinstance(goal, float)
     axes.axhline(100 * goal, color="gray", linestyle="--", linewidth=1)

@@ -198,7 +198,11 @@ class SimPool:
         id, now_s = command.invocation_id, self._kernel.now_s
         host = self.hosts[command.replica_id]
         self._leases[id] = (host, command.attempt)
-        host.engine.submit(now_s, self._fleet.sequence(id, command))
+        engine = host.engine
+        is_idle = engine.is_idle
+        engine.submit(now_s, self._fleet.sequence(id, command))
+        if is_idle:  # nothing to wait for: it starts at once
+            engine.go_on(now_s)
         self._schedule(host)
 
     def _schedule(self, host: _Host) -> None:

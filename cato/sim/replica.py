@@ -124,6 +124,11 @@ class SimReplica:
     def held(self) -> int:
         return len(self._waiting) + len(self._prefilling) + len(self._decoding)
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, and it is not about to go on."""
+        return self._stretch is None and not self._at_boundary
+
     def submit(self, now_s: float, sequence: Sequence) -> None:
         """Give the engine a request; it joins at the end of the step that runs."""
         assert sequence.prompt_tokens > 0, f"{sequence.id} has no prompt"

@@ -813,6 +813,62 @@ def test_early_binding_keeps_each_queue_with_its_replica() -> None:
     assert dispatched(pool.handle(PoliciesChanged(1.2, LATE_CATO))) == [("i3", "a")]
 
 
+# Admission and preemption
+
+
+def progressed(id: str, *tokens: tuple[str, int], now_s: float = 1.0) -> ReplicaProgressed:
+    return ReplicaProgressed(now_s, ReplicaId(id), tuple((InvocationId(i), n) for i, n in tokens))
+
+
+def drawn(id: str, draw: float, *, attempt: int = 1, now_s: float = 0.0) -> InvocationOffered:
+    return InvocationOffered(now_s, an_invocation(id, draw=draw, attempt=attempt))
+
+
+def test_a_replica_that_closes_is_not_asked_about_the_next_in_the_queue() -> None:
+    asked: list[Asked] = []
+    fcfs = FirstComeFirstServed()
+    policies = Policies(ROUTING["power-of-two"], fcfs, admission=DefersSome(closes_from=0.75))
+    pool = a_pool(watched(policies, asked, {}))
+    pool.handle(drawn("closing", 0.9))
+    pool.handle(drawn("willing", 0.1, now_s=0.1))
+    assert pool.handle(a_report("r", slots=2)) == ()
+    assert [a.invocation.id for a in asked if a.replica_id is not None] == ["closing"]
+    assert pool.why_waiting(InvocationId("closing")) == "this one may not"
+
+
+def test_a_place_that_a_new_attempt_leaves_goes_to_whoever_waits_for_it() -> None:
+    pool = a_pool(Policies(HoldsSome(), FirstComeFirstServed()))
+    pool.handle(a_report("r"))
+    pool.handle(drawn("i", 0.1))
+    pool.handle(drawn("j", 0.1))
+    assert dispatched(pool.handle(drawn("i", 0.9, attempt=2))) == [("j", "r")]
+
+
+def test_what_is_taken_back_goes_to_an_idle_replica_with_early_binding_too() -> None:
+    policies = Policies(
+        ROUTING["cato"], FirstComeFirstServed(), late_binding=False, preemption=TakesBackSome()
+    )
+    pool = a_pool(policies)
+    pool.handle(a_report("a"))
+    pool.handle(drawn("i", 0.9))
+    pool.handle(drawn("j", 0.1))
+    pool.handle(a_report("b"))
+    back, *given = pool.handle(progressed("a", ("i", 7)))
+    assert isinstance(back, Preempt)
+    assert sorted(dispatched(tuple(given))) == [("i", "b"), ("j", "a")]
+    assert [r.prefilling for r in pool.picture(1.0).replicas] == [1, 1]
+
+
+def test_nothing_gives_way_while_no_replica_accepts_work() -> None:
+    policies = Policies(CatoRouting(), FirstComeFirstServed(), preemption=TakesBackSome())
+    pool = a_pool(policies)
+    pool.handle(a_report("r"))
+    pool.handle(drawn("i", 0.9))
+    pool.handle(drawn("j", 0.1))
+    pool.handle(a_report("r", accepting=False, held=("i",)))
+    assert pool.handle(progressed("r", ("i", 7))) == ()
+
+
 # Expected waits
 
 

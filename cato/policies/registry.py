@@ -1,4 +1,4 @@
-"""Names of policies, as deployment files write them."""
+"""Names of policies, as deployment files write them; whole schedulers are in `schedulers`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,28 @@ from types import MappingProxyType
 from cato.core.errors import UnknownNameError
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.topology import PoolPolicies
+from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.ordering.sjf import ShortestJobFirst
 from cato.policies.ordering.slack_priority import LateLast, SlackPriority
 from cato.policies.routing.cato import CatoRouting
+from cato.policies.routing.least_wait import LeastWait
 from cato.policies.routing.power_of_two import PowerOfTwo
 from cato.policies.routing.round_robin import RoundRobin
 
 ROUTING: Mapping[str, RoutingPolicy] = MappingProxyType(
-    {"round-robin": RoundRobin(), "power-of-two": PowerOfTwo(), "cato": CatoRouting()}
+    {
+        "round-robin": RoundRobin(),
+        "power-of-two": PowerOfTwo(),
+        "least-wait": LeastWait(),
+        "cato": CatoRouting(),
+    }
 )
 ORDERING: Mapping[str, OrderingPolicy] = MappingProxyType(
     {
         "fcfs": FirstComeFirstServed(),
+        "sjf": ShortestJobFirst(),
+        "edf": EarliestDeadlineFirst(),
         "slack-priority": SlackPriority(),
         "late-last": LateLast(),
     }

@@ -357,8 +357,11 @@ def _plot_price(report: Report, folder: Path) -> Path:
     replicas = _by_setting(report, "mean_replicas")
     fig, axes = plots.figure(2, (len(attainment) + 1) // 2)
     for ax, (label, means) in zip(axes, attainment.items(), strict=False):
-        for policy, m in means.items():
-            ax.scatter(replicas[label][policy].mean, 100 * m.mean, s=18, label=policy)
+        for i, (policy, m) in enumerate(means.items()):
+            marker = "o" if i < 10 else "^"  # colours come again after ten
+            ax.scatter(
+                replicas[label][policy].mean, 100 * m.mean, s=18, marker=marker, label=policy
+            )
         ax.set_xlabel("mean replicas of both pools")
         ax.set_ylabel("SLO attainment [%]")
         ax.set_title(f"utilization {label}", fontsize=10)

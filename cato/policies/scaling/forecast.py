@@ -45,8 +45,7 @@ class Forecast:
     What was wanted within `hold_s` is kept: a start costs more than a replica that idles a while.
 
     The constants were chosen on seeds 0-9 of `cato-rq4`: most attainment at 0.25 with no more
-    replicas than `CatoScaling` holds at 0.5. A further point costs
-    about one replica more there.
+    replicas than `CatoScaling` holds at 0.5. A further point at 0.25 costs about one replica more.
     """
 
     window_s: float = 120.0

@@ -43,10 +43,12 @@ class Rank:
     """Place in the queue: smaller goes first, by `value`, then `key`; ties by arrival, then id.
 
     The engine receives `value` as its priority. The rank holds until `until_s`, when it is
-    judged anew.
+    judged anew. `worsens`: what follows then is never a better place, so that it is judged anew
+    only when it comes to the head; deep in a long queue nobody needs it.
     """
 
     value: int
     reason: str
     key: float = 0.0
     until_s: float = inf
+    worsens: bool = False

@@ -132,13 +132,22 @@ class _Queue:
             self._heap = [e for e in self._heap if e[4] == e[5].version and self._has(e[5])]
             heapq.heapify(self._heap)
 
-    def pop(self) -> _HeapEntry | None:
+    def pop(self, rank: Callable[[_Waiting, float], Rank], now_s: float) -> _HeapEntry | None:
         """The first, taken out of the order but not off the books; `push` puts it back."""
         heap = self._heap
         while heap:
             entry = heapq.heappop(heap)
-            if entry[4] == entry[5].version:
+            waiting = entry[5]
+            if entry[4] != waiting.version:
+                continue
+            if waiting.rank is None or now_s < waiting.rank.until_s or not waiting.rank.worsens:
                 return entry
+            waiting.version = next(_versions)
+            waiting.rank = rank(waiting, now_s)
+            fresh = _entry(waiting, waiting.rank)
+            if not heap or fresh < heap[0]:
+                return fresh
+            heapq.heappush(heap, fresh)
         return None
 
     def push(self, entry: _HeapEntry) -> None:
@@ -150,10 +159,21 @@ class _Queue:
     def _place(self, waiting: _Waiting, rank: Rank) -> None:
         waiting.rank = rank
         invocation = waiting.invocation
-        place = (rank.value, rank.key, invocation.arrived_at_s, invocation.id)
-        heapq.heappush(self._heap, (*place, waiting.version, waiting))
-        if rank.until_s < inf:
+        heapq.heappush(self._heap, _entry(waiting, rank))
+        if rank.until_s < inf and not rank.worsens:
             heapq.heappush(self._due, (rank.until_s, invocation.id, waiting.version, waiting))
+
+
+def _entry(waiting: _Waiting, rank: Rank) -> _HeapEntry:
+    invocation = waiting.invocation
+    return (
+        rank.value,
+        rank.key,
+        invocation.arrived_at_s,
+        invocation.id,
+        waiting.version,
+        waiting,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,6 +501,7 @@ class PoolOrchestrator:
             running.first_token_at_s = now_s
             replica.prefilling -= 1
         running.tokens, running.tokens_at_s = max(tokens, running.tokens), now_s
+        running.changed()
         batch = min(replica.held, max(1, replica.max_running))
         step_s = replica.profile.decode_step_s(batch, running.context_tokens)
         running.expected_end_s = now_s + running.left_tokens * step_s
@@ -599,7 +620,7 @@ class PoolOrchestrator:
         queue.refresh(self._rank, now_s)
         commands: list[Command] = []
         passed_over: list[_HeapEntry] = []
-        for entry in self._looked_at(queue):
+        for entry in self._looked_at(queue, now_s):
             if self._policies.strict and passed_over and entry[0] > passed_over[0][0]:
                 passed_over.append(entry)
                 break
@@ -611,16 +632,20 @@ class PoolOrchestrator:
             queue.push(entry)
         return tuple(commands)
 
-    def _looked_at(self, queue: _Queue) -> Iterator[_HeapEntry]:
+    def _looked_at(self, queue: _Queue, now_s: float) -> Iterator[_HeapEntry]:
         window = self._policies.window
         if not self._policies.shuffled:
             looked = 0
-            while (not window or looked < window) and (entry := queue.pop()) is not None:
+            while (not window or looked < window) and (
+                entry := queue.pop(self._rank, now_s)
+            ) is not None:
                 looked += 1
                 yield entry
             return
         entries: list[_HeapEntry] = []
-        while (not window or len(entries) < window) and (entry := queue.pop()) is not None:
+        while (not window or len(entries) < window) and (
+            entry := queue.pop(self._rank, now_s)
+        ) is not None:
             entries.append(entry)
         entries.sort(key=lambda e: (e[0], e[5].invocation.draw))
         left = iter(entries)
@@ -724,7 +749,7 @@ class PoolOrchestrator:
             return ()
         queue.refresh(self._rank, now_s)
         head: list[_HeapEntry] = []
-        while len(head) < PREEMPTORS_SHOWN and (entry := queue.pop()) is not None:
+        while len(head) < PREEMPTORS_SHOWN and (entry := queue.pop(self._rank, now_s)) is not None:
             head.append(entry)
         for entry in head:
             queue.push(entry)

@@ -78,6 +78,17 @@ class Running:
     tokens: int = 0
     tokens_at_s: float = 0.0
     first_token_at_s: float | None = None
+    _derived: object = None
+
+    def derived(self, derive: Callable[[Running], T]) -> T:
+        """`derive(self)`, computed once until tokens are seen; one `derive` for all callers."""
+        value = self._derived
+        if value is None:
+            value = self._derived = derive(self)
+        return value  # type: ignore[return-value]
+
+    def changed(self) -> None:
+        self._derived = None
 
     @property
     def left_tokens(self) -> float:

@@ -13,10 +13,12 @@ from cato.core.snapshot import Invocation, ReplicaView, Running
 from cato.policies.due import due_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prospect:
     """One of a running set. `left_tokens` and `context_tokens` are expected values, `due_s` is the
     instant by which its last token must have come (inf: its SLO is settled, or there is none).
+    `points` from `first` on are the believed lengths above `generated`. Not frozen, because
+    thousands are made a second; nobody changes one.
     """
 
     left_tokens: float
@@ -24,37 +26,48 @@ class Prospect:
     due_s: float
     invocation: Invocation
     generated: int
+    points: tuple[float, ...]
+    first: int
 
     def chance(self, tokens: float) -> float:
         """Probability that its output ends within `tokens` more tokens."""
-        if self.invocation.length is not None:
-            return self.invocation.length.chance_within(tokens, self.generated)
+        first = self.first
+        n = len(self.points) - first
+        if n > 0:
+            return (bisect_right(self.points, self.generated + tokens, first) - first) / n
+        length = self.invocation.length
+        if length is not None:
+            return length.chance_within(tokens, self.generated)
         return 1.0 if self.left_tokens <= tokens else 0.0
 
 
 def prospect_of(running: Running) -> Prospect:
-    invocation = running.invocation
-    left, generated = running.left_tokens, invocation.generated + running.tokens
-    due = due_s(invocation, running.first_token_at_s, generated + left)
-    return Prospect(left, running.context_tokens, due, invocation, generated)
+    return _prospect(running.invocation, running.tokens, running.first_token_at_s)
 
 
 def prospect_of_newcomer(invocation: Invocation) -> Prospect:
-    left = invocation.left_tokens()
-    due = due_s(invocation, None, invocation.generated + left)
-    return Prospect(left, invocation.prompt_tokens, due, invocation, invocation.generated)
+    return _prospect(invocation, 0, None)
+
+
+def _prospect(invocation: Invocation, tokens: int, first_token_at_s: float | None) -> Prospect:
+    length, generated = invocation.length, invocation.generated + tokens
+    left = invocation.left_tokens(tokens)
+    due = due_s(invocation, first_token_at_s, generated + left)
+    points = length.points if length is not None else ()
+    first = bisect_right(points, generated)
+    context = invocation.prompt_tokens + tokens
+    return Prospect(left, context, due, invocation, generated, points, first)
 
 
 BY_TOKENS_LEFT = attrgetter("left_tokens")
 
 
-def tokens_until_due(
-    profile: Profile, start_s: float, prospects: Sequence[Prospect]
-) -> list[float]:
-    """Tokens that each gets until it is due; `prospects` ascend by tokens left.
+def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> list[float]:
+    """Probability of each that its last token comes in time; `prospects` ascend by tokens left.
 
-    All get a token per step. Whoever is expected to be done leaves, and the steps of the others
-    become shorter: step(b, S) = base + per_request · b + per_context_token · S.
+    0 where nothing is due: what can neither be won nor lost counts as nothing. All get a token per
+    step. Whoever is expected to be done leaves, and the steps of the others become shorter:
+    step(b, S) = base + per_request · b + per_context_token · S.
     """
     batch = len(prospects)
     context = 0.0
@@ -77,27 +90,15 @@ def tokens_until_due(
         batch -= 1
         context -= p.context_tokens + p.left_tokens
     steps_s.append(step_s)
-    tokens: list[float] = []
+    found: list[float] = []
     for p in prospects:
-        if p.due_s == inf:
-            tokens.append(inf)
-        elif p.due_s <= start_s:
-            tokens.append(0.0)
-        else:
-            i = bisect_right(knots_s, p.due_s) - 1
-            tokens.append(knot_tokens[i] + (p.due_s - knots_s[i]) / steps_s[i])
-    return tokens
-
-
-def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> list[float]:
-    """Probability of each that its last token comes in time; 0 where nothing is due.
-
-    What is not due can neither be won nor lost, so it counts as nothing.
-    """
-    return [
-        0.0 if p.due_s == inf else p.chance(tokens)
-        for p, tokens in zip(prospects, tokens_until_due(profile, start_s, prospects), strict=True)
-    ]
+        due = p.due_s
+        if due == inf or due <= start_s:
+            found.append(0.0)
+            continue
+        i = bisect_right(knots_s, due) - 1
+        found.append(p.chance(knot_tokens[i] + (due - knots_s[i]) / steps_s[i]))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Outlook:
 
 def outlook_of(replica: ReplicaView, now_s: float) -> Outlook:
     """Of what `replica` runs; ask for it by `replica.derived(outlook_of, now_s)`."""
-    prospects = sorted(map(prospect_of, replica.running), key=BY_TOKENS_LEFT)
+    prospects = sorted([r.derived(prospect_of) for r in replica.running], key=BY_TOKENS_LEFT)
     each = chances(replica.profile, now_s, prospects)
     return Outlook(tuple(prospects), tuple(each), sum(each))
 

@@ -44,11 +44,11 @@ class ForesightOrdering:
                 return Rank(HOPELESS, f"hopeless by {-laxity_s:.3f} s", key=work_s)
             reason = f"urgent, {laxity_s:.3f} s of laxity"
             until_s = deadline_s - work.remaining_s
-            return Rank(URGENT, reason, work_s, until_s + 1e-9 * abs(until_s))
+            return Rank(URGENT, reason, work_s, until_s + 1e-9 * abs(until_s), worsens=True)
         tokens = invocation.left_tokens() + laxity_s / work.token_s
         chance = length.chance_within(tokens, invocation.generated)
         if chance < self.unlikely:
             return Rank(HOPELESS, f"in time with chance {chance:.2f}", key=work_s)
         reason = f"urgent, in time with chance {chance:.2f}, {laxity_s:.3f} s of laxity"
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
-        return Rank(URGENT, reason, work_s / chance, until_s)
+        return Rank(URGENT, reason, work_s / chance, until_s, worsens=True)

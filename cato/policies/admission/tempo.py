@@ -21,7 +21,8 @@ class TempoAdmission:
     Tempo, "best-effort requests". `TempoOrdering` puts such work first, so that it gets the next
     place for as long as its share is not taken; all places that it does not want serve the others.
     Beyond its share it runs only where the others leave as many places free. With `reserve` 0 it
-    runs in an idle batch only: that starves it in overload.
+    runs where half the batch is free: at load 1.3 it then takes 197 s instead of 35 s
+    (`tempo-ablation`, 3 seeds), and the others meet 6 points more.
     """
 
     reserve: float = 0.1

@@ -31,8 +31,9 @@ class GainDensity:
 
     The length is the bound at `level` of what is believed, given what was generated; `is_refined`
     False keeps the bound of before the first token. `over_budget` is the rule as it is printed: the
-    gain over the time *budget* that is left instead of over the time of execution. That is earliest
-    deadline first in disguise and collapses in overload (`tempo-ablation`).
+    gain over the time *budget* that is left instead of over the time of execution. That is close to
+    earliest deadline first: in overload (`tempo-ablation`, load 1.3, 1,500 tasks, 3 seeds) it
+    meets 12 points less, though it gains 3 % more, since what is a little late still gains.
     """
 
     profile: Profile

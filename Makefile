@@ -32,7 +32,7 @@ check: $(STAMP)  ## format, lint, types, layers, unit tests: no Ray, under a min
 	$(say) 'layers'
 	@$(BIN)/lint-imports --no-logo
 	$(say) 'unit tests'
-	@$(BIN)/python -m pytest -q -n auto tests/unit tests/arch
+	@$(BIN)/python -m pytest -q -n auto tests/unit tests/arch tests/sim
 
 test: check  ## check, then the live tests on a local Ray with real vLLM (minutes)
 	$(say) 'live tests'

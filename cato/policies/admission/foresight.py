@@ -16,8 +16,8 @@ class ForesightAdmission:
     The chance of each to be in time comes from what is believed of its length, given what it has
     generated. A newcomer joins when its own chance exceeds `price` times what it takes from those
     that run. One prompt at a time: while one is being processed the next waits here, where its
-    place can still change. What cannot be in time, or has no SLO, gets `reserve` of the places,
-    one at least, and only at no loss.
+    place can still change. What cannot be in time, or has no SLO, joins only at no loss, and
+    leaves `reserve` of the places free, one at least, or holds no more than that share of them.
     """
 
     price: float = 3.0
@@ -40,6 +40,6 @@ class ForesightAdmission:
             return Defer(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
         places = max(1, int(self.reserve * replica.max_running))
         taken = sum(c <= self.unlikely for c in replica.derived(outlook_of, now_s).chances)
-        if taken >= places:
+        if taken >= places and replica.held >= replica.max_running - places:
             return Defer(f"{taken} run already that are late or have no SLO")
-        return Admit(f"in time with chance {own:.2f}; place {taken + 1} of {places} for such")
+        return Admit(f"in time with chance {own:.2f}, costs nobody anything")

@@ -34,12 +34,14 @@ class ForesightOrdering:
         if deadline_s == inf:
             return Rank(UNBOUND, "no SLO", key=invocation.arrived_at_s)
         laxity_s = deadline_s - work.remaining_s - now_s
-        work_s = work.service_s + invocation.downstream_s
+        # The rest of a stream that has begun costs its pace alone: until then only its start counts.
+        is_stream = invocation.until_first_token
+        work_s = work.remaining_s if is_stream else work.service_s + invocation.downstream_s
         urgent_s = deadline_s - (1 + self.urgency) * work.remaining_s
         if now_s < urgent_s:
             return Rank(PACED, f"{laxity_s:.3f} s of laxity", key=urgent_s, until_s=urgent_s)
         length = invocation.length
-        if length is None or invocation.until_first_token or work.token_s <= 0:
+        if length is None or is_stream or work.token_s <= 0:
             if laxity_s < 0:
                 return Rank(HOPELESS, f"hopeless by {-laxity_s:.3f} s", key=work_s)
             reason = f"urgent, {laxity_s:.3f} s of laxity"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from cato.core.decision import Hold, Route
 from cato.core.errors import UnknownNameError
-from cato.core.policies import RoutingPolicy
-from cato.core.policies import Work
+from cato.core.policies import RoutingPolicy, Work
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.core.topology import PoolPolicies
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -195,7 +194,9 @@ def test_the_orders_differ_in_where_they_put_what_is_late() -> None:
     late, tight, feasible = (an_invocation(deadline_s=d) for d in (4.0, 6.0, 20.0))
 
     def places(policy: FirstComeFirstServed | SlackPriority | LateLast) -> list[int]:
-        return [policy.rank(i, Work(2.0, 2.0, 0.0), now_s=5.0).value for i in (late, tight, feasible)]
+        return [
+            policy.rank(i, Work(2.0, 2.0, 0.0), now_s=5.0).value for i in (late, tight, feasible)
+        ]
 
     assert places(SlackPriority()) == [0, 1, 2]
     assert places(LateLast()) == [2, 0, 1]

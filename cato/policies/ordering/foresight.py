@@ -34,7 +34,7 @@ class ForesightOrdering:
         if deadline_s == inf:
             return Rank(UNBOUND, "no SLO", key=invocation.arrived_at_s)
         laxity_s = deadline_s - work.remaining_s - now_s
-        # The rest of a stream that has begun costs its pace alone: until then only its start counts.
+        # Once it has begun, a stream costs its pace alone: only its start is urgent.
         is_stream = invocation.until_first_token
         work_s = work.remaining_s if is_stream else work.service_s + invocation.downstream_s
         urgent_s = deadline_s - (1 + self.urgency) * work.remaining_s

@@ -22,7 +22,7 @@ setup: $(STAMP)  ## make .venv with everything in it (a few minutes, once)
 serve: $(STAMP)  ## run the demo model on this machine; prints the URL
 	@$(BIN)/cato serve
 
-check: $(STAMP)  ## format, lint, types, layers, unit tests: no Ray, under a minute
+check: $(STAMP)  ## format, lint, types, layers, unit and simulator tests: no Ray, a minute
 	$(say) 'format'
 	@$(BIN)/ruff format --check
 	$(say) 'lint'
@@ -31,10 +31,12 @@ check: $(STAMP)  ## format, lint, types, layers, unit tests: no Ray, under a min
 	@$(BIN)/mypy --strict cato
 	$(say) 'layers'
 	@$(BIN)/lint-imports --no-logo
-	$(say) 'unit tests'
-	@$(BIN)/python -m pytest -q -n auto tests/unit tests/arch tests/sim
+	$(say) 'unit and simulator tests'
+	@$(BIN)/python -m pytest -q -n auto -m 'not slow' tests/unit tests/arch tests/sim
 
-test: check  ## check, then the live tests on a local Ray with real vLLM (minutes)
+test: check  ## check, the slow tests, then live ones on a local Ray with real vLLM (minutes)
+	$(say) 'slow tests'
+	@$(BIN)/python -m pytest -q -n auto -m slow tests/unit tests/sim
 	$(say) 'live tests'
 	@$(BIN)/python -m pytest -q tests/live
 

@@ -129,6 +129,7 @@ def test_the_load_of_a_run_is_its_utilization_of_the_largest_fleet() -> None:
     assert work_s / 2000.0 / 12 == pytest.approx(0.5, rel=0.05)
 
 
+@pytest.mark.slow
 def test_no_method_beats_the_largest_fleet_and_each_pays_for_what_it_has(report: Report) -> None:
     for m in report.means:
         if m.metric == "slo_attainment":
@@ -153,6 +154,7 @@ def test_the_same_seeds_give_the_same_report() -> None:
     assert one.to_json() == two.to_json()
 
 
+@pytest.mark.slow
 def test_every_picture_is_drawn(report: Report, tmp_path: Path) -> None:
     series = report.extra["series"]
     assert isinstance(series, dict)

@@ -98,6 +98,7 @@ def test_host_memory_saves_load_time_and_belady_saves_loads() -> None:
     assert len(clairvoyant.loads) < len(cold.loads)
 
 
+@pytest.mark.slow
 def test_every_experiment_reports_means_differences_targets_and_pictures(tmp_path: Path) -> None:
     pair, one = Options(seeds=(1, 2)), Options(seeds=(1,))
     rq1 = cace.run_rq1(pair, silent, count=10)

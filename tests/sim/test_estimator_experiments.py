@@ -35,6 +35,7 @@ def a_trace(folder: Path, rows: int, seed: int = 0) -> Path:
 # Length bounds
 
 
+@pytest.mark.slow
 def test_length_bounds_judge_the_later_half_of_a_trace(tmp_path: Path) -> None:
     options = Options((0, 1), policies=("compiled-forest",), trace=a_trace(tmp_path, 1200))
     report = length_bounds.EXPERIMENT.run(options, silent)
@@ -113,6 +114,7 @@ def test_busier_runs_are_more_concurrent_and_slower() -> None:
     assert means[0][1] > means[1][1] > means[2][1]
 
 
+@pytest.mark.slow
 def test_usl_fits_best_also_where_it_was_not_fitted(tmp_path: Path) -> None:
     report = saber_estimators.EXPERIMENT.run(Options(seeds=(0,)), silent)
     for workload in ("W1", "W2", "W3"):

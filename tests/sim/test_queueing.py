@@ -65,6 +65,7 @@ def pollaczek_khinchine_wait_s(load: float, service_s: float, cv: float) -> floa
     return load / (1 - load) * service_s * (1 + cv**2) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("servers", "lengths", "theory_s"),
     [

@@ -19,6 +19,7 @@ def report() -> Report:
     return slo_sa.run_sizes(Options(seeds=(0, 1)), silent, (4, 20))
 
 
+@pytest.mark.slow
 def test_the_same_seeds_give_the_same_bytes(report: Report) -> None:
     again = slo_sa.run_sizes(Options(seeds=(0, 1)), silent, (4, 20))
     assert again.to_json() == report.to_json()
@@ -83,6 +84,7 @@ def test_an_unknown_mapper_is_named() -> None:
         slo_sa.run(Options(seeds=(0,), policies=("more-smith",)), silent)
 
 
+@pytest.mark.slow
 def test_the_pictures_are_drawn(report: Report, tmp_path: Path) -> None:
     paths = slo_sa.plot(report, tmp_path)
     assert [p.name for p in paths] == [

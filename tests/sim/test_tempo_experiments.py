@@ -98,6 +98,7 @@ def test_beliefs_foretell_a_part_of_each_length() -> None:
     assert told.expected_tokens == told.output_tokens == nodes[0].output_tokens
 
 
+@pytest.mark.slow
 def test_every_scheduler_finishes_all_tasks_and_targets_are_paired(tmp_path: Path) -> None:
     report = tempo.run_e2e(Options((0,)), silent, count=25)
     assert all(m.mean == 1.0 for m in report.means if m.metric == "finished")
@@ -113,6 +114,7 @@ def test_every_scheduler_finishes_all_tasks_and_targets_are_paired(tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 def test_without_reserve_work_without_slo_waits_longer(tmp_path: Path) -> None:
     options = Options((0,), ("tempo", "no reserve", "loss not counted"))
     report = tempo.run_ablation(options, silent, count=200)

@@ -95,6 +95,7 @@ def test_the_list_names_every_experiment_with_its_source() -> None:
     assert "SLO-Aware Scheduling" in listed
 
 
+@pytest.mark.slow
 def test_an_experiment_is_run_on_the_seeds_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
     result = cato(

@@ -46,7 +46,8 @@ def quantiles_after(
     below = 0.0
     at = first
     for k in range(len(levels)):
-        target = levels[k] * (alive + unseen)
+        # A level that falls on a step exactly is reached there, whatever the sums were rounded to.
+        target = levels[k] * (alive + unseen) * (1.0 - 1e-12)
         while at < len(support) and below + mass[at] < target:
             below += mass[at]
             at += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from operator import attrgetter
@@ -321,7 +321,6 @@ class PoolOrchestrator:
         self._profiles: tuple[Profile, ...] = ()  # of what accepts work
         self._dispatched = 0
         self._refused = 0
-        self._preempted = 0
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         now_s = self._clock.now_s = event.now_s
@@ -500,7 +499,7 @@ class PoolOrchestrator:
         if running.first_token_at_s is None:
             running.first_token_at_s = now_s
             replica.prefilling -= 1
-        running.tokens, running.tokens_at_s = max(tokens, running.tokens), now_s
+        running.tokens = max(tokens, running.tokens)
         running.changed()
         batch = min(replica.held, max(1, replica.max_running))
         step_s = replica.profile.decode_step_s(batch, running.context_tokens)
@@ -571,8 +570,7 @@ class PoolOrchestrator:
     def _fill_for(self, waiting: _Waiting, now_s: float) -> tuple[Command, ...]:
         """A newcomer: whoever waited before it could not be placed, and nothing was freed."""
         if not self._policies.late_binding:
-            replica = self._bind(waiting)
-            return self._fill_one(replica, now_s) if replica is not None else ()
+            return self._fill_one(self._bind(waiting), now_s)
         if not self._open:
             return ()
         policies = self._policies
@@ -760,18 +758,11 @@ class PoolOrchestrator:
         running = replica.leases[id]
         before = running.invocation
         self._release(id)
-        invocation = replace(
-            before,
-            attempt=before.attempt + 1,
-            prompt_tokens=before.prompt_tokens + running.tokens,
-            expected_tokens=max(1, before.expected_tokens - running.tokens),
-            generated=before.generated + running.tokens,
-        )
+        invocation = before.continued(before.attempt + 1, running.tokens)
         waiting = self._waiting[id] = _Waiting(invocation, self._queue)
         self._queue.add(waiting)
         if not self._policies.late_binding:
             self._bind(waiting)
-        self._preempted += 1
         return Preempt(id, before.attempt, replica.id, reason)
 
     def _backlog_s(self) -> float:

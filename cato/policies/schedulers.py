@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import Profile
@@ -117,3 +120,13 @@ def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> 
         preemption=TempoPreemption(density),
         max_queued=UNBOUNDED,
     )
+
+
+BY_NAME: Mapping[str, Callable[[], Policies]] = MappingProxyType(
+    {
+        FORESIGHT: foresight,
+        "cato": cato,
+        **{name: partial(early, name) for name in ("power-of-two", "least-wait", "round-robin")},
+    }
+)
+"""Those that need no model of the engine."""

@@ -8,7 +8,7 @@ decide are those of `cato.core` and `cato.policies`, unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, isnan
 
 from cato.core.commands import Dispatch, Preempt, Refuse
@@ -332,13 +332,7 @@ class Fleet:
         run = self._runs[call.outcome.task.id]
         call.attempt += 1
         first = call.outcome.task.invocation(call.index, call.offered_at_s, run.served_s)
-        again = replace(
-            first,
-            attempt=call.attempt,
-            prompt_tokens=first.prompt_tokens + call.generated,
-            expected_tokens=max(1, first.expected_tokens - call.generated),
-            generated=call.generated,
-        )
+        again = first.continued(call.attempt, call.generated)
         pool.handle(InvocationOffered(self.kernel.now_s, again))
 
     # What pools tell

@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -29,15 +28,7 @@ from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
 from cato.sim.traces import TraceRow
 from cato.sim.workloads import ARRIVALS, belief, lengths
 
-SCHEDULERS: Mapping[str, Callable[[], Policies]] = MappingProxyType(
-    {
-        schedulers.FORESIGHT: schedulers.foresight,
-        "cato": schedulers.cato,
-        "power-of-two": lambda: schedulers.early("power-of-two"),
-        "least-wait": lambda: schedulers.early("least-wait"),
-        "round-robin": lambda: schedulers.early("round-robin"),
-    }
-)
+SCHEDULERS = schedulers.BY_NAME
 BASELINE = "power-of-two"
 """What the scheduler asked for is compared with: the rule of a plain Ray Serve."""
 

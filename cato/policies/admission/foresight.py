@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cato.core.decision import Admit, Defer
 from cato.core.snapshot import Invocation, ReplicaView
-from cato.policies.outlook import joining, outlook_of
+from cato.policies.outlook import PRICE, joining, outlook_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ForesightAdmission:
     leaves `reserve` of the places free, one at least, or holds no more than that share of them.
     """
 
-    price: float = 3.0
+    price: float = PRICE
     reserve: float = 0.1
     unlikely: float = 0.1
 

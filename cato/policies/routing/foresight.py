@@ -7,7 +7,7 @@ from math import inf
 
 from cato.core.decision import Hold, Route
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
-from cato.policies.outlook import joining
+from cato.policies.outlook import PRICE, joining
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ForesightRouting:
 
     looked_at: int = 16
     projected: int = 4
-    price: float = 3.0
+    price: float = PRICE
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         replicas = pool.replicas

@@ -28,7 +28,13 @@ from cato.policies.admission.foresight import ForesightAdmission
 from cato.policies.ordering.foresight import HOPELESS
 from cato.policies.routing.foresight import ForesightRouting
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.common import KEPT, attainment_gap, chosen_policies, measured
+from cato.sim.experiments.common import (
+    KEPT,
+    QUANTUM_STEPS,
+    attainment_gap,
+    chosen_policies,
+    measured,
+)
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.plots import figure, save
 from cato.sim.report import Report, Sample, Setting, Target, compare, summarize
@@ -37,7 +43,6 @@ from cato.sim.traces import load_azure
 from cato.sim.workloads import SEVEN_B, trace_beliefs, trace_tasks
 
 POOL = PoolName("engine")
-QUANTUM_STEPS = 20
 CHUNK_TOKENS = 512
 # Replicas and speed of the replay: the settings of the targets.
 SETTINGS = ((4, 1.0), (4, 2.0), (2, 1.0))

@@ -11,17 +11,16 @@ continuous batching (cap 16).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from cato.core.ids import PoolName
-from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.common import attainment_gap, chosen_policies, measured
+from cato.sim.experiments.common import QUANTUM_STEPS, attainment_gap, chosen_policies, measured
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, lines, save
 from cato.sim.report import Report, Sample, Target, compare, summarize
@@ -43,7 +42,6 @@ UTILIZATIONS = (0.3, 0.5, 0.7, 0.83, 0.9)
 # With batching the capacity depends on the batch: rates instead. At the first the fleet is half
 # empty; at the middle ones power-of-two reaches about 75 %.
 BATCHED_RATES_PER_S = (4.0, 12.0, 13.0, 14.0, 16.0)
-QUANTUM_STEPS = 20
 SOURCE = 'CATO, "SLA-Awareness for AI-assisted coding" (2025)'
 
 WORKLOADS: Mapping[str, tuple[Mapping[str, float], Mapping[str, tuple[CallSpec, ...]]]] = {
@@ -58,13 +56,6 @@ WORKLOADS: Mapping[str, tuple[Mapping[str, float], Mapping[str, tuple[CallSpec, 
 }
 BATCHED = "batched"
 
-POLICIES: Mapping[str, Callable[[], Policies]] = {
-    "round-robin": partial(schedulers.early, "round-robin"),
-    "power-of-two": partial(schedulers.early, "power-of-two"),
-    "least-wait": partial(schedulers.early, "least-wait"),
-    "cato": schedulers.cato,
-    schedulers.FORESIGHT: schedulers.foresight,
-}
 ONE_AT_A_TIME: Profile = replace(SEVEN_B, max_running=1)
 IN_BATCHES: Profile = replace(SEVEN_B, max_running=CAP)
 
@@ -93,7 +84,7 @@ def _run(job: _Job) -> Sample:
         PoolSetup(
             PoolName(name),
             (profile,) * REPLICAS,
-            POLICIES[job.policy](),
+            schedulers.BY_NAME[job.policy](),
             report_steps=QUANTUM_STEPS,
         )
         for name in (SMALL, LARGE)
@@ -105,7 +96,7 @@ def _run(job: _Job) -> Sample:
 
 
 def _jobs(workloads: Sequence[str], options: Options) -> list[_Job]:
-    policies = chosen_policies(options, POLICIES)
+    policies = chosen_policies(options, schedulers.BY_NAME)
     loads = [(False, u) for u in UTILIZATIONS]
     jobs = []
     for workload in workloads:

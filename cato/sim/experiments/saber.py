@@ -18,7 +18,13 @@ from cato.estimators.usl import SpeedSample, UslFit, fit_usl
 from cato.policies import schedulers
 from cato.policies.admission.saber import SaberAdmission
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.common import Gap, attainment_gap, chosen_policies, measured
+from cato.sim.experiments.common import (
+    QUANTUM_STEPS,
+    Gap,
+    attainment_gap,
+    chosen_policies,
+    measured,
+)
 from cato.sim.experiments.saber_estimators import speed_samples
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, lines, save
@@ -28,7 +34,6 @@ from cato.sim.workloads import SABER_ENGINE, SABER_RATES_PER_S, SABER_SHARES, SP
 POOL = PoolName("engine")
 REQUESTS, SUSTAINED = 100, 600
 CAPS = tuple(range(10, 101, 10))
-QUANTUM_STEPS = 20
 NEARLY_EXACT_SPREAD = 0.05
 SUSTAINED_RATES_PER_S = (5.0, 10.0)
 SOURCE = 'SABER, "Adaptive Request Scheduling for CodeLLM Serving with SLA Guarantees" (2025)'

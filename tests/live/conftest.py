@@ -139,6 +139,34 @@ ENGINES: dict[str, Any] = {
 }
 
 
+LISTS = '''"""Helpers for lists."""
+
+
+def reverse_in_place(items):
+    """Reverse a list in place."""
+    left, right = 0, len(items) - 1
+    while left < right:
+        items[left], items[right] = items[right], items[left]
+        left += 1
+        right -= 1
+    return items
+
+
+def mean(values):
+    """The mean of a list of numbers."""
+    total = 0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
+def read_lines(path):
+    """The lines of a file, without their ends."""
+    with open(path) as file:
+        return [line.rstrip() for line in file]
+'''
+
+
 def quick_profiles(folder: Path) -> str:
     """The shipped profiles, with simulated engines that start in 0.2 s."""
     from cato.profiles.load import load_profile_file, save_profile
@@ -155,6 +183,17 @@ def patient_workflows(folder: Path) -> str:
     shutil.copytree(ROOT / "workflows", folder)
     path = folder / "code-completion.yaml"
     path.write_text(path.read_text().replace("deadline: 2s", "deadline: 60s"))
+    return str(folder)
+
+
+def small_index(folder: Path) -> str:
+    """Code to retrieve that stays the same when the project's own does not.
+
+    A prompt that changes with every commit makes the demo model answer differently, at times with
+    nothing at all.
+    """
+    folder.mkdir()
+    (folder / "lists.py").write_text(LISTS)
     return str(folder)
 
 
@@ -175,7 +214,7 @@ def app(cluster: int, tmp_path_factory: pytest.TempPathFactory) -> App:
     )
     ingress = {
         "workflows": patient_workflows(tmp_path_factory.mktemp("app") / "workflows"),
-        "indexes": {"code": str(ROOT / "cato")},
+        "indexes": {"code": small_index(tmp_path_factory.mktemp("index") / "code")},
     }
     serve.run(build_ingress(IngressArgs.model_validate(ingress)), name="cato", route_prefix="/")
     url = f"http://127.0.0.1:{cluster}"

@@ -19,7 +19,7 @@ JAVA = "public class A {\n  public static int add(int a, int b) {\n    return a 
 
 INPUTS: dict[str, dict[str, object]] = {
     "code-completion": {"prefix": PYTHON, "suffix": "\n\nprint(mean([1]))\n"},
-    "code-generation": {"instruction": "Reverse a list in place."},
+    "code-generation": {"instruction": "Sum the numbers of a list."},
     "code-translation": {
         "code": JAVA,
         "source_language": "java",

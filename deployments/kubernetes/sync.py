@@ -1,0 +1,71 @@
+"""Copy the deployment files to where containers and kustomize need them.
+
+    python deployments/kubernetes/sync.py            write the copies
+    python deployments/kubernetes/sync.py --check    exit 1 and name those that differ
+
+kustomize reads no file above its own folder, so each overlay has its own copy of one file of
+`deployments/`. Those of `local-cpu.yaml` listen on all interfaces of their container, and on every
+host: inside a container, loopback is reached by nobody.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KUBERNETES = "deployments/kubernetes/overlays"
+NOTICE = "# Made from {} by deployments/kubernetes/sync.py: edit that file instead.\n"
+
+# In local-cpu.yaml -> in a container. Each must be there once.
+CONTAINER = (
+    (
+        "proxy_location: HeadOnly          # one HTTP proxy; EveryNode behind a load balancer",
+        "proxy_location: EveryNode         # on every host with replicas, behind a load balancer",
+    ),
+    ("host: 127.0.0.1 ", "host: 0.0.0.0   "),
+    ("# reachable from this machine only", "# the container's port decides who reaches it"),
+)
+COPIES = {
+    "docker/container-cpu.yaml": ("deployments/local-cpu.yaml", CONTAINER),
+    f"{KUBERNETES}/cpu-demo/serve.yaml": ("deployments/local-cpu.yaml", CONTAINER),
+    f"{KUBERNETES}/nvidia/serve.yaml": ("deployments/nvidia.yaml", ()),
+    f"{KUBERNETES}/ascend/serve.yaml": ("deployments/ascend.yaml", ()),
+}
+
+
+def rendered(copy: str) -> str:
+    """What the file `copy` must hold. Raises `ValueError` when its source lacks a replaced text."""
+    source, replacements = COPIES[copy]
+    text = (ROOT / source).read_text(encoding="utf-8")
+    for old, new in replacements:
+        if text.count(old) != 1:
+            raise ValueError(f"{source}: {old!r} must be there once, is {text.count(old)} times")
+        text = text.replace(old, new)
+    return NOTICE.format(source) + text
+
+
+def outdated() -> list[str]:
+    """The copies that are missing or differ from their source."""
+    return [
+        copy
+        for copy in COPIES
+        if not (ROOT / copy).is_file()
+        or (ROOT / copy).read_text(encoding="utf-8") != rendered(copy)
+    ]
+
+
+def main() -> int:
+    changed = outdated()
+    if "--check" in sys.argv[1:]:
+        for copy in changed:
+            print(f"{copy} differs from {COPIES[copy][0]}: run deployments/kubernetes/sync.py")
+        return 1 if changed else 0
+    for copy in changed:
+        (ROOT / copy).write_text(rendered(copy), encoding="utf-8")
+        print(f"wrote {copy}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,51 +1,192 @@
-"""The Profiler actor: what was measured, learnt from every finished run."""
+"""The Profiler actor: what was measured, learnt from every finished run, kept over restarts."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
 
-from cato.core.estimates import Baselines
+from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import NodeEstimate
+from cato.estimators.output_lengths import (
+    Due,
+    LengthHistory,
+    OutputLengths,
+    refitted,
+    samples_of,
+)
+from cato.estimators.stages import PastRuns, RunHistory, finished_stages, past_runs
+from cato.profiles.schema import ProfileFile
+from cato.store.errors import StoreError
+from cato.store.location import default_location
+from cato.store.records import KeptReceipt, Learnt, Record
+from cato.store.store import MetadataStore
+from cato.store.writer import StoreWriter
 from cato.telemetry.metrics import RunMetrics
 
-# Receipts kept for `cato explain`, newest last; about 5 kB each.
+log = logging.getLogger("cato.profiler")
+
+# Receipts kept for `cato explain`, newest last; about 5 kB each. The store has more.
 KEPT_RECEIPTS = 10_000
 # Passed-through calls differ too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
+# Learning anew costs up to a tenth of a second for each node, in a thread.
+RELEARN_S = 5.0
+SEED = 0
 
 Finished = tuple[SlaReceipt, tuple[NodeId, ...]]
 """A receipt, and all nodes of its workflow: those without an execution were skipped."""
 
 
 class Profiler:
-    """Baselines of nodes, receipts and run metrics of all ingress replicas."""
+    """Baselines of nodes, lengths of outputs, receipts and run metrics of all ingress replicas.
 
-    def __init__(self) -> None:
+    What is learnt is kept in the metadata store at `location` (None: `default_location`), and taken
+    up again from there. Without it everything works, until the next restart.
+    """
+
+    def __init__(self, location: str | Path | None = None) -> None:
         self._baselines = Baselines()
+        self._errors = PredictionErrors()
         self._metrics = RunMetrics()
         self._receipts: OrderedDict[str, SlaReceipt] = OrderedDict()
+        self._length_history = LengthHistory()
+        self._run_history = RunHistory()
+        self._lengths = OutputLengths()
+        self._past_runs = PastRuns()
+        self._new_runs = False
+        self._version = 0
+        self._learning: asyncio.Task[None] | None = None
+        self._learnt_at_s = -RELEARN_S
+        self._earlier: Learnt | None = None
+        self._writer = StoreWriter(location or default_location(), self._read_earlier)
+        self._writer.start()
 
     async def record(self, finished: tuple[Finished, ...]) -> None:
         """Keep and learn. Of two runs with one id, which clients may choose, the newer is kept."""
+        self._take_earlier()
         for receipt, all_nodes in finished:
-            self._record(receipt, all_nodes)
+            self._writer.put(self._record(receipt, all_nodes))
+        self._relearn_when_due()
 
-    def _record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> None:
+    def _record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> list[Record]:
+        """Learn from a run; return what the store should keep of it."""
         self._receipts[receipt.request_id] = receipt
         self._receipts.move_to_end(receipt.request_id)
         if len(self._receipts) > KEPT_RECEIPTS:
             self._receipts.popitem(last=False)
         self._metrics.record(receipt)
+        samples = samples_of(receipt)
+        self._length_history.add(samples)
+        records: list[Record] = [
+            KeptReceipt(receipt, time.time()),
+            *samples,
+            *self._errors.record(receipt),
+        ]
         if not receipt.task.startswith(UNLEARNT_PREFIX):
-            self._baselines.record(receipt, all_nodes)
+            records += self._baselines.record(receipt, all_nodes)
+        if (stages := finished_stages(receipt)) is not None:
+            self._run_history.add([stages])
+            self._new_runs = True
+            records.append(stages)
+        return records
 
     async def estimates(self) -> dict[TaskName, dict[NodeId, NodeEstimate]]:
+        self._take_earlier()
         return self._baselines.table()
 
-    async def receipt(self, request_id: str) -> SlaReceipt | None:
-        return self._receipts.get(request_id)
+    async def lengths(self, known_version: int) -> OutputLengths | None:
+        """What is believed of output lengths; None when none is newer."""
+        self._take_earlier()
+        self._relearn_when_due()
+        self._version = max(self._version, known_version)
+        return self._lengths if self._lengths.version > known_version else None
+
+    async def past_runs(self, known_version: int) -> PastRuns | None:
+        """Past runs of several stages; None when none is newer."""
+        self._take_earlier()
+        self._relearn_when_due()
+        self._version = max(self._version, known_version)
+        return self._past_runs if self._past_runs.version > known_version else None
+
+    async def receipt(self, request_id: str) -> Mapping[str, object] | None:
+        """A receipt as plain values; one from before a restart comes without its free text."""
+        known = self._receipts.get(request_id)
+        if known is not None:
+            return known.as_dict()
+        try:
+            return await asyncio.to_thread(self._writer.read, lambda s: s.receipt(request_id))
+        except StoreError as error:
+            log.warning("receipt of %s: %s", request_id, error)
+            return None
+
+    async def keep_profile(self, profile: ProfileFile) -> str:
+        """Store a measured profile; empty, or why it could not be kept."""
+        try:
+            await asyncio.to_thread(self._writer.read, lambda s: s.save_profile(profile))
+        except StoreError as error:
+            return str(error)
+        return ""
 
     async def metrics(self) -> bytes:
-        return self._metrics.render()
+        return self._metrics.render(self._errors.table().values(), self._writer.state())
+
+    async def close(self) -> None:
+        """Write what waits and let go of the store."""
+        await asyncio.to_thread(self._writer.close)
+
+    # What was learnt before
+
+    def _read_earlier(self, store: MetadataStore) -> None:
+        # In the writer's thread when the store came late: taken up by the next call.
+        self._earlier = store.learnt()
+
+    def _take_earlier(self) -> None:
+        if self._earlier is None:
+            return
+        earlier, self._earlier = self._earlier, None
+        self._baselines.restore(earlier.means)
+        self._errors.restore(earlier.errors)
+        self._length_history.restore(earlier.samples)
+        self._run_history.restore(earlier.runs)
+        self._new_runs = True
+
+    # Learning anew
+
+    def _relearn_when_due(self) -> None:
+        now_s = time.monotonic()
+        is_busy = self._learning is not None and not self._learning.done()
+        if is_busy or now_s - self._learnt_at_s < RELEARN_S:
+            return
+        due = self._length_history.due(self._lengths)
+        if not due and not self._new_runs:
+            return
+        self._learnt_at_s = now_s
+        self._learning = asyncio.get_running_loop().create_task(self._relearn(due))
+        self._learning.add_done_callback(_report_failure)
+
+    async def _relearn(self, due: Due) -> None:
+        """In a thread, from copies; what it returns replaces the old in one assignment."""
+        if due:
+            version = self._next_version()
+            self._lengths = await asyncio.to_thread(refitted, self._lengths, due, version, SEED)
+        if self._new_runs:
+            self._new_runs = False
+            version = self._next_version()
+            runs = self._run_history.by_task()
+            self._past_runs = await asyncio.to_thread(past_runs, runs, version)
+
+    def _next_version(self) -> int:
+        """Higher than any that an ingress knows, from an earlier life of this actor too."""
+        self._version = max(self._version + 1, time.time_ns() // 1_000_000)
+        return self._version
+
+
+def _report_failure(learning: asyncio.Task[None]) -> None:
+    if not learning.cancelled() and (error := learning.exception()) is not None:
+        log.error("learning failed; what was learnt before stays", exc_info=error)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from cato.core.ids import NodeId, RunId, TaskName
+
+WITHHELD = "not kept: it may quote the request"
 
 
 @dataclass(frozen=True, slots=True)
 class LlmFacts:
-    """How an invocation was served. `reasons` holds one decision per attempt."""
+    """How an invocation was served. `reasons` holds one decision per attempt.
+
+    `expected_tokens` and `length_bound_tokens` (0: no belief) were predicted on arrival, the queue
+    and the service when it was leased; `service_s` is from the dispatch to the last token.
+    """
 
     model: str
     pool: str
@@ -27,6 +33,11 @@ class LlmFacts:
     attempts: int
     simulated: bool
     reasons: tuple[str, ...]
+    expected_tokens: int = 0
+    length_bound_tokens: int = 0
+    predicted_queue_s: float = 0.0
+    service_s: float = 0.0
+    predicted_service_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +91,13 @@ class SlaReceipt:
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""
         return asdict(self)
+
+    def without_text(self) -> SlaReceipt:
+        """For keeping: problems and notes are withheld, for errors may quote a prompt or answer."""
+        nodes = tuple(replace(n, problem=WITHHELD) if n.problem else n for n in self.nodes)
+        return replace(
+            self,
+            nodes=nodes,
+            problem=WITHHELD if self.problem else "",
+            notes=tuple(WITHHELD for _ in self.notes[:1]),
+        )

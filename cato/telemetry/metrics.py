@@ -9,16 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cato.core.estimates import PoolErrors, predictions
 from cato.core.orchestrator import PoolPicture
-from cato.core.receipt import SlaReceipt
+from cato.core.receipt import LlmFacts, SlaReceipt
+from cato.core.runs import NodeStatus
+from cato.estimators.output_lengths import CUT, ENDED
+from cato.store.state import StoreState
 
 LATENCY_BUCKETS_S = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 8, 13, 20, 30, 60, 120,
 )  # fmt: skip
 QUEUE_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
+# Of predicted over actual: narrow around 1, where a good profile is.
+RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 4)
+# Until requests carry keys, all belong to one tenant without a name.
+NO_TENANT = ""
 
 
 class RunMetrics:
@@ -31,8 +39,16 @@ class RunMetrics:
             registry=self.registry,
         )  # fmt: skip
         self._slo = Counter(
-            "cato_slo_runs", "Runs by task, metric and whether the SLO was met (attainment).",
-            ["task", "metric", "met"], registry=self.registry,
+            "cato_slo_runs",
+            "Runs that ended, by task, metric, tenant and whether the SLO was met. Attainment: "
+            "those with met=true over all; failed and cancelled runs are misses.",
+            ["task", "metric", "met", "tenant"], registry=self.registry,
+        )  # fmt: skip
+        self._pool_slo = Counter(
+            "cato_pool_slo_runs",
+            "Runs that called a pool, by pool, tenant and whether the SLO was met: attainment of "
+            "what depends on the pool. A run that calls two pools counts in both.",
+            ["pool", "met", "tenant"], registry=self.registry,
         )  # fmt: skip
         self._tokens = Counter(
             "cato_tokens", "Tokens by model and direction (prompt, cached, output).",
@@ -49,13 +65,47 @@ class RunMetrics:
             buckets=LATENCY_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
 
+        self._bounds = Counter(
+            "cato_length_bounds",
+            "Outputs whose length was bounded at arrival and that ended by themselves or at their "
+            "limit, by task, model and whether they kept within the bound. Coverage: those with "
+            "covered=true over all; the bound is the 0.9 quantile, so 0.9 is honest.",
+            ["task", "model", "covered"], registry=self.registry,
+        )  # fmt: skip
+        self._service_ratio = Histogram(
+            "cato_service_prediction_ratio",
+            "Predicted over actual service time of an invocation (dispatch to last token), by "
+            "pool; 1 is right, below 1 it took longer than predicted.",
+            ["pool"], buckets=RATIO_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self._queue_error = Histogram(
+            "cato_queue_prediction_error_seconds",
+            "Absolute difference of predicted and actual queueing delay of an invocation, by pool. "
+            "A ratio would say nothing: most wait for no time.",
+            ["pool"], buckets=QUEUE_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self._predicted_queue = Counter(
+            "cato_queue_predicted_seconds",
+            "Sum of the predicted queueing delays of the invocations in "
+            "cato_queue_prediction_error_seconds, by pool.",
+            ["pool"], registry=self.registry,
+        )  # fmt: skip
+        self._actual_queue = Counter(
+            "cato_queue_actual_seconds",
+            "Sum of the actual queueing delays of the same invocations, by pool; beside the "
+            "predicted sum it shows which way predictions are wrong.",
+            ["pool"], registry=self.registry,
+        )  # fmt: skip
+
     def _latency(self, name: str, help: str) -> Histogram:
         return Histogram(name, help, ["task"], buckets=LATENCY_BUCKETS_S, registry=self.registry)
 
     def record(self, receipt: SlaReceipt) -> None:
-        task = receipt.task
+        task, met = receipt.task, str(receipt.met).lower()
         self._runs.labels(task, receipt.status).inc()
-        self._slo.labels(task, receipt.metric, str(receipt.met).lower()).inc()
+        self._slo.labels(task, receipt.metric, met, NO_TENANT).inc()
+        for pool in {node.llm.pool for node in receipt.nodes if node.llm is not None}:
+            self._pool_slo.labels(pool, met, NO_TENANT).inc()
         self._e2e.labels(task).observe(receipt.e2e_s)
         if receipt.ttft_s is not None:
             self._ttft.labels(task).observe(receipt.ttft_s)
@@ -67,8 +117,70 @@ class RunMetrics:
                 self._tokens.labels(node.llm.model, "cached").inc(node.llm.cached_prompt_tokens)
                 self._tokens.labels(node.llm.model, "output").inc(node.llm.output_tokens)
 
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+                if node.status == NodeStatus.DONE.value:
+                    self._record_bound(task, node.llm)
+        for facts in predictions(receipt):
+            self._record_errors(facts)
+
+    def _record_bound(self, task: str, facts: LlmFacts) -> None:
+        # The bound is of the output as its limit cuts it, so that a cut output is known exactly.
+        has_ended = facts.finish_reason in ENDED or facts.finish_reason == CUT
+        if facts.length_bound_tokens > 0 and has_ended:
+            is_covered = facts.output_tokens <= facts.length_bound_tokens
+            self._bounds.labels(task, facts.model, str(is_covered).lower()).inc()
+
+    def _record_errors(self, facts: LlmFacts) -> None:
+        ratio = facts.predicted_service_s / facts.service_s
+        self._service_ratio.labels(facts.pool).observe(ratio)
+        error_s = abs(facts.predicted_queue_s - facts.queue_s)
+        self._queue_error.labels(facts.pool).observe(error_s)
+        self._predicted_queue.labels(facts.pool).inc(facts.predicted_queue_s)
+        self._actual_queue.labels(facts.pool).inc(facts.queue_s)
+
+    def render(self, errors: Iterable[PoolErrors] = (), store: StoreState | None = None) -> bytes:
+        """All that was recorded; with the drift of `errors` and how the store is, when given."""
+        gauges = CollectorRegistry()
+        gauges.register(_LearningGauges(tuple(errors), store))
+        return generate_latest(self.registry) + generate_latest(gauges)
+
+
+class _LearningGauges(Collector):
+    def __init__(self, errors: Sequence[PoolErrors], store: StoreState | None) -> None:
+        self._errors = errors
+        self._store = store
+
+    def collect(self) -> Iterable[Metric]:
+        drift = GaugeMetricFamily(
+            "cato_pool_drift",
+            "Predicted over actual, of exponentially weighted means over about the last 100 "
+            "invocations of a pool, by quantity (service, queue). Service below 0.8 or above 1.25 "
+            "for long: measure the profile again.",
+            labels=["pool", "quantity"],
+        )
+        for error in self._errors:
+            for quantity, ratio in (("service", error.drift), ("queue", error.queue_drift)):
+                if ratio is not None:
+                    drift.add_metric([error.pool, quantity], ratio)
+        return [drift] if self._store is None else [drift, *_store_metrics(self._store)]
+
+
+def _store_metrics(store: StoreState) -> Sequence[Metric]:
+    return [
+        GaugeMetricFamily(
+            "cato_store_up",
+            "1 while the metadata store takes writes; 0 while it is degraded: serving goes on, "
+            "the Profiler's log says why.",
+            value=float(store.is_ok),
+        ),
+        GaugeMetricFamily(
+            "cato_store_queued", "Records that wait to be written.", value=store.queued
+        ),
+        CounterMetricFamily(
+            "cato_store_dropped",
+            "Records lost since the Profiler started: the queue was full, or one did not fit.",
+            value=store.dropped,
+        ),
+    ]
 
 
 class _PoolGauges(Collector):

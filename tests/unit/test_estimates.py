@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cato.core.estimates import WEIGHT, Baselines
-from cato.core.ids import NodeId, RunId, TaskName
+from cato.core.estimates import WEIGHT, Baselines, NodeMean, PoolErrors, PredictionErrors
+from cato.core.ids import NodeId, PoolName, RunId, TaskName
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.testing.builders import llm_facts
@@ -106,3 +106,91 @@ def test_nothing_is_known_of_a_node_that_never_ran() -> None:
     baselines = Baselines()
     baselines.record(a_receipt(an_execution(A)), (A, B))
     assert set(baselines.table()[TaskName("t")]) == {A}
+
+
+# What is learnt leaves and comes back
+
+
+def test_a_run_tells_what_it_changed_and_that_restores_all_that_is_known() -> None:
+    before, after = Baselines(), Baselines()
+    for spent_s in (1.0, 2.0, 6.0):
+        receipt = a_receipt(an_execution(spent_s=spent_s, queue_s=0.0, ttft_s=0.5))
+        after.restore(before.record(receipt, (A, B)))
+    assert after.table() == before.table() != {}
+    (mean,) = [m for m in before.record(a_receipt(an_execution(B)), ()) if m.quantity == "runs"]
+    assert mean == NodeMean(TaskName("t"), B, "runs", 0.25, 4)
+
+
+def test_of_two_means_of_the_same_the_one_that_has_seen_more_is_kept() -> None:
+    baselines = Baselines()
+    baselines.record(a_receipt(an_execution(spent_s=1.0)), (A,))
+    for value, samples in ((5.0, 1), (7.0, 50)):
+        baselines.restore([NodeMean(TaskName("t"), A, "service_s", value, samples)])
+    assert baselines.table()[TaskName("t")][A].mean_s == 7.0
+
+
+# Errors of predictions
+
+
+def predicted(
+    predicted_s: float, service_s: float, *, queue_s: tuple[float, float] = (0.0, 0.0)
+) -> SlaReceipt:
+    facts = replace(
+        llm_facts(queue_s=queue_s[1]),
+        predicted_queue_s=queue_s[0],
+        predicted_service_s=predicted_s,
+        service_s=service_s,
+    )
+    return a_receipt(NodeReceipt(A, "llm", 1, None, "done", 0.0, 1.0, None, None, llm=facts))
+
+
+def errors_after(*receipts: SlaReceipt) -> PoolErrors | None:
+    errors = PredictionErrors()
+    for receipt in receipts:
+        errors.record(receipt)
+    return errors.table().get(PoolName("p"))
+
+
+def test_drift_is_the_ratio_of_the_means_of_predicted_and_actual() -> None:
+    error = errors_after(predicted(1.0, 2.0), predicted(2.0, 1.0), predicted(3.0, 9.0))
+    assert error is not None
+    assert error.drift == pytest.approx(6.0 / 12.0)
+    assert error.queue_drift is None
+
+
+def test_drift_follows_a_change_of_speed_within_some_hundred_invocations() -> None:
+    error = errors_after(*[predicted(1.0, 1.0)] * 300, *[predicted(1.0, 2.0)] * 150)
+    assert error is not None
+    assert error.drift == pytest.approx(0.5, abs=0.03)
+
+
+def test_queueing_has_a_drift_of_its_own() -> None:
+    error = errors_after(predicted(1.0, 1.0, queue_s=(1.0, 4.0)))
+    assert error is not None
+    assert error.queue_drift == 0.25
+
+
+@pytest.mark.parametrize("times", [(0.0, 1.0), (1.0, 0.0)])
+def test_without_a_prediction_or_a_service_there_is_nothing_to_judge(
+    times: tuple[float, float],
+) -> None:
+    assert errors_after(predicted(*times)) is None
+
+
+def test_a_failed_invocation_says_nothing_of_predictions() -> None:
+    receipt = predicted(1.0, 9.0)
+    failed = replace(receipt, nodes=(replace(receipt.nodes[0], status="failed"),))
+    assert errors_after(failed) is None
+
+
+def test_errors_are_restored_and_learning_goes_on_from_there() -> None:
+    receipts = [predicted(1.0, float(n)) for n in range(1, 6)]
+    first, second = PredictionErrors(), PredictionErrors()
+    for receipt in receipts[:3]:
+        changed = first.record(receipt)
+    second.restore(changed)
+    for receipt in receipts[3:]:
+        second.record(receipt)
+    assert second.table()[PoolName("p")] == errors_after(*receipts)
+    second.restore(changed)  # older: ignored
+    assert second.table()[PoolName("p")] == errors_after(*receipts)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from cato.core.ids import NodeId, RunId
+from cato.core.receipt import WITHHELD
 from cato.core.runs import FinishRun, NodeDone, NodeFailed, Run, RunCancelled, RunEvent, TextSent
 from cato.core.slo import Slo, SloMetric, tpot_s
 from cato.core.workflow import Workflow
@@ -82,6 +83,34 @@ def test_a_receipt_becomes_plain_json() -> None:
     assert plain["nodes"][0]["llm"]["output_tokens"] == 21
     assert plain["path"] == [0]
     assert plain["simulated"] is True
+
+
+def test_a_receipt_holds_predicted_beside_actual() -> None:
+    plain = finish_of(one_call(SloMetric.TTFT, 1.0), done("call", 1.0)).receipt.as_dict()
+    (node,) = plain["nodes"]  # type: ignore[misc]
+    for predicted, actual in (
+        ("expected_tokens", "output_tokens"),
+        ("length_bound_tokens", "output_tokens"),
+        ("predicted_queue_s", "queue_s"),
+        ("predicted_service_s", "service_s"),
+    ):
+        assert {predicted, actual} <= set(node["llm"])
+
+
+def test_without_its_text_a_receipt_keeps_every_number_and_quotes_nobody() -> None:
+    failed = NodeFailed(START_S + 2.0, NodeId("call"), 1, None, "cannot read 'def secret()'")
+    receipt = finish_of(one_call(SloMetric.TTFT, 1.0), failed).receipt
+    assert "secret" in str(receipt.as_dict())
+    kept = receipt.without_text()
+    assert "secret" not in str(kept.as_dict())
+    assert kept.problem == kept.nodes[0].problem == WITHHELD
+    assert (kept.e2e_s, kept.status, kept.nodes[0].spent_s) == (
+        receipt.e2e_s,
+        receipt.status,
+        receipt.nodes[0].spent_s,
+    )
+    flawless = finish_of(one_call(SloMetric.TTFT, 1.0), done("call", 1.0)).receipt
+    assert flawless.without_text() == flawless
 
 
 def test_a_single_token_has_no_pace() -> None:

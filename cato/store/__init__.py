@@ -1,0 +1,1 @@
+"""The metadata store: what was measured and learnt, kept over restarts in one database."""

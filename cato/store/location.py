@@ -1,0 +1,49 @@
+"""Where the metadata store is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from cato.config.places import run_dir
+from cato.store.errors import StoreError
+
+STORE_VARIABLE = "CATO_STORE"
+"""Names another store than `metadata.db` in the run folder: a path, or a `postgresql://` URL."""
+
+_WHAT = "name a file, or a URL such as postgresql://user:password@host/database"
+
+
+def default_location() -> str:
+    """What `CATO_STORE` names, else a file in this host's run folder."""
+    return os.environ.get(STORE_VARIABLE) or str(run_dir() / "metadata.db")
+
+
+def store_url(location: str | Path) -> URL:
+    """The database at `location`; a path means a SQLite file. Raise `StoreError`."""
+    text = str(location)
+    if "://" not in text:
+        path = Path(text).expanduser().absolute()
+        return URL.create("sqlite", database=str(path))
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):  # the latter for a port that is no number
+        # From None: the library's error quotes the URL, and with it a password.
+        raise StoreError(text.split("://")[0] + "://", f"not a URL; {_WHAT}") from None
+    match url.get_backend_name():
+        case "sqlite":
+            if url.database in (None, "", ":memory:"):
+                raise StoreError(shown(url), f"a store in memory would forget all; {_WHAT}")
+            return url
+        case "postgresql":
+            return url.set(drivername="postgresql+psycopg")
+        case other:
+            raise StoreError(shown(url), f"{other} is not supported; {_WHAT}")
+
+
+def shown(url: URL) -> str:
+    """The store's name for messages: a path, or a URL without its password."""
+    return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string()

@@ -1,0 +1,88 @@
+"""The tables, as the newest migration leaves them. Moments are seconds since the epoch.
+
+Text is kept of names and of JSON documents made of names and numbers; nothing of a prompt or an
+answer is.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData()
+
+# SQLite numbers rows by itself only for a key of the type INTEGER.
+_ROW_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
+profiles = Table(
+    "profiles",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("measured_at_s", Double, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
+length_samples = Table(
+    "length_samples",
+    metadata,
+    Column("id", _ROW_NUMBER, primary_key=True),
+    Column("task", String, nullable=False),
+    Column("node", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("finish_reason", String, nullable=False),
+    Index("ix_length_samples_name", "task", "node", "model"),
+)
+
+node_means = Table(
+    "node_means",
+    metadata,
+    Column("task", String, primary_key=True),
+    Column("node", String, primary_key=True),
+    Column("quantity", String, primary_key=True),
+    Column("value", Double, nullable=False),
+    Column("samples", BigInteger, nullable=False),
+)
+
+dag_runs = Table(
+    "dag_runs",
+    metadata,
+    Column("id", _ROW_NUMBER, primary_key=True),
+    Column("task", String, nullable=False),
+    Column("stages", Text, nullable=False),
+    Index("ix_dag_runs_task", "task"),
+)
+
+receipts = Table(
+    "receipts",
+    metadata,
+    Column("request_id", String, primary_key=True),
+    Column("task", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("met", Boolean, nullable=False),
+    Column("ended_at_s", Double, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("ix_receipts_ended_at_s", "ended_at_s"),
+)
+
+pool_errors = Table(
+    "pool_errors",
+    metadata,
+    Column("pool", String, primary_key=True),
+    Column("predicted_queue_s", Double, nullable=False),
+    Column("queue_s", Double, nullable=False),
+    Column("predicted_service_s", Double, nullable=False),
+    Column("service_s", Double, nullable=False),
+    Column("samples", BigInteger, nullable=False),
+)

@@ -1,0 +1,313 @@
+"""The metadata store: small typed reads and writes over one database. Calls block."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, assert_never
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, Engine, Table, delete, func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from cato.core.estimates import NodeMean, PoolErrors
+from cato.core.ids import NodeId, PoolName, TaskName
+from cato.estimators.dag_match import SuperGraph, SuperNode
+from cato.estimators.output_lengths import LengthSample
+from cato.estimators.stages import FinishedStages
+from cato.profiles.load import profile_name
+from cato.profiles.schema import ProfileFile
+from cato.store.database import WRITES, open_engine, set_aside
+from cato.store.errors import (
+    StoreCorruptError,
+    StoreError,
+    StoreMovedError,
+    StoreRecordError,
+    translated,
+)
+from cato.store.location import shown, store_url
+from cato.store.records import KeptReceipt, Learnt, Limits, Record
+from cato.store.schema import (
+    dag_runs,
+    length_samples,
+    node_means,
+    pool_errors,
+    profiles,
+    receipts,
+)
+
+BUSY_TIMEOUT_S = 5.0
+"""How long a call waits for another process that writes."""
+
+Row = dict[str, object]
+
+
+class MetadataStore:
+    """What was measured and learnt. Safe to share between threads; make one with `open`.
+
+    Every call raises `StoreError`: `StoreUnavailableError` when the same call may work later.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writing = engine.execution_options(**WRITES)
+        self._file: Path | None = None
+        self._inode = 0
+        if engine.dialect.name == "sqlite":
+            self._file = Path(str(engine.url.database))
+            self._inode = _inode(self._file)
+
+    @classmethod
+    def open(cls, location: str | Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> MetadataStore:
+        """The store at a path or URL, made or migrated when needed.
+
+        A damaged SQLite file is renamed and a new one begun. Raise `StoreTooNewError` for a schema
+        of a later version.
+        """
+        return cls(open_engine(store_url(location), busy_timeout_s))
+
+    @property
+    def name(self) -> str:
+        """The path or URL for messages, without a password."""
+        return shown(self._engine.url)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def set_aside(self, problem: str) -> None:
+        """Rename a file that proved damaged; the next `open` begins a new one."""
+        self.close()
+        if self._file is not None and not self._has_moved():
+            set_aside(self._file, problem)
+
+    # Learnt
+
+    def write(self, records: Sequence[Record]) -> None:
+        """All of `records` or none, in one transaction."""
+        try:
+            rows = _Rows()
+            for record in records:
+                rows.add(record)
+            with self._transaction() as connection:
+                rows.write(connection)
+        except (OverflowError, TypeError, ValueError) as exc:
+            # A number beyond 64 bits, text that is no Unicode: refused before the database sees it.
+            raise StoreRecordError(self.name, str(exc)) from exc
+
+    def prune(self, limits: Limits, now_s: float) -> None:
+        """Drop what is beyond `limits`; `now_s` in seconds since the epoch."""
+        samples = length_samples.c
+        with self._transaction() as connection:
+            _keep_newest(connection, length_samples, limits.samples_per_node,
+                         (samples.task, samples.node, samples.model))  # fmt: skip
+            _keep_newest(connection, dag_runs, limits.runs_per_task, (dag_runs.c.task,))
+            oldest_s = (
+                select(receipts.c.ended_at_s)
+                .order_by(receipts.c.ended_at_s.desc())
+                .limit(1)
+                .offset(limits.receipts)
+                .scalar_subquery()
+            )
+            connection.execute(delete(receipts).where(receipts.c.ended_at_s <= oldest_s))
+            too_old = receipts.c.ended_at_s < now_s - limits.receipt_age_s
+            connection.execute(delete(receipts).where(too_old))
+
+    def learnt(self) -> Learnt:
+        """All that is kept of what was learnt; a row that makes no sense counts as damage."""
+        with self._reading() as connection:
+            means = tuple(
+                NodeMean(TaskName(r.task), NodeId(r.node), r.quantity, r.value, r.samples)
+                for r in connection.execute(select(node_means))
+            )
+            errors = tuple(
+                PoolErrors(
+                    PoolName(r.pool), r.predicted_queue_s, r.queue_s, r.predicted_service_s,
+                    r.service_s, r.samples,
+                )
+                for r in connection.execute(select(pool_errors))
+            )  # fmt: skip
+            samples = tuple(
+                LengthSample(
+                    TaskName(r.task), NodeId(r.node), r.model, r.prompt_tokens, r.output_tokens,
+                    r.finish_reason,
+                )
+                for r in connection.execute(select(length_samples).order_by(length_samples.c.id))
+            )  # fmt: skip
+            stages = connection.execute(select(dag_runs).order_by(dag_runs.c.id)).all()
+        try:
+            runs = tuple(FinishedStages(TaskName(r.task), _graph(r.stages)) for r in stages)
+        except (TypeError, ValueError) as exc:
+            raise StoreCorruptError(self.name, f"a row of dag_runs is unreadable ({exc})") from exc
+        return Learnt(means, errors, samples, runs)
+
+    def receipt(self, request_id: str) -> Mapping[str, object] | None:
+        """A receipt as plain values, its free text withheld; None when it is not kept."""
+        query = select(receipts.c.document).where(receipts.c.request_id == request_id)
+        with self._reading() as connection:
+            document = connection.execute(query).scalar_one_or_none()
+        if document is None:
+            return None
+        try:
+            plain: dict[str, object] = json.loads(document)
+        except ValueError as exc:
+            raise StoreCorruptError(self.name, f"receipt {request_id} is unreadable") from exc
+        return plain
+
+    # Measured
+
+    def save_profile(self, profile: ProfileFile, limits: Limits | None = None) -> None:
+        """Keep a measured profile with its provenance; earlier ones of the name stay a while."""
+        name = profile_name(profile.model, profile.accelerator)
+        row = {
+            "name": name,
+            "measured_at_s": time.time(),
+            "document": profile.model_dump_json(exclude_none=True),
+        }
+        kept = (limits or Limits()).documents_per_profile
+        oldest_s = (
+            select(profiles.c.measured_at_s)
+            .where(profiles.c.name == name)
+            .order_by(profiles.c.measured_at_s.desc())
+            .limit(1)
+            .offset(kept)
+            .scalar_subquery()
+        )
+        with self._transaction() as connection:
+            connection.execute(insert(profiles), row)
+            connection.execute(
+                delete(profiles).where(
+                    profiles.c.name == name, profiles.c.measured_at_s <= oldest_s
+                )
+            )
+
+    def profiles(self) -> dict[str, ProfileFile]:
+        """The newest measured profile of each name."""
+        query = select(profiles.c.name, profiles.c.document).order_by(profiles.c.measured_at_s)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        try:
+            return {name: ProfileFile.model_validate_json(document) for name, document in rows}
+        except ValidationError as exc:
+            raise StoreError(
+                self.name, f"a profile of another format, measure anew: {exc}"
+            ) from exc
+
+    # Connections
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        if self._has_moved():
+            raise StoreMovedError(self.name, "the file was moved or removed while in use")
+        with self._translating(), self._writing.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._translating(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as exc:
+            raise translated(self.name, exc) from exc
+
+    def _has_moved(self) -> bool:
+        """SQLite would go on writing into a file that nobody finds any more."""
+        return self._file is not None and _inode(self._file) != self._inode
+
+
+def _inode(file: Path) -> int:
+    """0 when there is no such file."""
+    try:
+        return file.stat().st_ino
+    except OSError:
+        return 0
+
+
+class _Rows:
+    """The rows of a batch; of several with one key the last, so that it is written once."""
+
+    def __init__(self) -> None:
+        self._new: dict[Table, list[Row]] = {}
+        self._latest: dict[Table, dict[object, Row]] = {}
+
+    def add(self, record: Record) -> None:
+        match record:
+            case LengthSample():
+                self._append(length_samples, record)
+            case FinishedStages(task, graph):
+                self._new.setdefault(dag_runs, []).append(
+                    {"task": task, "stages": _stages_json(graph)}
+                )
+            case NodeMean(task, node, quantity):
+                self._replace(node_means, (task, node, quantity), _row(record))
+            case PoolErrors(pool):
+                self._replace(pool_errors, pool, _row(record))
+            case KeptReceipt():
+                self._replace(receipts, record.receipt.request_id, _receipt_row(record))
+            case _:
+                assert_never(record)
+
+    def write(self, connection: Connection) -> None:
+        for table, rows in self._new.items():
+            connection.execute(insert(table), rows)
+        for table, by_key in self._latest.items():
+            connection.execute(_upsert(connection, table), list(by_key.values()))
+
+    def _append(self, table: Table, record: LengthSample) -> None:
+        self._new.setdefault(table, []).append(_row(record))
+
+    def _replace(self, table: Table, key: object, row: Row) -> None:
+        self._latest.setdefault(table, {})[key] = row
+
+
+def _row(record: LengthSample | NodeMean | PoolErrors) -> Row:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _receipt_row(kept: KeptReceipt) -> Row:
+    receipt = kept.receipt.without_text()
+    return {
+        "request_id": receipt.request_id,
+        "task": receipt.task,
+        "status": receipt.status,
+        "met": receipt.met,
+        "ended_at_s": kept.ended_at_s,
+        "document": json.dumps(receipt.as_dict(), separators=(",", ":")),
+    }
+
+
+def _upsert(connection: Connection, table: Table) -> Any:
+    keys = [column.name for column in table.primary_key]
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table)
+    changes = {c.name: statement.excluded[c.name] for c in table.c if c.name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changes)
+
+
+def _keep_newest(connection: Connection, table: Table, kept: int, per: Sequence[Any]) -> None:
+    """Of the rows that agree in `per`, keep the `kept` with the highest ids."""
+    age = func.row_number().over(partition_by=per, order_by=table.c.id.desc()).label("age")
+    ranked = select(table.c.id, age).subquery()
+    old = select(ranked.c.id).where(ranked.c.age > kept)
+    connection.execute(delete(table).where(table.c.id.in_(old)))
+
+
+def _stages_json(graph: SuperGraph) -> str:
+    return json.dumps([astuple(stage) for stage in graph.stages], separators=(",", ":"))
+
+
+def _graph(stages: str) -> SuperGraph:
+    return SuperGraph(
+        tuple(
+            SuperNode(tuple((source, tokens) for source, tokens in inputs), output, time_s)
+            for inputs, output, time_s in json.loads(stages)
+        )
+    )

@@ -1,0 +1,237 @@
+"""Writing to the store off the event loop: batches, a bounded queue, and patience.
+
+While the database is locked, full or gone, serving goes on: records wait, the oldest are dropped
+(and counted) once too many do, and the state says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from cato.store.errors import (
+    StoreCorruptError,
+    StoreError,
+    StoreMovedError,
+    StoreRecordError,
+    StoreUnavailableError,
+)
+from cato.store.records import Limits, Record
+from cato.store.state import StoreState
+from cato.store.store import BUSY_TIMEOUT_S, MetadataStore
+
+log = logging.getLogger("cato.store")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """`capacity` records may wait: 20,000 are some 20 MB, and minutes of a busy host.
+
+    A batch holds what came within `gather_s`, which is what a killed process loses, and at most
+    `batch` records, so that it is written in milliseconds. `retry_s` doubles up to `max_retry_s`.
+    """
+
+    capacity: int = 20_000
+    batch: int = 500
+    gather_s: float = 0.2
+    retry_s: float = 0.5
+    max_retry_s: float = 30.0
+    prune_every_s: float = 60.0
+    busy_timeout_s: float = BUSY_TIMEOUT_S
+
+
+class StoreWriter:
+    """One thread that opens the store at `location` and writes to it.
+
+    `on_open` is called once, with the store when it is open for the first time: in the thread that
+    calls `start` when that succeeds at once, else in the writer's own. It may raise `StoreError`.
+    """
+
+    def __init__(
+        self,
+        location: str | Path,
+        on_open: Callable[[MetadataStore], None],
+        settings: WriterSettings | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._location = location
+        self._on_open = on_open
+        self._settings = settings or WriterSettings()
+        self._limits = limits or Limits()
+        self._waiting: deque[Record] = deque()
+        self._writing = 0
+        self._dropped = 0
+        self._trouble: StoreError | None = StoreUnavailableError("", "not opened yet")
+        self._is_closing = False
+        self._was_opened = False
+        self._pruned_at_s = 0.0
+        self._store: MetadataStore | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="cato-store", daemon=True)
+
+    def start(self) -> None:
+        """Open the store, or say in `state` why not yet, and begin to write. Never raises."""
+        try:
+            self._opened()
+            self._recovered()
+        except StoreError as error:
+            self._degraded(error)
+        self._thread.start()
+
+    def put(self, records: Sequence[Record]) -> None:
+        """Have `records` written soon. Never blocks; drops the oldest that wait when full."""
+        with self._changed:
+            self._waiting.extend(records)
+            self._drop_overflow()
+            self._changed.notify_all()
+
+    def read(self, query: Callable[[MetadataStore], T]) -> T:
+        """The answer of the store; raise `StoreError` when it is not there. Blocks."""
+        store, trouble = self._store, self._trouble
+        if store is None:
+            why = ("", "being opened") if trouble is None else (trouble.location, trouble.problem)
+            raise StoreUnavailableError(*why)
+        return query(store)
+
+    def state(self) -> StoreState:
+        with self._changed:
+            queued = len(self._waiting) + self._writing
+            why = "" if self._trouble is None else str(self._trouble)
+            return StoreState(not why, why, queued, self._dropped)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was put is written (or dropped); False after `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._writing, timeout_s
+            )
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what waits, once, and stop; what cannot be written now is lost and logged."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if self._store is not None:
+            self._store.close()
+
+    # The writer's thread
+
+    def _run(self) -> None:
+        self._patiently(self._opened)
+        while batch := self._next_batch():
+            is_written = self._patiently(partial(self._write, batch))
+            with self._changed:
+                if not is_written:
+                    self._dropped += len(batch)
+                    log.error("metadata store: closing with %d records unwritten", len(batch))
+                self._writing = 0
+                self._changed.notify_all()
+
+    def _patiently(self, step: Callable[[], object]) -> bool:
+        """Try until it succeeds; False when closing came first."""
+        retry_s = self._settings.retry_s
+        while True:
+            try:
+                step()
+                self._recovered()
+                return True
+            except StoreError as error:
+                self._degraded(error)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_closing, retry_s):
+                    return False
+            retry_s = min(2.0 * retry_s, self._settings.max_retry_s)
+
+    def _next_batch(self) -> list[Record]:
+        """What came within a moment; empty when closing and nothing waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            if not self._is_closing and len(self._waiting) < self._settings.batch:
+                self._changed.wait_for(
+                    lambda: self._is_closing or len(self._waiting) >= self._settings.batch,
+                    self._settings.gather_s,
+                )
+            n = min(len(self._waiting), self._settings.batch)
+            self._writing = n
+            return [self._waiting.popleft() for _ in range(n)]
+
+    def _write(self, batch: list[Record]) -> None:
+        """Empties `batch` as it is written, so that a later error writes nothing twice."""
+        store = self._opened()
+        try:
+            self._write_to(store, batch)
+            now_s = time.time()
+            if now_s - self._pruned_at_s >= self._settings.prune_every_s:
+                store.prune(self._limits, now_s)
+                self._pruned_at_s = now_s
+        except StoreCorruptError as error:
+            store.set_aside(error.problem)
+            self._store = None
+            raise
+        except StoreMovedError:
+            store.close()
+            self._store = None
+            raise
+
+    def _write_to(self, store: MetadataStore, batch: list[Record]) -> None:
+        try:
+            store.write(batch)
+            batch.clear()
+        except StoreRecordError:
+            while batch:
+                self._write_one(store, batch[0])
+                del batch[0]
+
+    def _write_one(self, store: MetadataStore, record: Record) -> None:
+        try:
+            store.write([record])
+        except StoreRecordError as error:
+            log.error("a %s was dropped: %s", type(record).__name__, error)
+            with self._changed:
+                self._dropped += 1
+
+    def _opened(self) -> MetadataStore:
+        if self._store is None:
+            store = MetadataStore.open(self._location, self._settings.busy_timeout_s)
+            if not self._was_opened:
+                try:
+                    self._on_open(store)
+                except StoreCorruptError as error:
+                    store.set_aside(error.problem)
+                    raise
+                except StoreError:
+                    store.close()
+                    raise
+                self._was_opened = True
+            self._store = store
+        return self._store
+
+    def _drop_overflow(self) -> None:
+        while len(self._waiting) > self._settings.capacity:
+            self._waiting.popleft()
+            self._dropped += 1
+
+    def _degraded(self, error: StoreError) -> None:
+        with self._changed:
+            if str(self._trouble) != str(error):
+                log.warning("%s; serving goes on, records wait", error)
+            self._trouble = error
+            self._changed.notify_all()
+
+    def _recovered(self) -> None:
+        with self._changed:
+            if self._trouble is not None and self._store is not None:
+                log.info("metadata store %s is in use", self._store.name)
+            self._trouble = None
+            self._changed.notify_all()

@@ -26,10 +26,11 @@ from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.topology import DeploymentSpec, PoolSpec, Topology
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.profiles.load import profile_name, save_profile
-from cato.profiles.schema import Provenance
+from cato.profiles.schema import ProfileFile, Provenance
 
 if TYPE_CHECKING:
     from cato.control.profile_sweep import Plan, SweepResult
+    from cato.core.profile import Profile
 
 # The driver then talks to replicas as the ingress does in production: gRPC, one loop.
 TRANSPORT_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
@@ -56,6 +57,13 @@ def profile(
         typer.Option(min=1, help="Most time for measuring; what takes a tenth of it is left out."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the prompts and of the order.")] = 0,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Measure nothing: how well does the profile in use foretell a mixed run?",
+        ),
+    ] = False,
 ) -> None:
     """Measure prefill and decode of one replica and write profiles/MODEL@ACCELERATOR.yaml.
 
@@ -73,7 +81,10 @@ def profile(
         plan = replace(plan, total_s=seconds, point_limit_s=limit_s)
         command += f" --seconds {seconds:g}"
     try:
-        asyncio.run(_profile(deployment, out, command, plan, seed))
+        if check:
+            asyncio.run(_check_alone(deployment, seed))
+        else:
+            asyncio.run(_profile(deployment, out, command, plan, seed))
     except CatoError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(1) from error
@@ -93,9 +104,39 @@ class _Found:
     max_running: int
     context_tokens: int
     load_s: float
+    profile: Profile
+
+
+async def _check_alone(deployment: str, seed: int) -> None:
+    found = await _find(deployment)
+    caller = ReplicaCaller(deployment, found.replica)
+    await _check(caller, found, found.profile, seed)
+
+
+async def _check(caller: ReplicaCaller, found: _Found, profile: Profile, seed: int) -> None:
+    """A mixed run that the profile was not made from, foretold by the simulator and measured."""
+    from cato.control.profile_check import CALLS, check, median_error
+    from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
+
+    chunk_tokens = found.spec.engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("a mixed run", total=CALLS)
+        checked = await check(
+            caller, profile, chunk_tokens, seed, lambda done: bar.update(task, completed=done)
+        )
+    error = median_error(checked)
+    mean = statistics.fmean(c.error for c in checked)
+    console.print(
+        f"A mixed run of {CALLS} calls (seed {seed}): E2E foretold with a median error of "
+        f"{error:.1%}, {mean:+.1%} on average.",
+        style=None if error <= ROUGH else "yellow",
+        highlight=False,
+    )
 
 
 async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: int) -> None:
+    from cato.control import actors
     from cato.control.profile_sweep import Sweep, Target, evaluate
 
     found = await _find(deployment)
@@ -148,6 +189,11 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     )
     backup = keep_backup(path)
     save_profile(path, result.profile, provenance)
+    kept_not = await actors.get(actors.PROFILER).keep_profile.remote(
+        ProfileFile.of(result.profile, provenance)
+    )
+    if kept_not:
+        console.print(f"Not in the metadata store: {kept_not}", style="yellow", markup=False)
     _report(result)
     for line in dict.fromkeys(measured.skipped):
         console.print(f"left out: {line}", style="dim", highlight=False)
@@ -157,6 +203,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
             "measurements; measure again when it is quiet.",
             style="yellow",
         )
+    await _check(caller, found, result.profile, seed)
     kept = f" (the old one is {backup.name})" if backup else ""
     console.print(f"Wrote {path}{kept}.", highlight=False)
     if spec.profile != path.stem:
@@ -223,7 +270,14 @@ async def _find_replica(pool: PoolSpec, spec: DeploymentSpec) -> _Found:
     residents = await actors.get(actors.EVICTION_MANAGER).residents.remote()
     load_s = next((r.load_s for r in residents if r.replica_id == best.id), 0.0)
     return _Found(
-        pool, spec, best.id, best.held, best.max_running, best.profile.context_tokens, load_s
+        pool,
+        spec,
+        best.id,
+        best.held,
+        best.max_running,
+        best.profile.context_tokens,
+        load_s,
+        best.profile,
     )
 
 

@@ -6,9 +6,11 @@ survive `serve shutdown`, so `remove_all` ends them.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 NAMESPACE = "cato"
 PROFILER = "profiler"
@@ -18,6 +20,8 @@ ENGINES_APP = "engines"
 INGRESS_APP = "cato"
 # Invocations that wait hold one call each; the pool's queue bound is below this.
 MAX_WAITING_CALLS = 20_000
+# For the Profiler to write what it has not written yet.
+CLOSE_S = 5.0
 
 
 def router_name(pool: str) -> str:
@@ -58,6 +62,9 @@ def remove_all() -> list[str]:
         for a in ray.util.list_named_actors(all_namespaces=True)
         if a["namespace"] == NAMESPACE
     ]
+    if PROFILER in names:
+        with contextlib.suppress(ValueError, RayError):  # gone, or it does not answer
+            ray.get(get(PROFILER).close.remote(), timeout=CLOSE_S)
     for name in names:
         try:
             ray.kill(get(name), no_restart=True)

@@ -194,7 +194,7 @@ class Sweep:
         total = len(points) * self._plan.rounds
         progress(0, total, "warming up")
         for _ in range(WARM_UPS):
-            await self._first_token_s(self._prompt(MIN_PROMPT_TOKENS), 2)
+            await self._first_token_s(random_prompt(self._random, MIN_PROMPT_TOKENS), 2)
         await self._count_characters(texts)
         started_s = time.monotonic()
         done = 0
@@ -233,7 +233,7 @@ class Sweep:
         if point.is_decode:
             await self._measure_decode(point)
             return
-        prompts = [self._prompt(point.tokens) for _ in range(point.batch)]
+        prompts = [random_prompt(self._random, point.tokens) for _ in range(point.batch)]
         started_s = time.monotonic()
         await asyncio.gather(*(self._first_token_s(p, 1) for p in prompts))
         duration_s = time.monotonic() - started_s
@@ -243,7 +243,10 @@ class Sweep:
         """Only the time in which the whole batch decodes counts, and the tokens of that time."""
         output = _output_tokens(point)
         streams = await asyncio.gather(
-            *(self._trace(self._prompt(point.tokens), output) for _ in range(point.batch))
+            *(
+                self._trace(random_prompt(self._random, point.tokens), output)
+                for _ in range(point.batch)
+            )
         )
         begin_s = max(trace[0][0] for trace in streams)
         end_s = min(trace[-1][0] for trace in streams)
@@ -268,7 +271,9 @@ class Sweep:
     async def _trace(self, prompt: list[int], output: int) -> list[tuple[float, int]]:
         """When a chunk came, and how many tokens there were by then."""
         trace: list[tuple[float, int]] = []
-        async with contextlib.aclosing(self._caller.stream(_body(prompt, output))) as chunks:
+        async with contextlib.aclosing(
+            self._caller.stream(completion_body(prompt, output))
+        ) as chunks:
             async for chunk in chunks:
                 if chunk.output_tokens > (trace[-1][1] if trace else 0):
                     trace.append((time.monotonic(), chunk.output_tokens))
@@ -279,15 +284,12 @@ class Sweep:
     async def _count_characters(self, texts: Iterable[str]) -> None:
         for text in texts:
             last = None
-            async with contextlib.aclosing(self._caller.stream(_body(text, 1))) as chunks:
+            async with contextlib.aclosing(self._caller.stream(completion_body(text, 1))) as chunks:
                 async for chunk in chunks:
                     last = chunk
             if last is not None and last.prompt_tokens > 0:
                 self.measured.chars += len(text)
                 self.measured.text_tokens += last.prompt_tokens
-
-    def _prompt(self, tokens: int) -> list[int]:
-        return self._random.choices(TOKEN_IDS, k=tokens)
 
 
 def evaluate(target: Target, measured: Measured) -> SweepResult:
@@ -389,7 +391,13 @@ def _output_tokens(point: _Point) -> int:
     return WINDOW_TOKENS + point.batch + point.work // PROMPT_PIECE_TOKENS
 
 
-def _body(prompt: list[int] | str, output: int) -> dict[str, object]:
+def random_prompt(draw: random.Random, tokens: int) -> list[int]:
+    """Token ids that no cache knows."""
+    return draw.choices(TOKEN_IDS, k=tokens)
+
+
+def completion_body(prompt: list[int] | str, output: int) -> dict[str, object]:
+    """A greedy completion of exactly `output` tokens."""
     return {
         "prompt": prompt,
         "max_tokens": output,

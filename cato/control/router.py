@@ -6,8 +6,11 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
 
-from cato.core.commands import Dispatch, Preempt, Refuse
+from cato.core.commands import Command, Dispatch, Preempt, Refuse
+from cato.core.demand import PoolDemand, PoolMeter
 from cato.core.errors import CapacityError
 from cato.core.events import (
     Event,
@@ -17,14 +20,17 @@ from cato.core.events import (
     InvocationWithdrawn,
     PoliciesChanged,
     ReplicaLost,
+    ReplicaProgressed,
     ReplicaReported,
     Ticked,
 )
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
+from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
+from cato.telemetry.event_log import EventLog
 
 log = logging.getLogger("cato.router")
 TICK_S = 0.5
@@ -36,9 +42,20 @@ Ended = tuple[InvocationId, int, int, str]
 class ReplicaRouter:
     """Leases replicas of one pool. All methods are safe to call again with the same ids."""
 
-    def __init__(self, pool: PoolName, policies: PoolPolicies) -> None:
-        self._names = policies
-        self._core = PoolOrchestrator(pool, policies_of(policies))
+    def __init__(
+        self,
+        pool: PoolName,
+        policies: PoolPolicies,
+        profile: Profile,
+        log_folder: str | None = None,
+    ) -> None:
+        """`profile` is that of the pool's fastest deployment; policies that need a model of the
+        engine take it. All events and commands are logged in `log_folder`, if one is given.
+        """
+        self._names, self._profile = policies, profile
+        self._core = PoolOrchestrator(pool, policies_of(policies, profile))
+        self._meter = PoolMeter(profile, profile.max_running)
+        self._log = _event_log(log_folder, pool, policies, profile)
         self._answers: dict[InvocationId, asyncio.Future[Dispatch | Refuse]] = {}
         self._gone: set[ReplicaId] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -46,7 +63,7 @@ class ReplicaRouter:
     async def configure(self, policies: PoolPolicies) -> None:
         """Change how the pool decides; raise `UnknownNameError` for a name that is none."""
         if policies != self._names:
-            fresh = policies_of(policies)
+            fresh = policies_of(policies, self._profile)
             self._names = policies
             self._handle(PoliciesChanged(_now_s(), fresh))
 
@@ -83,6 +100,17 @@ class ReplicaRouter:
         if report.replica_id not in self._gone:
             self._handle(replace(report, now_s=_now_s()))
 
+    async def progress(
+        self, replica: ReplicaId, tokens: tuple[tuple[InvocationId, int], ...]
+    ) -> tuple[tuple[InvocationId, int], ...]:
+        """Tokens of what runs on `replica`, by invocation, in its present attempt.
+
+        Returns what the replica has to stop, as (id, attempt): it waits again and goes on from
+        the text it has, here or elsewhere.
+        """
+        commands = self._handle(ReplicaProgressed(_now_s(), replica, tokens))
+        return tuple((c.invocation_id, c.attempt) for c in commands if isinstance(c, Preempt))
+
     async def news(self, first_tokens: tuple[InvocationId, ...], ended: tuple[Ended, ...]) -> None:
         """What happened on a replica since it last told."""
         for id in first_tokens:
@@ -104,19 +132,40 @@ class ReplicaRouter:
     async def picture(self) -> PoolPicture:
         return self._core.picture(_now_s())
 
+    async def demand(self) -> PoolDemand:
+        """What arrived, waits and ended since the last call; there is one caller."""
+        return self._meter.look(self._core.picture(_now_s()), self._core.leased)
+
     async def policies(self) -> PoolPolicies:
         return self._names
 
     async def why_waiting(self, id: InvocationId) -> str:
         return self._core.why_waiting(id)
 
-    def _handle(self, event: Event) -> None:
-        for command in self._core.handle(event):
-            # Policies that preempt are not among those that a deployment file can name.
-            assert not isinstance(command, Preempt), "no policy of a live pool preempts"
-            answer = self._answers.pop(command.invocation_id, None)
-            if answer is not None and not answer.done():
-                answer.set_result(command)
+    def _handle(self, event: Event) -> tuple[Command, ...]:
+        self._meter.handle(event)
+        commands = self._core.handle(event)
+        if self._log is not None:
+            self._log.write(event, commands, self._names)
+        for command in commands:
+            match command:
+                case Dispatch():
+                    self._answer(command)
+                case Refuse():
+                    self._meter.refused(command.invocation_id)
+                    self._answer(command)
+                case Preempt():
+                    # Its replica is told by the answer to its report, the ingress by the replica.
+                    log.info("preempt %s: %s", command.invocation_id, command.reason)
+                case _:
+                    assert_never(command)
+        return commands
+
+    def _answer(self, command: Dispatch | Refuse) -> None:
+        # One that was taken back and has a place again before its ingress asked gets it then.
+        answer = self._answers.pop(command.invocation_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(command)
 
     def _ensure_ticking(self) -> None:
         if self._ticker is None or self._ticker.done():
@@ -126,6 +175,22 @@ class ReplicaRouter:
         while True:
             await asyncio.sleep(TICK_S)
             self._handle(Ticked(_now_s()))
+            if self._log is not None:
+                self._log.flush()
+
+
+def _event_log(
+    folder: str | None, pool: PoolName, names: PoolPolicies, profile: Profile
+) -> EventLog | None:
+    if folder is None:
+        return None
+    # One file for each life of the router: a log is read from empty books on.
+    name = f"{pool}-{time.strftime('%Y%m%dT%H%M%S')}-{time.monotonic_ns()}.jsonl"
+    try:
+        return EventLog(Path(folder) / name, pool, names, profile)
+    except OSError as error:
+        log.warning("pool %s is not logged: %s", pool, error)
+        return None
 
 
 def _now_s() -> float:

@@ -9,7 +9,11 @@ from cato.core.ids import DeploymentName, InvocationId, ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Lease `replica_id` to the invocation. `slack_s` is what was left at the decision."""
+    """Lease `replica_id` to the invocation. `slack_s` is what was left at the decision.
+
+    `predicted_queue_s` is how long it was expected to wait in front of the engine, `service_s` how
+    long to run there.
+    """
 
     invocation_id: InvocationId
     attempt: int
@@ -20,6 +24,8 @@ class Dispatch:
     slack_s: float
     remaining_s: float
     reason: str
+    predicted_queue_s: float = 0.0
+    service_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

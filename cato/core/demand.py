@@ -20,11 +20,19 @@ from cato.core.events import (
     InvocationWithdrawn,
     ReplicaReported,
 )
-from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
+from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.orchestrator import PoolPicture
 from cato.core.profile import Profile
 from cato.core.scaling import Arrivals, Finished, PoolLoad, ReplicaLoad
 from cato.core.snapshot import Invocation
+from cato.core.workflow import NodeKind, Workflow
+
+# A call that neither waits nor runs for so long has been lost with its ingress.
+FORGET_AFTER_S = 1800.0
+# What earlier calls taught counts half after this time.
+HALF_LIFE_S = 3600.0
+# Calls of a kind that must have been seen before they announce others.
+LEAST_CALLS = 5.0
 
 
 class CallKind(NamedTuple):
@@ -68,19 +76,26 @@ class PoolDemand:
 
 @dataclass(slots=True)
 class _Call:
+    """`has_place`: a replica holds it, or drains with it; it waits no more."""
+
     invocation: Invocation
     offered_at_s: float
     work_s: float
+    seen_at_s: float
+    has_place: bool = False
     is_counted: bool = False  # among the finished
 
 
 class PoolMeter:
-    """Counts for one pool. A call that is offered again, after a loss, is not a new arrival."""
+    """Counts for one pool. A call that is offered again, after a loss, is not a new arrival.
+
+    Where deployments differ, work is measured in replicas of their mean speed.
+    """
 
     def __init__(self, profile: Profile, places: int) -> None:
         """`profile` and `places` hold until the first replica reports its own."""
-        self._profile = profile
-        self._places = places
+        self._first = (profile, places)
+        self._shapes: dict[DeploymentName, tuple[Profile, int]] = {}
         self._calls: dict[InvocationId, _Call] = {}
         self._arrived: dict[CallKind, Arrivals] = {}
         self._finished: list[Finished] = []
@@ -99,7 +114,7 @@ class PoolMeter:
             case InvocationWithdrawn():
                 self._calls.pop(event.invocation_id, None)
             case ReplicaReported():
-                self._profile, self._places = event.profile, max(1, event.max_running)
+                self._shapes[event.deployment] = (event.profile, max(1, event.max_running))
             case _:
                 pass
 
@@ -108,16 +123,26 @@ class PoolMeter:
         self._calls.pop(id, None)
 
     def look(self, picture: PoolPicture, leased: Collection[InvocationId]) -> PoolDemand:
-        """What happened since the last look; `leased` are the calls that wait no more."""
+        """What happened since the last look; `leased` are the calls that replicas hold.
+
+        A call that was leased and is no more goes on in a replica that drains, until it is offered
+        again or ends.
+        """
         arrived, self._arrived = self._arrived, {}
         finished, self._finished = self._finished, []
         unfinished: dict[CallKind, int] = {}
         queued_s = 0.0
-        for id, call in self._calls.items():
+        for id, call in list(self._calls.items()):
+            if id in leased:
+                call.has_place, call.seen_at_s = True, picture.now_s
+            elif picture.now_s - call.seen_at_s > FORGET_AFTER_S:
+                del self._calls[id]
+                continue
             kind = _kind(call.invocation)
             unfinished[kind] = unfinished.get(kind, 0) + 1
-            if id not in leased:
+            if not call.has_place:
                 queued_s += call.work_s
+        places = [n for _, n in self._all_shapes()]
         return PoolDemand(
             picture.now_s,
             arrived,
@@ -125,7 +150,7 @@ class PoolMeter:
             picture.queued,
             len(leased),
             queued_s,
-            self._places,
+            round(sum(places) / len(places)),
             self._ready(picture),
             tuple(finished),
         )
@@ -134,11 +159,13 @@ class PoolMeter:
         invocation = event.invocation
         known = self._calls.get(invocation.id)
         if known is not None:
-            known.invocation = invocation
+            if invocation.attempt > known.invocation.attempt:
+                known.has_place = False
+            known.invocation, known.seen_at_s = invocation, event.now_s
             return
         # Of a later attempt the first was seen before a restart, or it ended with its replica.
         work_s = self._work_s(invocation)
-        self._calls[invocation.id] = _Call(invocation, event.now_s, work_s)
+        self._calls[invocation.id] = _Call(invocation, event.now_s, work_s, event.now_s)
         if invocation.attempt == 1:
             kind = _kind(invocation)
             before = self._arrived.get(kind, Arrivals())
@@ -161,17 +188,22 @@ class PoolMeter:
         self._finished.append(
             Finished(
                 now_s - call.offered_at_s,
-                invocation.own_s(self._profile),
+                min(invocation.own_s(profile) for profile, _ in self._all_shapes()),
                 invocation.deadline_s - now_s,
                 invocation.downstream_s,
             )
         )
 
+    def _all_shapes(self) -> Collection[tuple[Profile, int]]:
+        return self._shapes.values() or (self._first,)
+
     def _work_s(self, invocation: Invocation) -> float:
-        service_s = self._profile.service_s(
-            invocation.prompt_tokens, invocation.expected_tokens, self._places
-        )
-        return service_s / self._places
+        """Replica-seconds on a replica of mean speed, which is the harmonic mean of the times."""
+        tokens = invocation.prompt_tokens, invocation.expected_tokens
+        times = [p.service_s(*tokens, places) / places for p, places in self._all_shapes()]
+        if min(times) <= 0:
+            return 0.0
+        return len(times) / sum(1 / t for t in times)
 
     def _ready(self, picture: PoolPicture) -> tuple[ReplicaLoad, ...]:
         now_s, since_s = picture.now_s, self._idle_since_s
@@ -245,3 +277,86 @@ def pool_loads(
             demand.finished,
         )
     return loads
+
+
+CallsBefore = dict[NodeId, tuple[NodeId, ...]]
+"""The LLM nodes of a workflow in a topological order, each with those whose end it waits for."""
+
+
+def calls_before(workflow: Workflow) -> CallsBefore:
+    """The order of a workflow's LLM calls; nodes of other kinds between them are passed over."""
+    nearest: dict[NodeId, tuple[NodeId, ...]] = {}
+    is_call = {n.id: n.kind is NodeKind.LLM for n in workflow.nodes}
+    for node in workflow.nodes:
+        through = [(need,) if is_call[need] else nearest[need] for need in node.needs]
+        nearest[node.id] = tuple(dict.fromkeys(id for ids in through for id in ids))
+    return {id: before for id, before in nearest.items() if is_call[id]}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Arrivals of one kind, older ones less and less; `pool` is where the last came."""
+
+    pool: PoolName
+    count: float = 0.0
+    work_s: float = 0.0
+
+
+class CallBook:
+    """What arrivals teach of the calls of each task: how many there are per call before them, and
+    their work. So a condition that seldom holds, a loop and a fan-out announce what they come to.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[CallKind, _Seen] = {}
+        self._now_s = -inf
+
+    def learn(self, now_s: float, demands: Mapping[PoolName, PoolDemand]) -> None:
+        kept = 0.5 ** ((now_s - self._now_s) / HALF_LIFE_S)
+        self._now_s = now_s
+        for seen in self._seen.values():
+            seen.count *= kept
+            seen.work_s *= kept
+        for pool, demand in demands.items():
+            for kind, arrivals in demand.arrived.items():
+                seen = self._seen.setdefault(kind, _Seen(pool))
+                seen.pool = pool
+                seen.count += arrivals.count
+                seen.work_s += arrivals.work_s
+
+    def follow_ups(self, tasks: Mapping[TaskName, CallsBefore]) -> dict[CallKind, FollowUps]:
+        """What comes after a call of each kind of `tasks`. Until a few calls were seen: nothing.
+
+        Each call announces the calls right after it, n(later)/n(this) of them on average, and what
+        these announce; a call that waits for several is shared among them. The later rounds of a
+        loop are announced with its first.
+        """
+        table: dict[CallKind, FollowUps] = {}
+        for task, calls in tasks.items():
+            after: dict[NodeId, dict[PoolName, float]] = {id: {} for id in calls}
+            for id in reversed(calls):
+                for need in calls[id]:
+                    self._announce(task, need, after[need], id, after[id], 1 / len(calls[id]))
+            first = sum(not before for before in calls.values())
+            for id, before in calls.items():
+                share = 1.0 if before else 1 / first
+                table[CallKind(task, id)] = FollowUps(after[id], not before, share)
+        return table
+
+    def _announce(
+        self,
+        task: TaskName,
+        need: NodeId,
+        after_need: dict[PoolName, float],
+        id: NodeId,
+        after: Mapping[PoolName, float],
+        share: float,
+    ) -> None:
+        """Add to `after_need` what a call of `need` announces through the later call `id`."""
+        earlier, later = self._seen.get(CallKind(task, need)), self._seen.get(CallKind(task, id))
+        if earlier is None or later is None or earlier.count < LEAST_CALLS or later.count <= 0:
+            return
+        calls = share * later.count / earlier.count
+        implied = {**after, later.pool: after.get(later.pool, 0.0) + later.work_s / later.count}
+        for pool, work_s in implied.items():
+            after_need[pool] = after_need.get(pool, 0.0) + calls * work_s

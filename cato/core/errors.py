@@ -12,6 +12,7 @@ CatoError
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
 └── EngineError            the engine refused or broke
     └── EngineDeadError    the engine process is gone
+(StoreError and what is below it are in `cato.store.errors`.)
 
 Every class passes all its arguments to `super().__init__`: Ray pickles `args`.
 """

@@ -15,6 +15,7 @@ class ReplicaReported:
     """A replica says what it is and what it holds; the first report makes it known.
 
     `held` are the invocations that it has; a lease it does not name after a grace time is free.
+    `prefix_caching`: its engine keeps the beginnings of prompts.
     """
 
     now_s: float
@@ -25,6 +26,7 @@ class ReplicaReported:
     standby: int
     accepting: bool
     held: tuple[InvocationId, ...]
+    prefix_caching: bool = False
 
 
 @dataclass(frozen=True, slots=True)

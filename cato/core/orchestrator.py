@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,7 +13,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, assert_never
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
-from cato.core.decision import Admit, Hold, Rank
+from cato.core.decision import Admit, Defer, Hold, Rank
 from cato.core.events import (
     Event,
     FirstTokenSent,
@@ -28,7 +29,14 @@ from cato.core.events import (
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.policies import ADMIT_ALWAYS, Policies, Work
 from cato.core.profile import Profile
-from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot, ReplicaView, Running
+from cato.core.snapshot import (
+    PREFIX_BLOCK_TOKENS,
+    Invocation,
+    PoolSnapshot,
+    ReplicaSnapshot,
+    ReplicaView,
+    Running,
+)
 
 # A lease that its replica does not name this long after the dispatch was never taken up: the
 # message from ingress to replica takes milliseconds, a first connection a second at worst.
@@ -73,6 +81,9 @@ class _Waiting:
     held_because: str = ""
     rank: Rank | None = None
     work: Work | None = None
+    # What it adds to the backlog, in replica-seconds, and the wait it was expected to have.
+    load_s: float = 0.0
+    predicted_s: float = 0.0
     # Of its present rank; an entry of a heap with another number is an old one.
     version: int = 0
 
@@ -204,6 +215,8 @@ class _Replica:
     held: int = 0
     prefilling: int = 0
     is_open: bool = False
+    # Beginnings of the prompts that were sent there, the latest last; None: it caches none.
+    prefixes: OrderedDict[int, None] | None = None
     # When a newcomer would start, and until when that answer holds.
     _free_at_s: float = 0.0
     _free_holds_until_s: float = -inf
@@ -260,6 +273,27 @@ class _Replica:
         if self._derived:
             self._derived.clear()
 
+    def cached_tokens(self, invocation: Invocation) -> int:
+        if self.prefixes is None or not invocation.prefix:
+            return 0
+        blocks = 0
+        for prefix in invocation.prefix:
+            if prefix not in self.prefixes:
+                break
+            blocks += 1
+        # The last token of a prompt is always computed: it gives the first one of the answer.
+        return min(blocks * PREFIX_BLOCK_TOKENS, invocation.prompt_tokens - 1)
+
+    def remember(self, invocation: Invocation) -> None:
+        if self.prefixes is None:
+            return
+        for prefix in invocation.prefix:
+            self.prefixes[prefix] = None
+            self.prefixes.move_to_end(prefix)
+        # Engines, too, forget what was used longest ago when their cache is full.
+        while len(self.prefixes) * PREFIX_BLOCK_TOKENS > self.profile.kv_capacity_tokens:
+            self.prefixes.popitem(last=False)
+
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         if now_s != self._derived_at_s:
             self._derived.clear()
@@ -315,10 +349,17 @@ class PoolOrchestrator:
         self._queue = _Queue()  # late binding; with early binding what no replica accepts yet
         self._leases: dict[InvocationId, _Lease] = {}
         self._adopters: dict[InvocationId, set[ReplicaId]] = {}
+        # Preempted attempts whose ingress has not asked again.
+        self._taken_back: dict[InvocationId, int] = {}
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._open: list[_Replica] = []  # with room, by id
         self._accepting: list[_Replica] = []  # by id
         self._profiles: tuple[Profile, ...] = ()  # of what accepts work
+        # What waits without an SLO, by arrival, and how much of a dispatch it has been saving for.
+        self._unbound: dict[InvocationId, _Waiting] = {}
+        self._saved = 0.0
+        # Replica-seconds of what waits: its time in full batches, shared among their places.
+        self._backlog_s = 0.0
         self._dispatched = 0
         self._refused = 0
 
@@ -328,12 +369,9 @@ class PoolOrchestrator:
             case InvocationOffered():
                 return self._offer(event)
             case InvocationEnded():
-                freed = self._unadopt(event.invocation_id)
-                lease = self._leases.get(event.invocation_id)
-                if lease is not None and lease.command.attempt == event.attempt:
-                    freed += self._release(event.invocation_id)
-                return self._fill_freed(freed, now_s)
+                return self._end(event)
             case InvocationWithdrawn():
+                self._taken_back.pop(event.invocation_id, None)
                 waiting = self._waiting.get(event.invocation_id)
                 if waiting is not None:
                     self._unqueue(waiting)
@@ -356,6 +394,11 @@ class PoolOrchestrator:
             case _:
                 assert_never(event)
         return self._fill_all(now_s)
+
+    @property
+    def leased(self) -> Collection[InvocationId]:
+        """What has been given to replicas and has not ended, as far as this router knows."""
+        return self._leases.keys()
 
     def picture(self, now_s: float) -> PoolPicture:
         self._clock.now_s = now_s
@@ -381,6 +424,8 @@ class PoolOrchestrator:
         invocation, now_s = event.invocation, event.now_s
         id = invocation.id
         lease = self._leases.get(id)
+        if self._taken_back.get(id, invocation.attempt) < invocation.attempt:
+            del self._taken_back[id]  # its ingress knows
         freed: list[_Replica] = []
         if lease is not None:
             if invocation.attempt <= lease.running.invocation.attempt:
@@ -400,18 +445,33 @@ class PoolOrchestrator:
             return ()
         if self._adopters:
             freed += self._unadopt(id)
-        waiting = self._waiting[id] = _Waiting(invocation, self._queue)
-        self._queue.add(waiting)
+        waiting = self._enqueue(invocation)
         commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
         if id not in self._waiting or invocation.attempt > 1:
             return commands  # what goes on after a lost replica was admitted before
         if len(self._waiting) > self._policies.max_queued:
             self._unqueue(waiting)
             self._refused += 1
-            retry_after_s = max(MIN_RETRY_AFTER_S, self._backlog_s())
+            retry_after_s = MIN_RETRY_AFTER_S
+            if self._accepting:
+                retry_after_s = max(retry_after_s, self._backlog_s / len(self._accepting))
             reason = f"{len(self._waiting)} invocations wait, the bound of pool {self.name!r}"
             return (*commands, Refuse(id, reason, retry_after_s))
         return commands
+
+    def _end(self, event: InvocationEnded) -> tuple[Command, ...]:
+        id = event.invocation_id
+        freed = self._unadopt(id)
+        lease = self._leases.get(id)
+        # Its end and the order to take it back may cross: nobody will come for the next attempt.
+        has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
+        if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
+            freed += self._release(id)
+        elif has_crossed and id in self._waiting:
+            self._unqueue(self._waiting[id])
+        if lease is None or id not in self._leases:
+            self._taken_back.pop(id, None)
+        return self._fill_freed(freed, event.now_s)
 
     def _report(self, event: ReplicaReported) -> tuple[Command, ...]:
         replica = self._replicas.get(event.replica_id)
@@ -431,6 +491,8 @@ class PoolOrchestrator:
         replica.standby = event.standby
         replica.accepting_work = event.accepting
         replica.seen_at_s = event.now_s
+        if event.prefix_caching != (replica.prefixes is not None):
+            replica.prefixes = OrderedDict() if event.prefix_caching else None
         held = frozenset(event.held)
         for id, running in list(replica.leases.items()):
             if id not in held and event.now_s - running.at_s > LEASE_GRACE_S:
@@ -534,9 +596,27 @@ class PoolOrchestrator:
             self._adopters.setdefault(id, set()).add(replica.id)
         replica.adopted = ids
 
+    def _enqueue(self, invocation: Invocation) -> _Waiting:
+        waiting = self._waiting[invocation.id] = _Waiting(invocation, self._queue)
+        if self._accepting:
+            profile, places = self._accepting[0].profile, max(1, self._accepting[0].max_running)
+            service_s = profile.service_s(
+                invocation.prompt_tokens, invocation.expected_tokens, places
+            )
+            waiting.load_s = service_s / places
+            self._backlog_s += waiting.load_s
+            if not self._open:
+                waiting.predicted_s = self._backlog_s / len(self._accepting)
+        self._queue.add(waiting)
+        if invocation.deadline_s == inf:
+            self._unbound[invocation.id] = waiting
+        return waiting
+
     def _unqueue(self, waiting: _Waiting) -> None:
         id = waiting.invocation.id
         del self._waiting[id]
+        self._backlog_s = self._backlog_s - waiting.load_s if self._waiting else 0.0
+        self._unbound.pop(id, None)
         waiting.queue.remove(waiting)
         if waiting.bound_to is not None:
             replica = self._replicas[waiting.bound_to]
@@ -617,6 +697,10 @@ class PoolOrchestrator:
             return ()
         queue.refresh(self._rank, now_s)
         commands: list[Command] = []
+        if self._saved >= 1 and self._unbound:
+            self._place_reserved(open_, now_s, commands)
+            if not open_:
+                return tuple(commands)
         passed_over: list[_HeapEntry] = []
         for entry in self._looked_at(queue, now_s):
             if self._policies.strict and passed_over and entry[0] > passed_over[0][0]:
@@ -682,6 +766,25 @@ class PoolOrchestrator:
             open_.remove(replica)
         return False
 
+    def _place_reserved(self, open_: list[_Replica], now_s: float, commands: list[Command]) -> None:
+        """It is the turn of work without an SLO, whatever that costs the others."""
+        waiting = next(iter(self._unbound.values()))
+        if not open_ or waiting.bound_to is not None:
+            return
+        pool = PoolSnapshot(self.name, now_s, open_, self._dispatched)
+        decision = self._policies.routing.route(waiting.invocation, pool)
+        if isinstance(decision, Hold):
+            return
+        replica = self._replicas[decision.replica_id]
+        answer = self._policies.admission.admit(waiting.invocation, replica, now_s)
+        if isinstance(answer, Defer) and answer.closes:
+            return
+        self._saved -= 1
+        reason = f"{self._policies.reserve:.0%} are for work without an SLO"
+        commands.append(self._dispatch(waiting, replica, reason, now_s))
+        if not replica.has_room:
+            open_.remove(replica)
+
     def _bind(self, waiting: _Waiting) -> _Replica | None:
         """Early binding: give it to a replica's own queue."""
         invocation = waiting.invocation
@@ -715,7 +818,12 @@ class PoolOrchestrator:
         assert replica.has_room, f"dispatch to {replica.id}, which has no room"
         assert rank is not None, "what is dispatched has been ranked"
         batch = replica.batch
-        service_s = replica.profile.service_s(
+        profile, cached = replica.profile, replica.cached_tokens(invocation)
+        saved_s = 0.0
+        if cached:
+            tokens = invocation.prompt_tokens
+            saved_s = profile.prefill_s(tokens) - profile.prefill_s(tokens - cached)
+        service_s = -saved_s + profile.service_s(
             invocation.prompt_tokens, invocation.expected_tokens, batch
         )
         command = Dispatch(
@@ -726,16 +834,22 @@ class PoolOrchestrator:
             priority=rank.value,
             queue_s=now_s - invocation.arrived_at_s,
             slack_s=invocation.deadline_s - now_s,
-            remaining_s=invocation.remaining_s(replica.profile, batch),
+            remaining_s=invocation.remaining_s(profile, batch) - saved_s,
             reason=f"{rank.reason}; {reason}",
+            predicted_queue_s=waiting.predicted_s,
+            service_s=service_s,
         )
         self._unqueue(waiting)
+        if self._unbound and invocation.deadline_s < inf:
+            share = self._policies.reserve
+            self._saved = min(1.0, self._saved + share / (1 - share))
         # A standby starts when a place frees; in a freed place it starts at once.
         start_s = now_s + (replica.wait_s if replica.held >= replica.max_running else 0.0)
         running = Running(invocation, now_s, start_s + service_s)
         self._leases[invocation.id] = _Lease(replica.id, running, command)
         replica.leases[invocation.id] = running
         replica.prefilling += 1
+        replica.remember(invocation)
         self._touch(replica)
         self._dispatched += 1
         return command
@@ -752,26 +866,22 @@ class PoolOrchestrator:
         for entry in head:
             queue.push(entry)
         victims = policy.preempt(replica, [e[5].invocation for e in head], now_s)
-        return tuple(self._take_back(replica, id, reason) for id, reason in victims)
+        return tuple(
+            self._take_back(replica, id, reason)
+            for id, reason in victims
+            if replica.leases[id].invocation.resumable
+        )
 
     def _take_back(self, replica: _Replica, id: InvocationId, reason: str) -> Preempt:
         running = replica.leases[id]
         before = running.invocation
         self._release(id)
+        self._taken_back[id] = before.attempt
         invocation = before.continued(before.attempt + 1, running.tokens)
-        waiting = self._waiting[id] = _Waiting(invocation, self._queue)
-        self._queue.add(waiting)
+        waiting = self._enqueue(invocation)
         if not self._policies.late_binding:
             self._bind(waiting)
         return Preempt(id, before.attempt, replica.id, reason)
-
-    def _backlog_s(self) -> float:
-        """Expected time until the queue of now has been served; 0 when nothing can serve it."""
-        if not self._accepting:
-            return 0.0
-        profile = self._accepting[0].profile
-        work_s = sum(_alone_s(w.invocation, profile) for w in self._waiting.values())
-        return work_s / sum(r.max_running for r in self._accepting)
 
 
 def _list(replicas: list[_Replica], replica: _Replica, belongs: bool) -> None:

@@ -75,7 +75,9 @@ class Policies:
 
     `window` bounds how many of the queue, in order, are asked about at one event (0: all);
     `shuffled`: those are tried in the order of their draws instead. `strict`: nothing of a larger
-    rank value is asked about while something of a smaller one is passed over.
+    rank value is asked about while something of a smaller one is passed over. `reserve`: the share
+    of dispatches that work without an SLO gets while some of it waits, so that it never starves;
+    late binding only.
     """
 
     routing: RoutingPolicy
@@ -87,3 +89,4 @@ class Policies:
     window: int = 0
     shuffled: bool = False
     strict: bool = False
+    reserve: float = 0.0

@@ -6,7 +6,7 @@ and report what happened. Budgets are split anew at every start (see `cato.core.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
@@ -136,6 +136,10 @@ class FinishRun:
 RunCommand = StartNode | StreamNode | AbandonNode | FinishRun
 
 
+NextShare = Callable[[Sequence[NodeReceipt]], float | None]
+"""The share of the remaining time that the next LLM stage of the most similar past run took."""
+
+
 @dataclass(slots=True)
 class _Execution:
     node: Node
@@ -183,7 +187,9 @@ class Run:
         inputs: Mapping[str, object],
         estimates: Mapping[NodeId, NodeEstimate],
         arrived_at_s: float,
+        next_share: NextShare | None = None,
     ) -> None:
+        """`estimates` are baselines by node; `next_share` knows what similar runs did."""
         self.id = id
         self.workflow = workflow
         self.slo = slo
@@ -197,6 +203,7 @@ class Run:
         self._text_sent_at_s: float | None = None
         self._finished = False
         self._notes: list[str] = []
+        self._next_share = next_share if self._has_dynamic_path() else None
         self._estimates = {n.id: self._estimate(n, estimates) for n in workflow.nodes}
         self._event_nodes = self._nodes_before_the_event()
         self._redone_by = {
@@ -308,6 +315,10 @@ class Run:
         try:
             is_enough = bool(node.repeat.until.evaluate(self._names))
             if not is_enough and state.round < node.repeat.max_rounds:
+                if why_not := self._why_no_round(node, now_s):
+                    self._notes.append(f"{owner} stopped after {state.round} rounds: {why_not}")
+                    state.status = NodeStatus.DONE
+                    return self._advance(now_s)
                 started = tuple(self._start(node, now_s))
                 if started:
                     return started + self._advance(now_s)
@@ -320,6 +331,21 @@ class Run:
             self._notes.append(f"{owner} stopped after {state.round} rounds: {error}")
         state.status = NodeStatus.DONE
         return self._advance(now_s)
+
+    def _why_no_round(self, node: Node, now_s: float) -> str:
+        """Why another round of a repeating node would cost the SLO; empty when it would not.
+
+        What it made so far is the answer then: late and better is a miss, on time is not.
+        """
+        assert node.repeat is not None, f"{node.id} does not repeat"
+        if node.id not in self._event_nodes:
+            return ""
+        again = (node.id, *node.repeat.redo)
+        round_s = sum(self._estimates[id].mean_s for id in again)
+        slack_s = self._deadline_s(node) - now_s - self._downstream_s(node)
+        if round_s <= slack_s:
+            return ""
+        return f"another takes {round_s:.2f} s, {max(0.0, slack_s):.2f} s are left"
 
     # Progress
 
@@ -368,7 +394,7 @@ class Run:
 
     def _start(self, node: Node, now_s: float) -> list[RunCommand]:
         state = self._states[node.id]
-        budget_s = self._budget_s(node, now_s)
+        budget_s, downstream_s = self._split(node, now_s)
         limit_s = self._limit_s(node, now_s)
         items: Sequence[object] | None = None
         if node.each is not None:
@@ -400,7 +426,7 @@ class Run:
                     budget_s=budget_s,
                     limit_s=limit_s,
                     deadline_s=deadline_s,
-                    downstream_s=self._downstream_s(node),
+                    downstream_s=downstream_s,
                     until_first_token=self._is_first_token_the_event(node),
                 )
             )
@@ -551,6 +577,27 @@ class Run:
             weight_s[node.id] = mean_s * (1.0 if node.id == starting.id else estimate.runs)
         return order, weight_s
 
+    def _has_dynamic_path(self) -> bool:
+        """Whether the nodes of the workflow do not say what a run will execute."""
+        return any(n.when is not None or n.repeat is not None for n in self.workflow.nodes)
+
+    def _split(self, node: Node, now_s: float) -> tuple[float | None, float]:
+        """The node's part of the slack, and the expected time of what follows it.
+
+        Both come from the baselines of the nodes. Where the path is decided under way and the whole
+        run has a deadline, the most similar past run knows better how much is to come (Tempo,
+        "DAG matching"). What earlier nodes did not use is split among all that follow.
+        """
+        budget_s, downstream_s = self._budget_s(node, now_s), self._downstream_s(node)
+        is_whole = self.slo.metric is SloMetric.E2E and node.id in self._event_nodes
+        if self._next_share is None or node.kind is not NodeKind.LLM or not is_whole:
+            return budget_s, downstream_s
+        share = self._next_share(self._node_receipts(now_s))
+        if not share:
+            return budget_s, downstream_s
+        left_s = max(0.0, self.arrived_at_s + self.slo.target_s - now_s)
+        return share * left_s, self._estimates[node.id].mean_s * (1 / share - 1)
+
     def _needs(self) -> dict[NodeId, tuple[NodeId, ...]]:
         return {n.id: n.needs for n in self.workflow.nodes}
 
@@ -585,16 +632,8 @@ class Run:
 
     # Receipt
 
-    def _receipt(
-        self, now_s: float, status: str, problem: str, output: NodeId | None
-    ) -> SlaReceipt:
-        e2e_s = now_s - self.arrived_at_s
-        ttft_s = None
-        if self._text_sent_at_s is not None:
-            ttft_s = self._text_sent_at_s - self.arrived_at_s
-        elif status == "done":
-            ttft_s = e2e_s  # nothing was streamed: the first token came with the last
-        nodes = tuple(
+    def _node_receipts(self, now_s: float) -> tuple[NodeReceipt, ...]:
+        return tuple(
             NodeReceipt(
                 node=x.node.id,
                 kind=x.node.kind.value,
@@ -610,6 +649,17 @@ class Run:
             )
             for x in self._executions
         )
+
+    def _receipt(
+        self, now_s: float, status: str, problem: str, output: NodeId | None
+    ) -> SlaReceipt:
+        e2e_s = now_s - self.arrived_at_s
+        ttft_s = None
+        if self._text_sent_at_s is not None:
+            ttft_s = self._text_sent_at_s - self.arrived_at_s
+        elif status == "done":
+            ttft_s = e2e_s  # nothing was streamed: the first token came with the last
+        nodes = self._node_receipts(now_s)
         answer = (output, self._states[output].result_round) if output is not None else None
         tokens = sum(
             x.llm.output_tokens for x in nodes if x.llm is not None and (x.node, x.round) == answer

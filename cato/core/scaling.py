@@ -8,7 +8,7 @@ a pool of n replicas does n seconds of work in a second however many calls each 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from cato.core.ids import ReplicaId
@@ -25,6 +25,9 @@ class Arrivals:
 
     count: float = 0.0
     work_s: float = 0.0
+
+    def __add__(self, other: Arrivals) -> Arrivals:
+        return Arrivals(self.count + other.count, self.work_s + other.work_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,15 @@ class PoolLoad:
 
     def bounded(self, replicas: int) -> int:
         return max(self.min_replicas, min(self.max_replicas, replicas))
+
+    def since(self, untold: PoolLoad) -> PoolLoad:
+        """This load, with the arrivals and ends of an earlier one that no policy was told."""
+        return replace(
+            self,
+            arrived=untold.arrived + self.arrived,
+            begun=untold.begun + self.begun,
+            finished=untold.finished + self.finished,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from cato.core.profile import Profile
 
 T = TypeVar("T")
 
+PREFIX_BLOCK_TOKENS = 64
+"""Granularity of what is remembered of prompts; engines cache blocks of 16 to 128 tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
@@ -27,7 +30,9 @@ class Invocation:
     `tpot_target_s` is the pace that a stream must keep (inf: none). `length` is what is believed
     of the whole output; `expected_tokens` is what this attempt still has to generate after the
     `generated` tokens of earlier ones. `served_s` is the service that earlier invocations of the
-    run received. A deadline of inf means that no SLO is set.
+    run received. A deadline of inf means that no SLO is set. `resumable`: taken from a replica, it
+    can go on elsewhere from its prompt and its text; only such calls are preempted. `prefix` names
+    the beginnings of its prompt: the i-th value that of `PREFIX_BLOCK_TOKENS` × (i + 1) tokens.
     """
 
     id: InvocationId
@@ -46,6 +51,8 @@ class Invocation:
     length: LengthBelief | None = None
     generated: int = 0
     served_s: float = 0.0
+    resumable: bool = True
+    prefix: tuple[int, ...] = ()
 
     def continued(self, attempt: int, tokens: int) -> Invocation:
         """What is left once this attempt has generated `tokens`: they become part of the prompt."""
@@ -142,6 +149,10 @@ class ReplicaView(Protocol):
     @property
     def running(self) -> Collection[Running]: ...
 
+    def cached_tokens(self, invocation: Invocation) -> int:
+        """Tokens of the prompt that the engine has probably cached, from earlier prompts."""
+        ...
+
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         """`derive(self, now_s)`, computed once for as long as neither argument changes."""
         ...
@@ -171,6 +182,9 @@ class ReplicaSnapshot:
     def batch(self) -> int:
         """Batch size a newcomer would run in."""
         return min(self.held + 1, max(1, self.max_running))
+
+    def cached_tokens(self, invocation: Invocation) -> int:
+        return 0
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         return derive(self, now_s)

@@ -56,7 +56,8 @@ class DeploymentSpec:
 
     `accelerator` is `cpu`, `gpu` or `npu`; `accelerator_type` Ray's type label, if it matters.
     `standby`: invocations a replica may hold beyond `engine.max_num_seqs`, to hide the message
-    gap. `profile` is the name of a file in the profiles folder, without `.yaml`.
+    gap. `profile` is the name of a file in the profiles folder, without `.yaml`. `cost` is what
+    a replica costs in a time, in any unit that all deployments of the pool share.
     """
 
     name: DeploymentName
@@ -71,20 +72,43 @@ class DeploymentSpec:
     max_replicas: int = 1
     standby: int = 1
     profile: str | None = None
+    cost: float = 1.0
+
+
+RAY_SERVE = "ray-serve"
+"""The scheduler of a pool that CATO leaves to Ray Serve: its router, its queue. A baseline."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPolicies:
     """Named policies of a pool; changeable at run time through `user_config`.
 
-    `binding` is `late` (wait in the pool's queue) or `early` (bound to a replica's queue on
-    arrival, as the published methods do). `max_queued` bounds the pool's queue.
+    `scheduler` names a whole; the other names replace parts of it (None: its own). `binding` is
+    `late` (wait in the pool's queue) or `early` (bound to a replica's queue on arrival, as the
+    published methods do). `cap` is that of the scheduler `static-cap`. `max_queued` bounds the
+    pool's queue.
     """
 
-    routing: str = "cato"
-    ordering: str = "late-last"
-    binding: str = "late"
+    scheduler: str = "foresight"
+    routing: str | None = None
+    ordering: str | None = None
+    binding: str | None = None
+    cap: int | None = None
     max_queued: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PoolScaling:
+    """How the replicas of a pool follow its demand; changeable at run time through `user_config`.
+
+    `policy` is a name of `cato.policies.scaling.registry`; it is asked `every_s`. A pool whose
+    minimum is 0 has no replica once it had no work for `idle_timeout_s`. The policy `cato` also
+    lets each single replica go that was idle for so long.
+    """
+
+    policy: str = "forecast"
+    idle_timeout_s: float = 300.0
+    every_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +119,26 @@ class PoolSpec:
     model: ModelSpec
     deployments: tuple[DeploymentSpec, ...]
     policies: PoolPolicies = PoolPolicies()
+    scaling: PoolScaling = PoolScaling()
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Without work it has no replica; the first call starts one."""
+        return all(d.min_replicas == 0 for d in self.deployments)
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Everything the `engines` application runs."""
+    """Everything the `engines` application runs.
+
+    `event_log`: the folder where every router logs its events and commands (None: it does not).
+    `store`: file or URL of the metadata store (None: `cato.store.location.default_location`).
+    """
 
     pools: tuple[PoolSpec, ...]
     profiles_dir: str = "profiles"
+    event_log: str | None = None
+    store: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

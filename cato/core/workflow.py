@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from cato.core.errors import ExpressionError
 from cato.core.ids import NodeId, TaskName
 from cato.core.slo import Slo
 
@@ -55,9 +56,10 @@ class LlmSettings:
     """An LLM call. Exactly one of `prompt`, `fim`, `chat` is set.
 
     `model` is a model name or alias of the deployment. `max_tokens` bounds the output and
-    `expected_tokens` predicts it until the profiler has seen runs. `extra` goes to the engine
-    as it is (temperature, stop, top_p, ...). `chat` renders the user message (`system` the
-    system message), and the model's own chat template is applied.
+    `expected_tokens` predicts it until the profiler has seen runs; `token_limit` may lower the
+    bound for one run. `extra` goes to the engine as it is (temperature, stop, top_p, ...). `chat`
+    renders the user message (`system` the system message), and the model's own chat template is
+    applied.
     """
 
     model: str
@@ -68,6 +70,18 @@ class LlmSettings:
     chat: Template | None = None
     system: Template | None = None
     extra: Mapping[str, object] | None = None
+    token_limit: Expression | None = None
+
+    def limit_of(self, names: Mapping[str, object]) -> int:
+        """Most tokens of the answer; raise `ExpressionError` for a limit that is no count."""
+        limit = None if self.token_limit is None else self.token_limit.evaluate(names)
+        if limit is None:
+            return self.max_tokens
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            assert self.token_limit is not None
+            problem = f"must be a whole number of at least 1, is {limit!r:.40}"
+            raise ExpressionError(self.token_limit.source, problem)
+        return min(limit, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,47 @@ from typing import Protocol
 
 
 class Endpoint(StrEnum):
-    """Which OpenAI dialect the engine is asked in; the body is that dialect's."""
+    """Which of vLLM's dialects the engine is asked in; the body is that dialect's."""
 
     COMPLETIONS = "completions"
     CHAT = "chat/completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "messages/count_tokens"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+    EMBEDDINGS = "embeddings"
+
+    @property
+    def path(self) -> str:
+        """Where vLLM's server has it."""
+        is_versioned = self not in (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
+        return f"/v1/{self}" if is_versioned else f"/{self}"
+
+    @property
+    def generates(self) -> bool:
+        """Whether answers are tokens; the others come whole and without an end of their own."""
+        return self in _GENERATING
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether answers are OpenAI's lists of choices, with usage on demand."""
+        return self in (Endpoint.COMPLETIONS, Endpoint.CHAT)
+
+
+_GENERATING = frozenset(
+    {Endpoint.COMPLETIONS, Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One invocation as the engine sees it.
 
-    `body` is an OpenAI body without `model` and `stream`; the adapter sets these, the request id
-    and the priority (smaller is sooner). With `raw` the chunks carry the engine's own bytes, for
+    `body` is the dialect's body without `model` and `stream`; the adapter sets these, the request
+    id and the priority (smaller is sooner). With `raw` the chunks carry the engine's own bytes, for
     requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
+    Only completions and chat are also answered without `raw`.
     """
 
     id: str
@@ -30,6 +58,10 @@ class EngineRequest:
     priority: int = 0
     stream: bool = True
     raw: bool = False
+
+
+PREEMPTED = "preempted"
+"""Finish reason of a stream that its pool's router took back; it goes on under a new lease."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from cato.policies.due import due_s
 # A newcomer must bring this many times what it takes from those that run: calls that will arrive
 # pay too. Chosen on seeds 0-9 of SABER's workloads and rows 1-2,500 of the trace.
 PRICE = 3.0
+_LEAST_STEP_S = 1e-9
 
 
 @dataclass(slots=True)
@@ -77,7 +78,8 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
     context = 0.0
     for p in prospects:
         context += p.context_tokens
-    base_s, request_s = profile.decode_base_s, profile.decode_per_request_s
+    # A profile may say that steps take no time at all; tokens per second are finite.
+    base_s, request_s = profile.decode_base_s or _LEAST_STEP_S, profile.decode_per_request_s
     token_s = profile.decode_per_context_token_s
     knots_s, knot_tokens, steps_s = [start_s], [0.0], []
     t, done, step_s = start_s, 0.0, 0.0
@@ -121,6 +123,15 @@ def outlook_of(replica: ReplicaView, now_s: float) -> Outlook:
     return Outlook(tuple(prospects), tuple(each), sum(each))
 
 
+def saved_s(invocation: Invocation, replica: ReplicaView) -> float:
+    """The part of its prompt processing that the replica's prefix cache is predicted to save."""
+    cached = replica.cached_tokens(invocation)
+    if not cached:
+        return 0.0
+    profile, tokens = replica.profile, invocation.prompt_tokens
+    return profile.prefill_s(tokens) - profile.prefill_s(tokens - cached)
+
+
 @dataclass(frozen=True, slots=True)
 class Joining:
     """What it would mean to let an invocation join: its own chance, and what the others lose."""
@@ -136,7 +147,7 @@ def joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joini
     mine = prospect_of_newcomer(invocation)
     at = bisect_right(outlook.prospects, mine.left_tokens, key=BY_TOKENS_LEFT)
     joined = [*outlook.prospects[:at], mine, *outlook.prospects[at:]]
-    start_s = now_s + profile.prefill_s(invocation.prompt_tokens)
+    start_s = now_s + profile.prefill_s(invocation.prompt_tokens) - saved_s(invocation, replica)
     after = chances(profile, start_s, joined)
     own = after[at]
     loss = outlook.total - (sum(after) - own)

@@ -1,18 +1,23 @@
-"""Names of policies, as deployment files write them; whole schedulers are in `schedulers`."""
+"""Names of policies, as deployment files write them: a whole scheduler, or parts of one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from cato.core.errors import UnknownNameError
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
-from cato.core.topology import PoolPolicies
+from cato.core.profile import UNMEASURED, Profile
+from cato.core.topology import RAY_SERVE, PoolPolicies
+from cato.policies import schedulers
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.ordering.foresight import ForesightOrdering
 from cato.policies.ordering.sjf import ShortestJobFirst
 from cato.policies.ordering.slack_priority import LateLast, SlackPriority
 from cato.policies.routing.cato import CatoRouting
+from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.least_wait import LeastWait
 from cato.policies.routing.power_of_two import PowerOfTwo
 from cato.policies.routing.round_robin import RoundRobin
@@ -23,6 +28,7 @@ ROUTING: Mapping[str, RoutingPolicy] = MappingProxyType(
         "power-of-two": PowerOfTwo(),
         "least-wait": LeastWait(),
         "cato": CatoRouting(),
+        "foresight": ForesightRouting(),
     }
 )
 ORDERING: Mapping[str, OrderingPolicy] = MappingProxyType(
@@ -32,9 +38,19 @@ ORDERING: Mapping[str, OrderingPolicy] = MappingProxyType(
         "edf": EarliestDeadlineFirst(),
         "slack-priority": SlackPriority(),
         "late-last": LateLast(),
+        "foresight": ForesightOrdering(),
     }
 )
 BINDINGS = ("late", "early")
+
+
+def scheduler_names() -> tuple[str, ...]:
+    return tuple(schedulers.OF_PROFILE)
+
+
+def deployed_scheduler_names() -> tuple[str, ...]:
+    """With those that only a deployment can choose, because they need other Serve deployments."""
+    return (*scheduler_names(), RAY_SERVE)
 
 
 def routing_names() -> tuple[str, ...]:
@@ -45,17 +61,26 @@ def ordering_names() -> tuple[str, ...]:
     return tuple(ORDERING)
 
 
-def policies_of(names: PoolPolicies) -> Policies:
-    """The policy objects that `names` name; raise `UnknownNameError` for one that is not."""
-    if names.routing not in ROUTING:
+def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
+    """The policy objects that `names` name, for replicas of `profile`.
+
+    Raise `UnknownNameError` for a name that is none.
+    """
+    if names.scheduler == RAY_SERVE:
+        names = PoolPolicies()  # nothing is asked of CATO's router
+    if names.scheduler not in schedulers.OF_PROFILE:
+        raise UnknownNameError("scheduler", names.scheduler, scheduler_names())
+    if names.routing is not None and names.routing not in ROUTING:
         raise UnknownNameError("routing policy", names.routing, routing_names())
-    if names.ordering not in ORDERING:
+    if names.ordering is not None and names.ordering not in ORDERING:
         raise UnknownNameError("ordering policy", names.ordering, ordering_names())
-    if names.binding not in BINDINGS:
+    if names.binding is not None and names.binding not in BINDINGS:
         raise UnknownNameError("binding", names.binding, BINDINGS)
-    return Policies(
-        routing=ROUTING[names.routing],
-        ordering=ORDERING[names.ordering],
-        late_binding=names.binding == "late",
+    chosen = schedulers.OF_PROFILE[names.scheduler](profile, names.cap or profile.max_running)
+    return replace(
+        chosen,
+        routing=chosen.routing if names.routing is None else ROUTING[names.routing],
+        ordering=chosen.ordering if names.ordering is None else ORDERING[names.ordering],
+        late_binding=chosen.late_binding if names.binding is None else names.binding == "late",
         max_queued=names.max_queued,
     )

@@ -34,6 +34,8 @@ from cato.policies.routing.round_robin import RoundRobin
 
 # Experiments count what is missed themselves; a bound on the queue would hide it.
 UNBOUNDED = 1_000_000_000
+# Context at which a fitted speed holds: the mean of coding tasks, prompt and half the answer.
+TYPICAL_CONTEXT_TOKENS = 512
 
 FORESIGHT = "foresight"
 """The default: see `foresight()`."""
@@ -50,6 +52,7 @@ def foresight() -> Policies:
         preemption=ForesightPreemption(),
         max_queued=UNBOUNDED,
         window=16,
+        reserve=0.1,
     )
 
 
@@ -130,3 +133,32 @@ BY_NAME: Mapping[str, Callable[[], Policies]] = MappingProxyType(
     }
 )
 """Those that need no model of the engine."""
+
+
+def speed_model(profile: Profile) -> SpeedModel:
+    """SABER's USL, fitted to the decode speeds that a measured profile predicts."""
+    # Here, because scipy would make a restart of a router half a second longer.
+    from cato.estimators.usl import SpeedSample, fit_usl
+
+    batches = range(1, max(4, profile.max_running) + 1)
+    return fit_usl(
+        [SpeedSample(b, 1.0 / profile.decode_step_s(b, TYPICAL_CONTEXT_TOKENS)) for b in batches]
+    )
+
+
+def _ignoring_profile(make: Callable[[], Policies]) -> Callable[[Profile, int], Policies]:
+    return lambda profile, cap: make()
+
+
+OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
+    {
+        **{name: _ignoring_profile(make) for name, make in BY_NAME.items()},
+        "sjf": _ignoring_profile(sjf),
+        "edf": _ignoring_profile(edf),
+        "static-cap": lambda profile, cap: static_cap(cap),
+        "saber": lambda profile, cap: saber(speed_model(profile)),
+        "plas": lambda profile, cap: plas(profile),
+        "tempo": lambda profile, cap: tempo(GainDensity(profile)),
+    }
+)
+"""All, for a pool whose replicas have that profile; the number is the cap of `static-cap`."""

@@ -7,12 +7,13 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 
 from cato.config.places import model_path, run_dir
 from cato.control import actors
@@ -24,7 +25,14 @@ from cato.core.ids import HostId, InvocationId, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Resident
 from cato.core.topology import DeploymentSpec, ModelSpec
-from cato.engines.base import Endpoint, Engine, EngineChunk, EngineRequest, EngineState
+from cato.engines.base import (
+    PREEMPTED,
+    Endpoint,
+    Engine,
+    EngineChunk,
+    EngineRequest,
+    EngineState,
+)
 from cato.engines.simulated import SimulatedEngine
 from cato.engines.vllm.process import VllmEngine
 
@@ -36,9 +44,13 @@ COALESCE_ABOVE = 4
 COALESCE_S = 0.025
 # An actor call costs about a millisecond of CPU on both sides together, more than a token: news for
 # the pool's router is sent together and off the path of the tokens. An end frees a slot, so it may
-# wait for those of the same engine step only; a first token just sharpens a prediction.
+# wait for those of the same engine step only; a first token lets the next prompt in.
 ENDED_NEWS_WITHIN_S = 0.001
-FIRST_TOKEN_NEWS_WITHIN_S = 0.05
+FIRST_TOKEN_NEWS_WITHIN_S = 0.005
+# Tokens of a stream between two reports of progress, as in the simulator, and the least time from
+# one report to the next: streams that began at different moments share one.
+PROGRESS_TOKENS = 20
+PROGRESS_EVERY_S = 0.1
 # A new engine is tried at once; one that keeps dying gives Serve a reason to move the replica.
 RESTART_BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
 
@@ -53,12 +65,14 @@ class EngineReplica:
         self._id = ReplicaId(context.replica_id.unique_id)
         self._host = HostId(ray.get_runtime_context().get_node_id())
         self._pool, self._model, self._spec, self._profile = pool, model, spec, profile
-        self._held: dict[InvocationId, float] = {}
+        self._held: dict[InvocationId, int] = {}  # with the attempt
         self._broken = ""
         self._router: Any = None
         self._eviction: Any = None
         self._news = _News(lambda: self._router)
+        self._progress = _Progress(self._id, self._held, lambda: self._router)
         self._restarts = 0
+        self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
         self._engine = await self._started_engine()
         self._load_s = self._engine.facts.start_s
         loop = asyncio.get_running_loop()
@@ -70,10 +84,7 @@ class EngineReplica:
         try:
             await engine.start()
             if not engine.facts.simulated:
-                body = {"prompt": "#", "max_tokens": 2}
-                request = EngineRequest(f"warm-up.{time.monotonic()}", Endpoint.COMPLETIONS, body)
-                async for _ in engine.generate(request):
-                    pass
+                await _warm_up(engine)
         except BaseException:
             await engine.stop()
             raise
@@ -111,7 +122,8 @@ class EngineReplica:
         `cato` names the replica (for the request router), the invocation and its attempt.
         """
         id, attempt = InvocationId(cato["invocation"]), int(cato["attempt"])
-        self._held[id] = time.monotonic()
+        self._held[id] = attempt
+        self._progress.begin(id)
         tokens, outcome, is_first = 0, "cancelled", True
         try:
             if self._engine.state is not EngineState.READY:
@@ -124,6 +136,8 @@ class EngineReplica:
                     if is_first and tokens > 0:
                         is_first = False
                         self._news.first_token(id)
+                    if self._progress.note(id, tokens) and chunk.finish_reason is None:
+                        chunk, outcome = replace(chunk, finish_reason=PREEMPTED), PREEMPTED
                     if pending is not None and request.raw and chunk.finish_reason is not None:
                         yield pending  # the usage event stays alone in the last chunk
                         pending = None
@@ -133,6 +147,8 @@ class EngineReplica:
                     if is_due or chunk.finish_reason is not None:
                         yield pending
                         pending, sent_s = None, now_s
+                    if outcome == PREEMPTED:
+                        return
             if pending is not None:
                 yield pending
             outcome = "done"
@@ -140,8 +156,11 @@ class EngineReplica:
             outcome = "failed"
             raise
         finally:
-            self._held.pop(id, None)
-            self._news.ended(id, attempt, tokens, outcome)
+            if self._held.get(id) == attempt:  # the next attempt may have come to this replica
+                del self._held[id]
+                self._progress.end(id)
+            if outcome != PREEMPTED:  # the router ordered it
+                self._news.ended(id, attempt, tokens, outcome)
 
     async def check_health(self) -> None:
         """Serve's health check: fails when the engine cannot be brought back."""
@@ -169,7 +188,8 @@ class EngineReplica:
             task.cancel()
         if self._eviction is not None:
             self._eviction.remove.remote(self._id)
-        await self._engine.stop()
+        if self._tasks:  # an engine that never got ready was stopped by its own start
+            await self._engine.stop()
 
     async def __del__(self) -> None:
         # Serve awaits this when it stops the replica.
@@ -232,6 +252,7 @@ class EngineReplica:
                 standby=self._spec.standby,
                 accepting=state is EngineState.READY,
                 held=tuple(self._held),
+                prefix_caching=self._spec.engine.prefix_caching and not facts.simulated,
             )
         )
         self._eviction.report.remote(
@@ -249,6 +270,20 @@ class EngineReplica:
                 restarts=self._restarts,
             )
         )
+
+
+async def _warm_up(engine: Engine) -> None:
+    id = f"warm-up.{time.monotonic()}"
+    generate = EngineRequest(id, Endpoint.COMPLETIONS, {"prompt": "#", "max_tokens": 2})
+    embed = EngineRequest(id, Endpoint.EMBEDDINGS, {"input": "#"}, stream=False, raw=True)
+    try:
+        async for _ in engine.generate(generate):
+            pass
+    except EngineError as error:
+        if error.status != 404:
+            raise
+        async for _ in engine.generate(embed):  # a model that does not generate
+            pass
 
 
 class _News:
@@ -283,6 +318,58 @@ class _News:
         router = self._router()
         if router is not None:
             router.news.remote(first_tokens, ended)
+
+
+class _Progress:
+    """What each stream has generated, told to the pool's router, and what the router takes back."""
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        attempts: Mapping[InvocationId, int],
+        router: Callable[[], Any],
+    ) -> None:
+        self._replica, self._attempts, self._router = replica, attempts, router
+        self._tokens: dict[InvocationId, int] = {}
+        self._told: dict[InvocationId, int] = {}
+        self._taken_back: set[InvocationId] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._last_s = 0.0
+
+    def begin(self, id: InvocationId) -> None:
+        self._tokens[id] = self._told[id] = 0
+        self._taken_back.discard(id)
+
+    def end(self, id: InvocationId) -> None:
+        self._tokens.pop(id, None)
+        self._told.pop(id, None)
+        self._taken_back.discard(id)
+
+    def note(self, id: InvocationId, tokens: int) -> bool:
+        """True when the router wants the stream to stop here."""
+        self._tokens[id] = tokens
+        if tokens - self._told[id] >= PROGRESS_TOKENS and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._tell())
+        return id in self._taken_back
+
+    async def _tell(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(max(0.0, self._last_s + PROGRESS_EVERY_S - loop.time()))
+            router = self._router()
+            if router is None:
+                return
+            self._last_s = loop.time()
+            self._told = dict(self._tokens)
+            report = tuple((id, n) for id, n in self._told.items() if n > 0)
+            for id, attempt in await router.progress.remote(self._replica, report):
+                if self._attempts.get(id) == attempt:
+                    self._taken_back.add(id)
+        except RayError as error:
+            # The router is being restarted: what it knew of the streams is gone with it.
+            log.info("progress of %s was not told: %s", self._replica, error)
+        finally:
+            self._task = None
 
 
 def _merged(first: EngineChunk, second: EngineChunk) -> EngineChunk:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import assert_never
 
 from cato.core.commands import Dispatch
@@ -21,7 +22,8 @@ from cato.core.errors import (
     NodeError,
     ReplicaLostError,
 )
-from cato.core.ids import InvocationId, NodeId
+from cato.core.ids import InvocationId, NodeId, TaskName
+from cato.core.length import LengthBelief
 from cato.core.receipt import LlmFacts
 from cato.core.runs import (
     AbandonNode,
@@ -35,9 +37,10 @@ from cato.core.runs import (
     StreamNode,
     TextSent,
 )
+from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.core.workflow import CallSettings, LlmSettings, TransformSettings
-from cato.engines.base import EngineRequest
+from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
 from cato.serve.prompts import EngineCall, engine_call
@@ -47,6 +50,12 @@ log = logging.getLogger("cato.executor")
 # A replica that dies is replaced by another lease; more than two losses in one invocation mean
 # that something else is wrong.
 MAX_ATTEMPTS = 3
+# The length that a receipt promises an output to stay below, with this probability.
+BOUND_LEVEL = 0.9
+
+
+Lengths = Callable[[TaskName, NodeId, str, int, int], LengthBelief | None]
+"""What is believed of an output: (task, node, model, prompt tokens, max tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,10 @@ class _Progress:
     first_token_s: float | None = None
     queue_s: float = 0.0
     attempts: int = 0
+    losses: int = 0
+    service_s: float = 0.0
+    length: LengthBelief | None = None
+    expected_tokens: int = 0
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
     simulated: bool = False
@@ -95,6 +108,7 @@ class RunningTask:
         pools: Pools,
         nodes: NodeRunner,
         draw: Callable[[], float],
+        lengths: Lengths,
         on_finish: Callable[[FinishRun], None],
     ) -> None:
         self.run = run
@@ -105,6 +119,8 @@ class RunningTask:
         self._pools = pools
         self._nodes = nodes
         self._draw = draw
+        self._lengths = lengths
+        self._served_s = 0.0  # by engines, for all nodes so far
         self._on_finish = on_finish
         self._out: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._outputs: dict[tuple[NodeId, int], _Output] = {}
@@ -271,9 +287,10 @@ class RunningTask:
         while True:
             call = engine_call(settings, command.names, pool, shrink)
             try:
-                await self._attempt(
+                while not await self._attempt(
                     command, pool, _continued(call, progress), id, progress, started_s
-                )
+                ):
+                    log.info("invocation %s was preempted; it goes on from its text", id)
                 return
             except ContextLengthError:
                 # Token counts are estimates: a prompt that can be cut is cut once more.
@@ -281,8 +298,9 @@ class RunningTask:
                     raise
                 shrink *= 0.6
             except (ReplicaLostError, EngineDeadError) as error:
-                can_go_on = not call.raw and call.stream and "prompt" in call.body
-                if progress.attempts >= MAX_ATTEMPTS or (progress.has_output and not can_go_on):
+                progress.losses += 1
+                is_too_often = progress.losses >= MAX_ATTEMPTS
+                if is_too_often or (progress.has_output and not call.is_resumable):
                     raise
                 log.warning("invocation %s: %s; asking for another lease", id, error)
 
@@ -294,23 +312,11 @@ class RunningTask:
         id: InvocationId,
         progress: _Progress,
         started_s: float,
-    ) -> None:
+    ) -> bool:
+        """One lease and its stream; False when the pool took the call back before its end."""
         progress.attempts += 1
         now_s = time.monotonic()
-        invocation = Invocation(
-            id=id,
-            run_id=self.run.id,
-            task=self.run.workflow.name,
-            node=command.node.id,
-            prompt_tokens=call.prompt_tokens,
-            expected_tokens=call.expected_tokens,
-            arrived_at_s=started_s - now_s,
-            deadline_s=command.deadline_s - now_s,
-            downstream_s=command.downstream_s,
-            until_first_token=command.until_first_token,
-            draw=self._draw(),
-            attempt=progress.attempts,
-        )
+        invocation = self._invocation(command, pool, call, id, progress, started_s - now_s)
         try:
             lease = await self._pools.lease(pool.name, invocation)
         except CapacityError as error:
@@ -327,21 +333,81 @@ class RunningTask:
             stream=call.stream,
             raw=call.raw,
         )
-        sent_s, before = time.monotonic(), progress.output_tokens
-        async with contextlib.aclosing(self._pools.stream(pool.name, lease, request)) as chunks:
-            async for chunk in chunks:
-                if chunk.text and progress.first_token_s is None:
-                    progress.first_token_s = time.monotonic() - sent_s
-                progress.text += chunk.text
-                progress.output_tokens = before + chunk.output_tokens
-                if chunk.prompt_tokens >= 0 and progress.prompt_tokens < 0:
-                    progress.prompt_tokens = chunk.prompt_tokens
-                    progress.cached_tokens = chunk.cached_tokens
-                if chunk.finish_reason is not None:
-                    progress.finish_reason = chunk.finish_reason
-                if chunk.text or chunk.raw:
-                    progress.has_output = True
-                    self._emit(command, Piece(chunk.text, chunk.raw))
+        sent_s = time.monotonic()
+        try:
+            stream = self._pools.stream(pool.name, lease, request)
+            async with contextlib.aclosing(stream) as chunks:
+                return await self._read(command, chunks, progress, sent_s)
+        finally:
+            served_s = time.monotonic() - sent_s
+            progress.service_s += served_s
+            self._served_s += served_s
+
+    async def _read(
+        self,
+        command: StartNode,
+        chunks: AsyncGenerator[EngineChunk, None],
+        progress: _Progress,
+        sent_s: float,
+    ) -> bool:
+        before = progress.output_tokens
+        async for chunk in chunks:
+            if chunk.text and progress.first_token_s is None:
+                progress.first_token_s = time.monotonic() - sent_s
+            progress.text += chunk.text
+            progress.output_tokens = before + chunk.output_tokens
+            if chunk.prompt_tokens >= 0 and progress.prompt_tokens < 0:
+                progress.prompt_tokens = chunk.prompt_tokens
+                progress.cached_tokens = chunk.cached_tokens
+            if chunk.text or chunk.raw:
+                progress.has_output = True
+                self._emit(command, Piece(chunk.text, chunk.raw))
+            if chunk.finish_reason == PREEMPTED:
+                return False
+            if chunk.finish_reason is not None:
+                progress.finish_reason = chunk.finish_reason
+        return True
+
+    def _invocation(
+        self,
+        command: StartNode,
+        pool: PoolInfo,
+        call: EngineCall,
+        id: InvocationId,
+        progress: _Progress,
+        arrived_at_s: float,
+    ) -> Invocation:
+        """The call as its pool sees it; what was generated already has become its prompt."""
+        run, node = self.run, command.node
+        if progress.attempts == 1:
+            progress.length = self._lengths(
+                run.workflow.name, node.id, pool.model.name, call.prompt_tokens, call.max_tokens
+            )
+        length = progress.length
+        progress.expected_tokens = call.expected_tokens if length is None else round(length.mean)
+        # A pace binds a stream from its first token on, whenever that comes.
+        is_paced = run.slo.metric is SloMetric.TPOT and node.id in run.workflow.stream
+        invocation = Invocation(
+            id=id,
+            run_id=run.id,
+            task=run.workflow.name,
+            node=node.id,
+            prompt_tokens=call.prompt_tokens,
+            expected_tokens=max(1, progress.expected_tokens),
+            arrived_at_s=arrived_at_s,
+            deadline_s=command.deadline_s - time.monotonic(),
+            downstream_s=command.downstream_s,
+            until_first_token=command.until_first_token or is_paced,
+            draw=self._draw(),
+            tpot_target_s=run.slo.target_s if is_paced else inf,
+            length=length,
+            served_s=self._served_s,
+            resumable=call.is_resumable,
+            prefix=call.prefix,
+        )
+        if progress.attempts == 1:
+            return invocation
+        return invocation.continued(progress.attempts, progress.output_tokens)
 
     def _facts(self, command: StartNode, progress: _Progress) -> LlmFacts | None:
         settings = command.node.settings
@@ -357,6 +423,11 @@ class RunningTask:
             priority=lease.priority if lease else 0,
             slack_s=lease.slack_s if lease else 0.0,
             predicted_s=lease.remaining_s if lease else 0.0,
+            expected_tokens=progress.expected_tokens,
+            length_bound_tokens=_bound(progress.length),
+            service_s=progress.service_s,
+            predicted_service_s=lease.service_s if lease else 0.0,
+            predicted_queue_s=lease.predicted_queue_s if lease else 0.0,
             engine_ttft_s=progress.first_token_s,
             prompt_tokens=max(0, progress.prompt_tokens),
             cached_prompt_tokens=max(0, progress.cached_tokens),
@@ -366,6 +437,10 @@ class RunningTask:
             simulated=progress.simulated,
             reasons=tuple(progress.reasons),
         )
+
+
+def _bound(length: LengthBelief | None) -> int:
+    return 0 if length is None else round(length.left_quantile(BOUND_LEVEL, 0))
 
 
 def _continued(call: EngineCall, progress: _Progress) -> EngineCall:

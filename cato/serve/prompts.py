@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cato.core.errors import ContextLengthError
+from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
@@ -14,6 +17,8 @@ from cato.workflows.fim import fit_fim, render_fim, stop_strings
 # Tokens kept free for sentinels, the chat template and the error of the estimated token count.
 MARGIN_TOKENS = 24
 MARGIN_FRACTION = 0.1
+# Of a longer prompt the rest counts as new: hashing it would cost more than it could tell.
+MAX_PREFIX_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +29,15 @@ class EngineCall:
     body: Mapping[str, object]
     prompt_tokens: int
     expected_tokens: int
+    max_tokens: int
+    prefix: tuple[int, ...] = ()
     stream: bool = True
     raw: bool = False
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another replica can go on from the prompt and the text so far."""
+        return self.stream and not self.raw and "prompt" in self.body
 
 
 def engine_call(
@@ -42,14 +54,15 @@ def engine_call(
     if isinstance(settings, CallSettings):
         return _passthrough(settings, pool)
     profile = pool.profile
-    room = profile.context_tokens - settings.max_tokens
+    limit = settings.limit_of(names)
+    room = profile.context_tokens - limit
     room = int((room - MARGIN_TOKENS) * (1 - MARGIN_FRACTION) * shrink)
     if room < 1:
         raise ContextLengthError(
-            f"max_tokens {settings.max_tokens} leaves no room for a prompt in the "
+            f"max_tokens {limit} leaves no room for a prompt in the "
             f"maximum context length of {profile.context_tokens} tokens of {pool.model.name!r}"
         )
-    body: dict[str, object] = {"max_tokens": settings.max_tokens, **(settings.extra or {})}
+    body: dict[str, object] = {"max_tokens": limit, **(settings.extra or {})}
     endpoint = Endpoint.COMPLETIONS
     if settings.fim is not None:
         prefix, suffix, context = fit_fim(
@@ -76,7 +89,9 @@ def engine_call(
         endpoint=endpoint,
         body=body,
         prompt_tokens=profile.count_tokens(text),
-        expected_tokens=min(settings.expected_tokens, settings.max_tokens),
+        expected_tokens=min(settings.expected_tokens, limit),
+        max_tokens=limit,
+        prefix=prefix_of(text, profile.chars_per_token),
     )
 
 
@@ -90,18 +105,39 @@ def fim_stops(stop: object, family: str) -> dict[str, object]:
 
 
 def _passthrough(settings: CallSettings, pool: PoolInfo) -> EngineCall:
+    text = body_text(settings.body)
     return EngineCall(
         endpoint=Endpoint(settings.endpoint),
         body=settings.body,
-        prompt_tokens=pool.profile.count_tokens(_text_of(settings.body)),
+        prompt_tokens=pool.profile.count_tokens(text),
         expected_tokens=settings.expected_tokens,
+        max_tokens=_token_limit(settings.body) or pool.profile.context_tokens,
+        prefix=prefix_of(text, pool.profile.chars_per_token),
         stream=settings.stream,
         raw=True,
     )
 
 
-def _text_of(body: Mapping[str, object]) -> str:
-    """All text of a prompt or of messages, for counting only."""
+def prefix_of(text: str, chars_per_token: float) -> tuple[int, ...]:
+    """`Invocation.prefix` of a prompt: one number for each of its beginnings of whole blocks."""
+    block = max(1, int(PREFIX_BLOCK_TOKENS * chars_per_token))
+    chain = hashlib.blake2b(digest_size=8)
+    found = []
+    for start in range(0, min(len(text), MAX_PREFIX_BLOCKS * block) - block + 1, block):
+        chain.update(text[start : start + block].encode("utf-8", "replace"))
+        found.append(int.from_bytes(chain.digest()))
+    return tuple(found)
+
+
+def _token_limit(body: Mapping[str, object]) -> int | None:
+    for key in ("max_completion_tokens", "max_tokens"):
+        if isinstance(limit := body.get(key), int):
+            return limit
+    return None
+
+
+def body_text(body: Mapping[str, object]) -> str:
+    """All text that a body of any dialect puts before the model, for counting only."""
     parts: list[str] = []
 
     def collect(value: object) -> None:
@@ -118,8 +154,10 @@ def _text_of(body: Mapping[str, object]) -> str:
                 for key in ("content", "text"):
                     collect(value.get(key))
 
-    collect(body.get("prompt"))
-    collect(body.get("messages"))
+    for key in ("prompt", "messages", "input", "instructions", "system"):
+        collect(body.get(key))
+    if tools := body.get("tools"):
+        parts.append(json.dumps(tools))  # an agent's are longer than what it says
     return "".join(parts)
 
 

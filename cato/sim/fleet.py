@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
+from typing import assert_never
 
-from cato.core.commands import Dispatch, Preempt, Refuse
+from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.events import (
     Event,
     FirstTokenSent,
@@ -32,6 +33,8 @@ from cato.sim.replica import Sequence as EngineSequence
 from cato.sim.tasks import Outcome, SimTask
 
 Recorder = Callable[[PoolName, Event], None]
+# How often replicas tell the tokens of what runs, in decode steps; live ones do the same.
+REPORT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class PoolSetup:
     policies: Policies
     max_running: int | None = None  # None: the profile's
     chunk_tokens: int | None = None
-    report_steps: int = 0
+    report_steps: int = REPORT_STEPS
     prefill_together: bool = True
     cold_start_s: float = 0.0
 
@@ -174,17 +177,22 @@ class SimPool:
         if self._fleet.recorder is not None:
             self._fleet.recorder(self.setup.name, event)
         for command in self.orchestrator.handle(event):
-            if isinstance(command, Dispatch):
+            self.perform(command)
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case Dispatch():
                 self._dispatch(command)
-            elif isinstance(command, Preempt):
+            case Preempt():
                 host, _ = self._leases.pop(command.invocation_id)
                 self.preempted += 1
                 host.engine.cancel(self._kernel.now_s, command.invocation_id)
                 self._schedule(host)
                 self._fleet.note_taken_back(command.invocation_id)
-            else:
-                assert isinstance(command, Refuse)
+            case Refuse():
                 self._fleet.refused(command.invocation_id)
+            case _:
+                assert_never(command)
 
     def cancel(self, id: InvocationId, reason: str) -> None:
         """The client left."""

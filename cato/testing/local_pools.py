@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cato.core.commands import Command, Dispatch, Refuse
+from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.errors import (
     CapacityError,
     EngineDeadError,
@@ -27,20 +27,26 @@ from cato.core.events import (
     InvocationOffered,
     InvocationWithdrawn,
     ReplicaLost,
+    ReplicaProgressed,
     ReplicaReported,
 )
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, TaskName
+from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.profile import Profile
-from cato.core.receipt import SlaReceipt
+from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.topology import EngineSpec, ModelSpec, PoolPolicies
-from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
 from cato.engines.simulated import SimulatedEngine
+from cato.estimators.dag_match import StageShare
 from cato.policies.registry import policies_of
 from cato.serve.pools import PoolInfo
 from cato.telemetry.metrics import RunMetrics, render_pools
+
+# Tokens of a stream between two reports of progress.
+PROGRESS_TOKENS = 5
 
 
 class LocalPool:
@@ -65,8 +71,12 @@ class LocalPool:
             for i in range(replicas)
         }
         self._slots = slots
-        self._orchestrator = PoolOrchestrator(self.name, policies_of(policies or PoolPolicies()))
+        self._orchestrator = PoolOrchestrator(
+            self.name, policies_of(policies or PoolPolicies(), profile)
+        )
         self._leases: dict[InvocationId, asyncio.Future[Dispatch]] = {}
+        self._tokens: dict[InvocationId, int] = {}
+        self._taken_back: dict[InvocationId, int] = {}
         self._ready: set[ReplicaId] = set()
 
     @property
@@ -132,7 +142,7 @@ class LocalPool:
     async def stream(
         self, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
-        tokens, outcome = 0, "cancelled"
+        id, tokens, told, outcome = lease.invocation_id, 0, 0, "cancelled"
         try:
             if lease.replica_id not in self._ready:
                 raise ReplicaLostError(lease.replica_id, "it is gone")
@@ -140,8 +150,15 @@ class LocalPool:
             async with contextlib.aclosing(engine.generate(request)) as chunks:
                 async for chunk in chunks:
                     if tokens == 0 and chunk.output_tokens > 0:
-                        self._handle(FirstTokenSent(time.monotonic(), lease.invocation_id))
-                    tokens = chunk.output_tokens
+                        self._handle(FirstTokenSent(time.monotonic(), id))
+                    tokens = self._tokens[id] = chunk.output_tokens
+                    if tokens - told >= PROGRESS_TOKENS:
+                        told = tokens
+                        self._report_progress(lease.replica_id)
+                    if self._taken_back.get(id) == lease.attempt and chunk.finish_reason is None:
+                        outcome = PREEMPTED
+                        yield replace(chunk, finish_reason=PREEMPTED)
+                        return
                     yield chunk
             outcome = "done"
         except EngineDeadError as error:
@@ -149,11 +166,15 @@ class LocalPool:
             self._lose(lease.replica_id, str(error))
             raise
         finally:
-            self._handle(
-                InvocationEnded(
-                    time.monotonic(), lease.invocation_id, lease.attempt, tokens, outcome
-                )
-            )
+            self._tokens.pop(id, None)
+            if outcome != PREEMPTED:
+                self._taken_back.pop(id, None)
+                ended = InvocationEnded(time.monotonic(), id, lease.attempt, tokens, outcome)
+                self._handle(ended)
+
+    def _report_progress(self, replica: ReplicaId) -> None:
+        """The orchestrator picks out those that run there."""
+        self._handle(ReplicaProgressed(time.monotonic(), replica, tuple(self._tokens.items())))
 
     def _lose(self, id: ReplicaId, reason: str) -> None:
         self._ready.discard(id)
@@ -164,6 +185,9 @@ class LocalPool:
             self._perform(command)
 
     def _perform(self, command: Command) -> None:
+        if isinstance(command, Preempt):
+            self._taken_back[command.invocation_id] = command.attempt
+            return
         lease = self._leases.get(command.invocation_id)
         if lease is None or lease.done():
             return
@@ -216,9 +240,10 @@ class LocalPools:
 
 
 class LocalRecords:
-    """Receipts and metrics in memory; learns nothing."""
+    """Receipts and metrics in memory; learns nothing. All outputs are believed to be `belief`."""
 
-    def __init__(self, pools: LocalPools | None = None) -> None:
+    def __init__(self, pools: LocalPools | None = None, belief: LengthBelief | None = None) -> None:
+        self._belief = belief
         self.receipts: OrderedDict[str, SlaReceipt] = OrderedDict()
         self._pools = pools
         self._metrics = RunMetrics()
@@ -229,6 +254,14 @@ class LocalRecords:
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
         return {}
+
+    def length(
+        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+    ) -> LengthBelief | None:
+        return self._belief
+
+    def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
+        return None
 
     async def receipt(self, request_id: str) -> Mapping[str, object] | None:
         receipt = self.receipts.get(request_id)

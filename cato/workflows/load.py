@@ -369,6 +369,9 @@ class _Draft:
                     chat=prompt("chat", part.chat),
                     system=prompt("system", part.system),
                     extra={**extra, **part.extra} or None,
+                    token_limit=self._optional_expression(
+                        f"{where}.token_limit", part.token_limit, known
+                    ),
                 )
             case RetrievePart():
                 return RetrieveSettings(part.index, template("query", part.query), part.top_k)

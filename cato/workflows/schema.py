@@ -215,6 +215,8 @@ class LlmPart(NodePart):
     """Template of the system message, with `chat`."""
     max_tokens: int = Field(ge=1, le=MAX_OUTPUT_TOKENS)
     """Most tokens of the answer."""
+    token_limit: Text | None = Field(default=None, examples=["tokens"])
+    """Expression for a limit of this answer alone, such as an input; at most `max_tokens` count."""
     expected_tokens: int | None = Field(default=None, ge=1)
     """Usual length of the answer, until the profiler has seen some. Default: half of
     `max_tokens`."""

@@ -19,9 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class App:
-    """A live CATO: where it answers."""
+    """A live CATO: where it answers, and where its routers log what they decide."""
 
     url: str
+    events: Path | None = None
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=30)
@@ -82,11 +83,13 @@ ENGINES: dict[str, Any] = {
             "family": "qwen",
             "aliases": ["coder-large", "coder-review"],
         },
+        "sim-elastic": {"source": "simulated", "family": "qwen"},
         "demo-coder": {"source": "demo"},
     },
     "pools": {
         "small": {
             "model": "sim-small",
+            "scaling": {"policy": "none"},  # tests kill its replicas and count them
             "deployments": {
                 "small-sim": {
                     "accelerator": "cpu",
@@ -111,6 +114,23 @@ ENGINES: dict[str, Any] = {
                         "profile": "saber@gpu",
                         "max_num_seqs": 64,
                         "seed": 1,
+                    },
+                }
+            },
+        },
+        "elastic": {
+            "model": "sim-elastic",
+            "scaling": {"policy": "none"},  # its tests choose
+            "deployments": {
+                "elastic-sim": {
+                    "accelerator": "cpu",
+                    "cpus": 0.1,
+                    "replicas": {"min": 0, "initial": 1, "max": 3},
+                    "engine": {
+                        "kind": "simulated",
+                        "profile": "saber@gpu",
+                        "max_num_seqs": 2,
+                        "seed": 3,
                     },
                 }
             },
@@ -206,8 +226,13 @@ def app(cluster: int, tmp_path_factory: pytest.TempPathFactory) -> App:
     from cato.serve.app import build_engines, build_ingress
 
     profiles = quick_profiles(tmp_path_factory.mktemp("profiles"))
+    events = str(tmp_path_factory.mktemp("events"))
     serve.run(
-        build_engines(EnginesArgs.model_validate({**ENGINES, "profiles": profiles})),
+        build_engines(
+            EnginesArgs.model_validate(
+                {**ENGINES, "profiles": profiles, "event_log": events, "store": f"{events}.db"}
+            )
+        ),
         name="engines",
         route_prefix=None,
         external_scaler_enabled=True,
@@ -219,4 +244,4 @@ def app(cluster: int, tmp_path_factory: pytest.TempPathFactory) -> App:
     serve.run(build_ingress(IngressArgs.model_validate(ingress)), name="cato", route_prefix="/")
     url = f"http://127.0.0.1:{cluster}"
     wait_ready(url)
-    return App(url)
+    return App(url, Path(events))

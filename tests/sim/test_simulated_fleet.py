@@ -31,6 +31,7 @@ from cato.sim.experiment import Options, silent
 from cato.sim.experiments import cato_rq
 from cato.sim.fleet import Fleet, SimPool
 from cato.sim.tasks import SimNode, SimTask, task_metrics
+from cato.testing.builders import a_profile
 
 GOLDEN = Path(__file__).parent / "golden" / "fleet.json"
 FIRST, SECOND = ReplicaId("p-0001"), ReplicaId("p-0002")
@@ -287,6 +288,26 @@ def test_a_draining_replica_finishes_what_it_has_and_goes() -> None:
     ended_s = {e.invocation_id: e.now_s for e in run.told if isinstance(e, InvocationEnded)}
     assert 0 < len(given_to_it) < 6
     assert gone.ended_s == max(ended_s[id] for id in given_to_it)
+
+
+@pytest.mark.parametrize("max_running", [1, 4])
+def test_work_without_an_slo_gets_its_reserve_in_lasting_overload(max_running: int) -> None:
+    """Twice what fits, each in time if it is served at once; the rest waits from the start.
+
+    Alone a task takes 1 s, so that one in ten of the 200 that fit is for those without an SLO.
+    """
+    profile = a_profile(prefill_s=0.0, token_s=0.1)
+    urgent = [
+        a_task(f"u{i}", at_s=0.5 * i / max_running, prompt=1, output=11, target_s=3.0)
+        for i in range(400 * max_running)
+    ]
+    patient = [a_task(f"p{i}", prompt=1, output=11, target_s=inf) for i in range(400)]
+    fleet = a_fleet(SCHEDULERS["foresight"], replicas=1, max_running=max_running, profile=profile)
+    outcomes = fleet.run([*patient, *urgent], until_s=200.0)
+    served = {True: 0, False: 0}
+    for outcome in outcomes:
+        served[outcome.task.target_s < inf] += outcome.is_finished
+    assert 0.06 <= served[False] / (served[True] + served[False]) <= 0.2
 
 
 def test_utilization_counts_the_stretch_that_runs() -> None:

@@ -23,6 +23,7 @@ from ingress_kit import (
 
 from cato.core.errors import CapacityError, EngineDeadError, InputError
 from cato.core.ids import ReplicaId
+from cato.core.length import LengthBelief
 from cato.core.receipt import SlaReceipt
 from cato.engines.simulated import simulated_text
 
@@ -140,6 +141,66 @@ async def test_a_loop_that_is_never_satisfied_ends_after_its_last_round(tmp_path
     check_books(receipt)
 
 
+async def test_a_loop_ends_when_the_slack_does_not_cover_another_round(tmp_path: Path) -> None:
+    hurried = LOOP.replace("target: 10s", "target: 150ms").replace("max_tokens: 4", "max_tokens: 8")
+    pool = a_pool("sim-fast", "fast", step_s=0.01)
+    async with running(tmp_path, pool, workflows=(hurried,)) as kit:
+        task = kit.service.run_task("loop", {"prompt": "x"}, request_id="r")
+        streamed = "".join([piece.text async for piece in task.pieces()])
+    assert task.finish is not None
+    receipt = task.finish.receipt
+    assert [n.node for n in receipt.nodes] == ["draft", "check", "refine"]
+    assert any("refine stopped after 1 rounds: another takes" in note for note in receipt.notes)
+    assert isinstance(task.finish.output, dict)
+    assert streamed == task.finish.output["text"]
+
+
+async def test_predicted_and_actual_stand_side_by_side_in_a_receipt(tmp_path: Path) -> None:
+    belief = LengthBelief((4.0, 8.0, 12.0))
+    pool = a_pool("sim-fast", "fast", step_s=0.01)
+    async with running(tmp_path, pool, workflows=(COMPLETION,), belief=belief) as kit:
+        finish = await kit.service.run_task(
+            "code-completion", {"prefix": "x"}, request_id="r"
+        ).wait()
+    llm = finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert (llm.expected_tokens, llm.length_bound_tokens) == (8, 12)
+    assert llm.predicted_service_s == pytest.approx(7 * 0.01)
+    assert llm.service_s >= (llm.output_tokens - 1) * 0.01
+
+
+LIMITED = """
+name: limited
+description: As long as the caller wants, within bounds.
+sla: {metric: e2e, target: 10s}
+inputs: {prompt: {type: str}, tokens: {type: int, default: 5}}
+nodes:
+  only:
+    {type: llm, model: fast, prompt: "{{ prompt }}", max_tokens: 9, token_limit: tokens,
+     extra: {ignore_eos: true}}
+output: only
+"""
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 5), (3, 3), (50, 9)])
+async def test_a_run_may_lower_the_limit_of_a_node(
+    tmp_path: Path, asked: int | None, given: int
+) -> None:
+    inputs = {"prompt": "x"} if asked is None else {"prompt": "x", "tokens": asked}
+    async with running(tmp_path, a_fast_pool(), workflows=(LIMITED,)) as kit:
+        finish = await kit.service.run_task("limited", inputs, request_id="r").wait()
+    assert finish.receipt.output_tokens == given
+
+
+async def test_a_limit_that_is_no_count_fails_the_run_and_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(LIMITED,)) as kit:
+        finish = await kit.service.run_task(
+            "limited", {"prompt": "x", "tokens": 0}, request_id="r"
+        ).wait()
+    assert finish.status == "failed"
+    assert "'tokens': must be a whole number of at least 1, is 0" in finish.receipt.problem
+
+
 async def test_a_fan_out_keeps_the_order_and_bounds_the_number_of_items(tmp_path: Path) -> None:
     async with running(tmp_path, a_fast_pool(), workflows=(FAN_OUT,)) as kit:
         inputs = {"parts": ["a", "b", "c", "d"]}
@@ -197,6 +258,38 @@ async def test_an_answer_goes_on_elsewhere_when_its_replica_dies(tmp_path: Path)
         ).wait()
     assert isinstance(whole.output, dict)
     assert text == whole.output["text"]
+
+
+LATE = """
+name: late
+description: Cannot be in time, but may finish.
+sla: {metric: e2e, target: 50ms, deadline: 60s}
+inputs: {prompt: {type: str}}
+nodes:
+  only: {type: llm, model: fast, prompt: "{{ prompt }}", max_tokens: 150, extra: {ignore_eos: true}}
+stream: only
+output: only
+"""
+
+
+async def test_what_is_late_gives_way_and_goes_on_from_its_text(tmp_path: Path) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01, slots=1)
+    async with running(tmp_path, pool, workflows=(LATE, FAN_OUT)) as kit:
+        late = kit.service.run_task("late", {"prompt": "x"}, request_id="late")
+        await until_busy(pool, requests=1)
+        urgent = kit.service.run_task("fan-out", {"parts": ["a"]}, request_id="urgent")
+        assert (await urgent.wait()).status == "done"
+        assert late.finish is None, "the urgent one came first"
+        finish = await late.wait()
+        await until_idle(pool, within_s=1)
+    llm = finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert (finish.status, llm.attempts, llm.output_tokens) == ("done", 2, 150)
+    assert isinstance(finish.output, dict)
+    assert finish.output["text"] == simulated_text(0, "x", 150)
+    picture = pool.orchestrator.picture(0.0)
+    assert (picture.queued, sum(r.held for r in picture.replicas)) == (0, 0)
+    check_books(finish.receipt)
 
 
 async def test_a_direct_stream_is_not_repeated_once_bytes_were_sent(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,17 @@ from cato.core.errors import UnknownNameError
 from cato.core.policies import RoutingPolicy, Work
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.core.topology import PoolPolicies
+from cato.policies.admission.static_cap import StaticCap
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.slack_priority import LateLast, SlackPriority
-from cato.policies.registry import ORDERING, ROUTING, ordering_names, policies_of, routing_names
+from cato.policies.registry import (
+    ORDERING,
+    ROUTING,
+    ordering_names,
+    policies_of,
+    routing_names,
+    scheduler_names,
+)
 from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.power_of_two import PowerOfTwo
 from cato.policies.routing.round_robin import RoundRobin
@@ -209,15 +218,35 @@ def test_the_orders_differ_in_where_they_put_what_is_late() -> None:
 def test_every_registered_name_gives_its_policy() -> None:
     for routing in routing_names():
         for ordering in ordering_names():
-            found = policies_of(PoolPolicies(routing, ordering, "early", 7))
+            names = PoolPolicies(routing=routing, ordering=ordering, binding="early", max_queued=7)
+            found = policies_of(names)
             assert (found.routing, found.ordering) == (ROUTING[routing], ORDERING[ordering])
             assert (found.late_binding, found.max_queued) == (False, 7)
-    assert policies_of(PoolPolicies()).late_binding
+
+
+@pytest.mark.parametrize("scheduler", scheduler_names())
+def test_every_scheduler_can_be_named_and_keeps_its_own_parts(scheduler: str) -> None:
+    found = policies_of(
+        PoolPolicies(scheduler, max_queued=7),
+        replace(a_profile(prefill_s=1.0, token_s=0.1), max_running=4),
+    )
+    assert found.max_queued == 7
+    other = policies_of(
+        PoolPolicies(scheduler, ordering="fcfs"),
+        replace(a_profile(prefill_s=1.0, token_s=0.1), max_running=4),
+    )
+    assert other.ordering == ORDERING["fcfs"]
+    assert (other.routing, other.late_binding) == (found.routing, found.late_binding)
+
+
+def test_the_cap_of_static_cap_is_the_number_given() -> None:
+    assert policies_of(PoolPolicies("static-cap", cap=3)).admission == StaticCap(3)
 
 
 @pytest.mark.parametrize(
     ("names", "kind", "known"),
     [
+        (PoolPolicies("catoo"), "scheduler", scheduler_names()),
         (PoolPolicies(routing="cat0"), "routing policy", routing_names()),
         (PoolPolicies(ordering="lifo"), "ordering policy", ordering_names()),
         (PoolPolicies(binding="never"), "binding", ("late", "early")),

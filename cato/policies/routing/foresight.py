@@ -7,7 +7,7 @@ from math import inf
 
 from cato.core.decision import Hold, Route
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
-from cato.policies.outlook import PRICE, joining
+from cato.policies.outlook import PRICE, joining, saved_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,9 @@ class ForesightRouting:
 
     Late binding has given all of them room. Looks at `looked_at` of them, spread evenly from the
     invocation's draw on, and projects the running sets of the `projected` least loaded of those
-    (see `cato.policies.outlook`): more would cost time and change little. An idle replica is taken
-    at once, the fastest first; one that processes a prompt comes last.
+    (see `cato.policies.outlook`): more would cost time and change little; that with most of the
+    prompt in its prefix cache is always among them. An idle replica is taken at once, the fastest
+    first; one that processes a prompt comes last.
     """
 
     looked_at: int = 16
@@ -37,13 +38,17 @@ class ForesightRouting:
 
         loads = sorted((r.prefilling, r.held, i) for i, r in enumerate(replicas))
         least = [replicas[i] for _, _, i in loads[: self.projected]]
+        if invocation.prefix:
+            warmest = max(replicas, key=lambda r: r.cached_tokens(invocation))
+            if warmest not in least:
+                least.append(warmest)
         idle = [r for r in least if r.held == 0]
         if idle:
-            best = min(idle, key=lambda r: (invocation.own_s(r.profile), r.id))
+            best = min(idle, key=lambda r: (_own_s(invocation, r, 1), r.id))
             return Route(best.id, f"the fastest idle one of {len(replicas)} with room")
 
         def cost(r: ReplicaView) -> tuple[float, float, str]:
-            own_s = invocation.own_s(r.profile, r.batch)
+            own_s = _own_s(invocation, r, r.batch)
             if r.prefilling:
                 return (inf, own_s, r.id)
             join = joining(invocation, r, pool.now_s)
@@ -51,3 +56,7 @@ class ForesightRouting:
 
         best = min(least, key=cost)
         return Route(best.id, f"most SLOs met of {len(replicas)} with room")
+
+
+def _own_s(invocation: Invocation, replica: ReplicaView, batch: int) -> float:
+    return invocation.own_s(replica.profile, batch) - saved_s(invocation, replica)

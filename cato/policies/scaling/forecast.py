@@ -43,6 +43,7 @@ class Forecast:
     `clear_s`. Replicas that are starting count as there, so that a cold start is ordered once.
 
     What was wanted within `hold_s` is kept: a start costs more than a replica that idles a while.
+    The replicas of the first look count as wanted: it knows nothing yet that speaks against them.
 
     The constants were chosen on seeds 0-9 of `cato-rq4`: most attainment at 0.25 with no more
     replicas than `CatoScaling` holds at 0.5. A further point at 0.25 costs about one replica more.
@@ -61,7 +62,9 @@ class Forecast:
 
     def decide(self, load: PoolLoad, state: ForecastState) -> tuple[Scale, ForecastState]:
         now_s = load.now_s
-        since_s = now_s if state.since_s is None else state.since_s
+        since_s, before = state.since_s, state.wanted
+        if since_s is None:
+            since_s, before = now_s, ((now_s, load.bounded(load.provisioned)),)
         looks = tuple(x for x in state.looks if x.at_s > now_s - self.window_s)
         new = load.begun if self.looks_ahead else load.arrived
         if new.count > 0:
@@ -77,7 +80,7 @@ class Forecast:
         clearing = math.ceil(offered + backlog_s / self.clear_s)
         now_wanted = load.bounded(max(steady, clearing))
         wanted = tuple(
-            (at_s, n) for at_s, n in state.wanted if at_s > now_s - self.hold_s and n > now_wanted
+            (at_s, n) for at_s, n in before if at_s > now_s - self.hold_s and n > now_wanted
         )
         wanted = (*wanted, (now_s, now_wanted))
         goal = wanted[0][1]

@@ -34,7 +34,7 @@ class QueueLength:
     `upscale_delay_s`, or below it for `downscale_delay_s`, before it becomes the target. The
     defaults are Ray Serve's. Blind to lengths, deadlines and to the time that a start takes.
 
-    Not repeated: bounds come from `PoolLoad`; scaling to zero, which no pool does here.
+    Not repeated: bounds come from `PoolLoad`, and the way to no replica and back from `IdleToZero`.
     """
 
     target_ongoing_requests: float = 2.0

@@ -30,7 +30,6 @@ from cato.policies.routing.foresight import ForesightRouting
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import (
     KEPT,
-    QUANTUM_STEPS,
     attainment_gap,
     chosen_policies,
     measured,
@@ -90,7 +89,6 @@ def _setup(job: _Job, policies: Policies) -> PoolSetup:
         POOL,
         (SEVEN_B,) * job.replicas,
         policies,
-        report_steps=QUANTUM_STEPS,
         chunk_tokens=CHUNK_TOKENS if job.chunked else None,
     )
 

@@ -20,7 +20,7 @@ from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.common import QUANTUM_STEPS, attainment_gap, chosen_policies, measured
+from cato.sim.experiments.common import attainment_gap, chosen_policies, measured
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, lines, save
 from cato.sim.report import Report, Sample, Target, compare, summarize
@@ -85,7 +85,6 @@ def _run(job: _Job) -> Sample:
             PoolName(name),
             (profile,) * REPLICAS,
             schedulers.BY_NAME[job.policy](),
-            report_steps=QUANTUM_STEPS,
         )
         for name in (SMALL, LARGE)
     ]

@@ -12,8 +12,6 @@ from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Sample, Setting, mean_and_stderr
 from cato.sim.tasks import SimTask, task_metrics
 
-# How often replicas tell the tokens of what runs, in decode steps.
-QUANTUM_STEPS = 20
 # What a report keeps of each run.
 KEPT = (
     "slo_attainment",

@@ -19,7 +19,6 @@ from cato.policies import schedulers
 from cato.policies.admission.saber import SaberAdmission
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import (
-    QUANTUM_STEPS,
     Gap,
     attainment_gap,
     chosen_policies,
@@ -91,7 +90,7 @@ def _run(job: _Job) -> Sample:
     policies = (RQ2_POLICIES if job.policy in RQ2_POLICIES else RQ1_POLICIES)[job.policy]()
     spread = NEARLY_EXACT_SPREAD if job.exact else SPREAD
     tasks = saber_tasks(job.workload, job.rate_per_s, job.requests, job.seed, POOL, spread=spread)
-    setup = PoolSetup(POOL, (SABER_ENGINE,), policies, report_steps=QUANTUM_STEPS)
+    setup = PoolSetup(POOL, (SABER_ENGINE,), policies)
     setting: dict[str, str | float] = {"workload": job.workload, "rate_per_s": job.rate_per_s}
     if job.requests != REQUESTS:
         setting["lengths"] = "nearly exact" if job.exact else "spread"

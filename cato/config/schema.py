@@ -7,7 +7,7 @@ once with their path; the checks that need several parts of the file are in `_na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -37,10 +37,12 @@ from cato.core.topology import (
     IngressSpec,
     ModelSpec,
     PoolPolicies,
+    PoolScaling,
     PoolSpec,
     Topology,
 )
-from cato.policies.registry import BINDINGS, ordering_names, routing_names
+from cato.policies.registry import BINDINGS, deployed_scheduler_names, ordering_names, routing_names
+from cato.policies.scaling.registry import scaling_names
 from cato.workflows.fim import FAMILIES, family_of
 
 CPU_KV_CACHE_BYTES = 1024**3
@@ -50,6 +52,7 @@ RESERVED_PREFIX = "cato-"
 """Model names under which the HTTP interface offers workflows, such as `cato-code-completion`."""
 
 _DEFAULT_POLICIES = PoolPolicies()
+_DEFAULT_SCALING = PoolScaling()
 
 _OWN_FLAGS = ("--model", "--served-model-name", "--host", "--port", "--uds")
 """What CATO itself passes to a vLLM server."""
@@ -223,6 +226,7 @@ class DeploymentArgs(StrictModel):
     replicas: ReplicasArgs = ReplicasArgs()
     standby: int = Field(default=1, ge=0)
     profile: NonEmpty | None = None
+    cost: float | None = Field(default=None, gt=0)
     engine: EngineArgs
 
     @field_validator("cards")
@@ -287,6 +291,7 @@ class DeploymentArgs(StrictModel):
             max_replicas=high,
             standby=self.standby,
             profile=self.profile,
+            cost=self.cost if self.cost is not None else max(1.0, float(self.cards or 0)),
         )
 
 
@@ -297,22 +302,45 @@ def _one_of(value: str, known: tuple[str, ...]) -> str:
     return value
 
 
-class PoliciesArgs(StrictModel):
-    """The named policies of a pool; the names are in `cato.policies.registry`."""
+def _known(names: Callable[[], tuple[str, ...]]) -> AfterValidator:
+    return AfterValidator(lambda value: value if value is None else _one_of(value, names()))
 
-    routing: Annotated[str, AfterValidator(lambda v: _one_of(v, routing_names()))] = (
-        _DEFAULT_POLICIES.routing
-    )
-    ordering: Annotated[str, AfterValidator(lambda v: _one_of(v, ordering_names()))] = (
-        _DEFAULT_POLICIES.ordering
-    )
-    binding: Annotated[str, AfterValidator(lambda v: _one_of(v, BINDINGS))] = (
-        _DEFAULT_POLICIES.binding
-    )
+
+class PoliciesArgs(StrictModel):
+    """The named policies of a pool: a whole scheduler, or parts of it replaced.
+
+    The names are in `cato.policies.registry`; `cap` belongs to the scheduler `static-cap`.
+    """
+
+    scheduler: Annotated[str, _known(deployed_scheduler_names)] = _DEFAULT_POLICIES.scheduler
+    routing: Annotated[str | None, _known(routing_names)] = None
+    ordering: Annotated[str | None, _known(ordering_names)] = None
+    binding: Annotated[str | None, _known(lambda: BINDINGS)] = None
+    cap: int | None = Field(default=None, ge=1)
     max_queued: int = Field(default=_DEFAULT_POLICIES.max_queued, ge=0)
 
     def to_policies(self) -> PoolPolicies:
-        return PoolPolicies(self.routing, self.ordering, self.binding, self.max_queued)
+        return PoolPolicies(**self.model_dump())
+
+
+class ScalingArgs(StrictModel):
+    """How many replicas a pool has, within the bounds of its deployments; see `PoolScaling`."""
+
+    policy: Annotated[str, _known(scaling_names)] = _DEFAULT_SCALING.policy
+    idle_timeout: Annotated[Duration, Field(gt=0)] = _DEFAULT_SCALING.idle_timeout_s
+    every: Duration = _DEFAULT_SCALING.every_s
+
+    @field_validator("every")
+    @classmethod
+    def _is_not_too_often(cls, value: float) -> float:
+        if value < 0.1:
+            raise ValueError("must be at least 100ms: each look asks Serve's controller")
+        return value
+
+    def given(self) -> dict[str, Any]:
+        """The fields of `PoolScaling` that the file names."""
+        fields = {"policy": "policy", "idle_timeout": "idle_timeout_s", "every": "every_s"}
+        return {fields[name]: getattr(self, name) for name in self.model_fields_set}
 
 
 class PoolArgs(StrictModel):
@@ -320,13 +348,23 @@ class PoolArgs(StrictModel):
 
     model: str
     policies: PoliciesArgs = PoliciesArgs()
+    scaling: ScalingArgs = ScalingArgs()
     deployments: dict[Name, DeploymentArgs] = Field(min_length=1)
+
+    @field_validator("policies")
+    @classmethod
+    def _cap_belongs_to_static_cap(cls, value: PoliciesArgs) -> PoliciesArgs:
+        if value.cap is not None and value.scheduler != "static-cap":
+            raise ValueError(f"cap belongs to the scheduler static-cap, not to {value.scheduler}")
+        return value
 
 
 class EnginesArgs(StrictModel):
     """`args` of the application `engines`."""
 
     profiles: NonEmpty = "profiles"
+    event_log: NonEmpty | None = None
+    store: NonEmpty | None = None
     models: dict[PublicName, ModelArgs] = Field(min_length=1)
     pools: dict[Name, PoolArgs] = Field(min_length=1)
 
@@ -353,10 +391,11 @@ class EnginesArgs(StrictModel):
                 model=self.models[pool.model].to_spec(pool.model),
                 deployments=tuple(d.to_spec(n) for n, d in pool.deployments.items()),
                 policies=pool.policies.to_policies(),
+                scaling=PoolScaling(**pool.scaling.given()),
             )
             for name, pool in self.pools.items()
         )
-        return Topology(tuple(pools), self.profiles)
+        return Topology(tuple(pools), self.profiles, self.event_log, self.store)
 
 
 class IngressArgs(StrictModel):

@@ -1,110 +1,147 @@
 """The Resource Provisioner actor: how many replicas each deployment has.
 
-In this version it enforces the bounds of the deployment file and asserts its targets again after
-a redeploy; scaling policies ask through `scale`.
+At every look it asks the pools' routers what they have to do and Serve what there is, and gives
+Serve the numbers that its books (`cato.core.provisioning`) answer. Serve starts replicas, and
+drains those that go: they finish their streams.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
-import ray
+from ray.exceptions import RayError
 
 from cato.control import actors, ray_private
+from cato.core.demand import CallsBefore, PoolDemand
 from cato.core.errors import UnknownNameError
-from cato.core.fleet import Bounds, reconcile, why_infeasible
-from cato.core.ids import DeploymentName
-from cato.core.topology import DeploymentSpec, Topology
+from cato.core.fleet import ScaleTo, ServedDeployment
+from cato.core.ids import DeploymentName, PoolName, TaskName
+from cato.core.profile import Profile
+from cato.core.provisioning import FleetOrchestrator
+from cato.core.topology import PoolScaling, Topology
+from cato.policies.scaling.registry import scaling_policy
 
 log = logging.getLogger("cato.provisioner")
-RECONCILE_S = 2.0
 
-
-def resource_needs(spec: DeploymentSpec) -> dict[str, float]:
-    """Ray resources of one replica of `spec`, all on one host."""
-    needs = {"CPU": spec.cpus, **spec.resources}
-    if spec.accelerator == "gpu":
-        needs["GPU"] = float(spec.cards)
-    elif spec.accelerator == "npu":
-        needs["NPU"] = float(spec.cards)
-    return needs
+# A router that takes longer is busy or being restarted; its pool stays as it is until then.
+ANSWER_WITHIN_S = 2.0
+RETRY_S = 2.0
+# Serve names the replicas that go one round of its control loop after the order.
+LEAVING_WITHIN_S = 1.0
+LEAVING_POLL_S = 0.1
 
 
 class ResourceProvisioner:
     """Targets of all deployments, within bounds, through Serve's external scaler."""
 
     def __init__(self) -> None:
-        self._topology: Topology | None = None
-        self._bounds: dict[DeploymentName, Bounds] = {}
-        self._targets: dict[str, tuple[int, int]] = {}
-        self._problems: dict[str, str] = {}
-        self._loop: asyncio.Task[None] | None = None
+        self._fleet: FleetOrchestrator | None = None
+        self._looking: asyncio.Task[None] | None = None
 
-    async def register(self, topology: Topology) -> None:
-        """The deployment file's pools. A changed file resets what was wanted."""
-        if topology != self._topology:
-            self._topology = topology
-            self._bounds = {
-                d.name: Bounds(d.min_replicas, d.max_replicas, d.initial_replicas)
-                for p in topology.pools
-                for d in p.deployments
-            }
-        if self._loop is None or self._loop.done():
-            self._loop = asyncio.get_running_loop().create_task(self._reconcile_forever())
+    async def register(
+        self,
+        topology: Topology,
+        profiles: Mapping[DeploymentName, Profile],
+        scaling: Mapping[PoolName, PoolScaling],
+    ) -> None:
+        """The deployment file's pools, and how each is scaled now. May be told again and again;
+        a changed file resets what was wanted. Raise `UnknownNameError` for an unknown policy.
+        """
+        policies = {pool: scaling_policy(s) for pool, s in scaling.items()}
+        if self._fleet is None or topology != self._fleet.topology:
+            self._fleet = FleetOrchestrator(topology, profiles)
+        for pool, policy in policies.items():
+            self._fleet.configure(pool, scaling[pool], policy)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look_forever())
+
+    async def announce(self, tasks: Mapping[TaskName, CallsBefore]) -> None:
+        """The LLM calls of these tasks, in order: a call of one pool announces calls of others."""
+        if self._fleet is not None:
+            self._fleet.announce(tasks)
 
     async def topology(self) -> Topology | None:
-        return self._topology
+        return None if self._fleet is None else self._fleet.topology
 
     async def scale(self, deployment: str, replicas: int) -> int:
-        """Ask for `replicas`; returns what the bounds allow."""
-        name = DeploymentName(deployment)
-        if name not in self._bounds:
-            raise UnknownNameError("deployment", deployment, tuple(sorted(self._bounds)))
-        bounds = self._bounds[name]
-        goal = bounds.clamp(replicas)
-        self._bounds[name] = replace(bounds, wanted=goal)
+        """Ask for `replicas`; returns what the bounds allow.
+
+        Only a pool with the scaling policy `none` keeps them; another soon asks for what it wants.
+        """
+        if self._fleet is None:
+            raise UnknownNameError("deployment", deployment, ())
+        goal = self._fleet.ask(deployment, replicas)
         await ray_private.scale(actors.ENGINES_APP, deployment, goal)
         return goal
 
-    async def state(self) -> dict[str, dict[str, object]]:
-        """Per deployment: bounds, target, running replicas and what stands in the way."""
-        return {
-            name: {
-                "min": b.min_replicas,
-                "max": b.max_replicas,
-                "wanted": b.clamp(b.wanted),
-                "target": self._targets.get(name, (0, 0))[0],
-                "running": self._targets.get(name, (0, 0))[1],
-                "problem": self._problems.get(name, ""),
-            }
-            for name, b in sorted(self._bounds.items())
-        }
+    async def state(self) -> dict[str, dict[str, Any]]:
+        """The fields of `DeploymentState`, by deployment."""
+        return {} if self._fleet is None else {n: asdict(s) for n, s in self._fleet.state().items()}
 
-    async def _reconcile_forever(self) -> None:
+    async def _look_forever(self) -> None:
         while True:
+            fleet = self._fleet
+            assert fleet is not None, "looks begin with the first topology"
+            delay_s = fleet.every_s
             try:
-                await self._reconcile()
+                await self._look(fleet)
             except Exception:
-                # Serve restarts its controller now and then; the next round sees it again.
-                log.exception("could not reconcile; trying again in %.0f s", RECONCILE_S)
-            await asyncio.sleep(RECONCILE_S)
+                # Serve restarts its controller now and then; the next look sees it again.
+                delay_s = max(delay_s, RETRY_S)
+                log.exception("could not look; trying again in %.0f s", delay_s)
+            await asyncio.sleep(delay_s)
 
-    async def _reconcile(self) -> None:
-        self._targets = await ray_private.replica_counts(actors.ENGINES_APP)
-        self._problems = self._find_problems()
-        targets = {DeploymentName(n): t for n, (t, _) in self._targets.items()}
-        for command in reconcile(self._bounds, targets):
-            log.info("scale %s: %s", command.deployment, command.reason)
-            await ray_private.scale(actors.ENGINES_APP, command.deployment, command.replicas)
+    async def _look(self, fleet: FleetOrchestrator) -> None:
+        names = [p.name for p in fleet.topology.pools]
+        answers = await asyncio.gather(*(_demand(name) for name in names))
+        demands = {n: d for n, d in zip(names, answers, strict=True) if d is not None}
+        served = await ray_private.deployments(actors.ENGINES_APP)
+        hosts = ray_private.hosts()
+        orders = fleet.look(time.monotonic(), time.time(), served, hosts, demands)
+        for order in orders:
+            log.info("scale %s to %d: %s", order.deployment, order.replicas, order.reason)
+            await ray_private.scale(actors.ENGINES_APP, order.deployment, order.replicas)
+        fewer = [o for o in orders if o.replicas < served[o.deployment].target]
+        if fewer:
+            await _tell_who_leaves(fleet.topology, fewer, served)
 
-    def _find_problems(self) -> dict[str, str]:
-        hosts = [n["Resources"] for n in ray.nodes() if n["Alive"]]
-        problems: dict[str, str] = {}
-        for pool in self._topology.pools if self._topology else ():
-            for spec in pool.deployments:
-                why = why_infeasible(resource_needs(spec), hosts)
-                if why is not None and spec.max_replicas > 0:
-                    problems[spec.name] = why
-        return problems
+
+async def _demand(pool: PoolName) -> PoolDemand | None:
+    try:
+        router: Any = actors.get(actors.router_name(pool))
+        demand: PoolDemand = await asyncio.wait_for(router.demand.remote(), ANSWER_WITHIN_S)
+    except (ValueError, TimeoutError, RayError) as error:
+        log.warning("the router of pool %s does not tell its demand: %r", pool, error)
+        return None
+    return demand
+
+
+async def _tell_who_leaves(
+    topology: Topology,
+    orders: list[ScaleTo],
+    before: Mapping[DeploymentName, ServedDeployment],
+) -> None:
+    """Tell the routers which replicas drain, so that they lease none of them any more.
+
+    The ingresses tell it too, a second later; a call that is sent to such a replica meanwhile
+    has to ask for another lease.
+    """
+    pool_of = {d.name: p.name for p in topology.pools for d in p.deployments}
+    waiting = {o.deployment for o in orders}
+    deadline_s = time.monotonic() + LEAVING_WITHIN_S
+    while waiting and time.monotonic() < deadline_s:
+        await asyncio.sleep(LEAVING_POLL_S)
+        now = await ray_private.deployments(actors.ENGINES_APP)
+        for name in sorted(waiting):
+            served = now.get(name, ServedDeployment(0))
+            if len(served.running) > served.target:
+                continue  # Serve has not chosen yet
+            waiting.discard(name)
+            gone = before[name].running - served.running
+            if gone:
+                await actors.get(actors.router_name(pool_of[name])).left.remote(gone)

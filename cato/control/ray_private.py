@@ -2,25 +2,38 @@
 
 What is used and why: `RequestRouter._choose_replica_for_request` (two defects of 2.60 make a
 public subclass unusable: calls hang under fan-out from one request, and the FIFO hand-over gives a
-replica to the wrong call), and the Serve controller's `update_deployment_replicas` (the public REST
-route needs the dashboard and a token). A test fans 40 calls out of one request.
+replica to the wrong call); of the Serve controller `update_deployment_replicas` (the public REST
+route needs the dashboard and a token) and `get_serve_instance_details` (the public `serve.status`
+asks it too, and leaves out the targets and which replicas drain); and Ray's free resources by host
+(the public function adds them up). A test fans 40 calls out of one request.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
+from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from cato.control import replica_sets
 from cato.core.errors import CatoError, ReplicaLostError
+from cato.core.fleet import HostResources, ServedDeployment
+from cato.core.ids import DeploymentName, ReplicaId
 
 SUPPORTED = "2.60."
 # A new replica may report to its pool's router before Serve has told this process of it.
 UNLISTED_WAIT_S = 5.0
 POLL_S = 0.01
+_KINDS = {
+    ReplicaState.STARTING: "starting",
+    ReplicaState.STOPPING: "draining",
+    ReplicaState.STOPPED: "draining",
+}
+"""Where they count in `ServedDeployment`; all others run."""
 
 
 def check_ray_version() -> None:
@@ -80,28 +93,45 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]
 
 async def scale(app: str, deployment: str, replicas: int) -> None:
     """Tell Serve how many replicas `deployment` shall have (external scaler)."""
-    from ray.serve._private.common import DeploymentID
-
     controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     await controller.update_deployment_replicas.remote(
         DeploymentID(name=deployment, app_name=app), replicas
     )
 
 
-async def replica_counts(app: str) -> dict[str, tuple[int, int]]:
-    """Replicas that shall stay, and those that run, of each deployment of `app`.
-
-    Empty when the application is not there.
-    """
-    from ray import serve
-
-    status = await asyncio.to_thread(serve.status)
-    found = status.applications.get(app)
+async def deployments(app: str) -> dict[DeploymentName, ServedDeployment]:
+    """The deployments of `app` and their replicas; empty when it, or Serve, is not there."""
+    try:
+        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return {}
+    details = await controller.get_serve_instance_details.remote()
+    found = details["applications"].get(app)
     if found is None:
         return {}
-    counts = {}
-    for name, deployment in found.deployments.items():
-        by_state = {str(state): n for state, n in deployment.replica_states.items()}
-        staying = sum(n for state, n in by_state.items() if state != "STOPPING")
-        counts[name] = (staying, by_state.get("RUNNING", 0))
-    return counts
+    return {DeploymentName(name): _served(d) for name, d in found["deployments"].items()}
+
+
+def _served(details: Mapping[str, Any]) -> ServedDeployment:
+    by_state: dict[str, set[ReplicaId]] = {}
+    for replica in details["replicas"]:
+        state = ReplicaState(replica["state"])
+        if state is ReplicaState.STARTING and replica.get("node_id") is None:
+            kind = "pending"
+        else:
+            kind = _KINDS.get(state, "running")
+        by_state.setdefault(kind, set()).add(ReplicaId(replica["replica_id"]))
+    return ServedDeployment(
+        target=details["target_num_replicas"],
+        **{kind: frozenset(ids) for kind, ids in by_state.items()},
+    )
+
+
+def hosts() -> list[HostResources]:
+    """The living hosts."""
+    free = available_resources_per_node()
+    return [
+        HostResources(node["Resources"], free.get(node["NodeID"], {}))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]

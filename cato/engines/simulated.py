@@ -20,6 +20,13 @@ from typing import Any
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec
+from cato.engines.answers import (
+    Ending,
+    MessagesAnswer,
+    ResponsesAnswer,
+    TypedAnswer,
+    event_bytes,
+)
 from cato.engines.base import (
     Endpoint,
     EngineChunk,
@@ -207,6 +214,9 @@ class SimulatedEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
         if self._state is not EngineState.READY:
             raise EngineDeadError(f"the engine is {self._state}", 503)
+        if not request.endpoint.generates:
+            yield self._counted(request)
+            return
         options = self._read(request)
         pieces, finish_reason = _answer(self._seed, options)
         run = _Run(request, options.prompt_tokens, pieces, finish_reason)
@@ -218,7 +228,7 @@ class SimulatedEngine:
         priority = request.priority if self._has_priority else 0
         heapq.heappush(self._waiting, (priority, next(self._arrivals), run))
         self._work.set()
-        answer = _Answer(request, options, self._served_model, finish_reason)
+        answer = _answer_form(request, options, self._served_model, finish_reason)
         try:
             sent = 0
             while True:
@@ -238,13 +248,21 @@ class SimulatedEngine:
         finally:
             self._remove(run)
 
+    def _counted(self, request: EngineRequest) -> EngineChunk:
+        if request.endpoint is not Endpoint.COUNT_TOKENS:
+            raise EngineError(f"the simulated engine has no {request.endpoint}", 501)
+        _, prompt_tokens = self._prompt(request)
+        raw = _json({"input_tokens": prompt_tokens})
+        return EngineChunk("", 0, prompt_tokens, 0, "stop", raw)
+
     def _read(self, request: EngineRequest) -> _Options:
         body = request.body
         for name in ("n", "best_of"):
             if body.get(name) not in (None, 1):
                 raise EngineError(f"the simulated engine gives one answer; {name} must be 1", 400)
         prompt, prompt_tokens = self._prompt(request)
-        asked = body.get("max_completion_tokens", body.get("max_tokens"))
+        limits = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+        asked = next((body[name] for name in limits if body.get(name) is not None), None)
         if asked is None and request.endpoint is Endpoint.COMPLETIONS:
             asked = DEFAULT_MAX_TOKENS
         context = self._context_tokens
@@ -257,7 +275,7 @@ class SimulatedEngine:
         temperature = body.get("temperature")
         if isinstance(temperature, int | float) and temperature < 0:
             raise EngineError(f"temperature must be non-negative, got {temperature}", 400)
-        stop = body.get("stop") or ()
+        stop = body.get("stop") or body.get("stop_sequences") or ()
         stops = (stop,) if isinstance(stop, str) else stop
         if not isinstance(stops, list | tuple) or not all(isinstance(s, str) for s in stops):
             raise EngineError("stop must be a string or a list of strings", 400)
@@ -276,7 +294,11 @@ class SimulatedEngine:
 
     def _prompt(self, request: EngineRequest) -> tuple[str, int]:
         body = request.body
-        if request.endpoint is Endpoint.CHAT:
+        if request.endpoint is not Endpoint.COMPLETIONS:
+            if request.endpoint is Endpoint.RESPONSES:
+                body = _as_chat(body.get("instructions"), body.get("input"))
+            elif request.endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS):
+                body = _as_chat(body.get("system"), body.get("messages"))
             prompt = _chat_prompt(body)
             return prompt, self._profile.count_tokens(prompt)
         value = body.get("prompt")
@@ -382,6 +404,17 @@ def _chat_prompt(body: Mapping[str, object]) -> str:
     return "\n".join(parts)
 
 
+def _as_chat(system: object, said: object) -> dict[str, object]:
+    """A chat body with the texts of another dialect's; items without a role, such as the results of
+    tools, are left out."""
+    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    if isinstance(messages, list):
+        messages = [m for m in messages if not isinstance(m, Mapping) or "role" in m]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+    return {"messages": messages}
+
+
 def _answer(seed: int, options: _Options) -> tuple[list[str], str]:
     """All tokens of the answer and its finish reason; at least one token, maybe an empty one.
 
@@ -413,6 +446,59 @@ def _cut(pieces: list[str], end: int) -> list[str]:
     """The same number of pieces, with the text cut after `end` characters."""
     starts = itertools.accumulate(map(len, pieces), initial=0)
     return [piece[: max(0, end - start)] for piece, start in zip(pieces, starts, strict=False)]
+
+
+def _answer_form(
+    request: EngineRequest, options: _Options, model: str, finish_reason: str
+) -> _Answer | _TypedChunks:
+    counts = (options.prompt_tokens, finish_reason)
+    match request.endpoint:
+        case Endpoint.RESPONSES:
+            created = int(time.time())
+            return _TypedChunks(ResponsesAnswer(request.id, model, created, request.body), *counts)
+        case Endpoint.MESSAGES:
+            return _TypedChunks(MessagesAnswer(request.id, model), *counts)
+        case _:
+            return _Answer(request, options, model, finish_reason)
+
+
+class _TypedChunks:
+    """Chunks of one answer in a dialect whose events have types."""
+
+    def __init__(self, answer: TypedAnswer, prompt_tokens: int, finish_reason: str) -> None:
+        self._answer = answer
+        self._prompt_tokens = prompt_tokens
+        self._finish_reason = finish_reason
+        self._text = ""
+
+    def stream(self, tokens: Sequence[str], sent: int, *, is_last: bool) -> list[EngineChunk]:
+        """Chunks for the tokens after the first `sent`; the last has the last event alone."""
+        events = self._answer.opening() if sent == 0 else []
+        for token in tokens:
+            events += self._answer.delta(token)
+        text, output_tokens = "".join(tokens), sent + len(tokens)
+        self._text += text
+        if not is_last:
+            return [self._chunk(text, output_tokens, events)]
+        *closing, last = self._answer.closing(self._text, self._ending(output_tokens))
+        return [
+            self._chunk(text, output_tokens, [*events, *closing]),
+            self._chunk("", output_tokens, [last], self._finish_reason),
+        ]
+
+    def whole(self, pieces: Sequence[str]) -> EngineChunk:
+        text = "".join(pieces)
+        raw = _json(self._answer.whole(text, self._ending(len(pieces))))
+        return EngineChunk(text, len(pieces), self._prompt_tokens, 0, self._finish_reason, raw)
+
+    def _ending(self, output_tokens: int) -> Ending:
+        return Ending(self._finish_reason, self._prompt_tokens, output_tokens)
+
+    def _chunk(
+        self, text: str, output_tokens: int, events: list[dict[str, Any]], end: str | None = None
+    ) -> EngineChunk:
+        raw = b"".join(map(event_bytes, events))
+        return EngineChunk(text, output_tokens, self._prompt_tokens, 0, end, raw)
 
 
 class _Answer:
@@ -501,4 +587,4 @@ class _Answer:
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -8,14 +8,15 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir
 from cato.config.schema import EnginesArgs, IngressArgs, ray_actor_options
 from cato.control.ray_private import check_ray_version
+from cato.core.demand import calls_before
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.topology import DeploymentSpec, IngressSpec
+from cato.core.topology import RAY_SERVE, DeploymentSpec, IngressSpec
 from cato.profiles.load import check_profiles, load_profiles
 from cato.serve.control_plane import ControlPlane
 from cato.serve.engine_replica import EngineReplica
@@ -31,6 +32,7 @@ MAX_ONGOING = 10_000
 # Longer than the longest generation, so that a stopping replica ends its streams.
 DRAIN_S = 600.0
 DRAIN_POLL_S = 0.2
+PINNED = RequestRouterConfig(request_router_class="cato.control.ray_private:PinnedRouter")
 
 
 def build_engines(args: EnginesArgs) -> Application:
@@ -41,19 +43,16 @@ def build_engines(args: EnginesArgs) -> Application:
     check_profiles(topology, profiles)
     engines = {}
     for pool in topology.pools:
+        by_serve = pool.policies.scheduler == RAY_SERVE
         for spec in pool.deployments:
             deployment = serve.deployment(
                 EngineReplica,
                 name=spec.name,
-                num_replicas=max(1, spec.initial_replicas),
-                max_ongoing_requests=MAX_ONGOING,
                 ray_actor_options=ray_actor_options(spec),
                 graceful_shutdown_timeout_s=DRAIN_S,
                 graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
                 health_check_period_s=2.0,
-                request_router_config=RequestRouterConfig(
-                    request_router_class="cato.control.ray_private:PinnedRouter"
-                ),
+                **(_left_to_serve(spec) if by_serve else _led_by_cato(spec)),
             )
             engines[spec.name] = deployment.bind(
                 pool.name, pool.model, spec, _profile(spec, profiles)
@@ -61,7 +60,32 @@ def build_engines(args: EnginesArgs) -> Application:
     control = serve.deployment(
         ControlPlane, name="control-plane", ray_actor_options={"num_cpus": 0}
     )
-    return control.bind(topology, engines)
+    measured = {d.name: _profile(d, profiles) for p in topology.pools for d in p.deployments}
+    return control.bind(topology, measured, engines)
+
+
+def _led_by_cato(spec: DeploymentSpec) -> dict[str, Any]:
+    """Options of a deployment whose calls are leased, and whose replicas the provisioner counts."""
+    return {
+        "num_replicas": max(1, spec.initial_replicas),
+        "max_ongoing_requests": MAX_ONGOING,
+        "request_router_config": PINNED,
+    }
+
+
+def _left_to_serve(spec: DeploymentSpec) -> dict[str, Any]:
+    """Options of the baseline: Serve's own router and queue; its autoscaler, where there is room
+    for one, with the thresholds that Serve has by default.
+    """
+    options: dict[str, Any] = {"max_ongoing_requests": spec.engine.max_num_seqs}
+    if spec.min_replicas == spec.max_replicas:
+        return {**options, "num_replicas": spec.max_replicas}
+    scaling = AutoscalingConfig(
+        min_replicas=spec.min_replicas,
+        initial_replicas=spec.initial_replicas,
+        max_replicas=spec.max_replicas,
+    )
+    return {**options, "autoscaling_config": scaling}
 
 
 def _profile(spec: DeploymentSpec, profiles: dict[str, Profile]) -> Profile:
@@ -75,7 +99,7 @@ class Ingress:
 
     async def __init__(self, spec: IngressSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         workflows = load_workflows(resolve(spec.workflows_dir))
-        self._pools = RayPools()
+        self._pools = RayPools({name: calls_before(w) for name, w in workflows.items()})
         records = RayRecords(
             self._pools, {name: tuple(n.id for n in w.nodes) for name, w in workflows.items()}
         )

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from ray.exceptions import RayError
 
-from cato.config.control import policy_changes
+from cato.config.control import pool_changes
 from cato.control import actors
 from cato.control.eviction import EvictionManager
 from cato.control.profiler import Profiler
 from cato.control.provisioner import ResourceProvisioner
 from cato.control.router import ReplicaRouter
-from cato.core.ids import PoolName
-from cato.core.topology import PoolPolicies, Topology
+from cato.core.ids import DeploymentName, PoolName
+from cato.core.profile import Profile
+from cato.core.topology import PoolPolicies, PoolScaling, Topology
 
 log = logging.getLogger("cato.control_plane")
 ASSERT_S = 2.0
@@ -31,29 +33,41 @@ class ControlPlane:
     makes them part of the application.
     """
 
-    async def __init__(self, topology: Topology, engines: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, topology: Topology, profiles: dict[DeploymentName, Profile], engines: dict[str, Any]
+    ) -> None:
         self._topology = topology
+        self._profiles = profiles
         self._engines = engines
         self._policies: dict[PoolName, PoolPolicies] = {p.name: p.policies for p in topology.pools}
-        actors.create(Profiler, actors.PROFILER)
+        self._scaling: dict[PoolName, PoolScaling] = {p.name: p.scaling for p in topology.pools}
+        actors.create(Profiler, actors.PROFILER, topology.store)
         actors.create(EvictionManager, actors.EVICTION_MANAGER)
         actors.create(ResourceProvisioner, actors.PROVISIONER)
         for pool in topology.pools:
             actors.create(
-                ReplicaRouter, actors.router_name(pool.name), pool.name, self._policies[pool.name]
+                ReplicaRouter,
+                actors.router_name(pool.name),
+                pool.name,
+                self._policies[pool.name],
+                min((profiles[d.name] for d in pool.deployments), key=attrgetter("typical_call_s")),
+                topology.event_log,
             )
         await self._assert()
         self._task = asyncio.get_running_loop().create_task(self._assert_forever())
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls this with `user_config`; a wrong one fails with all its problems."""
-        changes = policy_changes(user_config, tuple(self._policies))
+        policies, scaling = pool_changes(user_config, tuple(self._policies))
         for pool in self._topology.pools:
-            self._policies[pool.name] = replace(pool.policies, **changes.get(pool.name, {}))
+            self._policies[pool.name] = replace(pool.policies, **policies.get(pool.name, {}))
+            self._scaling[pool.name] = replace(pool.scaling, **scaling.get(pool.name, {}))
         await self._assert()
 
     async def _assert(self) -> None:
-        await actors.get(actors.PROVISIONER).register.remote(self._topology)
+        await actors.get(actors.PROVISIONER).register.remote(
+            self._topology, self._profiles, self._scaling
+        )
         for name, policies in self._policies.items():
             await actors.get(actors.router_name(name)).configure.remote(policies)
 

@@ -35,6 +35,7 @@ from cato.engines.base import (
 )
 from cato.engines.simulated import SimulatedEngine
 from cato.engines.vllm.process import VllmEngine
+from cato.serve.prompts import body_text
 
 log = logging.getLogger("cato.engine_replica")
 
@@ -125,6 +126,8 @@ class EngineReplica:
         self._held[id] = attempt
         self._progress.begin(id)
         tokens, outcome, is_first = 0, "cancelled", True
+        if not request.stream:
+            self._expect_first_token(id, request)
         try:
             if self._engine.state is not EngineState.READY:
                 raise EngineDeadError(f"engine of {self._id} is {self._engine.state}")
@@ -161,6 +164,18 @@ class EngineReplica:
                 self._progress.end(id)
             if outcome != PREEMPTED:  # the router ordered it
                 self._news.ended(id, attempt, tokens, outcome)
+
+    def _expect_first_token(self, id: InvocationId, request: EngineRequest) -> None:
+        """An answer that comes whole shows no first token: news of it when its prompt should be
+        done. Without, the router would hold back all other prompts until its end.
+        """
+        tokens = self._profile.count_tokens(body_text(request.body))
+        delay_s = self._profile.first_token_s(tokens, len(self._held))
+        asyncio.get_running_loop().call_later(delay_s, self._note_expected, id)
+
+    def _note_expected(self, id: InvocationId) -> None:
+        if id in self._held:
+            self._news.first_token(id)
 
     async def check_health(self) -> None:
         """Serve's health check: fails when the engine cannot be brought back."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ray import serve
@@ -14,6 +15,7 @@ from ray.serve.exceptions import RayServeException
 from cato.control import actors, replica_sets
 from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
+from cato.core.demand import CallsBefore
 from cato.core.errors import (
     CapacityError,
     CatoError,
@@ -22,13 +24,17 @@ from cato.core.errors import (
     UnknownNameError,
 )
 from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
+from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolPicture
-from cato.core.profile import UNMEASURED, Profile
-from cato.core.receipt import SlaReceipt
+from cato.core.profile import UNMEASURED
+from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
-from cato.core.topology import PoolSpec, Topology
+from cato.core.topology import RAY_SERVE, PoolSpec, Topology
 from cato.engines.base import EngineChunk, EngineRequest
+from cato.estimators.dag_match import StageShare
+from cato.estimators.output_lengths import OutputLengths
+from cato.estimators.stages import PastRuns
 from cato.serve.pools import PoolInfo
 from cato.telemetry.metrics import render_pools
 
@@ -45,7 +51,9 @@ NO_ROUTER_RETRY_AFTER_S = 5.0
 class RayPools:
     """Leases through the router actors, tokens through Serve handles."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Mapping[TaskName, CallsBefore]) -> None:
+        """`calls` of all workflows: the provisioner must know which calls announce others."""
+        self._calls = calls
         self._specs: dict[PoolName, PoolSpec] = {}
         self._pictures: dict[PoolName, PoolPicture] = {}
         self._pool_by_model: dict[str, PoolName] = {}
@@ -76,10 +84,17 @@ class RayPools:
         """What is missing before every pool can serve; empty when nothing is."""
         if not self._specs:
             return "the engines application has not started"
-        waiting = [p.name for p in self.all() if p.ready_replicas == 0]
+        waiting = [
+            p.name
+            for p in self.all()
+            if p.ready_replicas == 0 and not self._specs[p.name].may_be_empty
+        ]
         return f"no replica is ready in: {', '.join(waiting)}" if waiting else ""
 
     async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
+        spec = self._specs[pool]
+        if spec.policies.scheduler == RAY_SERVE:
+            return _left_to_serve(spec, invocation)
         for delay_s in ACTOR_RETRY_S:
             call = self._router(pool).offer.remote(invocation)
             try:
@@ -146,7 +161,7 @@ class RayPools:
         return PoolInfo(
             name=name,
             model=spec.model,
-            profile=min(profiles, key=_speed),
+            profile=min(profiles, key=attrgetter("typical_call_s")),
             simulated=all(d.engine.kind == "simulated" for d in spec.deployments),
             ready_replicas=len(replicas),
         )
@@ -163,7 +178,9 @@ class RayPools:
             await asyncio.sleep(REFRESH_S)
 
     async def _refresh(self) -> None:
-        topology: Topology | None = await actors.get(actors.PROVISIONER).topology.remote()
+        provisioner = actors.get(actors.PROVISIONER)
+        provisioner.announce.remote(self._calls)
+        topology: Topology | None = await provisioner.topology.remote()
         for pool in topology.pools if topology else ():
             self._specs[pool.name] = pool
             for model in (pool.model.name, *pool.model.aliases):
@@ -179,12 +196,14 @@ class RayPools:
 
 
 class RayRecords:
-    """Receipts and baselines through the Profiler actor."""
+    """Receipts, and what was learnt from them, through the Profiler actor."""
 
     def __init__(self, pools: RayPools, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
         self._pools = pools
         self._nodes_of = nodes_of
         self._table: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
+        self._lengths = OutputLengths()
+        self._past_runs = PastRuns()
         self._profiler: Any = None
         self._finished: list[Finished] = []
         self._refresher: asyncio.Task[None] | None = None
@@ -209,12 +228,20 @@ class RayRecords:
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
         return self._table.get(task, {})
 
+    def length(
+        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+    ) -> LengthBelief | None:
+        return self._lengths.belief(task, node, model, prompt_tokens, max_tokens)
+
+    def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
+        return self._past_runs.share(task, executions)
+
     async def receipt(self, request_id: str) -> Mapping[str, object] | None:
         if self._profiler is None:
             return None
         self._send()  # what was just recorded can be asked for
-        receipt: SlaReceipt | None = await self._profiler.receipt.remote(request_id)
-        return None if receipt is None else receipt.as_dict()
+        receipt: Mapping[str, object] | None = await self._profiler.receipt.remote(request_id)
+        return receipt
 
     async def metrics(self) -> bytes:
         self._send()
@@ -227,14 +254,35 @@ class RayRecords:
                 if self._profiler is None:
                     self._profiler = actors.get(actors.PROFILER)
                 self._table = await self._profiler.estimates.remote()
+                await self._refresh_beliefs()
             except (ValueError, RayError) as error:
                 log.info("profiler: %s", error)
             await asyncio.sleep(REFRESH_S)
 
+    async def _refresh_beliefs(self) -> None:
+        lengths: OutputLengths | None = await self._profiler.lengths.remote(self._lengths.version)
+        if lengths is not None:
+            await asyncio.to_thread(lengths.warm_up)
+            self._lengths = lengths
+        runs: PastRuns | None = await self._profiler.past_runs.remote(self._past_runs.version)
+        if runs is not None:
+            await asyncio.to_thread(runs.warm_up)
+            self._past_runs = runs
 
-def _speed(profile: Profile) -> float:
-    """Seconds for a typical call: 300 prompt tokens, 64 output tokens."""
-    return profile.service_s(300, 64)
+
+def _left_to_serve(spec: PoolSpec, invocation: Invocation) -> Dispatch:
+    """No lease: the call waits in Serve's own router, and names no replica."""
+    return Dispatch(
+        invocation_id=invocation.id,
+        attempt=invocation.attempt,
+        replica_id=ReplicaId(""),
+        deployment=spec.deployments[0].name,
+        priority=0,
+        queue_s=-invocation.arrived_at_s,
+        slack_s=invocation.deadline_s,
+        remaining_s=0.0,
+        reason="Ray Serve's own router decides",
+    )
 
 
 def _translated(error: Exception, lease: Dispatch) -> Exception:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
-from cato.core.receipt import SlaReceipt
+from cato.core.length import LengthBelief
+from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
 from cato.core.slo import Slo, SloMetric
 from cato.core.workflow import CallSettings, LlmSettings, Node, NodeKind, Workflow
+from cato.engines.base import Endpoint
+from cato.estimators.dag_match import StageShare
 from cato.serve.executor import RunningTask
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
@@ -38,6 +42,18 @@ class Records(Protocol):
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
         """Measured baselines of a task's nodes; empty until runs were seen."""
+        ...
+
+    def length(
+        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+    ) -> LengthBelief | None:
+        """What is believed of an output's length; None until enough were seen. Never blocks."""
+        ...
+
+    def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
+        """The part of a run's remaining time that its next stage should get, by the most similar
+        past run of the task; None when there is none. `executions` are the run's so far. Never
+        blocks."""
         ...
 
     async def receipt(self, request_id: str) -> Mapping[str, object] | None:
@@ -97,7 +113,17 @@ class TaskService:
         slo: Slo | None = None,
     ) -> RunningTask:
         """Start a workflow. Raise `UnknownNameError` or `InputError`; nothing was started then."""
-        workflow = self.workflow(task)
+        return self.run_workflow(self.workflow(task), inputs, request_id=request_id, slo=slo)
+
+    def run_workflow(
+        self,
+        workflow: Workflow,
+        inputs: Mapping[str, object],
+        *,
+        request_id: str,
+        slo: Slo | None = None,
+    ) -> RunningTask:
+        """Start `workflow`, a task's own or one made from it. Raise `InputError`."""
         return self._start(workflow, check_inputs(workflow, inputs), request_id, slo)
 
     def run_model(
@@ -116,15 +142,15 @@ class TaskService:
         Raise `UnknownNameError` when no pool serves `model`.
         """
         name = self._pools.pool_of(model).model.name
-        expected = body.get("max_tokens") or body.get("max_completion_tokens")
-        expected_tokens = (
-            min(int(expected), 4096) if isinstance(expected, int) else PRIOR_OUTPUT_TOKENS
-        )
+        limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+        asked = next((n for f in limits if isinstance(n := body.get(f), int)), None)
+        expected_tokens = PRIOR_OUTPUT_TOKENS if asked is None else min(asked, 4096)
         if expected_tokens < 1:
             raise InputError("max_tokens must be at least 1", "max_tokens")
+        kind = "model" if Endpoint(endpoint).generates else endpoint
         settings = CallSettings(model, endpoint, body, stream, expected_tokens)
         workflow = Workflow(
-            name=TaskName(f"model:{name}"),
+            name=TaskName(f"{kind}:{name}"),
             description=f"One call of {name}.",
             slo=slo or CALL_SLO,
             hard_deadline_s=CALL_DEADLINE_S,
@@ -149,10 +175,22 @@ class TaskService:
             inputs=inputs,
             estimates=self._estimates(workflow),
             arrived_at_s=time.monotonic(),
+            next_share=partial(self._next_share, workflow.name),
         )
-        task = RunningTask(run, self._pools, self._nodes, self._random.random, self._on_finish)
+        task = RunningTask(
+            run,
+            self._pools,
+            self._nodes,
+            self._random.random,
+            self._records.length,
+            self._on_finish,
+        )
         task.start()
         return task
+
+    def _next_share(self, task: TaskName, executions: Sequence[NodeReceipt]) -> float | None:
+        found = self._records.stage_share(task, executions)
+        return None if found is None else found.share
 
     def _on_finish(self, finish: FinishRun) -> None:
         self._records.record(finish.receipt)

@@ -5,6 +5,8 @@ comments (the `comment` filter does that). Some families know separators for who
 with the paths and the repository name around them; comments in the prefix are right for all of
 them, and for a model that was never trained on repositories, such as the demo model.
 
+Clients that only know a model's name write the form themselves, often that of another family:
+`parse_fim` takes such a prompt apart, so that it can be written again for the model that answers.
 Sentinels that happen to stand in the user's code are passed on as they are.
 """
 
@@ -123,6 +125,32 @@ FAMILIES = {
                 "<end_of_turn>",
             ),
         ),
+        # Seed-Coder's model card.
+        FimFamily(
+            "seed-coder",
+            "<[fim-suffix]>",
+            "<[fim-prefix]>",
+            "<[fim-middle]>",
+            ("<[end▁of▁sentence]>", "<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
+            suffix_first=True,
+        ),
+        # CodeGeeX4's guide to infilling.
+        FimFamily(
+            "glm",
+            "<|code_suffix|>",
+            "<|code_prefix|>",
+            "<|code_middle|>",
+            (
+                "<|endoftext|>",
+                "<|user|>",
+                "<|assistant|>",
+                "<|observation|>",
+                "<|code_prefix|>",
+                "<|code_suffix|>",
+                "<|code_middle|>",
+            ),
+            suffix_first=True,
+        ),
         FimFamily("none", has_suffix=False),
     )
 }
@@ -138,6 +166,8 @@ _BY_MODEL_NAME = (
     (r"code-?llama", "codellama"),
     (r"codestral", "codestral"),
     (r"codegemma", "codegemma"),
+    (r"seed-?coder", "seed-coder"),
+    (r"codegeex-?4", "glm"),
 )
 
 
@@ -169,6 +199,82 @@ def render_fim(family: str, prefix: str, suffix: str, context: str = "") -> str:
         return prefix
     first, second = (suffix, prefix) if form.suffix_first else (prefix, suffix)
     return f"{form.begin}{first}{form.hole}{second}{form.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class FimParts:
+    """A prompt taken apart; `context` and `path` are what it says of other files and of its own.
+
+    `families` are those that write such prompts.
+    """
+
+    prefix: str
+    suffix: str
+    context: str
+    path: str
+    families: frozenset[str]
+
+
+_FORMS: dict[tuple[str, str, str], set[str]] = {}
+for _family in FAMILIES.values():
+    if _family.has_suffix:
+        _FORMS.setdefault((_family.begin, _family.hole, _family.end), set()).add(_family.name)
+
+_BEGIN_OF_TEXT = re.compile(r"\A\s*(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>)")
+_REPOSITORY = re.compile(r"(?:<\|repo_name\|>|<repo_name>|<reponame>)[^\n<]*\n?")
+_FILE_MARK = re.compile(r"<\|file_sep\|>|<file_sep>|<\|file_separator\|>|<filename>")
+# These mark files in the prompts of one family only; in those of others they are code.
+_OWN_FILE_MARKS = {
+    "codestral": re.compile(r"^\+{5} ", re.MULTILINE),
+    "glm": re.compile(r"(?:###REFERENCE:\s*)?###PATH:"),
+}
+_GLM_SETTINGS = re.compile(r"^(?:<\|user\|>|###LANGUAGE:[^\n]*|###MODE:[^\n]*)\n", re.MULTILINE)
+_AFTER_END = re.compile(r"\s*(?:<\|assistant\|>)?\s*\Z")
+
+
+def parse_fim(prompt: str) -> FimParts | None:
+    """The parts of a fill-in-the-middle prompt of any known family; None for another text.
+
+    The last sentinel must end the prompt: where it stands inside, it is part of the code.
+    """
+    for (begin, hole, end), families in _FORMS.items():
+        start = prompt.find(begin)
+        middle = prompt.find(hole, start + len(begin)) if start >= 0 else -1
+        if middle < 0:
+            continue
+        stop = prompt.rfind(end) if end else len(prompt)
+        if stop < middle + len(hole) or not _AFTER_END.match(prompt, stop + len(end)):
+            continue
+        before = prompt[:start]
+        first, second = prompt[start + len(begin) : middle], prompt[middle + len(hole) : stop]
+        is_swapped = any(FAMILIES[name].suffix_first for name in families)
+        prefix, suffix = (second, first) if is_swapped else (first, second)
+        context, path, prefix = _files(before, prefix, families)
+        return FimParts(prefix, suffix, context, path, frozenset(families))
+    return None
+
+
+def _files(before: str, prefix: str, families: set[str]) -> tuple[str, str, str]:
+    """Other files' text, the path of the prompt's own file, and the prefix without either."""
+    marks = [_FILE_MARK, *(m for name, m in _OWN_FILE_MARKS.items() if name in families)]
+    before = _GLM_SETTINGS.sub("", before) if "glm" in families else before
+    others = _split(_REPOSITORY.sub("", _BEGIN_OF_TEXT.sub("", before)), marks)
+    path = ""
+    if any(mark.search(prefix) for mark in marks):  # the files stand behind the first sentinel
+        *more, own = _split(_REPOSITORY.sub("", prefix), marks)
+        path, _, prefix = own.partition("\n")
+        others += more
+    elif len(others) > 1 and "\n" not in others[-1].strip():
+        path = others.pop()
+    context = "\n\n".join(text.strip("\n") for text in others if text.strip())
+    return context, path.strip(), prefix
+
+
+def _split(text: str, marks: list[re.Pattern[str]]) -> list[str]:
+    parts = [text]
+    for mark in marks:
+        parts = [piece for part in parts for piece in mark.split(part)]
+    return parts
 
 
 def fit_fim(prefix: str, suffix: str, context: str, budget_chars: int) -> tuple[str, str, str]:

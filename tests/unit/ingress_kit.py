@@ -16,10 +16,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from cato.core.ids import ModelName, TaskName
+from cato.core.length import LengthBelief
 from cato.core.profile import Profile
 from cato.core.topology import ModelSpec, PoolPolicies
 from cato.core.workflow import Workflow
 from cato.serve.ingress.app import create_app
+from cato.serve.ingress.feedback import Feedback
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
 from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
@@ -39,6 +41,24 @@ nodes:
     type: llm
     model: fast
     fim: {prefix: "{{ prefix }}", suffix: "{{ suffix }}"}
+    max_tokens: 12
+stream: fill
+output: fill
+"""
+
+COMPLETION_WITH_CONTEXT = """
+name: code-completion
+description: Fill in the middle, with code of other files.
+sla: {metric: ttft, target: 10s}
+inputs:
+  prefix: {type: str}
+  suffix: {type: str, default: ""}
+  context: {type: str, default: ""}
+nodes:
+  fill:
+    type: llm
+    model: fast
+    fim: {prefix: "{{ prefix }}", suffix: "{{ suffix }}", context: "{{ context }}"}
     max_tokens: 12
 stream: fill
 output: fill
@@ -103,9 +123,10 @@ def a_pool(
     replicas: int = 1,
     slots: int = 64,
     max_queued: int = 1000,
+    family: str = "starcoder",
 ) -> LocalPool:
     return LocalPool(
-        ModelSpec(ModelName(name), "demo", "starcoder", aliases),
+        ModelSpec(ModelName(name), "demo", family, aliases),
         a_profile(step_s=step_s, prefill_s=prefill_s),
         replicas=replicas,
         slots=slots,
@@ -129,13 +150,26 @@ def workflows_of(folder: Path, *texts: str) -> dict[TaskName, Workflow]:
     return dict(load_workflows(folder))
 
 
+class KeptFeedback:
+    """All feedback, in order."""
+
+    def __init__(self) -> None:
+        self.noted: list[Feedback] = []
+
+    def note(self, feedback: Feedback) -> None:
+        self.noted.append(feedback)
+
+
 class Kit:
     """A started service, its application, and what the application did."""
 
-    def __init__(self, service: TaskService, records: LocalRecords, app: FastAPI) -> None:
+    def __init__(
+        self, service: TaskService, records: LocalRecords, app: FastAPI, feedback: KeptFeedback
+    ) -> None:
         self.service = service
         self.records = records
         self.app = app
+        self.feedback = feedback
 
     def http(self) -> httpx.AsyncClient:
         """A client of the application itself; answers come whole, even streamed ones."""
@@ -158,16 +192,25 @@ class Kit:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, *pools: LocalPool, workflows: tuple[str, ...]
+    folder: Path,
+    *pools: LocalPool,
+    workflows: tuple[str, ...],
+    belief: LengthBelief | None = None,
 ) -> AsyncIterator[Kit]:
     """An ingress over `pools` with `workflows`."""
     async with LocalPools(*pools) as local:
-        records = LocalRecords(local)
+        records = LocalRecords(local, belief)
         service = TaskService(
             workflows_of(folder, *workflows), local, NodeRunner({}), records, seed=1
         )
-        app = create_app(service, max_body_bytes=MAX_BODY_BYTES, ready=lambda: (True, ""))
-        yield Kit(service, records, app)
+        feedback = KeptFeedback()
+        app = create_app(
+            service,
+            max_body_bytes=MAX_BODY_BYTES,
+            ready=lambda: (True, ""),
+            feedback=feedback,
+        )
+        yield Kit(service, records, app, feedback)
 
 
 async def until(

@@ -46,7 +46,7 @@ async def test_a_task_runs_from_the_shell_and_can_be_explained(tmp_path: Path) -
     assert "met" in whole.stderr
     assert differing.stdout.rstrip().endswith("# 8 tokens")
     assert explained.exit_code == 0, explained.output
-    assert all(word in explained.stdout for word in (id, "fill *", "sim-fast#0", "feasible", "met"))
+    assert all(word in explained.stdout for word in (id, "fill *", "sim-fast#0", "laxity", "met"))
     assert json.loads(as_receipt.stdout) == json.loads(as_json.stdout)["cato"]
 
 

@@ -206,6 +206,11 @@ def test_cards_are_not_asked_for_as_resources() -> None:
     ]
 
 
+def test_a_cap_belongs_to_the_static_cap() -> None:
+    data = some_args(pools={"main": {**a_pool(), "policies": {"cap": 4}}})
+    assert "cap belongs to the scheduler static-cap, not to foresight" in problems(data)[0]
+
+
 def test_unknown_policies_are_named_with_the_known_ones() -> None:
     data = some_args(pools={"main": {**a_pool(), "policies": {"routing": "catoo", "binding": "x"}}})
     first, second = problems(data)

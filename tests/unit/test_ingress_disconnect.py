@@ -29,9 +29,18 @@ DIRECT = (
     "/v1/completions",
     {"model": "slow", "prompt": "x", "max_tokens": 3000, "ignore_eos": True},
 )
+RESPONSES = ("/v1/responses", {"model": "slow", "input": "x", "max_output_tokens": 3000})
+MESSAGES = (
+    "/v1/messages",
+    {"model": "cato-slow", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3000},
+)
+FIM = ("/v1/fim/completions", {"model": "slow", "prompt": "x", "max_tokens": 3000})
+INFILL = ("/infill", {"model": "cato-slow", "prompt": "x"})
 
 
-@pytest.mark.parametrize(("path", "body"), [TASK, VIRTUAL, DIRECT])
+@pytest.mark.parametrize(
+    ("path", "body"), [TASK, VIRTUAL, DIRECT, RESPONSES, MESSAGES, FIM, INFILL]
+)
 async def test_leaving_a_stream_frees_the_engine(
     tmp_path: Path, path: str, body: dict[str, Any]
 ) -> None:
@@ -88,18 +97,33 @@ async def test_leaving_the_queue_leaves_no_trace_in_it(tmp_path: Path) -> None:
         await until_idle(pool, within_s=FREE_WITHIN_S)
 
 
-async def test_leaving_after_the_last_event_is_no_cancellation(tmp_path: Path) -> None:
-    body = {"model": "cato-completion", "prompt": "x", "stream": True}
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/completions", {"model": "cato-completion", "prompt": "x"}, "data: [DONE]"),
+        ("/v1/completions", {"model": "fast", "prompt": "x"}, "data: [DONE]"),
+        ("/v1/responses", {"model": "fast", "input": "x"}, "event: response.completed"),
+        ("/v1/responses", {"model": "cato-completion", "input": "x"}, "event: response.completed"),
+        (
+            "/v1/messages",
+            {"model": "fast", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9},
+            "event: message_stop",
+        ),
+    ],
+)
+async def test_leaving_after_the_last_event_is_no_cancellation(
+    tmp_path: Path, path: str, body: dict[str, Any], last: str
+) -> None:
     async with (
         running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
         kit.server() as url,
     ):
         async with (
             httpx.AsyncClient(base_url=url) as http,
-            http.stream("POST", "/v1/completions", json=body) as response,
+            http.stream("POST", path, json={**body, "stream": True}) as response,
         ):
             async for line in response.aiter_lines():
-                if line == "data: [DONE]":
+                if line == last:
                     break
         await until(lambda: len(kit.records.receipts) == 1, within_s=1)
         (receipt,) = kit.records.receipts.values()

@@ -92,6 +92,7 @@ def check_error_object(response: httpx.Response) -> dict[str, Any]:
         (CapacityError("full", "9 wait", 1.5), 429, "rate_limit_exceeded"),
         (CapacityError("down", "9 wait", 1.5), 503, "no_replica"),
         (EngineError("temperature must be positive", 400), 400, None),
+        (EngineError("Not Found", 404), 404, "not_supported"),
         (EngineError("cuda error"), 502, "engine_failed"),
         (EngineDeadError("killed", 503), 503, "engine_lost"),
         (ReplicaLostError("r1", "gone"), 503, "engine_lost"),

@@ -66,6 +66,7 @@ async def test_models_are_real_ones_with_aliases_then_virtual_ones(tmp_path: Pat
         "fast",
         "cato-completion",
         "cato-generation",
+        "cato-auto",
     ]
     assert {m["max_model_len"] for m in answer["data"]} == {4096}
     assert {m["owned_by"] for m in answer["data"]} == {"cato"}

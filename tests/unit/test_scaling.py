@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from ray.serve.autoscaling_policy import _apply_delay_logic, _apply_scaling_factors
 from ray.serve.config import AutoscalingConfig
 
-from cato.core.demand import CallKind, FollowUps, PoolDemand, PoolMeter, Provision, pool_loads
+from cato.core.demand import (
+    FORGET_AFTER_S,
+    CallBook,
+    CallKind,
+    FollowUps,
+    PoolDemand,
+    PoolMeter,
+    Provision,
+    calls_before,
+    pool_loads,
+)
 from cato.core.errors import UnknownNameError
 from cato.core.events import (
     Event,
@@ -22,15 +32,25 @@ from cato.core.events import (
     InvocationOffered,
     InvocationWithdrawn,
 )
-from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
+from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.orchestrator import PoolPicture
 from cato.core.scaling import Arrivals, Finished, PoolLoad, ReplicaLoad, ScalingPolicy
 from cato.core.snapshot import ReplicaSnapshot
+from cato.core.topology import PoolScaling
+from cato.core.workflow import NodeKind
 from cato.policies.scaling.cato import CatoScaling
 from cato.policies.scaling.forecast import Forecast, poisson_quantile
+from cato.policies.scaling.idle import IdleToZero
 from cato.policies.scaling.queue_length import QueueLength
 from cato.policies.scaling.registry import SCALING, scaling_policy
-from cato.testing.builders import a_profile, a_replica, a_report, an_invocation
+from cato.testing.builders import (
+    a_node,
+    a_profile,
+    a_replica,
+    a_report,
+    a_workflow,
+    an_invocation,
+)
 
 A, B = PoolName("a"), PoolName("b")
 NONE = Arrivals()
@@ -50,6 +70,7 @@ def a_load(
     arrived: Arrivals = NONE,
     finished: tuple[Finished, ...] = (),
     places: int = 1,
+    min_replicas: int = 1,
     max_replicas: int = 6,
 ) -> PoolLoad:
     """`ready` replicas of which `idle` have been so for `idle_s`; the others run one call each."""
@@ -58,7 +79,7 @@ def a_load(
         for i in range(ready)
     )
     return PoolLoad(
-        now_s, 1, max_replicas, replicas, starting, 20.0, places, queued, ready - idle,
+        now_s, min_replicas, max_replicas, replicas, starting, 20.0, places, queued, ready - idle,
         queued_s, coming_s, arrived, begun, finished,
     )  # fmt: skip
 
@@ -83,6 +104,7 @@ some_loads = st.lists(
         coming_s=st.floats(0, 100),
         begun=st.builds(Arrivals, st.floats(0, 50), st.floats(0, 300)),
         finished=st.lists(st.builds(Finished, *[st.floats(0, 60)] * 4), max_size=8).map(tuple),
+        min_replicas=st.integers(0, 2),
     ),
     max_size=12,
 )
@@ -93,19 +115,24 @@ some_loads = st.lists(
 def test_answers_are_within_the_bounds_and_the_same_when_asked_again(
     name: str, loads: list[PoolLoad]
 ) -> None:
-    policy = scaling_policy(name)
+    policy = scaling_policy(PoolScaling(name, idle_timeout_s=3.0))
+    assert policy is not None
     state = policy.initial()
     for i, load in enumerate(loads):
         told = replace(load, now_s=float(i))
         assert policy.decide(told, state) == policy.decide(told, state)
         scale, state = policy.decide(told, state)
-        assert 1 <= scale.replicas <= 6
+        assert load.min_replicas <= scale.replicas <= 6
         assert scale.reason
 
 
 def test_an_unknown_policy_is_named_with_those_there_are() -> None:
     with pytest.raises(UnknownNameError, match="queue-length"):
-        scaling_policy("queue-lenght")
+        scaling_policy(PoolScaling("queue-lenght"))
+
+
+def test_without_a_policy_nothing_is_scaled() -> None:
+    assert scaling_policy(PoolScaling("none")) is None
 
 
 # Queue length: Ray Serve's own functions are the reference
@@ -250,7 +277,7 @@ def test_forecast_sees_the_calls_that_runs_elsewhere_will_make() -> None:
 
 
 def test_forecast_adds_what_clears_the_backlog_unless_it_is_ordered() -> None:
-    policy = Forecast(clear_s=20.0)
+    policy = Forecast(clear_s=20.0, hold_s=0.0)
     assert answers(policy, [a_load(1.0, queued=30, queued_s=80.0)]) == [3]  # (80 - 20)/20
     assert answers(policy, [a_load(1.0, queued=30, queued_s=80.0, starting=3)]) == [1]
 
@@ -272,6 +299,71 @@ def test_forecast_needs_fewer_replicas_when_each_runs_many_calls() -> None:
     one = answers(Forecast(), steady(1.0, 2.0, 200))[-1]
     many = answers(Forecast(), steady(16.0, 2.0 / 16, 200, places=16))[-1]
     assert many < one
+
+
+def test_forecast_keeps_for_a_while_what_it_finds() -> None:
+    # A provisioner that was restarted has seen no arrivals yet.
+    loads = [a_load(float(t), ready=4, idle=4) for t in range(0, 60, 5)]
+    replicas = answers(Forecast(hold_s=30.0), loads)
+    assert replicas[:6] == [4] * 6
+    assert replicas[7:] == [1] * 5
+
+
+# To no replica and back
+
+IDLE = {"min_replicas": 0, "idle": 2, "ready": 2}
+
+
+@pytest.mark.parametrize("name", list(SCALING))
+def test_without_work_for_the_timeout_the_last_replica_goes(name: str) -> None:
+    policy = scaling_policy(PoolScaling(name, idle_timeout_s=30.0))
+    assert policy is not None
+    busy = a_load(0.0, min_replicas=0, ready=2, idle=1)
+    loads = [busy, *(a_load(float(t), **IDLE) for t in (1, 15, 29, 30))]
+    replicas = answers(policy, loads)
+    assert all(n >= 1 for n in replicas[:-1])
+    assert replicas[-1] == 0
+
+
+@pytest.mark.parametrize("name", list(SCALING))
+def test_the_first_call_that_waits_starts_a_replica(name: str) -> None:
+    policy = scaling_policy(PoolScaling(name, idle_timeout_s=30.0))
+    assert policy is not None
+    asleep = [a_load(float(t), min_replicas=0, ready=0) for t in range(5)]
+    assert answers(policy, asleep) == [0] * 5
+    called = a_load(5.0, min_replicas=0, ready=0, queued=1, queued_s=0.1)
+    starting = replace(called, now_s=6.0, starting=1)
+    assert answers(policy, [*asleep, called, starting])[5:] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        {"queued": 1},
+        {"coming_s": 0.5},
+        {"begun": Arrivals(1, 1.0)},
+        {"arrived": Arrivals(1, 1.0)},
+        {"idle": 1},
+    ],
+)
+def test_a_pool_that_has_or_awaits_work_is_not_idle(work: dict[str, Any]) -> None:
+    policy = IdleToZero(CatoScaling(), 30.0)
+    load = a_load(29.0, **{**IDLE, **work})
+    assert answers(policy, [a_load(0.0, **IDLE), load, a_load(58.0, **IDLE)])[-1] > 0
+
+
+def test_a_minimum_outlasts_the_timeout() -> None:
+    policy = IdleToZero(CatoScaling(idle_timeout_s=5.0), 30.0)
+    assert answers(policy, [a_load(t, ready=1, idle=1, idle_s=t) for t in (0.0, 99.0)]) == [1, 1]
+
+
+def test_loads_that_were_not_told_are_added_up() -> None:
+    first = a_load(1.0, queued=9, arrived=Arrivals(1, 2.0), finished=(LATE,))
+    second = a_load(2.0, queued=3, arrived=Arrivals(2, 3.0), begun=Arrivals(1, 1.0))
+    both = second.since(first)
+    assert (both.now_s, both.queued) == (2.0, 3)
+    assert (both.arrived, both.begun) == (Arrivals(3, 5.0), Arrivals(1, 1.0))
+    assert both.finished == (LATE,)
 
 
 # Meter
@@ -365,6 +457,34 @@ def test_a_batch_shares_the_time_of_its_replica() -> None:
     assert look(a_meter(report, offered("1"))).arrived == {N: Arrivals(1, 0.75)}
 
 
+def test_work_is_measured_in_replicas_of_the_mean_speed() -> None:
+    slow = replace(a_report("s", profile=PROFILE), deployment=DeploymentName("slow"))
+    fast = a_profile(prefill_s=0.5, token_s=0.5)
+    meter = a_meter(a_report("f", profile=fast, slots=3), slow, offered("1"))
+    # Alone 3 s and 0.5 s (1.5 s in one of three places): 2 / (1/3 + 1/0.5).
+    demand = look(meter)
+    assert demand.arrived[N].work_s == pytest.approx(6 / 7)
+    assert demand.places == 2
+
+
+def test_a_call_on_a_replica_that_drains_does_not_wait() -> None:
+    meter = a_meter(offered("1"), offered("2"))
+    look(meter, leased=["1"])
+    # The replica left the pool; its streams go on.
+    demand = look(meter)
+    assert (demand.queued_s, demand.unfinished) == (3.0, {N: 2})
+    # It was lost after all: its ingress asks for another.
+    meter.handle(offered("1", attempt=2))
+    assert look(meter).queued_s == 6.0
+
+
+def test_a_call_that_nobody_ends_is_forgotten() -> None:
+    meter = a_meter(offered("1"), offered("2"))
+    look(meter, 10.0, leased=["1"])
+    assert look(meter, FORGET_AFTER_S + 5.0).unfinished == {N: 1}
+    assert look(meter, FORGET_AFTER_S + 15.0).unfinished == {}
+
+
 def test_a_replica_is_idle_since_it_was_first_seen_so() -> None:
     meter = a_meter()
     idle, busy, draining = a_replica("i"), a_replica("b", held=1), a_replica("d", accepting=False)
@@ -411,3 +531,74 @@ def test_a_second_call_begins_no_run_and_an_unknown_one_does() -> None:
     loads = pool_loads(demands, PROVISIONS, AFTER)
     assert (loads[B].begun, loads[B].arrived) == (Arrivals(), Arrivals(1, 3.0))
     assert loads[A].begun == Arrivals(1, 2.0)
+
+
+# Which calls announce others
+
+
+def test_the_order_of_the_calls_passes_over_other_nodes() -> None:
+    workflow = a_workflow(
+        a_node("draft"),
+        a_node("check", "draft", kind=NodeKind.TRANSFORM),
+        a_node("test", "draft"),
+        a_node("refine", "check", "draft", "test"),
+    )
+    assert calls_before(workflow) == {"draft": (), "test": ("draft",), "refine": ("draft", "test")}
+
+
+def a_book(*calls: tuple[str, PoolName, float, float], now_s: float = 0.0) -> CallBook:
+    """Of (node, pool, count, work of each)."""
+    book = CallBook()
+    for node, pool, count, work_s in calls:
+        book.learn(now_s, {pool: a_demand({node: Arrivals(count, count * work_s)})})
+    return book
+
+
+def after(book: CallBook, needs: dict[str, tuple[str, ...]], node: str) -> FollowUps:
+    calls = {NodeId(n): tuple(NodeId(x) for x in before) for n, before in needs.items()}
+    return book.follow_ups({TaskName("t"): calls})[CallKind(TaskName("t"), NodeId(node))]
+
+
+CHAIN = {"draft": (), "review": ("draft",), "refine": ("review",)}
+
+
+def test_a_call_announces_those_after_it_as_often_as_they_come() -> None:
+    book = a_book(("draft", A, 100, 1.0), ("review", B, 100, 2.0), ("refine", A, 25, 4.0))
+    assert after(book, CHAIN, "draft") == FollowUps({B: 2.0, A: 1.0}, begins=True)
+    assert after(book, CHAIN, "review") == FollowUps({A: 1.0})
+    assert after(book, CHAIN, "refine") == FollowUps()
+
+
+def test_calls_that_others_wait_for_share_what_they_announce() -> None:
+    needs = {"left": (), "right": (), "join": ("left", "right")}
+    book = a_book(("left", A, 40, 1.0), ("right", A, 40, 1.0), ("join", B, 40, 6.0))
+    assert after(book, needs, "left") == FollowUps({B: 3.0}, begins=True, share=0.5)
+
+
+@given(
+    counts=st.lists(st.integers(10, 200), min_size=3, max_size=3),
+    works=st.lists(st.floats(0.1, 9.0), min_size=3, max_size=3),
+)
+def test_what_is_announced_is_what_comes(counts: list[int], works: list[float]) -> None:
+    needs = {"a": (), "b": (), "c": ("a", "b")}
+    book = a_book(*((n, A, c, w) for n, c, w in zip(needs, counts, works, strict=True)))
+    announced = sum(
+        count * after(book, needs, node).work_s.get(A, 0.0)
+        for node, count in zip(needs, counts, strict=True)
+    )
+    assert announced == pytest.approx(counts[2] * works[2])
+
+
+def test_a_few_calls_announce_nothing_and_old_ones_are_forgotten() -> None:
+    few = a_book(("draft", A, 4, 1.0), ("review", B, 4, 2.0))
+    assert after(few, CHAIN, "draft") == FollowUps(begins=True)
+    old = a_book(("draft", A, 100, 1.0), ("review", B, 100, 2.0))
+    old.learn(36_000.0, {})
+    assert after(old, CHAIN, "draft") == FollowUps(begins=True)
+
+
+def test_what_calls_come_to_is_learnt_anew() -> None:
+    book = a_book(("draft", A, 100, 1.0), ("review", B, 100, 2.0))
+    for hour in range(1, 6):
+        book.learn(3600.0 * hour, {A: a_demand({"draft": Arrivals(100, 100.0)})})
+    assert after(book, CHAIN, "draft").work_s[B] < 0.1

@@ -12,6 +12,7 @@ from cato.workflows.fim import (
     family_of,
     fit_fim,
     fit_prompt,
+    parse_fim,
     render_fim,
     stop_strings,
 )
@@ -138,3 +139,65 @@ def test_a_fitted_prompt_keeps_head_and_tail(text: str, budget_chars: int) -> No
         head, tail = fitted.split(LEFT_OUT)
         assert text.startswith(head)
         assert text.endswith(tail)
+
+
+# Prompts that clients wrote themselves
+
+CODE = st.text(alphabet="ab (<|+#\n", max_size=40)
+WITH_SUFFIX = [name for name, family in FAMILIES.items() if family.has_suffix]
+
+
+@given(st.sampled_from(WITH_SUFFIX), CODE, CODE)
+def test_what_any_family_wrote_is_taken_apart_again(family: str, prefix: str, suffix: str) -> None:
+    parts = parse_fim(render_fim(family, prefix, suffix))
+    assert parts is not None
+    assert (parts.prefix, parts.suffix) == (prefix, suffix)
+    assert family in parts.families
+    assert (parts.context, parts.path) == ("", "")
+
+
+@given(CODE)
+def test_a_text_without_sentinels_is_no_fim_prompt(text: str) -> None:
+    assert parse_fim(text) is None
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "<fim_prefix>a<fim_suffix>b",
+        "<fim_suffix>a<fim_prefix>b<fim_middle>",
+        'STOPS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")\n',
+        "[PREFIX]a[SUFFIX]b",
+    ],
+)
+def test_sentinels_that_form_no_prompt_are_code(prompt: str) -> None:
+    assert parse_fim(prompt) is None
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        # Continue, for the families Qwen, StarCoder 2, Codestral and CodeGeeX.
+        "<|fim_prefix|><|repo_name|>shop\n<|file_sep|>a.py\nA = 1\n<|file_sep|>b.py\nx = "
+        "<|fim_suffix|>\n<|fim_middle|>",
+        "[SUFFIX]\n[PREFIX]+++++ a.py\nA = 1\n\n+++++ b.py\nx = ",
+        "<|user|>\n###REFERENCE:\n###PATH:a.py\nA = 1\n\n###PATH:b.py\n###LANGUAGE:python\n"
+        "###MODE:BLOCK\n<|code_suffix|>\n<|code_prefix|>x = <|code_middle|><|assistant|>\n",
+        # The form of Qwen's own guide, with the files before the first sentinel.
+        "<|repo_name|>shop\n<|file_sep|>a.py\nA = 1\n<|file_sep|>b.py\n"
+        "<|fim_prefix|>x = <|fim_suffix|>\n<|fim_middle|>",
+        "<s><reponame>shop<filename>a.py\nA = 1\n<filename>b.py\n"
+        "<fim_prefix>x = <fim_suffix>\n<fim_middle>",
+    ],
+)
+def test_other_files_become_context_and_the_own_path_is_known(prompt: str) -> None:
+    parts = parse_fim(prompt)
+    assert parts is not None
+    assert (parts.prefix, parts.suffix) == ("x = ", "\n")
+    assert (parts.context, parts.path) == ("a.py\nA = 1", "b.py")
+
+
+def test_marks_of_one_family_are_code_in_the_prompts_of_another() -> None:
+    parts = parse_fim("<fim_prefix>+++++ not a file\nx<fim_suffix><fim_middle>")
+    assert parts is not None
+    assert parts.prefix == "+++++ not a file\nx"

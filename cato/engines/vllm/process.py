@@ -16,7 +16,7 @@ import aiohttp
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.topology import EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
-from cato.engines.vllm import stream, zygote
+from cato.engines.vllm import dialects, stream, zygote
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
 
 # CPU only, when the deployment file says nothing. vLLM would reserve 92 % of the host's memory.
@@ -165,11 +165,12 @@ class VllmEngine:
         session = self._ready_session()
         body = dict(request.body)
         body["model"] = self._model.name
-        body["stream"] = request.stream
-        if self._spec.priority_scheduling:
-            body["priority"] = request.priority
+        if request.endpoint.generates:
+            body["stream"] = request.stream
+            if self._spec.priority_scheduling:
+                body["priority"] = request.priority
         continuous_usage = False
-        if request.stream:
+        if request.stream and request.endpoint.has_choices:
             asked = body.get("stream_options")
             options = dict(asked) if isinstance(asked, dict) else {}
             options["include_usage"] = True
@@ -182,7 +183,7 @@ class VllmEngine:
         response: aiohttp.ClientResponse | None = None
         try:
             response = await session.post(
-                f"http://engine/v1/{request.endpoint}",
+                f"http://engine{request.endpoint.path}",
                 data=json.dumps(body).encode(),
                 headers={"Content-Type": "application/json", "X-Request-Id": request.id},
                 timeout=_GENERATE_TIMEOUT,
@@ -190,9 +191,11 @@ class VllmEngine:
             if response.status != 200:
                 raise stream.http_error(response.status, await response.read())
             if not request.stream:
-                yield stream.whole_answer(await response.read())
+                yield dialects.answer_of(request.endpoint, await response.read())
                 return
-            events = stream.EventStream(raw=request.raw, continuous_usage=continuous_usage)
+            events = dialects.events_of(
+                request.endpoint, raw=request.raw, continuous_usage=continuous_usage
+            )
             async for data in response.content.iter_any():
                 for chunk in events.feed(data):
                     yield chunk

@@ -17,7 +17,8 @@ class ForesightAdmission:
     generated. A newcomer joins when its own chance exceeds `price` times what it takes from those
     that run. One prompt at a time: while one is being processed the next waits here, where its
     place can still change. What cannot be in time, or has no SLO, joins only at no loss, and
-    leaves `reserve` of the places free, one at least, or holds no more than that share of them.
+    leaves `reserve` of the places free (of fewer than ten none: it gives way when it must), or
+    holds no more than that share of them.
     """
 
     price: float = PRICE
@@ -38,8 +39,8 @@ class ForesightAdmission:
             return Defer(f"in time with chance {own:.2f}, but costs the others {loss:.2f}")
         if loss > 0.01:
             return Defer(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
-        places = max(1, int(self.reserve * replica.max_running))
+        places = int(self.reserve * replica.max_running)
         taken = sum(c <= self.unlikely for c in replica.derived(outlook_of, now_s).chances)
-        if taken >= places and replica.held >= replica.max_running - places:
+        if taken >= places > 0 and replica.held >= replica.max_running - places:
             return Defer(f"{taken} run already that are late or have no SLO")
         return Admit(f"in time with chance {own:.2f}, costs nobody anything")

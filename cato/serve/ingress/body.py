@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -38,7 +39,7 @@ def _refuse_constant(constant: str) -> object:
     raise ValueError(f"{constant} is no JSON value")
 
 
-def flag(body: dict[str, object], key: str) -> bool:
+def flag(body: Mapping[str, object], key: str) -> bool:
     """A boolean field; absent and null are false."""
     value = body.get(key)
     if value is None:
@@ -48,7 +49,7 @@ def flag(body: dict[str, object], key: str) -> bool:
     return value
 
 
-def sub_object(body: dict[str, object], key: str) -> dict[str, object]:
+def sub_object(body: Mapping[str, object], key: str) -> dict[str, object]:
     """An object field; absent and null are empty."""
     value = body.get(key)
     if value is None:
@@ -71,3 +72,34 @@ def positive_number(value: object, param: str) -> float:
     if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[operator,arg-type]
         raise InputError(f"{param} must be a number above 0", param)
     return float(value)  # type: ignore[arg-type]
+
+
+def text_field(body: Mapping[str, object], key: str) -> str:
+    """A string field; absent and null are empty."""
+    value = body.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{key} must be a string", key)
+    return value
+
+
+def whole_number(body: Mapping[str, object], key: str) -> int | None:
+    """A field with a whole number; absent and null are None."""
+    value = body.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise InputError(f"{key} must be a whole number", key)
+    return value
+
+
+CATO_KEYS = ("inputs", "sla", "receipt", "task", "deadline_ms")
+CATO_SHAPE = (
+    '{"cato": {"inputs": {...}, "sla": ..., "task": str, "deadline_ms": number, "receipt": bool}}'
+)
+
+
+def cato_of(body: Mapping[str, object]) -> dict[str, object]:
+    """The body's object `cato`, its keys checked."""
+    extra = sub_object(body, "cato")
+    known_keys(extra, CATO_KEYS, CATO_SHAPE)
+    return extra

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from cato.core.runs import FinishRun
 from cato.serve.executor import RunningTask
+from cato.serve.ingress.feedback import FeedbackSink
 from cato.serve.service import TaskService, new_request_id
 
 # A client's own id is kept when it can stand in a path, a header and a log line as it is.
@@ -24,6 +25,7 @@ class Ingress:
     max_body_bytes: int
     ready: Callable[[], tuple[bool, str]]
     started_at: int
+    feedback: FeedbackSink
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""

@@ -1,4 +1,5 @@
-"""Errors as HTTP answers: the OpenAI error object with all four keys, codes as strings or null.
+"""Errors as HTTP answers: the OpenAI error object with all four keys, codes as strings or null; on
+Anthropic's paths that dialect's.
 
 The text of an error is constant for its kind, since editors show every distinct text once (and
 Continue the whole body): what differs stands in the header `X-CATO-Problem`. Statuses are chosen
@@ -38,11 +39,28 @@ from cato.serve.ingress.receipts import receipt_headers, run_headers
 
 log = logging.getLogger("cato.ingress")
 
+# The code of work that a pool refused or dropped because too much waits for it.
+FULL = "rate_limit_exceeded"
 # The reason given to `RunningTask.cancel` when the connection closed.
 CLIENT_LEFT = "the client left"
 # A lost engine is back after seconds; the pool's other replicas take the work at once.
 LOST_RETRY_S = 1.0
 MAX_PROBLEM_CHARS = 300
+
+
+# Paths below this one answer in Anthropic's dialect.
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    499: "invalid_request_error",
+    504: "timeout_error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +84,11 @@ class Failure:
                 "code": self.code,
             }
         }
+
+    def as_anthropic(self) -> dict[str, object]:
+        """The error object of Anthropic's API."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
 _CLIENT_GONE = Failure(499, "The client closed the request.", "invalid_request_error", "cancelled")
@@ -114,6 +137,11 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 "server_error", "engine_lost", problem=str(error),
                 headers=_retry_after(LOST_RETRY_S),
             )  # fmt: skip
+        case EngineError(status=404 | 405 | 501):
+            return Failure(
+                404, "This model's engine does not serve this endpoint.",
+                "invalid_request_error", "not_supported", problem=str(error),
+            )  # fmt: skip
         case EngineError(status=status) if 400 <= status < 500:
             return invalid(str(error), None)
         case EngineError():
@@ -141,7 +169,7 @@ def _no_capacity(error: CapacityError, is_pool_up: bool) -> Failure:
     if is_pool_up:
         return Failure(
             429, "Too many requests wait for this model; try again later.",
-            "rate_limit_error", "rate_limit_exceeded", problem=str(error), headers=headers,
+            "rate_limit_error", FULL, problem=str(error), headers=headers,
         )  # fmt: skip
     return Failure(
         503, "No replica of this model is ready; try again later.", "server_error",
@@ -176,15 +204,23 @@ def answer(request: Request, failure: Failure) -> Response:
     """`failure` as a response, with what is known of the request's run."""
     if failure.status >= 500:
         log.warning("request %s: %s", request_id(request), failure.problem or failure.message)
+    headers = known_headers(request)
+    if failure.problem:
+        headers["X-CATO-Problem"] = _header_text(failure.problem)
+    is_anthropic = ANTHROPIC_PATH in request.url.path  # which may begin with /t/{task}
+    body = failure.as_anthropic() if is_anthropic else failure.as_json()
+    return JsonAnswer(body, failure.status, headers | dict(failure.headers))
+
+
+def known_headers(request: Request) -> dict[str, str]:
+    """What is known of a request, and of its run if there is one."""
     headers = {"x-request-id": request_id(request)}
     task = task_of(request)
     if task is not None:
         headers |= run_headers(task.run)
         if task.finish is not None:
             headers |= receipt_headers(task.finish.receipt)
-    if failure.problem:
-        headers["X-CATO-Problem"] = _header_text(failure.problem)
-    return JsonAnswer(failure.as_json(), failure.status, headers | dict(failure.headers))
+    return headers
 
 
 def _header_text(text: str) -> str:

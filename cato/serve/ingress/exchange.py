@@ -13,11 +13,21 @@ from starlette.types import Receive, Scope, Send
 
 from cato.serve.executor import Piece, RunningTask
 from cato.serve.ingress.context import finish_of, remember_task
-from cato.serve.ingress.errors import CLIENT_LEFT, Failure, answer, failure_of_run
+from cato.serve.ingress.errors import (
+    CLIENT_LEFT,
+    FULL,
+    Failure,
+    answer,
+    failure_of_run,
+    known_headers,
+)
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
 
 log = logging.getLogger("cato.ingress")
+
+# What a client gets instead of an error when its work was shed: an empty answer in its dialect.
+Shed = Callable[[], Response]
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -65,7 +75,10 @@ async def _cancel_on_disconnect(receive: Receive, task: RunningTask) -> None:
 
 
 async def whole(
-    request: Request, exchange: Exchange, value: Callable[[list[Piece]], object]
+    request: Request,
+    exchange: Exchange,
+    value: Callable[[list[Piece]], object],
+    shed: Shed | None = None,
 ) -> Response:
     """The answer in one piece: `value` of all pieces once the run is done."""
     try:
@@ -74,7 +87,7 @@ async def whole(
         await exchange.close()
     failure = exchange.failure()
     if failure is not None:
-        return answer(request, failure)
+        return _refused(request, failure, shed)
     task = exchange.task
     headers = run_headers(task.run) | receipt_headers(finish_of(task).receipt)
     return JsonAnswer(value(pieces), headers=headers)
@@ -84,6 +97,7 @@ async def streamed(
     request: Request,
     exchange: Exchange,
     events: Callable[[Exchange, list[Piece]], AsyncGenerator[bytes, None]],
+    shed: Shed | None = None,
 ) -> Response:
     """The answer as `events` from the first pieces on.
 
@@ -97,8 +111,18 @@ async def streamed(
         raise
     if failure is not None:
         await exchange.close()
-        return answer(request, failure)
+        return _refused(request, failure, shed)
     return EventStream(exchange, events(exchange, first))
+
+
+def _refused(request: Request, failure: Failure, shed: Shed | None) -> Response:
+    """The error, or the empty answer of a dialect whose clients show every error to a person."""
+    if shed is None or failure.code != FULL:
+        return answer(request, failure)
+    response = shed()
+    response.headers.update(known_headers(request))
+    response.headers["X-CATO-Outcome"] = "shed"
+    return response
 
 
 class EventStream(Response):

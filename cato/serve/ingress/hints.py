@@ -1,13 +1,21 @@
 """What a client may say about the SLA of its request.
 
-`X-CATO-Deadline-Ms: 150`, or in the body `{"sla": {"metric": "ttft", "target_ms": 150}}`
-(OpenAI bodies: inside the object `cato`). A hint tightens the target, it never loosens it: a
-looser or other objective is a right that comes with API keys. A deadline is taken as a target
-for the task's own metric, which for TTFT means "the first token by then"; a TPOT is a pace, so
-there a deadline says nothing.
+A class, from strong to weak sign: header `X-CATO-SLA`, `{"cato": {"sla": "batch"}}` (natively
+`{"sla": ...}`), the base URL's `/t/{task}/{sla}`, OpenAI's `service_tier`. A number: header
+`X-CATO-Deadline-Ms`, `{"cato": {"deadline_ms": 150}}`, or a target for the task's own metric,
+`{"sla": {"metric": "ttft", "target_ms": 150}}`. And the time-out of the client itself, which
+OpenAI's SDKs tell in a header: what comes later meets nobody. A deadline is taken as a target for
+the task's own metric, which for TTFT means "the first token by then"; a TPOT is a pace, so there a
+deadline says nothing.
+
+`granted` decides what of it counts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
 from starlette.requests import Request
 
@@ -15,31 +23,132 @@ from cato.core.errors import InputError
 from cato.core.slo import Slo, SloMetric
 from cato.serve.ingress.body import known_keys, positive_number, sub_object
 
+SLA_HEADER = "X-CATO-SLA"
 DEADLINE_HEADER = "X-CATO-Deadline-Ms"
-SLA_SHAPE = '{"metric": "ttft"|"tpot"|"e2e", "target_ms": number}'
+SLA_SHAPE = (
+    '"interactive"|"standard"|"batch" or {"metric": "ttft"|"tpot"|"e2e", "target_ms": number}'
+)
+# openai-python and openai-js, and what is built on them; in seconds. 600 is their default and says
+# nothing; the value may also be NOT_GIVEN or None.
+CLIENT_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+SDK_DEFAULT_TIMEOUT_S = 600.0
 
 
-def slo_for(request: Request, body: dict[str, object], slo: Slo) -> Slo:
-    """`slo` of a task, tightened by the hints in the headers and in `body["sla"]`."""
+class SlaClass(StrEnum):
+    """How urgent a request is: someone waits at the cursor, someone waits, nobody waits."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+# What an inline edit needs: the slowest thing that people wait for without looking away.
+INTERACTIVE_TARGETS_S = {SloMetric.TTFT: 0.8, SloMetric.TPOT: 0.04, SloMetric.E2E: 8.0}
+
+# OpenAI's tiers; the second is the tier that answers name. `scale` and `fast` are synonyms of paid
+# plans.
+TIERS: dict[str, tuple[SlaClass | None, str]] = {
+    "auto": (None, "default"),
+    "default": (None, "default"),
+    "scale": (None, "default"),
+    "priority": (SlaClass.INTERACTIVE, "priority"),
+    "fast": (SlaClass.INTERACTIVE, "priority"),
+    "flex": (SlaClass.BATCH, "flex"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request asks of its SLA; None asks nothing."""
+
+    sla_class: SlaClass | None = None
+    target_s: float | None = None
+    deadline_s: float | None = None
+
+
+def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
+    """The objective that `claim` gets of a task with `slo`.
+
+    Numbers tighten a target and never loosen it. `batch` gives way to everyone else: any moment
+    before the task's hard deadline will do. Today everybody may claim all of this; what an API key
+    may claim will be an argument here.
+    """
     target_s = slo.target_s
-    deadline_ms = request.headers.get(DEADLINE_HEADER)
-    if deadline_ms is not None:
-        limit_s = _header_ms(deadline_ms) / 1000
-        if slo.metric is not SloMetric.TPOT:
-            target_s = min(target_s, limit_s)
-    sla = sub_object(body, "sla")
-    if sla:
-        known_keys(sla, ("metric", "target_ms"), SLA_SHAPE)
-        metric = sla.get("metric", slo.metric.value)
-        if metric != slo.metric.value:
-            raise InputError(f"this task promises {slo.metric.value}, not {metric!r}", "sla.metric")
-        target_s = min(target_s, positive_number(sla.get("target_ms"), "sla.target_ms") / 1000)
+    if claim.sla_class is SlaClass.INTERACTIVE:
+        target_s = min(target_s, INTERACTIVE_TARGETS_S[slo.metric])
+    if claim.sla_class is SlaClass.BATCH and slo.metric is not SloMetric.TPOT:
+        target_s = max(target_s, hard_deadline_s)
+    if claim.target_s is not None:
+        target_s = min(target_s, claim.target_s)
+    if claim.deadline_s is not None and slo.metric is not SloMetric.TPOT:
+        target_s = min(target_s, claim.deadline_s)
     return Slo(slo.metric, target_s)
 
 
-def _header_ms(text: str) -> float:
+def claim_of(
+    request: Request,
+    extra: Mapping[str, object],
+    slo: Slo,
+    *,
+    prefix_class: str = "",
+    tier: str = "",
+) -> Claim:
+    """What headers, `extra` (the body's object `cato`, or a native body) and the rest ask for.
+
+    Raise `InputError` for a hint that cannot be read.
+    """
+    sla = extra.get("sla")
+    is_word = isinstance(sla, str)
+    word = request.headers.get(SLA_HEADER) or (sla if is_word else "") or prefix_class
+    sla_class = _class_of(str(word)) if word else TIERS[tier][0] if tier else None
+    target = {} if is_word else sub_object(extra, "sla")
+    return Claim(sla_class, _target_s(target, slo), _deadline_s(request, extra))
+
+
+def tier_of(body: Mapping[str, object]) -> str:
+    """OpenAI's `service_tier`; empty when the body has none."""
+    tier = body.get("service_tier")
+    if tier is None:
+        return ""
+    if not isinstance(tier, str) or tier not in TIERS:
+        raise InputError(f"service_tier must be one of {', '.join(TIERS)}", "service_tier")
+    return tier
+
+
+def _class_of(word: str) -> SlaClass:
     try:
-        value = float(text)
+        return SlaClass(word)
     except ValueError:
-        value = 0.0
-    return positive_number(value, DEADLINE_HEADER)
+        raise InputError(f"the SLA must be one of {', '.join(SlaClass)}", "sla") from None
+
+
+def _target_s(sla: dict[str, object], slo: Slo) -> float | None:
+    if not sla:
+        return None
+    known_keys(sla, ("metric", "target_ms"), SLA_SHAPE)
+    metric = sla.get("metric", slo.metric.value)
+    if metric != slo.metric.value:
+        raise InputError(f"this task promises {slo.metric.value}, not {metric!r}", "sla.metric")
+    return positive_number(sla.get("target_ms"), "sla.target_ms") / 1000
+
+
+def _deadline_s(request: Request, extra: Mapping[str, object]) -> float | None:
+    """The soonest of all deadlines that were given."""
+    found = []
+    header = request.headers.get(DEADLINE_HEADER)
+    if header is not None:
+        found.append(positive_number(_number(header), DEADLINE_HEADER) / 1000)
+    if extra.get("deadline_ms") is not None:
+        found.append(positive_number(extra["deadline_ms"], "deadline_ms") / 1000)
+    for name in CLIENT_TIMEOUT_HEADERS:
+        patience_s = _number(request.headers.get(name, ""))
+        if 0 < patience_s < SDK_DEFAULT_TIMEOUT_S:
+            found.append(patience_s)
+    return min(found, default=None)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -17,46 +17,47 @@ from starlette.responses import Response
 from cato.core.slo import Slo
 from cato.core.workflow import Workflow
 from cato.serve.executor import Piece, RunningTask
-from cato.serve.ingress import virtual
+from cato.serve.ingress import document, virtual
 from cato.serve.ingress.body import flag, known_keys, read_object, sub_object
 from cato.serve.ingress.context import Ingress, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, streamed, whole
-from cato.serve.ingress.hints import slo_for
+from cato.serve.ingress.fill import slo_of
+from cato.serve.ingress.hints import SLA_SHAPE
 from cato.serve.ingress.jsons import DONE_EVENT, JsonAnswer, sse
 from cato.serve.ingress.receipts import as_json
 
-SHAPE = '{"inputs": {...}, "stream": bool, "sla": {"metric", "target_ms"}}'
+SHAPE = f'{{"inputs": {{...}}, "stream": bool, "sla": {SLA_SHAPE}, "deadline_ms": number}}'
 
 
 def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(tags=["tasks"])
     service = ingress.service
 
-    @router.get("/v1/tasks")
+    @router.get("/v1/tasks", responses=document.TASKS)
     async def tasks() -> Response:
         """All tasks, with their inputs and what is promised for each."""
         workflows = [service.workflows[name] for name in sorted(service.workflows)]
         return JsonAnswer({"object": "list", "data": [_described(w) for w in workflows]})
 
-    @router.get("/v1/tasks/{task}")
+    @router.get("/v1/tasks/{task}", responses=document.TASK)
     async def task(task: str) -> Response:
         """One task."""
         return JsonAnswer(_described(service.workflow(task)))
 
-    @router.get("/v1/tasks/{task}/sla")
+    @router.get("/v1/tasks/{task}/sla", responses=document.TASK_SLA)
     async def sla(task: str) -> Response:
         """What is promised for a task."""
         workflow = service.workflow(task)
         return JsonAnswer({"task": workflow.name, **_sla(workflow.slo), **_limit(workflow)})
 
-    @router.post("/v1/tasks/{task}", openapi_extra=_BODY)
+    @router.post("/v1/tasks/{task}", **document.RUN)
     async def run(request: Request, task: str) -> Response:
         """Run a task; with `stream` as server-sent events."""
         body = await read_object(request, ingress.max_body_bytes)
-        known_keys(body, ("inputs", "stream", "sla"), SHAPE)
+        known_keys(body, ("inputs", "stream", "sla", "deadline_ms"), SHAPE)
         is_streamed = flag(body, "stream")
         inputs = sub_object(body, "inputs")
-        slo = slo_for(request, body, service.workflow(task).slo)
+        slo = slo_of(request, {}, body, service.workflow(task))
         running = service.run_task(task, inputs, request_id=request_id(request), slo=slo)
         exchange = Exchange(request, running, ingress.has_replicas)
         if is_streamed:
@@ -120,31 +121,3 @@ def _sla(slo: Slo) -> dict[str, object]:
 
 def _limit(workflow: Workflow) -> dict[str, object]:
     return {"hard_deadline_ms": round(workflow.hard_deadline_s * 1000, 3)}
-
-
-_BODY: dict[str, object] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {
-                        "inputs": {"type": "object"},
-                        "stream": {"type": "boolean", "default": False},
-                        "sla": {
-                            "type": "object",
-                            "additionalProperties": False,
-                            "required": ["target_ms"],
-                            "properties": {
-                                "metric": {"enum": ["ttft", "tpot", "e2e"]},
-                                "target_ms": {"type": "number", "exclusiveMinimum": 0},
-                            },
-                        },
-                    },
-                },
-            }
-        },
-    }
-}

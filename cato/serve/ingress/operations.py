@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cato.serve.ingress import document
 from cato.serve.ingress.context import Ingress
 from cato.serve.ingress.errors import Failure, answer
 from cato.serve.ingress.jsons import JsonAnswer
@@ -25,13 +26,13 @@ UNKNOWN_REQUEST = Failure(
 def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
-    @router.get("/health")
-    @router.get("/livez")
+    @router.get("/health", responses=document.HEALTH)
+    @router.get("/livez", responses=document.HEALTH)
     async def health() -> Response:
         """200 while this process answers."""
         return JsonAnswer({"status": "ok"})
 
-    @router.get("/readyz")
+    @router.get("/readyz", responses=document.READY)
     async def readyz() -> Response:
         """200 when tasks can be served, else 503 with the reason."""
         is_ready, reason = ingress.ready()
@@ -39,13 +40,14 @@ def routes(ingress: Ingress) -> APIRouter:
             return JsonAnswer({"status": "ready"})
         return JsonAnswer({"status": "not ready", "reason": reason}, 503, {"Retry-After": "1"})
 
-    @router.api_route("/metrics", methods=["GET", "HEAD"], operation_id="metrics")
+    @router.head("/metrics", include_in_schema=False)
+    @router.get("/metrics", response_class=Response, responses=document.METRICS)
     async def metrics() -> Response:
         """All metrics in Prometheus' text form."""
         page = await ingress.service.records.metrics()
         return Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    @router.get("/v1/requests/{request_id}")
+    @router.get("/v1/requests/{request_id}", responses=document.RECEIPT)
     async def receipt(request: Request, request_id: str) -> Response:
         """The SLA receipt of a finished task."""
         found = await ingress.service.records.receipt(request_id)

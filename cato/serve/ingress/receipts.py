@@ -73,6 +73,7 @@ def receipt_headers(receipt: SlaReceipt) -> dict[str, str]:
     replicas = [n.llm.replica for n in receipt.nodes if n.llm is not None and n.llm.replica]
     if replicas:
         headers["X-CATO-Replica"] = replicas[-1]
+        headers["X-CATO-Model"] = next(n.llm.model for n in reversed(receipt.nodes) if n.llm)
     if receipt.nodes:
         headers["Server-Timing"] = ", ".join(
             f"{n.node};dur={_ms(n.spent_s)}" for n in receipt.nodes

@@ -9,8 +9,9 @@ from cato.core.ids import TaskName
 from cato.core.workflow import Workflow
 
 PREFIX = "cato-"
-# The input that a prompt means, whatever stands before it in the file.
+# Inputs that a prompt means, whatever stands before them in the file.
 MAIN_INPUTS = ("prefix", "instruction", "code")
+_TEXT_PARTS = ("text", "input_text")  # chat's and Anthropic's; Responses'
 
 
 def model_name(task: str) -> str:
@@ -28,19 +29,8 @@ def model_names(tasks: Iterable[TaskName]) -> dict[str, TaskName]:
     return names
 
 
-def inputs_of(
-    workflow: Workflow, prompt: str, suffix: str, extra: Mapping[str, object]
-) -> dict[str, object]:
-    """A prompt as inputs of `workflow`; inputs that `extra` names win."""
-    inputs: dict[str, object] = {_main_input(workflow): prompt}
-    if suffix:
-        if not any(i.name == "suffix" for i in workflow.inputs):
-            raise InputError(f"task {workflow.name!r} takes no suffix", "suffix")
-        inputs["suffix"] = suffix
-    return {**inputs, **extra}
-
-
-def _main_input(workflow: Workflow) -> str:
+def main_input(workflow: Workflow) -> str:
+    """The input that a prompt means."""
     texts = [i for i in workflow.inputs if i.type == "str"]
     named = [name for name in MAIN_INPUTS if any(i.name == name for i in texts)]
     if named:
@@ -63,26 +53,26 @@ def prompt_of(body: Mapping[str, object]) -> str:
     return prompt
 
 
-def last_user_text(body: Mapping[str, object]) -> str:
-    """The text of the last message with the role user."""
-    messages = body.get("messages")
+def last_user_text(body: Mapping[str, object], field: str = "messages") -> str:
+    """The text of the last message with the role user in `field`."""
+    messages = body.get(field)
     if not isinstance(messages, list):
-        raise InputError("messages must be a list", "messages")
+        raise InputError(f"{field} must be a list", field)
     for message in reversed(messages):
         if isinstance(message, dict) and message.get("role") == "user":
-            return _content_text(message.get("content"))
-    raise InputError("a task needs a message with the role user", "messages")
+            return _content_text(message.get("content"), field)
+    raise InputError("a task needs a message with the role user", field)
 
 
-def _content_text(content: object) -> str:
+def _content_text(content: object, field: str) -> str:
     match content:
         case str():
             return content
         case list():
-            parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
+            parts = [p for p in content if isinstance(p, dict) and p.get("type") in _TEXT_PARTS]
             if len(parts) == len(content):
                 return "".join(str(p.get("text", "")) for p in parts)
-    raise InputError("a task takes text only", "messages")
+    raise InputError("a task takes text only", field)
 
 
 def text_of(output: object) -> str:

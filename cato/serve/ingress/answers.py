@@ -1,0 +1,103 @@
+"""Answers that CATO has the text of, in any dialect: whole, or as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.core.receipt import SlaReceipt
+from cato.core.runs import FinishRun
+from cato.engines.answers import Ending
+from cato.serve.executor import Piece, RunningTask
+from cato.serve.ingress import virtual
+from cato.serve.ingress.context import Ingress, finish_of
+from cato.serve.ingress.errors import Failure
+from cato.serve.ingress.exchange import Exchange, Shed, streamed, whole
+
+
+class Form(Protocol):
+    """How one dialect writes one answer that CATO has the text of."""
+
+    def whole(self, text: str, finish: FinishRun) -> dict[str, object]: ...
+
+    def delta(self, text: str) -> bytes:
+        """More text, as events; before the first, what opens the stream."""
+        ...
+
+    def ending(self, text: str, finish: FinishRun) -> bytes:
+        """The last events; `text` is all that was sent."""
+        ...
+
+    def failed(self, failure: Failure) -> bytes:
+        """The events that end a stream which failed after its first text."""
+        ...
+
+
+async def serve_text(
+    ingress: Ingress,
+    request: Request,
+    task: RunningTask,
+    form: Form,
+    *,
+    is_streamed: bool,
+    shed: Shed | None = None,
+) -> Response:
+    """The text of `task` in a dialect that CATO writes itself."""
+    exchange = Exchange(request, task, ingress.has_replicas)
+    if is_streamed:
+        return await streamed(request, exchange, partial(_events, form=form), shed)
+    return await whole(request, exchange, lambda pieces: form.whole(*_text(task, pieces)), shed)
+
+
+def _text(task: RunningTask, pieces: list[Piece]) -> tuple[str, FinishRun]:
+    finish = finish_of(task)
+    return virtual.text_of(finish.output), finish
+
+
+async def _events(
+    exchange: Exchange, batch: list[Piece], *, form: Form
+) -> AsyncGenerator[bytes, None]:
+    """A run as events. Text that was sent cannot be taken back: only more of it can follow."""
+    sent = ""
+    while batch:
+        text = "".join(piece.text for piece in batch)
+        if text:
+            sent += text
+            yield form.delta(text)
+        batch = await exchange.next()
+    failure = exchange.failure()
+    if failure is not None:
+        yield form.failed(failure)
+        return
+    text, finish = _text(exchange.task, [])
+    tail = b""
+    if not sent or (len(text) > len(sent) and text.startswith(sent)):
+        tail = form.delta(text[len(sent) :])
+        sent = text
+    yield tail + form.ending(sent, finish)
+
+
+def ending_of(finish: FinishRun) -> Ending:
+    """The end of a run: the tokens of every call that it made, and why its text ends."""
+    prompt, output, cached = tokens_of(finish.receipt)
+    return Ending(finish_reason_of(finish), prompt, output, cached)
+
+
+def tokens_of(receipt: SlaReceipt) -> tuple[int, int, int]:
+    """Prompt, output and cached prompt tokens of every call that a run made."""
+    calls = [n.llm for n in receipt.nodes if n.llm is not None]
+    return (
+        sum(c.prompt_tokens for c in calls),
+        sum(c.output_tokens for c in calls),
+        sum(c.cached_prompt_tokens for c in calls),
+    )
+
+
+def finish_reason_of(finish: FinishRun) -> str:
+    """`length` when the answer was cut there, else `stop`."""
+    is_cut = isinstance(finish.output, dict) and finish.output.get("finish_reason") == "length"
+    return "length" if is_cut else "stop"

@@ -1,0 +1,160 @@
+"""Fill-in-the-middle: the one request that every completion dialect becomes.
+
+OpenAI's `suffix` and sentinels in its `prompt`, `/v1/fim/completions`, Tabby and llama.cpp's
+`/infill` say the same in different words: the text around the cursor, code of other files that goes
+with it, and how long the answer may get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from starlette.requests import Request
+
+from cato.core.errors import InputError
+from cato.core.slo import Slo
+from cato.core.workflow import Workflow
+from cato.engines.base import Endpoint
+from cato.serve.executor import RunningTask
+from cato.serve.ingress import virtual
+from cato.serve.ingress.body import sub_object
+from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.hints import claim_of, granted, tier_of
+from cato.serve.ingress.limits import capped, shortened
+from cato.serve.ingress.naming import Target, pool_of, prefix_of
+from cato.serve.nodes.languages import language_named
+from cato.serve.prompts import fim_stops
+from cato.serve.service import CALL_DEADLINE_S, CALL_SLO
+from cato.workflows.fim import fim_family, parse_fim, render_fim
+
+# Of a direct call without a limit; what an editor shows behind a cursor.
+DEFAULT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What to write at a cursor.
+
+    `context` is code of other files as plain text. None and empty values say nothing; `sampling`
+    reaches only a model that is called directly.
+    """
+
+    prefix: str
+    suffix: str = ""
+    context: str = ""
+    path: str = ""
+    language: str = ""
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    sampling: Mapping[str, object] | None = None
+
+
+def with_sentinels_read(fill: Fill) -> Fill:
+    """`fill` with the parts of a prompt in which a client wrote the sentinels itself."""
+    parts = None if fill.suffix else parse_fim(fill.prefix)
+    if parts is None:
+        return fill
+    return replace(
+        fill,
+        prefix=parts.prefix,
+        suffix=parts.suffix,
+        context=parts.context or fill.context,
+        path=parts.path or fill.path,
+    )
+
+
+def slo_of(
+    request: Request, body: Mapping[str, object], extra: Mapping[str, object], workflow: Workflow
+) -> Slo:
+    """The objective of a run of `workflow`."""
+    claim = claim_of(
+        request, extra, workflow.slo, prefix_class=prefix_of(request)[1], tier=tier_of(body)
+    )
+    return granted(claim, workflow.slo, workflow.hard_deadline_s)
+
+
+def call_slo_of(request: Request, body: Mapping[str, object], extra: Mapping[str, object]) -> Slo:
+    """The objective of a direct call."""
+    claim = claim_of(
+        request, extra, CALL_SLO, prefix_class=prefix_of(request)[1], tier=tier_of(body)
+    )
+    return granted(claim, CALL_SLO, CALL_DEADLINE_S)
+
+
+def slo_of_target(
+    ingress: Ingress,
+    request: Request,
+    target: Target,
+    body: Mapping[str, object],
+    extra: Mapping[str, object],
+) -> Slo:
+    """The objective of whatever serves the request."""
+    if target.task is None:
+        return call_slo_of(request, body, extra)
+    return slo_of(request, body, extra, ingress.service.workflow(target.task))
+
+
+def start_fill(
+    ingress: Ingress,
+    request: Request,
+    target: Target,
+    fill: Fill,
+    body: Mapping[str, object],
+    extra: Mapping[str, object],
+    slo: Slo | None = None,
+) -> RunningTask:
+    """Start what serves `fill`: a task's workflow, or the model itself in its own form."""
+    slo = slo or slo_of_target(ingress, request, target, body, extra)
+    if target.task is None:
+        return _start_model(ingress, request, target.model, fill, slo)
+    workflow = ingress.service.workflow(target.task)
+    given = sub_object(extra, "inputs")
+    return ingress.service.run_workflow(
+        shortened(workflow, fill.max_tokens, fill.stops),
+        {**_inputs(workflow, fill), **given},
+        request_id=request_id(request),
+        slo=slo,
+    )
+
+
+def _inputs(workflow: Workflow, fill: Fill) -> dict[str, object]:
+    """The inputs that `workflow` has for what is known."""
+    known = {i.name for i in workflow.inputs}
+    if fill.suffix and "suffix" not in known:
+        raise InputError(f"task {workflow.name!r} takes no suffix", "suffix")
+    extension = PurePosixPath(fill.path).suffix.removeprefix(".")
+    offered = {
+        "suffix": fill.suffix,
+        "context": fill.context,
+        "path": fill.path,
+        "language": fill.language or language_named(extension) or "",
+    }
+    return {
+        virtual.main_input(workflow): fill.prefix,
+        **{name: text for name, text in offered.items() if text and name in known},
+    }
+
+
+def _start_model(
+    ingress: Ingress, request: Request, model: str, fill: Fill, slo: Slo
+) -> RunningTask:
+    pool = pool_of(ingress, model)
+    family = pool.model.family
+    if fill.suffix and not fim_family(family).has_suffix:
+        raise InputError(f"model {pool.model.name!r} takes no suffix", "suffix")
+    body: dict[str, object] = {
+        **(fill.sampling or {}),
+        "prompt": render_fim(family, fill.prefix, fill.suffix),
+        "max_tokens": fill.max_tokens or DEFAULT_TOKENS,
+        **fim_stops(list(fill.stops), family),
+    }
+    return ingress.service.run_model(
+        model,
+        Endpoint.COMPLETIONS.value,
+        capped(body, Endpoint.COMPLETIONS, pool),
+        request_id=request_id(request),
+        stream=True,
+        slo=slo,
+    )

@@ -1,0 +1,75 @@
+"""Mistral's fill-in-the-middle: prefix and suffix apart, answers in the form of chat.
+
+Continue's provider `mistral` and mistralai speak it. Best for autocompletion: nothing has to be
+guessed from a prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.core.errors import InputError
+from cato.serve.ingress import document
+from cato.serve.ingress.answers import serve_text
+from cato.serve.ingress.body import cato_of, flag, read_object, text_field
+from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.exchange import STREAM_HEADERS
+from cato.serve.ingress.fill import Fill, start_fill
+from cato.serve.ingress.jsons import JsonAnswer
+from cato.serve.ingress.limits import max_tokens_of, stops_of
+from cato.serve.ingress.naming import COMPLETION, resolve
+from cato.serve.ingress.shapes import Shape
+
+_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "min_tokens": "min_tokens"}
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["completion"])
+
+    @router.post("/v1/fim/completions", **document.FIM)
+    async def complete(request: Request) -> Response:
+        """Fill in the middle; a completion that is shed under load is an empty answer."""
+        body = await read_object(request, ingress.max_body_bytes)
+        if not isinstance(body.get("prompt"), str):
+            raise InputError("prompt must be the text before the cursor", "prompt")
+        extra, is_streamed = cato_of(body), flag(body, "stream")
+        target = resolve(ingress, request, body.get("model"), extra, COMPLETION)
+        fill = Fill(
+            text_field(body, "prompt"),
+            text_field(body, "suffix"),
+            max_tokens=max_tokens_of(body, "max_tokens"),
+            stops=stops_of(body),
+            sampling=_sampling(body),
+        )
+        task = start_fill(ingress, request, target, fill, body, extra)
+        shape = Shape(
+            request_id(request),
+            str(body.get("model") or ""),
+            int(time.time()),
+            is_chat=True,
+            has_usage=True,
+        )
+        shed = partial(nothing, shape, is_streamed=is_streamed)
+        return await serve_text(ingress, request, task, shape, is_streamed=is_streamed, shed=shed)
+
+    return router
+
+
+def nothing(shape: Shape, *, is_streamed: bool) -> Response:
+    """An answer without text."""
+    if not is_streamed:
+        return JsonAnswer(shape.nothing())
+    return Response(
+        shape.nothing_streamed(), headers=STREAM_HEADERS, media_type="text/event-stream"
+    )
+
+
+def _sampling(body: dict[str, object]) -> dict[str, object]:
+    """Mistral's fields under OpenAI's names."""
+    names = {**_SAMPLING, "random_seed": "seed"}
+    return {to: body[name] for name, to in names.items() if body.get(name) is not None}

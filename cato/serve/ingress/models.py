@@ -1,0 +1,92 @@
+"""The models that clients can name: real ones, and a virtual one for each task.
+
+The path is OpenAI's and Anthropic's: an object has the fields of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from cato.core.errors import UnknownNameError
+from cato.core.ids import TaskName
+from cato.core.workflow import CallSettings, LlmSettings, Workflow
+from cato.serve.ingress import document, virtual
+from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.jsons import JsonAnswer
+from cato.serve.ingress.naming import AUTO_MODEL, GENERATION, pool_of, without_family
+from cato.serve.pools import PoolInfo
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["openai"])
+    names = virtual.model_names(ingress.service.workflows)
+
+    @router.get("/v1/models", responses=document.MODELS)
+    async def models() -> Response:
+        """Real models first: some clients take the first of the list."""
+        data = list(_models(ingress).values())
+        ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+        return JsonAnswer({"object": "list", "data": data, "has_more": False, **ids})
+
+    @router.get("/v1/models/{model:path}", responses=document.MODEL)
+    async def model(model: str) -> Response:
+        """One model."""
+        known = _models(ingress)
+        name = without_family(model)
+        if name in names:
+            return JsonAnswer(_virtual_model(ingress, model, names[name]))
+        if name not in known:
+            raise UnknownNameError("model", model, tuple(known))
+        return JsonAnswer({**known[name], "id": model})
+
+    return router
+
+
+def _models(ingress: Ingress) -> dict[str, dict[str, object]]:
+    known: dict[str, dict[str, object]] = {}
+    for pool in ingress.service.pools():
+        for name in (pool.model.name, *pool.model.aliases):
+            known[name] = _model(ingress, name, pool.profile.context_tokens, pool.model.name)
+    for task in sorted(ingress.service.workflows):
+        name = virtual.model_name(task)
+        known[name] = _virtual_model(ingress, name, task)
+    if GENERATION in ingress.service.workflows:
+        known[AUTO_MODEL] = _virtual_model(ingress, AUTO_MODEL, GENERATION)
+    return known
+
+
+def _model(ingress: Ingress, name: str, context_tokens: int | None, root: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": ingress.started_at,
+        "owned_by": "cato",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(ingress.started_at, UTC).isoformat(),
+        "root": root,
+        "max_model_len": context_tokens,
+    }
+
+
+def _virtual_model(ingress: Ingress, name: str, task: TaskName) -> dict[str, object]:
+    context = _context_tokens(ingress.service.workflow(task), partial(pool_of, ingress))
+    return _model(ingress, name, context, task)
+
+
+def _context_tokens(workflow: Workflow, pool_of: Callable[[str], PoolInfo]) -> int | None:
+    """The shortest context of the models that a workflow calls; None when one is not served."""
+    called = {
+        n.settings.model
+        for n in workflow.nodes
+        if isinstance(n.settings, LlmSettings | CallSettings)
+    }
+    try:
+        return min((pool_of(m).profile.context_tokens for m in called), default=None)
+    except UnknownNameError:
+        return None

@@ -1,0 +1,135 @@
+"""Which task a request is about. The strongest sign counts:
+
+1. the native path `/v1/tasks/{task}`,
+2. the header `X-CATO-Task`, then `task` in the body's object `cato`,
+3. a base URL that begins with `/t/{task}` or `/t/{task}/{sla}`, in front of any dialect,
+4. the model: a virtual one (`cato-completion`), or one behind the name of a family that makes a
+   client choose its fill-in-the-middle tokens (`qwen2.5-coder:cato-completion`),
+5. for the model `cato-auto` and for dialects without one, the request's own shape.
+
+A real model that no stronger sign overrules is called directly. API keys will have a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cato.core.errors import InputError, UnknownNameError
+from cato.core.ids import TaskName
+from cato.core.workflow import LlmSettings, Workflow
+from cato.serve.ingress import virtual
+from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.hints import SlaClass
+from cato.serve.pools import PoolInfo
+
+TASK_HEADER = "X-CATO-Task"
+AUTO_MODEL = f"{virtual.PREFIX}auto"
+COMPLETION = TaskName("code-completion")
+GENERATION = TaskName("code-generation")
+
+_PREFIX = "/t/"
+_SCOPE_KEY = "cato.prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What serves a request: a task's workflow, or a model that is called directly."""
+
+    task: TaskName | None = None
+    model: str = ""
+
+
+class TaskPrefix:
+    """Takes `/t/{task}[/{sla}]` off the path of every request, and keeps it for `resolve`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(_PREFIX):
+            task, _, rest = scope["path"].removeprefix(_PREFIX).partition("/")
+            sla, _, after = rest.partition("/")
+            if sla in set(SlaClass):
+                rest = after
+            else:
+                sla = ""
+            path = f"/{rest}"
+            scope = {**scope, "path": path, "raw_path": path.encode(), _SCOPE_KEY: (task, sla)}
+        await self._app(scope, receive, send)
+
+
+def prefix_of(request: Request) -> tuple[str, str]:
+    """Task and SLA class in front of the request's path; empty where there is none."""
+    found: tuple[str, str] = request.scope.get(_SCOPE_KEY, ("", ""))
+    return found
+
+
+def task_named(ingress: Ingress, name: str) -> TaskName:
+    """The task that `name` means: its own, its short one or its virtual model's."""
+    names = virtual.model_names(ingress.service.workflows)
+    for known in (name, f"{virtual.PREFIX}{name}"):
+        if known in names:
+            return names[known]
+    return ingress.service.workflow(name).name
+
+
+def resolve(
+    ingress: Ingress,
+    request: Request,
+    model: object,
+    extra: Mapping[str, object],
+    shape: TaskName,
+    *,
+    needs_model: bool = True,
+) -> Target:
+    """What serves the request.
+
+    `extra` is the body's object `cato`, `shape` the task that the dialect and the body suggest.
+    Raise `InputError` when nothing is named and the dialect `needs_model`, `UnknownNameError` for a
+    task that is not there; a model is looked up when it is called.
+    """
+    named = request.headers.get(TASK_HEADER) or extra.get("task") or prefix_of(request)[0]
+    if named:
+        if not isinstance(named, str):
+            raise InputError("cato.task must be a task's name; see GET /v1/tasks", "cato.task")
+        return Target(task_named(ingress, named))
+    is_missing = model is None or model == ""
+    if (is_missing and needs_model) or not isinstance(model, str | None):
+        raise InputError("model must name a model; see GET /v1/models", "model")
+    if not model or without_family(model) == AUTO_MODEL:
+        return Target(ingress.service.workflow(shape).name)
+    names = virtual.model_names(ingress.service.workflows)
+    task = names.get(without_family(model))
+    return Target(model=model) if task is None else Target(task)
+
+
+def without_family(model: str) -> str:
+    """`cato-completion` for `qwen2.5-coder:cato-completion`; other names as they are."""
+    _, _, last = model.rpartition(":")
+    return last if last.startswith(virtual.PREFIX) else model
+
+
+def pool_of(ingress: Ingress, model: str) -> PoolInfo:
+    """The pool of a real model; raise `UnknownNameError` with all names that clients may use."""
+    pools = ingress.service.pools()
+    for pool in pools:
+        if model == pool.model.name or model in pool.model.aliases:
+            return pool
+    real = (name for pool in pools for name in (pool.model.name, *pool.model.aliases))
+    tasks = (virtual.model_name(task) for task in ingress.service.workflows)
+    raise UnknownNameError("model", model, (*real, *sorted(tasks)))
+
+
+def answering_model(workflow: Workflow) -> str:
+    """The model whose text a task's answer is: that of the first node it prefers to show."""
+    for id in (*workflow.stream, *workflow.output, *(n.id for n in reversed(workflow.nodes))):
+        settings = workflow.node(id).settings
+        if isinstance(settings, LlmSettings):
+            return settings.model
+    raise InputError(
+        f"task {workflow.name!r} calls no model; use POST /v1/tasks/{workflow.name}", "model"
+    )

@@ -1,0 +1,51 @@
+"""What engines do besides generating: tokens of a text, text of tokens, embeddings.
+
+Bodies and answers are the engine's own, and 404 where it does not serve an endpoint.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.engines.base import Endpoint
+from cato.serve.ingress import document
+from cato.serve.ingress.body import cato_of, read_object
+from cato.serve.ingress.calls import start_call, whole_call
+from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.fill import call_slo_of
+from cato.serve.ingress.naming import GENERATION, answering_model, resolve
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["engines"])
+
+    @router.post("/tokenize", **document.TOKENIZE)
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a prompt or of messages."""
+        return await _passed(ingress, request, Endpoint.TOKENIZE)
+
+    @router.post("/detokenize", **document.DETOKENIZE)
+    async def detokenize(request: Request) -> Response:
+        """The text of tokens."""
+        return await _passed(ingress, request, Endpoint.DETOKENIZE)
+
+    @router.post("/v1/embeddings", **document.EMBEDDINGS)
+    async def embeddings(request: Request) -> Response:
+        """Vectors of texts, by a deployed embedding model."""
+        return await _passed(ingress, request, Endpoint.EMBEDDINGS)
+
+    return router
+
+
+async def _passed(ingress: Ingress, request: Request, endpoint: Endpoint) -> Response:
+    body = await read_object(request, ingress.max_body_bytes)
+    extra = cato_of(body)
+    target = resolve(ingress, request, body.get("model"), extra, GENERATION)
+    model = target.model
+    if target.task is not None:
+        model = answering_model(ingress.service.workflow(target.task))
+    slo = call_slo_of(request, body, extra)
+    task = start_call(ingress, request, model, endpoint, body, slo, is_streamed=False)
+    return await whole_call(ingress, request, task)

@@ -1,0 +1,137 @@
+"""Tabby's dialect: health, settings, completions with `segments`, and what became of them.
+
+https://tabby.tabbyml.com/api. A completion's answer is a part of OpenAI's, whose path it shares.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+import cato
+from cato.core.errors import InputError
+from cato.core.ids import TaskName
+from cato.serve.ingress import document
+from cato.serve.ingress.answers import serve_text
+from cato.serve.ingress.body import cato_of, read_object, sub_object, text_field, whole_number
+from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.feedback import Feedback, Reaction
+from cato.serve.ingress.fill import Fill, start_fill
+from cato.serve.ingress.fim import nothing
+from cato.serve.ingress.jsons import JsonAnswer
+from cato.serve.ingress.naming import COMPLETION, GENERATION, resolve
+from cato.serve.ingress.shapes import COMPLETION_ID_PREFIX, Shape
+from cato.serve.ingress.virtual import model_name
+
+# The version of Tabby's API that is spoken; its clients ask older servers for less.
+API_VERSION = "v0.17.0"
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["completion"])
+
+    @router.get("/v1/health", responses=document.TABBY_HEALTH)
+    @router.post("/v1/health", responses=document.TABBY_HEALTH)
+    async def health() -> Response:
+        """What Tabby's clients want to know before they ask for anything."""
+        return JsonAnswer(_health(ingress))
+
+    @router.get("/v1beta/server_setting", responses=document.TABBY_SETTING)
+    async def setting() -> Response:
+        """Nothing about a user of this server goes to anybody else."""
+        return JsonAnswer({"disable_client_side_telemetry": True})
+
+    @router.post("/v1/events", response_class=Response, **document.TABBY_EVENT)
+    async def event(request: Request) -> Response:
+        """A completion was shown, taken or dismissed."""
+        body = await read_object(request, ingress.max_body_bytes)
+        select_kind = request.query_params.get("select_kind", "")
+        ingress.feedback.note(_feedback(body, select_kind))
+        return Response()
+
+    return router
+
+
+async def complete(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
+    """A completion for a body with `segments`; shed under load it is an empty answer."""
+    extra = cato_of(body)
+    segments = sub_object(body, "segments")
+    if not isinstance(segments.get("prefix"), str):
+        raise InputError("segments.prefix must be the text before the cursor", "segments")
+    target = resolve(ingress, request, body.get("model"), extra, COMPLETION, needs_model=False)
+    fill = Fill(
+        text_field(segments, "prefix"),
+        text_field(segments, "suffix"),
+        context=_context(segments),
+        path=text_field(segments, "filepath"),
+        language=text_field(body, "language"),
+    )
+    task = start_fill(ingress, request, target, fill, body, extra)
+    shape = Shape(request_id(request), task.run.workflow.name, int(time.time()), is_chat=False)
+    shed = partial(nothing, shape, is_streamed=False)
+    return await serve_text(ingress, request, task, shape, is_streamed=False, shed=shed)
+
+
+# What a client sends of other files, most telling first.
+_SNIPPET_FIELDS = (
+    "declarations",
+    "relevant_snippets_from_changed_files",
+    "relevant_snippets_from_recently_opened_files",
+)
+
+
+def _context(segments: Mapping[str, object]) -> str:
+    """Code of other files, each piece under its path."""
+    found = []
+    for field in _SNIPPET_FIELDS:
+        snippets = segments.get(field)
+        for snippet in snippets if isinstance(snippets, list) else ():
+            if isinstance(snippet, dict) and isinstance(snippet.get("body"), str):
+                found.append(f"{snippet.get('filepath', '')}\n{snippet['body']}".strip("\n"))
+    return "\n\n".join(found)
+
+
+def _feedback(body: Mapping[str, object], select_kind: str) -> Feedback:
+    """The event of a body; raise `InputError` when it is none."""
+    kind, completion = body.get("type"), body.get("completion_id")
+    if not isinstance(kind, str) or kind not in set(Reaction):
+        raise InputError(f"type must be one of {', '.join(Reaction)}", "type")
+    if not isinstance(completion, str) or not completion:
+        raise InputError("completion_id must be the id of a completion's answer", "completion_id")
+    elapsed_ms = whole_number(body, "elapsed")
+    return Feedback(
+        request_id=completion.removeprefix(COMPLETION_ID_PREFIX),
+        reaction=Reaction(kind),
+        choice=whole_number(body, "choice_index") or 0,
+        view_id=str(body.get("view_id") or ""),
+        select_kind=select_kind,
+        after_s=None if elapsed_ms is None else elapsed_ms / 1000,
+    )
+
+
+def _health(ingress: Ingress) -> dict[str, object]:
+    def offered(task: TaskName) -> str | None:
+        return model_name(task) if task in ingress.service.workflows else None
+
+    return {
+        "model": offered(COMPLETION),
+        "chat_model": offered(GENERATION),
+        "device": "cato",
+        "arch": platform.machine(),
+        "cpu_info": platform.processor(),
+        "cpu_count": os.cpu_count() or 1,
+        "cuda_devices": [],
+        "version": {
+            "build_date": "",
+            "build_timestamp": "",
+            "git_sha": "",
+            "git_describe": f"{API_VERSION}+cato.{cato.__version__}",
+        },
+    }

@@ -1,0 +1,356 @@
+"""The dialects of autocompletion: Mistral's, Tabby's, llama.cpp's, and sentinels in a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ingress_kit import (
+    COMPLETION,
+    COMPLETION_WITH_CONTEXT,
+    GENERATION,
+    SLOW,
+    a_fast_pool,
+    a_pool,
+    a_slow_pool,
+    running,
+    sse_events,
+    until,
+    until_busy,
+)
+
+from cato.engines.simulated import simulated_text
+from cato.serve.ingress.feedback import Feedback, Reaction
+from cato.workflows.fim import render_fim
+
+PREFIX, SUFFIX = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n"
+FIM = {"model": "cato-completion", "prompt": PREFIX, "suffix": SUFFIX}
+TABBY = {"language": "python", "segments": {"prefix": PREFIX, "suffix": SUFFIX}}
+INFILL = {"input_prefix": PREFIX[:15], "prompt": PREFIX[15:], "input_suffix": SUFFIX}
+WRITTEN = simulated_text(0, render_fim("starcoder", PREFIX, SUFFIX), 12)
+
+
+async def post(folder: Path, path: str, body: Any, **headers: str) -> httpx.Response:
+    workflows = (COMPLETION, GENERATION)
+    async with running(folder, a_fast_pool(), workflows=workflows) as kit, kit.http() as http:
+        return await http.post(path, json=body, headers=headers)
+
+
+def text_of(response: httpx.Response) -> str:
+    """The completion in an answer of any of the dialects."""
+    assert response.status_code == 200, response.text
+    value: dict[str, Any] = response.json()
+    if "content" in value:
+        return str(value["content"])
+    (choice,) = value["choices"]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/fim/completions", FIM),
+        ("/v1/fim/completions", {**FIM, "model": "fast", "max_tokens": 12}),
+        ("/v1/completions", FIM),
+        ("/v1/completions", TABBY),
+        ("/infill", INFILL),
+        ("/infill", {**INFILL, "model": "fast", "n_predict": 12}),
+    ],
+)
+async def test_every_dialect_fills_in_the_same_middle(
+    tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    assert text_of(await post(tmp_path, path, body)) == WRITTEN
+
+
+# Sentinels
+
+
+@pytest.mark.parametrize("family", ["qwen", "starcoder", "deepseek-coder", "codestral", "glm"])
+@pytest.mark.parametrize("model", ["cato-completion", "fast", "qwen2.5-coder:cato-completion"])
+async def test_sentinels_of_any_family_are_written_again_for_the_model_that_answers(
+    tmp_path: Path, family: str, model: str
+) -> None:
+    body = {"model": model, "prompt": render_fim(family, PREFIX, SUFFIX), "max_tokens": 12}
+    assert text_of(await post(tmp_path, "/v1/completions", body)) == WRITTEN
+
+
+async def test_a_model_of_an_unknown_family_gets_the_prompt_that_its_client_wrote(
+    tmp_path: Path,
+) -> None:
+    pool = a_pool("other", family="none")
+    prompt = render_fim("qwen", PREFIX, SUFFIX)
+    async with running(tmp_path, pool, workflows=()) as kit, kit.http() as http:
+        body = {"model": "other", "prompt": prompt, "max_tokens": 3}
+        response = await http.post("/v1/completions", json=body)
+    assert text_of(response) == simulated_text(0, prompt, 3)
+
+
+async def test_a_task_without_a_suffix_gets_sentinels_as_text(tmp_path: Path) -> None:
+    prompt = render_fim("qwen", PREFIX, SUFFIX)
+    body = {"model": "cato-generation", "prompt": prompt}
+    text = text_of(await post(tmp_path, "/v1/completions", body))
+    assert text.startswith(simulated_text(0, f"python: {prompt}", 8))
+
+
+async def test_code_of_other_files_reaches_a_workflow_that_takes_it(tmp_path: Path) -> None:
+    snippet = {"filepath": "a.rb", "body": "A = 1\n"}
+    segments = {
+        "prefix": PREFIX,
+        "suffix": SUFFIX,
+        "filepath": "b.rb",
+        "declarations": [snippet],
+        "relevant_snippets_from_changed_files": None,
+    }
+    bodies: list[tuple[str, dict[str, object]]] = [
+        ("/v1/completions", {"language": "ruby", "segments": segments}),
+        ("/infill", {**INFILL, "input_extra": [{"filename": "a.rb", "text": "A = 1\n"}]}),
+        (
+            "/v1/completions",
+            {
+                "model": "cato-completion",
+                "prompt": "<|file_sep|>a.rb\nA = 1\n<|file_sep|>b.rb\n"
+                + render_fim("qwen", PREFIX, SUFFIX),
+            },
+        ),
+    ]
+    prompt = render_fim("starcoder", f"a.rb\nA = 1\n{PREFIX}", SUFFIX)
+    workflows = (COMPLETION_WITH_CONTEXT,)
+    async with running(tmp_path, a_fast_pool(), workflows=workflows) as kit, kit.http() as http:
+        for path, body in bodies:
+            response = await http.post(path, json=body)
+            assert text_of(response) == simulated_text(0, prompt, 12), path
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {**FIM, "max_tokens": 3}),
+        ("/v1/completions", {**FIM, "options": {"num_predict": 3}}),
+        ("/v1/fim/completions", {**FIM, "max_tokens": 3}),
+        ("/infill", {**INFILL, "n_predict": 3}),
+    ],
+)
+async def test_a_client_may_ask_for_less_than_the_task_gives(
+    tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    text = text_of(await post(tmp_path, path, body))
+    assert text == simulated_text(0, render_fim("starcoder", PREFIX, SUFFIX), 3)
+
+
+async def test_stop_strings_of_the_client_end_a_tasks_answer_too(tmp_path: Path) -> None:
+    stop = WRITTEN[4:9]
+    text = text_of(await post(tmp_path, "/v1/completions", {**FIM, "stop": ["zzz", stop]}))
+    assert text == WRITTEN[: WRITTEN.index(stop)]
+
+
+# Mistral's
+
+
+async def test_mistrals_answers_are_those_of_chat(tmp_path: Path) -> None:
+    whole = (await post(tmp_path, "/v1/fim/completions", FIM)).json()
+    assert whole["object"] == "chat.completion"
+    response = await post(tmp_path, "/v1/fim/completions", {**FIM, "stream": True})
+    *chunks, usage, end = (value for _, value in sse_events(response.text))
+    assert end == "[DONE]"
+    assert {c["object"] for c in chunks} == {"chat.completion.chunk"}
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == WRITTEN
+    assert usage["cato"]["status"] == "done"
+
+
+# llama.cpp's
+
+
+async def test_infill_answers_in_compact_json_with_the_fields_that_were_asked_for(
+    tmp_path: Path,
+) -> None:
+    fields = ["content", "timings/prompt_n", "tokens_predicted", "timings/nothing"]
+    response = await post(tmp_path, "/infill", {**INFILL, "response_fields": fields})
+    assert '"content":"' in response.text
+    answer = response.json()
+    assert answer.keys() == {"content", "timings/prompt_n", "tokens_predicted"}
+    assert answer["tokens_predicted"] == 12
+    assert answer["timings/prompt_n"] > 0
+
+
+async def test_infill_streams_pieces_and_ends_with_the_counts(tmp_path: Path) -> None:
+    response = await post(tmp_path, "/infill", {**INFILL, "stream": True})
+    *pieces, last = (value for _, value in sse_events(response.text))
+    assert "".join(p["content"] for p in pieces) == WRITTEN
+    assert not any(p["stop"] for p in pieces)
+    assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", 12)
+
+
+async def test_a_request_to_warm_a_cache_costs_nothing(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.http() as http,
+    ):
+        response = await http.post("/infill", json={**INFILL, "n_predict": 0})
+        assert response.json()["content"] == ""
+        assert response.headers["X-CATO-Outcome"] == "nothing-asked"
+        assert not kit.records.receipts
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"t_max_prompt_ms": 500, "t_max_predict_ms": 250}, "ttft=500ms"),
+        ({"t_max_prompt_ms": 99_999}, "ttft=10000ms"),
+        ({"t_max_predict_ms": 250}, "ttft=10000ms"),
+    ],
+)
+async def test_the_time_that_an_editor_gives_tightens_the_sla(
+    tmp_path: Path, limits: dict[str, object], expected: str
+) -> None:
+    response = await post(tmp_path, "/infill", {**INFILL, **limits})
+    assert response.headers["X-CATO-SLA"] == expected
+
+
+# Tabby's
+
+
+async def test_tabby_finds_models_for_what_is_deployed(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.http() as http,
+    ):
+        health = await http.get("/v1/health")
+        assert (await http.post("/v1/health")).json() == health.json()
+        setting = await http.get("/v1beta/server_setting")
+    assert health.json()["model"] == "cato-completion"
+    assert health.json()["chat_model"] is None
+    assert health.json()["version"]["git_describe"].startswith("v0.")
+    assert setting.json() == {"disable_client_side_telemetry": True}
+
+
+async def test_what_people_did_with_a_completion_is_handed_on(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.http() as http,
+    ):
+        completion = await http.post("/v1/completions", json=TABBY)
+        event = {
+            "type": "select",
+            "completion_id": completion.json()["id"],
+            "choice_index": 0,
+            "view_id": "v-1",
+            "elapsed": 230,
+        }
+        noted = await http.post("/v1/events", params={"select_kind": "line"}, json=event)
+    assert (noted.status_code, noted.content) == (200, b"")
+    assert kit.feedback.noted == [
+        Feedback(
+            completion.headers["x-request-id"], Reaction.SELECT, 0, "v-1", "line", after_s=0.23
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "param"),
+    [
+        ({"type": "bought", "completion_id": "cmpl-1"}, "type"),
+        ({"type": ["view"], "completion_id": "cmpl-1"}, "type"),
+        ({"type": "view"}, "completion_id"),
+        ({"type": "view", "completion_id": "cmpl-1", "elapsed": "soon"}, "elapsed"),
+    ],
+)
+async def test_an_event_that_says_nothing_is_refused(
+    tmp_path: Path, event: dict[str, object], param: str
+) -> None:
+    response = await post(tmp_path, "/v1/events", event)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"segments": {"suffix": "x"}}, "segments"),
+        ("/v1/completions", {"segments": "x"}, "segments"),
+        ("/v1/fim/completions", {"model": "fast", "suffix": "x"}, "prompt"),
+        ("/v1/fim/completions", {"prompt": "x"}, "model"),
+        ("/v1/fim/completions", {**FIM, "suffix": 3}, "suffix"),
+        ("/v1/fim/completions", {**FIM, "max_tokens": 0}, "max_tokens"),
+        ("/infill", {**INFILL, "prompt": 3}, "prompt"),
+        ("/infill", {**INFILL, "n_predict": "3"}, "n_predict"),
+        ("/infill", {**INFILL, "input_extra": "x"}, "input_extra"),
+        ("/infill", {**INFILL, "response_fields": [1]}, "response_fields"),
+        ("/infill", {**INFILL, "t_max_prompt_ms": "x"}, "t_max_prompt_ms"),
+        ("/infill", {**INFILL, "stop": [1]}, "stop"),
+    ],
+)
+async def test_what_a_completion_cannot_take_is_refused_by_field(
+    tmp_path: Path, path: str, body: dict[str, object], param: str
+) -> None:
+    response = await post(tmp_path, path, body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_model_that_cannot_fill_in_refuses_a_suffix(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_pool("other", family="none"), workflows=()) as kit,
+        kit.http() as http,
+    ):
+        response = await http.post("/v1/fim/completions", json={**FIM, "model": "other"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
+
+
+# Overload
+
+SHED: list[tuple[str, dict[str, object]]] = [
+    ("/v1/fim/completions", FIM),
+    ("/v1/completions", TABBY),
+    ("/infill", INFILL),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), SHED)
+async def test_a_shed_completion_is_an_empty_answer(
+    tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    response = (await under_load(tmp_path, (path, body)))[0]
+    assert text_of(response) == ""
+    assert response.headers["X-CATO-Outcome"] == "shed"
+    assert response.headers["X-CATO-Met"] == "false"
+
+
+async def test_a_shed_stream_ends_at_once_without_text(tmp_path: Path) -> None:
+    mistral, infill = await under_load(
+        tmp_path,
+        ("/v1/fim/completions", {**FIM, "stream": True}),
+        ("/infill", {**INFILL, "stream": True}),
+    )
+    chunk, end = (value for _, value in sse_events(mistral.text))
+    assert (chunk["choices"][0]["finish_reason"], end) == ("stop", "[DONE]")
+    assert [value for _, value in sse_events(infill.text)] == [{"content": "", "stop": True}]
+
+
+async def test_openais_clients_are_told_to_come_again(tmp_path: Path) -> None:
+    (response,) = await under_load(tmp_path, ("/v1/completions", FIM))
+    assert response.status_code == 429
+    assert "Retry-After" in response.headers
+
+
+async def under_load(
+    folder: Path, *requests: tuple[str, dict[str, object]]
+) -> list[httpx.Response]:
+    """The answers while the one slot of the completions' pool is taken and one more waits."""
+    pool = a_slow_pool(slots=1, max_queued=1)
+    slow_completion = COMPLETION.replace("model: fast", "model: slow")
+    workflows = (slow_completion, SLOW)
+    async with running(folder, pool, workflows=workflows) as kit, kit.http() as http:
+        task = {"inputs": {"instruction": "x"}}
+        busy = [asyncio.create_task(http.post("/v1/tasks/slow", json=task)) for _ in range(2)]
+        await until_busy(pool)
+        await until(lambda: pool.orchestrator.picture(0.0).queued == 1, within_s=2)
+        answers = [await http.post(path, json=body) for path, body in requests]
+        for task_ in busy:
+            task_.cancel()
+        await asyncio.wait(busy)
+    return answers

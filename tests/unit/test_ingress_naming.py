@@ -1,0 +1,163 @@
+"""Which task a request is about, and what of its hints counts for the SLA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from ingress_kit import COMPLETION, GENERATION, a_fast_pool, running
+
+from cato.core.slo import Slo, SloMetric
+from cato.serve.ingress.hints import Claim, SlaClass, granted
+
+MESSAGES = [{"role": "user", "content": "Write add."}]
+PROMPT = "def add(a, b):\n    return "
+COMPLETE = {"model": "fast", "prompt": PROMPT, "max_tokens": 3}
+CHAT = {"model": "fast", "messages": MESSAGES, "max_tokens": 3}
+
+
+async def post(
+    folder: Path, path: str, body: dict[str, object], headers: dict[str, str] | None = None
+) -> httpx.Response:
+    workflows = (COMPLETION, GENERATION)
+    async with running(folder, a_fast_pool(), workflows=workflows) as kit, kit.http() as http:
+        return await http.post(path, json=body, headers=headers)
+
+
+async def task_of(
+    folder: Path, path: str, body: dict[str, object], headers: dict[str, str] | None = None
+) -> str:
+    response = await post(folder, path, body, headers)
+    assert response.status_code == 200, response.text
+    return response.headers["X-CATO-Task"]
+
+
+HEADER = {"X-CATO-Task": "code-generation"}
+IN_BODY = {"cato": {"task": "generation"}}
+
+
+async def test_the_strongest_sign_names_the_task(tmp_path: Path) -> None:
+    virtual = {**COMPLETE, "model": "cato-completion"}
+    for expected, path, body, headers in (
+        ("code-generation", "/t/completion/v1/completions", {**virtual, **IN_BODY}, None),
+        ("code-generation", "/t/completion/v1/completions", virtual, HEADER),
+        ("code-completion", "/t/completion/v1/chat/completions", {**CHAT, "model": "x"}, None),
+        ("code-completion", "/t/cato-completion/v1/completions", COMPLETE, None),
+        ("code-completion", "/v1/completions", virtual, None),
+        ("code-completion", "/v1/completions", {**virtual, "model": "qwen:cato-completion"}, None),
+        ("code-completion", "/v1/completions", {**virtual, "model": "cato-auto"}, None),
+        ("code-generation", "/v1/chat/completions", {**CHAT, "model": "cato-auto"}, None),
+        ("model:sim-fast", "/v1/chat/completions", CHAT, None),
+    ):
+        assert await task_of(tmp_path, path, body, headers) == expected, (path, body)
+
+
+async def test_any_dialect_can_stand_behind_a_tasks_path(tmp_path: Path) -> None:
+    infill = {"input_prefix": PROMPT, "input_suffix": ""}
+    message = {"max_tokens": 9, "model": "claude-x", "messages": MESSAGES}
+    for path, body in (
+        ("/t/completion/infill", infill),
+        ("/t/completion/interactive/infill", infill),
+        ("/t/completion/v1/messages", message),
+        ("/t/completion/v1/responses", {"model": "gpt-x", "input": "Write add."}),
+        ("/t/completion/v1/tasks/code-completion", {"inputs": {"prefix": PROMPT}}),
+    ):
+        assert await task_of(tmp_path, path, body) == "code-completion"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body"),
+    [
+        ("/t/nope/v1/completions", {}, COMPLETE),
+        ("/v1/completions", {"X-CATO-Task": "nope"}, COMPLETE),
+        ("/v1/completions", {}, {**COMPLETE, "cato": {"task": "nope"}}),
+    ],
+)
+async def test_an_unknown_task_is_not_found(
+    tmp_path: Path, path: str, headers: dict[str, str], body: dict[str, object]
+) -> None:
+    response = await post(tmp_path, path, body, headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "task_not_found")
+
+
+async def test_a_conversation_with_tools_goes_to_the_tasks_model(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+    body = {**CHAT, "model": "cato-generation", "tools": [tool]}
+    assert await task_of(tmp_path, "/v1/chat/completions", body) == "model:sim-fast"
+
+
+# Hints: the task promises a first token within 10 s; a task's hard deadline is six times as far.
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "expected"),
+    [
+        ("", {"X-CATO-SLA": "interactive"}, {}, "ttft=800ms"),
+        ("", {"X-CATO-SLA": "standard"}, {"service_tier": "priority"}, "ttft=10000ms"),
+        ("", {}, {"cato": {"sla": "interactive"}}, "ttft=800ms"),
+        ("", {}, {"cato": {"deadline_ms": 300}}, "ttft=300ms"),
+        ("", {}, {"cato": {"sla": {"target_ms": 400}, "deadline_ms": 300}}, "ttft=300ms"),
+        ("/t/completion/interactive", {}, {}, "ttft=800ms"),
+        ("", {}, {"service_tier": "priority"}, "ttft=800ms"),
+        ("", {}, {"service_tier": "fast"}, "ttft=800ms"),
+        ("", {}, {"service_tier": "auto"}, "ttft=10000ms"),
+        ("", {}, {"service_tier": None}, "ttft=10000ms"),
+        ("", {"x-stainless-read-timeout": "4.5"}, {}, "ttft=4500ms"),
+        ("", {"x-stainless-timeout": "NOT_GIVEN"}, {}, "ttft=10000ms"),
+        ("", {"x-stainless-timeout": "600"}, {}, "ttft=10000ms"),
+        ("", {"x-stainless-timeout": "-1"}, {}, "ttft=10000ms"),
+    ],
+)
+async def test_hints_tighten_the_objective(
+    tmp_path: Path, path: str, headers: dict[str, str], body: dict[str, object], expected: str
+) -> None:
+    asked = {"model": "cato-completion", "prompt": PROMPT, **body}
+    response = await post(tmp_path, f"{path}/v1/completions", asked, headers)
+    assert response.headers["X-CATO-SLA"] == expected
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "param"),
+    [
+        ({"X-CATO-SLA": "urgent"}, {}, "sla"),
+        ({}, {"cato": {"sla": "urgent"}}, "sla"),
+        ({}, {"cato": {"sla": 3}}, "sla"),
+        ({}, {"cato": {"deadline_ms": -3}}, "deadline_ms"),
+        ({}, {"cato": {"task": 3}}, "cato.task"),
+        ({}, {"service_tier": "gold"}, "service_tier"),
+        ({}, {"service_tier": ["flex"]}, "service_tier"),
+    ],
+)
+async def test_a_hint_that_cannot_be_read_is_refused(
+    tmp_path: Path, headers: dict[str, str], body: dict[str, object], param: str
+) -> None:
+    response = await post(tmp_path, "/v1/completions", {**COMPLETE, **body}, headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("tier", "served"), [("priority", "priority"), ("flex", "flex"), ("auto", "default")]
+)
+async def test_chats_answer_names_the_tier_that_it_got(
+    tmp_path: Path, tier: str, served: str
+) -> None:
+    for model in ("fast", "cato-generation"):
+        body = {**CHAT, "model": model, "service_tier": tier}
+        answer = (await post(tmp_path, "/v1/chat/completions", body)).json()
+        assert answer["service_tier"] == served
+
+
+@pytest.mark.parametrize("metric", list(SloMetric))
+def test_only_batch_loosens_a_target_and_only_to_the_hard_deadline(metric: SloMetric) -> None:
+    slo = Slo(metric, 5.0)
+    for claim in (
+        Claim(),
+        Claim(SlaClass.STANDARD, target_s=9.0, deadline_s=9.0),
+        Claim(SlaClass.INTERACTIVE, target_s=9.0),
+    ):
+        assert granted(claim, slo, 60.0).target_s <= 5.0
+    batch = granted(Claim(SlaClass.BATCH), slo, 60.0)
+    assert batch.target_s == (5.0 if metric is SloMetric.TPOT else 60.0)
+    late = granted(Claim(SlaClass.BATCH, deadline_s=30.0), slo, 60.0)
+    assert late.target_s == (5.0 if metric is SloMetric.TPOT else 30.0)

@@ -104,9 +104,23 @@ def _reasons(receipt: dict[str, Any]) -> list[Text]:
             attempt = f", attempt {number} of {len(tries)}" if len(tries) > 1 else ""
             where = replica if number == len(tries) else ""
             lines.append(Text.assemble((f"{_name(node)}{where}{attempt}: ", "bold"), reason))
+        if tries and llm.get("service_s"):
+            lines.append(Text(f"  {_foretold(llm)}", style="dim"))
         if node["problem"]:
             lines.append(Text.assemble((f"{_name(node)}: ", "bold"), (node["problem"], "red")))
     return lines
+
+
+def _foretold(llm: dict[str, Any]) -> str:
+    """What was predicted of a call, beside what it took."""
+    bound = llm["length_bound_tokens"]
+    tokens = f"{llm['output_tokens']} tokens"
+    if bound:
+        tokens += f" (at most {bound} nine times in ten)"
+    return (
+        f"engine {_ms(llm['service_s'])} ms, predicted {_ms(llm['predicted_service_s'])}; "
+        f"queue {_ms(llm['queue_s'])} ms, predicted {_ms(llm['predicted_queue_s'])}; {tokens}"
+    )
 
 
 def _totals(receipt: dict[str, Any]) -> Text:

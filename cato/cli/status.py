@@ -29,10 +29,20 @@ def status(
         console.print("CATO is not deployed on this cluster (no provisioner).", style="red")
         raise typer.Exit(1) from error
     topology = ray.get(provisioner.topology.remote())
-    fleet = Table("deployment", "running", "wanted", "min..max", "problem", title="Deployments")
+    fleet = Table(
+        "deployment", "running", "starting", "wanted", "min..max", "scaling", "problem",
+        title="Deployments",
+    )  # fmt: skip
     for name, d in ray.get(provisioner.state.remote()).items():
-        bounds = f"{d['min']}..{d['max']}"
-        fleet.add_row(name, str(d["running"]), str(d["wanted"]), bounds, str(d["problem"]))
+        fleet.add_row(
+            name,
+            str(d["running"]),
+            str(d["starting"]),
+            str(d["wanted"]),
+            f"{d['min']}..{d['max']}",
+            f"{d['policy']}: {d['reason']}" if d["reason"] else d["policy"],
+            str(d["problem"]),
+        )
     console.print(fleet)
     replicas = Table(
         "pool", "policies", "queued", "replica", "held / slots", "wait s", title="Pools"
@@ -40,7 +50,8 @@ def status(
     for pool in topology.pools if topology else ():
         router = actors.get(actors.router_name(pool.name))
         picture, p = ray.get([router.picture.remote(), router.policies.remote()])
-        names = f"{p.routing}, {p.ordering}, {p.binding}"
+        parts = (p.scheduler, p.routing, p.ordering, p.binding)
+        names = ", ".join(name for name in parts if name is not None)
         if not picture.replicas:
             replicas.add_row(pool.name, names, str(picture.queued), "none", "", "")
         for r in picture.replicas:

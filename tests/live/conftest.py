@@ -17,6 +17,16 @@ from cato.serve.ports import free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 
+# A busy machine takes minutes to start what all tests share; the first of them waits for it.
+LIVE_TIMEOUT_S = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("live") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LIVE_TIMEOUT_S))
+
+
 @dataclass(frozen=True)
 class App:
     """A live CATO: where it answers, and where its routers log what they decide."""

@@ -20,6 +20,7 @@ VERBS = {
     "profile": "Measure a running deployment and write its profiles.",
     "simulate": "Run an experiment, or your own scenario, in virtual time.",
     "plan": "How many replicas does a scenario need for its SLAs?",
+    "keys": "Make, list, rotate and revoke API keys; limit tenants; show usage.",
     "bench": "Measure CATO against other ways to serve the same engine.",
     "workflows": "Check workflow files; print their JSON Schema.",
 }

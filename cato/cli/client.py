@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = "CATO_API_KEY"
 # A task may take minutes; a server that does not even accept the connection is down.
 TIMEOUT = httpx.Timeout(600.0, connect=3.0)
 
@@ -31,7 +33,7 @@ def fail(message: str) -> NoReturn:
 def client(url: str) -> Generator[httpx.Client, None, None]:
     """An HTTP client for the CATO at `url`; ends the command when it cannot be reached."""
     try:
-        with httpx.Client(base_url=url, timeout=TIMEOUT) as http:
+        with httpx.Client(base_url=url, timeout=TIMEOUT, headers=_key_header()) as http:
             yield http
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
         fail(f"no CATO answers at {url} ({error}); start one with `cato serve`, or give --url")
@@ -39,6 +41,12 @@ def client(url: str) -> Generator[httpx.Client, None, None]:
         fail(f"{url} is not a URL such as {DEFAULT_URL}: {error}")
     except httpx.HTTPError as error:
         fail(f"the connection to {url} broke: {error}")
+
+
+def _key_header() -> dict[str, str]:
+    """The API key of the environment: an option would show it in the list of processes."""
+    key = os.environ.get(KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def answer(response: httpx.Response) -> dict[str, Any]:

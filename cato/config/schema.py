@@ -405,9 +405,12 @@ class IngressArgs(StrictModel):
     indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
     replicas: int = Field(default=1, ge=1)
     max_body: Annotated[ByteSize, Field(ge=1)] = 4_000_000
+    keys: Literal["auto", "required", "ignored"] = "auto"
 
     def to_ingress(self) -> IngressSpec:
-        return IngressSpec(self.workflows, dict(self.indexes), self.replicas, self.max_body)
+        return IngressSpec(
+            self.workflows, dict(self.indexes), self.replicas, self.max_body, self.keys
+        )
 
 
 def ray_actor_options(spec: DeploymentSpec) -> dict[str, Any]:

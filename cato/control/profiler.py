@@ -7,12 +7,14 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cato.core.estimates import Baselines, PredictionErrors
-from cato.core.ids import NodeId, TaskName
+from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import NodeEstimate
+from cato.core.tenancy import Access, Usage
 from cato.estimators.output_lengths import (
     Due,
     LengthHistory,
@@ -22,9 +24,10 @@ from cato.estimators.output_lengths import (
 )
 from cato.estimators.stages import PastRuns, RunHistory, finished_stages, past_runs
 from cato.profiles.schema import ProfileFile
+from cato.serve.ingress.feedback import Feedback
 from cato.store.errors import StoreError
 from cato.store.location import default_location
-from cato.store.records import KeptReceipt, Learnt, Record
+from cato.store.records import KeptReceipt, Learnt, Reaction, Record
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
 from cato.telemetry.metrics import RunMetrics
@@ -38,6 +41,10 @@ UNLEARNT_PREFIX = "model:"
 # Learning anew costs up to a tenth of a second for each node, in a thread.
 RELEARN_S = 5.0
 SEED = 0
+# How old the API keys may be that all ingress replicas are told.
+ACCESS_AGE_S = 0.5
+# What was just used can be asked for; a store that hangs does not hold the answer up for longer.
+FLUSH_S = 1.0
 
 Finished = tuple[SlaReceipt, tuple[NodeId, ...]]
 """A receipt, and all nodes of its workflow: those without an execution were skipped."""
@@ -64,12 +71,17 @@ class Profiler:
         self._learning: asyncio.Task[None] | None = None
         self._learnt_at_s = -RELEARN_S
         self._earlier: Learnt | None = None
+        self._reactions: OrderedDict[tuple[str, str, int, str], None] = OrderedDict()
+        self._access: Access | None = None
+        self._reading_access = asyncio.Lock()
+        self._access_at_s = -ACCESS_AGE_S
         self._writer = StoreWriter(location or default_location(), self._read_earlier)
         self._writer.start()
 
-    async def record(self, finished: tuple[Finished, ...]) -> None:
+    async def record(self, finished: tuple[Finished, ...], usage: tuple[Usage, ...] = ()) -> None:
         """Keep and learn. Of two runs with one id, which clients may choose, the newer is kept."""
         self._take_earlier()
+        self._writer.put(usage)
         for receipt, all_nodes in finished:
             self._writer.put(self._record(receipt, all_nodes))
         self._relearn_when_due()
@@ -95,6 +107,40 @@ class Profiler:
             self._new_runs = True
             records.append(stages)
         return records
+
+    async def react(self, told: tuple[Feedback, ...]) -> None:
+        """Count and keep what people did with completions.
+
+        Clients make ids up, and repeat themselves: what is about no known run of the same tenant,
+        or was told before, is left out.
+        """
+        for feedback in told:
+            receipt = self._receipts.get(RunId(feedback.request_id))
+            if receipt is None or receipt.tenant != feedback.tenant:
+                continue
+            models = [n.llm.model for n in receipt.nodes if n.llm is not None]
+            reaction = Reaction(
+                feedback.request_id,
+                feedback.reaction.value,
+                feedback.choice,
+                feedback.view_id,
+                feedback.select_kind,
+                feedback.after_s,
+                receipt.task,
+                models[-1] if models else "",
+                receipt.e2e_s,
+                time.time(),
+            )
+            name = (reaction.request_id, reaction.reaction, reaction.choice, reaction.view_id)
+            if name in self._reactions:
+                continue
+            self._reactions[name] = None
+            if len(self._reactions) > KEPT_RECEIPTS:
+                self._reactions.popitem(last=False)
+            self._metrics.record_reaction(
+                reaction.task, reaction.model, reaction.reaction, reaction.e2e_s
+            )
+            self._writer.put([reaction])
 
     async def estimates(self) -> dict[TaskName, dict[NodeId, NodeEstimate]]:
         self._take_earlier()
@@ -124,6 +170,25 @@ class Profiler:
         except StoreError as error:
             log.warning("receipt of %s: %s", request_id, error)
             return None
+
+    async def access(self) -> Access | None:
+        """All keys, tenants and this month's spending; None when they have never been readable."""
+        async with self._reading_access:  # nobody is told that there are none while they are read
+            if time.monotonic() - self._access_at_s >= ACCESS_AGE_S:
+                month = datetime.now(UTC).strftime("%Y-%m")
+                try:
+                    self._access = await asyncio.to_thread(
+                        self._writer.read, lambda s: s.access(month)
+                    )
+                except StoreError as error:  # the writer has logged it
+                    log.debug("API keys: %s; those that are known stay valid", error)
+                self._access_at_s = time.monotonic()
+        return self._access
+
+    async def usage(self, tenant: str | None) -> tuple[Usage, ...]:
+        """What `tenant` used (None: everybody), by name; raise `StoreError`."""
+        await asyncio.to_thread(self._writer.flush, FLUSH_S)
+        return await asyncio.to_thread(self._writer.read, lambda s: s.usage(tenant))
 
     async def keep_profile(self, profile: ProfileFile) -> str:
         """Store a measured profile; empty, or why it could not be kept."""

@@ -4,7 +4,8 @@ What is used and why: `RequestRouter._choose_replica_for_request` (two defects o
 public subclass unusable: calls hang under fan-out from one request, and the FIFO hand-over gives a
 replica to the wrong call); of the Serve controller `update_deployment_replicas` (the public REST
 route needs the dashboard and a token) and `get_serve_instance_details` (the public `serve.status`
-asks it too, and leaves out the targets and which replicas drain); and Ray's free resources by host
+asks it too, and leaves out the targets and which replicas drain); its client, for the address that
+Serve's proxies listen on; and Ray's free resources by host
 (the public function adds them up). A test fans 40 calls out of one request.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 import ray
 from ray._private.state import available_resources_per_node
 from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve.context import _get_global_client
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from cato.control import replica_sets
@@ -43,6 +45,11 @@ def check_ray_version() -> None:
             f"CATO was tested with Ray {SUPPORTED}x and found {ray.__version__}; "
             'install "ray[serve]>=2.60,<2.61"'
         )
+
+
+def http_host() -> str:
+    """The address that Serve's proxies listen on. Blocks for an answer of the controller."""
+    return str(_get_global_client().http_config.host)
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]

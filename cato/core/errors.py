@@ -8,6 +8,8 @@ CatoError
 ├── ExpressionError        a template or condition of a workflow failed to evaluate
 ├── NodeError              a node of a run failed
 ├── DeadlineError          a run passed its hard deadline (HTTP 504)
+├── AccessError            the caller may not do this, or nobody can say who it is (HTTP 401, 403)
+├── QuotaError             the caller's tenant has used what it may for now (HTTP 429)
 ├── CapacityError          no replica can take the invocation now (HTTP 429 or 503)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
 └── EngineError            the engine refused or broke
@@ -116,6 +118,38 @@ class DeadlineError(CatoError):
 
     def __str__(self) -> str:
         return f"not finished within {self.limit_s:g} s"
+
+
+class AccessError(CatoError):
+    """The caller is not let in; `status` and `code` are those of the HTTP answer.
+
+    `retry_after_s` is None when the same request never works.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(status, code, message, retry_after_s)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class QuotaError(CatoError):
+    """The tenant's `limit` is used up for `retry_after_s`; `is_budget`: for the rest of a month."""
+
+    def __init__(self, limit: str, retry_after_s: float, is_budget: bool = False) -> None:
+        super().__init__(limit, retry_after_s, is_budget)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+        self.is_budget = is_budget
+
+    def __str__(self) -> str:
+        return f"the limit of {self.limit} is used up; retry in {self.retry_after_s:.1f} s"
 
 
 class CapacityError(CatoError):

@@ -26,6 +26,7 @@ from cato.core.events import (
     ReplicaReported,
     Ticked,
 )
+from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.policies import ADMIT_ALWAYS, Policies, Work
 from cato.core.profile import Profile
@@ -76,7 +77,7 @@ class _Clock:
 @dataclass(slots=True)
 class _Waiting:
     invocation: Invocation
-    queue: _Queue
+    queue: _Queue | _TenantQueues
     bound_to: ReplicaId | None = None
     held_because: str = ""
     rank: Rank | None = None
@@ -173,6 +174,92 @@ class _Queue:
         heapq.heappush(self._heap, _entry(waiting, rank))
         if rank.until_s < inf and not rank.worsens:
             heapq.heappush(self._due, (rank.until_s, invocation.id, waiting.version, waiting))
+
+
+class _TenantQueues:
+    """What waits in a pool, a queue for each tenant.
+
+    Tenants take turns by the order of their first, but whoever is ahead of its share lets the
+    others go before.
+    """
+
+    __slots__ = ("_bound", "_by_tenant", "_heads", "_shares", "waiting")
+
+    def __init__(self, shares: TokenShares) -> None:
+        self.waiting: dict[InvocationId, _Waiting] = {}
+        self._by_tenant: dict[str, _Queue] = {}
+        # The first of each tenant while the queue is walked; taken out of their own queues.
+        self._heads: list[tuple[bool, _HeapEntry]] | None = None
+        self._shares = shares
+        self._bound = inf  # of the shares, when the walk began
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, waiting: _Waiting) -> None:
+        tenant = waiting.invocation.tenant
+        queue = self._by_tenant.get(tenant)
+        if queue is None:
+            queue = self._by_tenant[tenant] = _Queue()
+        queue.add(waiting)
+        waiting.queue = self
+        self.waiting[waiting.invocation.id] = waiting
+        self._shares.joined(tenant)
+
+    def remove(self, waiting: _Waiting) -> None:
+        tenant = waiting.invocation.tenant
+        queue = self._by_tenant[tenant]
+        queue.remove(waiting)
+        if not queue.waiting:
+            del self._by_tenant[tenant]
+        del self.waiting[waiting.invocation.id]
+        self._shares.left(tenant)
+
+    def forget_rank(self, waiting: _Waiting) -> None:
+        self._by_tenant[waiting.invocation.tenant].forget_rank(waiting)
+
+    def forget_ranks(self) -> None:
+        for queue in self._by_tenant.values():
+            queue.forget_ranks()
+
+    def refresh(self, rank: Callable[[_Waiting, float], Rank], now_s: float) -> None:
+        heads, self._heads = self._heads or [], None
+        for _, entry in heads:
+            if entry[4] == entry[5].version:
+                self.push(entry)
+        for queue in self._by_tenant.values():
+            queue.refresh(rank, now_s)
+
+    def pop(self, rank: Callable[[_Waiting, float], Rank], now_s: float) -> _HeapEntry | None:
+        """As `_Queue.pop`; call `refresh` before a walk."""
+        if self._heads is None:
+            if len(self._by_tenant) == 1:
+                (only,) = self._by_tenant.values()
+                return only.pop(rank, now_s)
+            self._heads, self._bound = [], self._shares.bound()
+            for tenant in self._by_tenant:
+                self._show_next(tenant, self._heads, rank, now_s)
+        while self._heads:
+            _, entry = heapq.heappop(self._heads)
+            self._show_next(entry[5].invocation.tenant, self._heads, rank, now_s)
+            if entry[4] == entry[5].version:
+                return entry
+        return None
+
+    def _show_next(
+        self,
+        tenant: str,
+        heads: list[tuple[bool, _HeapEntry]],
+        rank: Callable[[_Waiting, float], Rank],
+        now_s: float,
+    ) -> None:
+        queue = self._by_tenant.get(tenant)
+        entry = None if queue is None else queue.pop(rank, now_s)
+        if entry is not None:
+            heapq.heappush(heads, (self._shares.served(tenant) > self._bound, entry))
+
+    def push(self, entry: _HeapEntry) -> None:
+        self._by_tenant[entry[5].invocation.tenant].push(entry)
 
 
 def _entry(waiting: _Waiting, rank: Rank) -> _HeapEntry:
@@ -346,7 +433,9 @@ class PoolOrchestrator:
         self._policies = policies
         self._clock = _Clock()
         self._waiting: dict[InvocationId, _Waiting] = {}
-        self._queue = _Queue()  # late binding; with early binding what no replica accepts yet
+        self._shares = TokenShares()
+        # Late binding; with early binding what no replica accepts yet.
+        self._queue = _TenantQueues(self._shares)
         self._leases: dict[InvocationId, _Lease] = {}
         self._adopters: dict[InvocationId, set[ReplicaId]] = {}
         # Preempted attempts whose ingress has not asked again.
@@ -449,7 +538,7 @@ class PoolOrchestrator:
         commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
         if id not in self._waiting or invocation.attempt > 1:
             return commands  # what goes on after a lost replica was admitted before
-        if len(self._waiting) > self._policies.max_queued:
+        if self._is_too_much(invocation.tenant):
             self._unqueue(waiting)
             self._refused += 1
             retry_after_s = MIN_RETRY_AFTER_S
@@ -459,6 +548,13 @@ class PoolOrchestrator:
             return (*commands, Refuse(id, reason, retry_after_s))
         return commands
 
+    def _is_too_much(self, tenant: str) -> bool:
+        """Whether the queue is full, and `tenant` has its part of it."""
+        bound, shares = self._policies.max_queued, self._shares
+        if len(self._waiting) <= bound or shares.tenants_waiting < 2:
+            return len(self._waiting) > bound
+        return shares.waiting(tenant) > bound / shares.tenants_waiting
+
     def _end(self, event: InvocationEnded) -> tuple[Command, ...]:
         id = event.invocation_id
         freed = self._unadopt(id)
@@ -466,7 +562,7 @@ class PoolOrchestrator:
         # Its end and the order to take it back may cross: nobody will come for the next attempt.
         has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
         if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
-            freed += self._release(id)
+            freed += self._release(id, event.output_tokens)
         elif has_crossed and id in self._waiting:
             self._unqueue(self._waiting[id])
         if lease is None or id not in self._leases:
@@ -568,9 +664,16 @@ class PoolOrchestrator:
         running.expected_end_s = now_s + running.left_tokens * step_s
         replica.changed()
 
-    def _release(self, id: InvocationId) -> list[_Replica]:
-        """End a lease; the replica that it was on, when that is still known."""
+    def _release(self, id: InvocationId, output_tokens: int = 0) -> list[_Replica]:
+        """End a lease; the replica that it was on, when that is still known.
+
+        `output_tokens` as far as the caller knows; its tenant pays for no more than it got.
+        """
         lease = self._leases.pop(id, None)
+        if lease is not None:
+            served = lease.running.invocation
+            tokens = max(output_tokens, lease.running.tokens)
+            self._shares.charge(served.tenant, served.weight, 0, tokens - served.expected_tokens)
         replica = self._replicas.get(lease.replica_id) if lease is not None else None
         if replica is None:
             return []
@@ -687,7 +790,7 @@ class PoolOrchestrator:
         return commands
 
     def _fill(
-        self, queue: _Queue, replicas: Iterable[_Replica], now_s: float
+        self, queue: _Queue | _TenantQueues, replicas: Iterable[_Replica], now_s: float
     ) -> tuple[Command, ...]:
         """Offer what waits, in order, to `replicas`, for as long as one of them takes any."""
         if not queue.waiting or not self._profiles:
@@ -714,7 +817,7 @@ class PoolOrchestrator:
             queue.push(entry)
         return tuple(commands)
 
-    def _looked_at(self, queue: _Queue, now_s: float) -> Iterator[_HeapEntry]:
+    def _looked_at(self, queue: _Queue | _TenantQueues, now_s: float) -> Iterator[_HeapEntry]:
         window = self._policies.window
         if not self._policies.shuffled:
             looked = 0
@@ -840,6 +943,12 @@ class PoolOrchestrator:
             service_s=service_s,
         )
         self._unqueue(waiting)
+        self._shares.charge(
+            invocation.tenant,
+            invocation.weight,
+            invocation.prompt_tokens,
+            invocation.expected_tokens,
+        )
         if self._unbound and invocation.deadline_s < inf:
             share = self._policies.reserve
             self._saved = min(1.0, self._saved + share / (1 - share))

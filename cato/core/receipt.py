@@ -66,7 +66,8 @@ class SlaReceipt:
     """All of one run. `achieved_s` is None when the SLO's event never happened (a miss).
 
     `path` names the executions, as indices into `nodes`, whose spans one after the other make up
-    the E2E latency; `overhead_s` is the rest.
+    the E2E latency; `overhead_s` is the rest. `key` is the id of the API key, and `tenant`
+    who it belongs to; empty without one.
     """
 
     request_id: RunId
@@ -87,6 +88,8 @@ class SlaReceipt:
     path: tuple[int, ...]
     problem: str = ""
     notes: tuple[str, ...] = ()
+    tenant: str = ""
+    key: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""

@@ -33,6 +33,7 @@ class Invocation:
     run received. A deadline of inf means that no SLO is set. `resumable`: taken from a replica, it
     can go on elsewhere from its prompt and its text; only such calls are preempted. `prefix` names
     the beginnings of its prompt: the i-th value that of `PREFIX_BLOCK_TOKENS` × (i + 1) tokens.
+    Under load the pool is shared by `tenant`, in proportion to `weight`.
     """
 
     id: InvocationId
@@ -53,6 +54,8 @@ class Invocation:
     served_s: float = 0.0
     resumable: bool = True
     prefix: tuple[int, ...] = ()
+    tenant: str = ""
+    weight: float = 1.0
 
     def continued(self, attempt: int, tokens: int) -> Invocation:
         """What is left once this attempt has generated `tokens`: they become part of the prompt."""

@@ -146,10 +146,12 @@ class IngressSpec:
     """Everything the `cato` application (the HTTP ingress) needs.
 
     `indexes` maps an index name of a retrieve node to a folder of code. `max_body_bytes`
-    bounds a request.
+    bounds a request. `keys` says when one needs an API key; see
+    `cato.serve.access.control.KeyRule`.
     """
 
     workflows_dir: str = "workflows"
     indexes: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
     max_body_bytes: int = 4_000_000
+    keys: str = "auto"

@@ -13,11 +13,12 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir
 from cato.config.schema import EnginesArgs, IngressArgs, ray_actor_options
-from cato.control.ray_private import check_ray_version
+from cato.control.ray_private import check_ray_version, http_host
 from cato.core.demand import calls_before
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.topology import RAY_SERVE, DeploymentSpec, IngressSpec
 from cato.profiles.load import check_profiles, load_profiles
+from cato.serve.access.control import AccessControl, KeyRule, is_loopback
 from cato.serve.control_plane import ControlPlane
 from cato.serve.engine_replica import EngineReplica
 from cato.serve.ingress.app import create_app
@@ -100,24 +101,36 @@ class Ingress:
     async def __init__(self, spec: IngressSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         workflows = load_workflows(resolve(spec.workflows_dir))
         self._pools = RayPools({name: calls_before(w) for name, w in workflows.items()})
+        self._is_private = is_loopback(await asyncio.to_thread(http_host))
+        self._access = AccessControl(KeyRule(spec.keys), share=1 / spec.replicas)
         records = RayRecords(
-            self._pools, {name: tuple(n.id for n in w.nodes) for name, w in workflows.items()}
+            self._pools,
+            {name: tuple(n.id for n in w.nodes) for name, w in workflows.items()},
+            self._access,
         )
         indexes = {}
         for name, folder in spec.indexes.items():
             store = run_dir() / "indexes" / name
             indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
         self._spec = spec
+        self._records = records
         self._service = TaskService(workflows, self._pools, NodeRunner(indexes), records)
         self._pools.start()
         records.start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        app = create_app(self._service, max_body_bytes=self._spec.max_body_bytes, ready=self._ready)
+        app = create_app(
+            self._service,
+            max_body_bytes=self._spec.max_body_bytes,
+            ready=self._ready,
+            access=self._access,
+            is_private=self._is_private,
+            feedback=self._records,
+        )
         return _leaving_request_id_to_serve(app)
 
     def _ready(self) -> tuple[bool, str]:
-        why_not = self._pools.why_not_ready()
+        why_not = self._access.why_not_ready() or self._pools.why_not_ready()
         return not why_not, why_not
 
 

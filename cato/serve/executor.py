@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import assert_never
@@ -82,6 +82,7 @@ class _Progress:
     has_output: bool = False  # text, or bytes without text such as a tool call
     output_tokens: int = 0
     prompt_tokens: int = -1
+    asked_tokens: int = 0  # of the prompt, as estimated before an engine has told
     cached_tokens: int = -1
     finish_reason: str = ""
     first_token_s: float | None = None
@@ -94,6 +95,16 @@ class _Progress:
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
     simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """Tokens of a run's calls of one model, those that were cancelled included."""
+
+    model: str
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
 
 
 class RunningTask:
@@ -109,9 +120,18 @@ class RunningTask:
         nodes: NodeRunner,
         draw: Callable[[], float],
         lengths: Lengths,
-        on_finish: Callable[[FinishRun], None],
+        on_finish: Callable[[FinishRun, Sequence[ModelUse]], None],
+        *,
+        tenant: str = "",
+        weight: float = 1.0,
+        head_start_s: float = 0.0,
     ) -> None:
+        """Pools are shared by `tenant` and `weight`. `head_start_s` is how long before its arrival
+        the run stands in their queues."""
         self.run = run
+        self.head_start_s = head_start_s
+        self._tenant = tenant
+        self._weight = weight
         self.finish: FinishRun | None = None
         self.error: CatoError | None = None
         # A client may choose its request id, and use it twice: routers and engines need another.
@@ -121,6 +141,8 @@ class RunningTask:
         self._draw = draw
         self._lengths = lengths
         self._served_s = 0.0  # by engines, for all nodes so far
+        self._queued = 0
+        self._calls: list[tuple[str, _Progress]] = []
         self._on_finish = on_finish
         self._out: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._outputs: dict[tuple[NodeId, int], _Output] = {}
@@ -163,6 +185,11 @@ class RunningTask:
         assert self.finish is not None
         return self.finish
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether a call of the run waits for a lease now."""
+        return self._queued > 0
+
     def cancel(self, reason: str) -> None:
         """End the run; harmless when it has finished."""
         self._perform(self.run.handle(RunCancelled(time.monotonic(), reason)))
@@ -196,7 +223,22 @@ class RunningTask:
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._out.put_nowait(None)
-        self._on_finish(finish)
+        self._on_finish(finish, self._used())
+
+    def _used(self) -> list[ModelUse]:
+        used = []
+        for model in dict.fromkeys(model for model, _ in self._calls):
+            # An engine may tell a prompt's length only at the end; what was leased was computed.
+            calls = [p for name, p in self._calls if name == model and p.lease is not None]
+            used.append(
+                ModelUse(
+                    model,
+                    sum(p.asked_tokens if p.prompt_tokens < 0 else p.prompt_tokens for p in calls),
+                    sum(max(0, p.cached_tokens) for p in calls),
+                    sum(p.output_tokens for p in calls),
+                )
+            )
+        return used
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
@@ -280,6 +322,7 @@ class RunningTask:
         """One LLM call, over as many leases as it takes."""
         pool = self._pools.pool_of(settings.model)
         progress.simulated = pool.simulated
+        self._calls.append((pool.model.name, progress))
         shrink = 1.0
         started_s = time.monotonic()
         suffix = "" if command.item is None else f".{command.item}"
@@ -317,11 +360,14 @@ class RunningTask:
         progress.attempts += 1
         now_s = time.monotonic()
         invocation = self._invocation(command, pool, call, id, progress, started_s - now_s)
+        self._queued += 1
         try:
             lease = await self._pools.lease(pool.name, invocation)
         except CapacityError as error:
             progress.reasons.append(f"refused: {error.problem}")
             raise
+        finally:
+            self._queued -= 1
         progress.queue_s += time.monotonic() - now_s
         progress.lease = lease
         progress.reasons.append(lease.reason)
@@ -380,6 +426,7 @@ class RunningTask:
         """The call as its pool sees it; what was generated already has become its prompt."""
         run, node = self.run, command.node
         if progress.attempts == 1:
+            progress.asked_tokens = call.prompt_tokens
             progress.length = self._lengths(
                 run.workflow.name, node.id, pool.model.name, call.prompt_tokens, call.max_tokens
             )
@@ -394,7 +441,7 @@ class RunningTask:
             node=node.id,
             prompt_tokens=call.prompt_tokens,
             expected_tokens=max(1, progress.expected_tokens),
-            arrived_at_s=arrived_at_s,
+            arrived_at_s=arrived_at_s - self.head_start_s,
             deadline_s=command.deadline_s - time.monotonic(),
             downstream_s=command.downstream_s,
             until_first_token=command.until_first_token or is_paced,
@@ -404,6 +451,8 @@ class RunningTask:
             served_s=self._served_s,
             resumable=call.is_resumable,
             prefix=call.prefix,
+            tenant=self._tenant,
+            weight=self._weight,
         )
         if progress.attempts == 1:
             return invocation

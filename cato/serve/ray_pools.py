@@ -30,12 +30,16 @@ from cato.core.profile import UNMEASURED
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
+from cato.core.tenancy import Usage
 from cato.core.topology import RAY_SERVE, PoolSpec, Topology
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns
+from cato.serve.access.control import AccessControl
+from cato.serve.ingress.feedback import Feedback
 from cato.serve.pools import PoolInfo
+from cato.store.errors import StoreUnavailableError
 from cato.telemetry.metrics import render_pools
 
 log = logging.getLogger("cato.pools")
@@ -196,34 +200,57 @@ class RayPools:
 
 
 class RayRecords:
-    """Receipts, and what was learnt from them, through the Profiler actor."""
+    """Receipts, what was learnt from them, and API keys, through the Profiler actor."""
 
-    def __init__(self, pools: RayPools, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
+    def __init__(
+        self,
+        pools: RayPools,
+        nodes_of: Mapping[TaskName, tuple[NodeId, ...]],
+        access: AccessControl,
+    ) -> None:
+        """`access` is told the keys as they change."""
         self._pools = pools
+        self._access = access
         self._nodes_of = nodes_of
         self._table: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
         self._lengths = OutputLengths()
         self._past_runs = PastRuns()
         self._profiler: Any = None
         self._finished: list[Finished] = []
+        self._used: list[Usage] = []
+        self._told: list[Feedback] = []
         self._refresher: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to follow the Profiler; call once, inside the event loop."""
         self._refresher = asyncio.get_running_loop().create_task(self._refresh_forever())
 
-    def record(self, receipt: SlaReceipt) -> None:
+    def record(self, receipt: SlaReceipt, usage: Sequence[Usage]) -> None:
         if self._profiler is None:
             log.warning("no profiler yet: receipt of %s is not kept", receipt.request_id)
             return
-        if not self._finished:
-            asyncio.get_running_loop().call_later(RECORD_WITHIN_S, self._send)
+        self._send_soon()
         self._finished.append((receipt, self._nodes_of.get(receipt.task, ())))
+        self._used += usage
+
+    def note(self, feedback: Feedback) -> None:
+        """What somebody did with a completion; lost while there is no profiler."""
+        if self._profiler is not None:
+            self._send_soon()
+            self._told.append(feedback)
+
+    def _send_soon(self) -> None:
+        if not self._finished and not self._told:
+            asyncio.get_running_loop().call_later(RECORD_WITHIN_S, self._send)
 
     def _send(self) -> None:
         finished, self._finished = tuple(self._finished), []
+        used, self._used = tuple(self._used), []
         if finished:
-            self._profiler.record.remote(finished)
+            self._profiler.record.remote(finished, used)
+        told, self._told = tuple(self._told), []
+        if told:
+            self._profiler.react.remote(told)
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
         return self._table.get(task, {})
@@ -243,6 +270,16 @@ class RayRecords:
         receipt: Mapping[str, object] | None = await self._profiler.receipt.remote(request_id)
         return receipt
 
+    async def usage(self, tenant: str | None) -> Sequence[Usage]:
+        if self._profiler is None:
+            raise StoreUnavailableError("", "no profiler yet")
+        self._send()
+        try:
+            usage: tuple[Usage, ...] = await self._profiler.usage.remote(tenant)
+        except RayTaskError as error:
+            raise error.cause if isinstance(error.cause, CatoError) else error from error
+        return usage
+
     async def metrics(self) -> bytes:
         self._send()
         runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
@@ -253,6 +290,7 @@ class RayRecords:
             try:
                 if self._profiler is None:
                     self._profiler = actors.get(actors.PROFILER)
+                self._access.learn(await self._profiler.access.remote())
                 self._table = await self._profiler.estimates.remote()
                 await self._refresh_beliefs()
             except (ValueError, RayError) as error:

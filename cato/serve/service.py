@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
@@ -15,10 +17,11 @@ from cato.core.length import LengthBelief
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
 from cato.core.slo import Slo, SloMetric
+from cato.core.tenancy import Usage
 from cato.core.workflow import CallSettings, LlmSettings, Node, NodeKind, Workflow
 from cato.engines.base import Endpoint
 from cato.estimators.dag_match import StageShare
-from cato.serve.executor import RunningTask
+from cato.serve.executor import ModelUse, RunningTask
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
 from cato.workflows.load import check_inputs
@@ -31,13 +34,35 @@ CALL_NODE = NodeId("call")
 # Plain models: the first token of a chat or a completion, as for generation.
 CALL_SLO = Slo(SloMetric.TTFT, 1.5)
 CALL_DEADLINE_S = 600.0
+# The reason that a run is cancelled with when a newer one of its buffer replaces it.
+SUPERSEDED = "a newer request of the same buffer replaced it"
+# A burst of keystrokes; who types on for longer has no claim to the place of its beginning.
+MAX_HEAD_START_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose task it is, and the run of the same buffer that it replaces.
+
+    `weight` is the tenant's in a full pool; `spend` is told the tokens that the run has used when
+    it has ended.
+    """
+
+    key: str = ""
+    tenant: str = ""
+    weight: float = 1.0
+    replaces: RunningTask | None = None
+    spend: Callable[[int], None] = lambda _: None
+
+
+NOBODY = Origin()
 
 
 class Records(Protocol):
     """Where receipts go and what was learnt from them comes from; on Ray the Profiler actor."""
 
-    def record(self, receipt: SlaReceipt) -> None:
-        """Keep `receipt`. Never blocks."""
+    def record(self, receipt: SlaReceipt, usage: Sequence[Usage]) -> None:
+        """Keep `receipt`, and count what its run used. Never blocks."""
         ...
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
@@ -58,6 +83,11 @@ class Records(Protocol):
 
     async def receipt(self, request_id: str) -> Mapping[str, object] | None:
         """A receipt as plain values; None when it is not (or no longer) known."""
+        ...
+
+    async def usage(self, tenant: str | None) -> Sequence[Usage]:
+        """What `tenant` used (None: everybody), by day and the rest of its name; raise `StoreError`
+        when it cannot be read."""
         ...
 
     async def metrics(self) -> bytes:
@@ -111,9 +141,11 @@ class TaskService:
         *,
         request_id: str,
         slo: Slo | None = None,
+        origin: Origin = NOBODY,
     ) -> RunningTask:
         """Start a workflow. Raise `UnknownNameError` or `InputError`; nothing was started then."""
-        return self.run_workflow(self.workflow(task), inputs, request_id=request_id, slo=slo)
+        workflow = self.workflow(task)
+        return self.run_workflow(workflow, inputs, request_id=request_id, slo=slo, origin=origin)
 
     def run_workflow(
         self,
@@ -122,9 +154,10 @@ class TaskService:
         *,
         request_id: str,
         slo: Slo | None = None,
+        origin: Origin = NOBODY,
     ) -> RunningTask:
         """Start `workflow`, a task's own or one made from it. Raise `InputError`."""
-        return self._start(workflow, check_inputs(workflow, inputs), request_id, slo)
+        return self._start(workflow, check_inputs(workflow, inputs), request_id, slo, origin)
 
     def run_model(
         self,
@@ -135,6 +168,7 @@ class TaskService:
         request_id: str,
         stream: bool,
         slo: Slo | None = None,
+        origin: Origin = NOBODY,
     ) -> RunningTask:
         """Pass `body` through to `model` as a workflow of one node.
 
@@ -159,7 +193,7 @@ class TaskService:
             output=(CALL_NODE,),
             stream=(CALL_NODE,),
         )
-        return self._start(workflow, {}, request_id, slo)
+        return self._start(workflow, {}, request_id, slo, origin)
 
     def _start(
         self,
@@ -167,6 +201,7 @@ class TaskService:
         inputs: Mapping[str, object],
         request_id: str,
         slo: Slo | None,
+        origin: Origin,
     ) -> RunningTask:
         run = Run(
             id=RunId(request_id),
@@ -183,17 +218,30 @@ class TaskService:
             self._nodes,
             self._random.random,
             self._records.length,
-            self._on_finish,
+            partial(self._on_finish, origin),
+            tenant=origin.tenant,
+            weight=origin.weight,
+            head_start_s=_head_start_s(run, origin.replaces),
         )
-        task.start()
+        _start_instead(task, origin.replaces)
         return task
 
     def _next_share(self, task: TaskName, executions: Sequence[NodeReceipt]) -> float | None:
         found = self._records.stage_share(task, executions)
         return None if found is None else found.share
 
-    def _on_finish(self, finish: FinishRun) -> None:
-        self._records.record(finish.receipt)
+    def _on_finish(self, origin: Origin, finish: FinishRun, used: Sequence[ModelUse]) -> None:
+        receipt = replace(finish.receipt, tenant=origin.tenant, key=origin.key)
+        day = datetime.now(UTC).date().isoformat()
+        usage = [
+            Usage(
+                day, origin.tenant, origin.key, receipt.task, u.model, 1, u.prompt_tokens,
+                u.cached_prompt_tokens, u.output_tokens,
+            )
+            for u in used
+        ]  # fmt: skip
+        self._records.record(receipt, usage)
+        origin.spend(sum(u.prompt_tokens + u.output_tokens for u in used))
 
     def _estimates(self, workflow: Workflow) -> dict[NodeId, NodeEstimate]:
         """Measured baselines; for LLM nodes never seen, what the pool's profile predicts."""
@@ -209,3 +257,24 @@ class TaskService:
                 runs=1.0 if node.when is None else CONDITIONAL_RUNS,
             )
         return known
+
+
+def _head_start_s(run: Run, older: RunningTask | None) -> float:
+    """A run takes over the place that the one before it had in its pools' queues."""
+    if older is None:
+        return 0.0
+    gap_s = run.arrived_at_s - older.run.arrived_at_s
+    return min(gap_s + older.head_start_s, MAX_HEAD_START_S)
+
+
+def _start_instead(task: RunningTask, older: RunningTask | None) -> None:
+    """Start `task` and end the `older` run of its buffer, if there is one.
+
+    A queued one leaves first: the newer must not find a queue that is full because of it. One that
+    runs leaves last: the place that it frees should find the newer one waiting.
+    """
+    if older is not None and older.is_queued:
+        older.cancel(SUPERSEDED)
+    task.start()
+    if older is not None:
+        older.cancel(SUPERSEDED)

@@ -46,6 +46,7 @@ class SimTask:
     nodes: tuple[SimNode, ...]
     draws: tuple[float, ...]
     tpot_target_s: float = inf
+    tenant: str = ""
 
     @property
     def deadline_s(self) -> float:
@@ -72,6 +73,7 @@ class SimTask:
             node.length,
             0,
             served_s,
+            tenant=self.tenant,
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.receipt import SlaReceipt
+from cato.core.tenancy import Usage
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
 
@@ -18,9 +19,30 @@ class KeptReceipt:
     ended_at_s: float
 
 
-Record = LengthSample | NodeMean | PoolErrors | FinishedStages | KeptReceipt
-"""What a writer takes. Of means and errors of the same name, and of receipts with the same request
-id, the newest is kept."""
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """What somebody did with the completion of `request_id`: `view`, `select` or `dismiss`.
+
+    `view_id` and `choice` tell showings apart; `select_kind` is `line` when a part was taken.
+    `after_s` is the time since it was shown, None when the client did not say; `e2e_s` what the
+    completion took. The same reaction twice counts once.
+    """
+
+    request_id: str
+    reaction: str
+    choice: int
+    view_id: str
+    select_kind: str
+    after_s: float | None
+    task: str
+    model: str
+    e2e_s: float
+    at_s: float
+
+
+Record = Reaction | LengthSample | NodeMean | PoolErrors | FinishedStages | KeptReceipt | Usage
+"""What a writer takes. Usage is added to what is known of its name; of means and errors of the same
+name, and of receipts with the same request id, the newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,7 @@ class Limits:
     """
 
     receipts: int = 20_000
+    reactions: int = 100_000
     receipt_age_s: float = 30 * 86_400.0
     samples_per_node: int = 2_500
     runs_per_task: int = 200

@@ -86,3 +86,59 @@ pool_errors = Table(
     Column("service_s", Double, nullable=False),
     Column("samples", BigInteger, nullable=False),
 )
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("requests_per_minute", BigInteger),
+    Column("tokens_per_minute", BigInteger),
+    Column("tokens_per_month", BigInteger),
+    Column("weight", Double, nullable=False),
+)
+
+# `digest` is a hash: nothing here opens a door.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("digest", String, nullable=False),
+    Column("tenant", String, nullable=False),
+    Column("name", String, nullable=False),
+    Column("sla_class", String, nullable=False),
+    Column("tasks", Text, nullable=False),
+    Column("models", Text, nullable=False),
+    Column("default_task", String, nullable=False),
+    Column("created_at_s", Double, nullable=False),
+    Column("expires_at_s", Double),
+)
+
+reactions = Table(
+    "reactions",
+    metadata,
+    Column("request_id", String, primary_key=True),
+    Column("reaction", String, primary_key=True),
+    Column("choice", Integer, primary_key=True),
+    Column("view_id", String, primary_key=True),
+    Column("select_kind", String, nullable=False),
+    Column("after_s", Double),
+    Column("task", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("e2e_s", Double, nullable=False),
+    Column("at_s", Double, nullable=False),
+    Index("ix_reactions_at_s", "at_s"),
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("day", String, primary_key=True),
+    Column("tenant", String, primary_key=True),
+    Column("key", String, primary_key=True),
+    Column("task", String, primary_key=True),
+    Column("model", String, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_prompt_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+)

@@ -6,17 +6,18 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, assert_never
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Engine, Table, delete, func, insert, select
+from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import NodeId, PoolName, TaskName
+from cato.core.tenancy import Access, ApiKey, Tenant, Usage
 from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
@@ -31,14 +32,18 @@ from cato.store.errors import (
     translated,
 )
 from cato.store.location import shown, store_url
-from cato.store.records import KeptReceipt, Learnt, Limits, Record
+from cato.store.records import KeptReceipt, Learnt, Limits, Reaction, Record
 from cato.store.schema import (
+    api_keys,
     dag_runs,
     length_samples,
     node_means,
     pool_errors,
     profiles,
+    reactions,
     receipts,
+    tenants,
+    usage,
 )
 
 BUSY_TIMEOUT_S = 5.0
@@ -106,14 +111,12 @@ class MetadataStore:
             _keep_newest(connection, length_samples, limits.samples_per_node,
                          (samples.task, samples.node, samples.model))  # fmt: skip
             _keep_newest(connection, dag_runs, limits.runs_per_task, (dag_runs.c.task,))
-            oldest_s = (
-                select(receipts.c.ended_at_s)
-                .order_by(receipts.c.ended_at_s.desc())
-                .limit(1)
-                .offset(limits.receipts)
-                .scalar_subquery()
-            )
-            connection.execute(delete(receipts).where(receipts.c.ended_at_s <= oldest_s))
+            for at_s, kept in (
+                (receipts.c.ended_at_s, limits.receipts),
+                (reactions.c.at_s, limits.reactions),
+            ):
+                newest = select(at_s).order_by(at_s.desc()).limit(1).offset(kept)
+                connection.execute(delete(at_s.table).where(at_s <= newest.scalar_subquery()))
             too_old = receipts.c.ended_at_s < now_s - limits.receipt_age_s
             connection.execute(delete(receipts).where(too_old))
 
@@ -157,6 +160,78 @@ class MetadataStore:
         except ValueError as exc:
             raise StoreCorruptError(self.name, f"receipt {request_id} is unreadable") from exc
         return plain
+
+    def reactions(self, request_id: str) -> tuple[Reaction, ...]:
+        """What was done with the completion of a request, in order."""
+        query = select(reactions).where(reactions.c.request_id == request_id)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(reactions.c.at_s, reactions.c.reaction))
+            return tuple(Reaction(*row) for row in rows)
+
+    # Keys and tenants
+
+    def add_key(self, key: ApiKey) -> None:
+        """Keep a new key; raise `StoreRecordError` when its id is taken."""
+        with self._transaction() as connection:
+            connection.execute(insert(api_keys), _key_row(key))
+
+    def expire_key(self, id: str, at_s: float) -> ApiKey | None:
+        """Let a key end at `at_s`, or when it did already; None when there is none of that id."""
+        with self._transaction() as connection:
+            row = connection.execute(select(api_keys).where(api_keys.c.id == id)).one_or_none()
+            if row is None:
+                return None
+            known = self._key(row)
+            if known.expires_at_s is None or at_s < known.expires_at_s:
+                known = replace(known, expires_at_s=at_s)
+                connection.execute(
+                    update(api_keys).where(api_keys.c.id == id).values(expires_at_s=at_s)
+                )
+            return known
+
+    def api_keys(self) -> tuple[ApiKey, ...]:
+        """All keys, the ended ones too, oldest first."""
+        query = select(api_keys).order_by(api_keys.c.created_at_s, api_keys.c.id)
+        with self._reading() as connection:
+            return tuple(self._key(row) for row in connection.execute(query))
+
+    def set_tenant(self, tenant: Tenant) -> None:
+        """Keep a tenant's limits in place of earlier ones."""
+        with self._transaction() as connection:
+            connection.execute(_upsert(connection, tenants), [asdict(tenant)])
+
+    def tenants(self) -> tuple[Tenant, ...]:
+        """All tenants that limits were set for, by name."""
+        with self._reading() as connection:
+            rows = connection.execute(select(tenants).order_by(tenants.c.name))
+            return tuple(Tenant(*row) for row in rows)
+
+    def access(self, month: str) -> Access:
+        """All that an ingress must know; `month` as 2026-11."""
+        tokens = func.sum(usage.c.prompt_tokens + usage.c.output_tokens)
+        query = (
+            select(usage.c.tenant, tokens)
+            .where(usage.c.day >= f"{month}-01", usage.c.day <= f"{month}-31")
+            .group_by(usage.c.tenant)
+        )
+        with self._reading() as connection:
+            spent = {tenant: int(n) for tenant, n in connection.execute(query)}
+        return Access(self.api_keys(), self.tenants(), spent)
+
+    def usage(self, tenant: str | None) -> tuple[Usage, ...]:
+        """What `tenant` used (None: everybody), by name."""
+        query = select(usage).order_by(*usage.primary_key.columns)
+        if tenant is not None:
+            query = query.where(usage.c.tenant == tenant)
+        with self._reading() as connection:
+            return tuple(Usage(*row) for row in connection.execute(query))
+
+    def _key(self, row: Any) -> ApiKey:
+        try:
+            tasks, models = tuple(json.loads(row.tasks)), tuple(json.loads(row.models))
+        except (TypeError, ValueError) as exc:
+            raise StoreCorruptError(self.name, f"API key {row.id} is unreadable") from exc
+        return ApiKey(**{**row._asdict(), "tasks": tasks, "models": models})
 
     # Measured
 
@@ -232,10 +307,11 @@ def _inode(file: Path) -> int:
 
 
 class _Rows:
-    """The rows of a batch; of several with one key the last, so that it is written once."""
+    """The rows of a batch, each key once: of several the last, or of usage the sum."""
 
     def __init__(self) -> None:
         self._new: dict[Table, list[Row]] = {}
+        self._used: dict[tuple[str, ...], Usage] = {}
         self._latest: dict[Table, dict[object, Row]] = {}
 
     def add(self, record: Record) -> None:
@@ -250,6 +326,12 @@ class _Rows:
                 self._replace(node_means, (task, node, quantity), _row(record))
             case PoolErrors(pool):
                 self._replace(pool_errors, pool, _row(record))
+            case Reaction(request_id, reaction, choice, view_id):
+                key = (request_id, reaction, choice, view_id)
+                self._replace(reactions, key, asdict(record))
+            case Usage():
+                known = self._used.get(record.name)
+                self._used[record.name] = record if known is None else known.plus(record)
             case KeptReceipt():
                 self._replace(receipts, record.receipt.request_id, _receipt_row(record))
             case _:
@@ -258,6 +340,9 @@ class _Rows:
     def write(self, connection: Connection) -> None:
         for table, rows in self._new.items():
             connection.execute(insert(table), rows)
+        if self._used:
+            rows = [asdict(used) for used in self._used.values()]
+            connection.execute(_upsert(connection, usage, is_sum=True), rows)
         for table, by_key in self._latest.items():
             connection.execute(_upsert(connection, table), list(by_key.values()))
 
@@ -284,11 +369,20 @@ def _receipt_row(kept: KeptReceipt) -> Row:
     }
 
 
-def _upsert(connection: Connection, table: Table) -> Any:
+def _key_row(key: ApiKey) -> Row:
+    return {**asdict(key), "tasks": json.dumps(key.tasks), "models": json.dumps(key.models)}
+
+
+def _upsert(connection: Connection, table: Table, *, is_sum: bool = False) -> Any:
+    """Insert rows; those that are there are replaced, or with `is_sum` added to."""
     keys = [column.name for column in table.primary_key]
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     statement = dialect.insert(table)
-    changes = {c.name: statement.excluded[c.name] for c in table.c if c.name not in keys}
+    changes = {
+        c.name: c + statement.excluded[c.name] if is_sum else statement.excluded[c.name]
+        for c in table.c
+        if c.name not in keys
+    }
     return statement.on_conflict_do_update(index_elements=keys, set_=changes)
 
 

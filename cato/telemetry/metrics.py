@@ -25,8 +25,6 @@ LATENCY_BUCKETS_S = (
 QUEUE_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
 # Of predicted over actual: narrow around 1, where a good profile is.
 RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 4)
-# Until requests carry keys, all belong to one tenant without a name.
-NO_TENANT = ""
 
 
 class RunMetrics:
@@ -65,6 +63,18 @@ class RunMetrics:
             buckets=LATENCY_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
 
+        self._reactions = Counter(
+            "cato_completion_reactions",
+            "What people did with completions that they were shown, by task, model and reaction "
+            "(view, select, dismiss). Acceptance rate: select over view.",
+            ["task", "model", "reaction"], registry=self.registry,
+        )  # fmt: skip
+        self._reaction_e2e = Histogram(
+            "cato_completion_reaction_e2e_seconds",
+            "Arrival to last token of the completions in cato_completion_reactions, by the same: "
+            "whether people take late ones.",
+            ["task", "model", "reaction"], buckets=LATENCY_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
         self._bounds = Counter(
             "cato_length_bounds",
             "Outputs whose length was bounded at arrival and that ended by themselves or at their "
@@ -103,9 +113,9 @@ class RunMetrics:
     def record(self, receipt: SlaReceipt) -> None:
         task, met = receipt.task, str(receipt.met).lower()
         self._runs.labels(task, receipt.status).inc()
-        self._slo.labels(task, receipt.metric, met, NO_TENANT).inc()
+        self._slo.labels(task, receipt.metric, met, receipt.tenant).inc()
         for pool in {node.llm.pool for node in receipt.nodes if node.llm is not None}:
-            self._pool_slo.labels(pool, met, NO_TENANT).inc()
+            self._pool_slo.labels(pool, met, receipt.tenant).inc()
         self._e2e.labels(task).observe(receipt.e2e_s)
         if receipt.ttft_s is not None:
             self._ttft.labels(task).observe(receipt.ttft_s)
@@ -121,6 +131,11 @@ class RunMetrics:
                     self._record_bound(task, node.llm)
         for facts in predictions(receipt):
             self._record_errors(facts)
+
+    def record_reaction(self, task: str, model: str, reaction: str, e2e_s: float) -> None:
+        """Somebody did `reaction` with a completion of `model` that took `e2e_s`."""
+        self._reactions.labels(task, model, reaction).inc()
+        self._reaction_e2e.labels(task, model, reaction).observe(e2e_s)
 
     def _record_bound(self, task: str, facts: LlmFacts) -> None:
         # The bound is of the output as its limit cuts it, so that a cut output is known exactly.

@@ -37,6 +37,7 @@ from cato.core.profile import Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
+from cato.core.tenancy import Usage
 from cato.core.topology import EngineSpec, ModelSpec, PoolPolicies
 from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
 from cato.engines.simulated import SimulatedEngine
@@ -247,10 +248,14 @@ class LocalRecords:
         self.receipts: OrderedDict[str, SlaReceipt] = OrderedDict()
         self._pools = pools
         self._metrics = RunMetrics()
+        self._usage: dict[tuple[str, ...], Usage] = {}
 
-    def record(self, receipt: SlaReceipt) -> None:
+    def record(self, receipt: SlaReceipt, usage: Sequence[Usage] = ()) -> None:
         self.receipts[receipt.request_id] = receipt
         self._metrics.record(receipt)
+        for used in usage:
+            known = self._usage.get(used.name)
+            self._usage[used.name] = used if known is None else known.plus(used)
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
         return {}
@@ -266,6 +271,9 @@ class LocalRecords:
     async def receipt(self, request_id: str) -> Mapping[str, object] | None:
         receipt = self.receipts.get(request_id)
         return None if receipt is None else receipt.as_dict()
+
+    async def usage(self, tenant: str | None) -> Sequence[Usage]:
+        return [u for _, u in sorted(self._usage.items()) if tenant in (None, u.tenant)]
 
     async def metrics(self) -> bytes:
         pools = self._pools.metrics() if self._pools is not None else b""

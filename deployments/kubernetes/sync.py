@@ -25,6 +25,11 @@ CONTAINER = (
     ),
     ("host: 127.0.0.1 ", "host: 0.0.0.0   "),
     ("# reachable from this machine only", "# the container's port decides who reaches it"),
+    (
+        "keys: auto                # without an API key only this machine is served: "
+        "`cato keys create`",
+        "keys: ignored             # whoever reaches the port is served; auto: API keys",
+    ),
 )
 COPIES = {
     "docker/container-cpu.yaml": ("deployments/local-cpu.yaml", CONTAINER),

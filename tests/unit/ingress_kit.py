@@ -18,8 +18,10 @@ from fastapi import FastAPI
 from cato.core.ids import ModelName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
+from cato.core.tenancy import Access
 from cato.core.topology import ModelSpec, PoolPolicies
 from cato.core.workflow import Workflow
+from cato.serve.access.control import AccessControl
 from cato.serve.ingress.app import create_app
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.nodes.runner import NodeRunner
@@ -150,6 +152,13 @@ def workflows_of(folder: Path, *texts: str) -> dict[TaskName, Workflow]:
     return dict(load_workflows(folder))
 
 
+def an_access(access: Access = Access()) -> AccessControl:  # noqa: B008  # frozen
+    """An access control that knows `access`."""
+    control = AccessControl()
+    control.learn(access)
+    return control
+
+
 class KeptFeedback:
     """All feedback, in order."""
 
@@ -196,8 +205,9 @@ async def running(
     *pools: LocalPool,
     workflows: tuple[str, ...],
     belief: LengthBelief | None = None,
+    access: AccessControl | None = None,
 ) -> AsyncIterator[Kit]:
-    """An ingress over `pools` with `workflows`."""
+    """An ingress over `pools` with `workflows`; `access` is None where no key is configured."""
     async with LocalPools(*pools) as local:
         records = LocalRecords(local, belief)
         service = TaskService(
@@ -208,6 +218,7 @@ async def running(
             service,
             max_body_bytes=MAX_BODY_BYTES,
             ready=lambda: (True, ""),
+            access=access or an_access(),
             feedback=feedback,
         )
         yield Kit(service, records, app, feedback)

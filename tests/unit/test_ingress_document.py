@@ -37,6 +37,7 @@ PATHS = {
     "/v1/tasks/{task}",
     "/v1/tasks/{task}/sla",
     "/v1/requests/{request_id}",
+    "/v1/usage",
     "/health",
     "/livez",
     "/readyz",

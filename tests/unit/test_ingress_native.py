@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ingress_kit import COMPLETION, GENERATION, a_fast_pool, running, sse_events
+from ingress_kit import COMPLETION, GENERATION, a_fast_pool, an_access, running, sse_events
+
+from cato.serve.ingress.app import create_app
 
 WORKFLOWS = (COMPLETION, GENERATION)
 COMPLETE = {"inputs": {"prefix": "def add(a, b):\n    return "}}
@@ -186,11 +188,12 @@ async def test_metrics_count_runs_and_name_pools(tmp_path: Path) -> None:
 
 
 async def test_health_is_always_ok_but_readiness_gives_its_reason(tmp_path: Path) -> None:
-    from cato.serve.ingress.app import create_app
-
     async with running(tmp_path, a_fast_pool(), workflows=WORKFLOWS) as kit:
         kit.app = create_app(
-            kit.service, max_body_bytes=1, ready=lambda: (False, "no replica of sim-fast yet")
+            kit.service,
+            max_body_bytes=1,
+            ready=lambda: (False, "no replica of sim-fast yet"),
+            access=an_access(),
         )
         async with kit.http() as http:
             health, ready = await http.get("/health"), await http.get("/readyz")

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from fastapi import FastAPI
 
 import cato
+from cato.serve.access.buffers import Buffers
+from cato.serve.access.control import AccessControl
 from cato.serve.ingress import (
     document,
     errors,
@@ -21,15 +23,17 @@ from cato.serve.ingress import (
     relays,
     responses,
     tabby,
+    usage,
 )
 from cato.serve.ingress.context import Ingress
 from cato.serve.ingress.feedback import FeedbackSink, LoggedFeedback
+from cato.serve.ingress.gate import Gate
 from cato.serve.ingress.naming import TaskPrefix
 from cato.serve.service import TaskService
 
 # Routes are tried in order: the busiest first.
 DIALECTS = (
-    openai, fim, tabby, infill, responses, messages, native, relays, models, operations,
+    openai, fim, tabby, infill, responses, messages, native, relays, models, operations, usage,
 )  # fmt: skip
 
 
@@ -38,12 +42,15 @@ def create_app(
     *,
     max_body_bytes: int,
     ready: Callable[[], tuple[bool, str]],
+    access: AccessControl,
+    is_private: bool | None = None,
     feedback: FeedbackSink | None = None,
 ) -> FastAPI:
     """All dialects over `service`.
 
-    `ready` says whether tasks can be served, and why not; `feedback` is told what people did with
-    completions (None: the log).
+    `ready` says whether tasks can be served, and why not; `access` who may ask for them, and
+    `is_private` what `Gate` must know of the clients' connections; `feedback` is told what people
+    did with completions (None: the log).
     """
     ingress = Ingress(
         service,
@@ -51,6 +58,8 @@ def create_app(
         ready,
         started_at=int(time.time()),
         feedback=feedback or LoggedFeedback(),
+        access=access,
+        buffers=Buffers(),
     )
     app = FastAPI(
         title="CATO",
@@ -62,7 +71,8 @@ def create_app(
     )
     for dialect in DIALECTS:
         app.include_router(dialect.routes(ingress))
-    app.add_middleware(TaskPrefix)
+    app.add_middleware(Gate, access=access, is_private=is_private)
+    app.add_middleware(TaskPrefix)  # outside the gate, which looks at paths
     errors.install(app, ingress.has_replicas)
     document.install(app)
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +12,9 @@ from starlette.responses import Response
 from cato.core.runs import FinishRun
 from cato.core.slo import Slo
 from cato.engines.base import Endpoint
+from cato.serve.access.buffers import BufferId
 from cato.serve.executor import RunningTask
+from cato.serve.ingress.buffers import named_buffer
 from cato.serve.ingress.context import Ingress, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, whole
 from cato.serve.ingress.limits import capped
@@ -32,9 +35,11 @@ def start_call(
     slo: Slo,
     *,
     is_streamed: bool,
+    buffer: BufferId | None = None,
 ) -> RunningTask:
     """Pass `body` to `model`, without CATO's fields and with a capped limit of tokens.
 
+    It takes the place of the latest run of `buffer`, or of the one that the request names itself.
     Raise `UnknownNameError` when no pool serves the model.
     """
     pool = pool_of(ingress, model)
@@ -43,13 +48,17 @@ def start_call(
         passed.pop("stream_options", None)  # an engine refuses it there
     if endpoint.generates:
         passed = capped(passed, endpoint, pool)
-    return ingress.service.run_model(
+    start = partial(
+        ingress.service.run_model,
         model,
         endpoint.value,
         passed,
         request_id=request_id(request),
         stream=is_streamed,
         slo=slo,
+    )
+    return ingress.started(
+        request, buffer or named_buffer(request), lambda origin: start(origin=origin)
     )
 
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from cato.core.errors import AccessError
 from cato.core.runs import FinishRun
+from cato.serve.access.buffers import BufferId, Buffers
+from cato.serve.access.control import ANYBODY, AccessControl, Caller
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.feedback import FeedbackSink
-from cato.serve.service import TaskService, new_request_id
+from cato.serve.service import Origin, TaskService, new_request_id
 
 # A client's own id is kept when it can stand in a path, a header and a log line as it is.
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
@@ -26,10 +29,44 @@ class Ingress:
     ready: Callable[[], tuple[bool, str]]
     started_at: int
     feedback: FeedbackSink
+    access: AccessControl
+    buffers: Buffers
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""
         return any(p.ready_replicas > 0 for p in self.service.pools() if p.name == pool)
+
+    def started(
+        self, request: Request, buffer: BufferId | None, start: Callable[[Origin], RunningTask]
+    ) -> RunningTask:
+        """The run that `start` starts for the caller, in the place of the buffer's latest one.
+
+        Raise `QuotaError` when the caller's tenant may not begin one now.
+        """
+        caller = caller_of(request)
+        self.access.begin(caller)
+
+        def spend(tokens: int) -> None:
+            self.access.spend(caller, tokens)
+
+        origin = Origin(caller.key, caller.tenant, caller.weight, spend=spend)
+        return self.buffers.started(buffer, origin, start)
+
+
+def remember_caller(request: Request, caller: Caller) -> None:
+    request.state.cato_caller = caller
+
+
+def caller_of(request: Request) -> Caller:
+    """Whose request it is, as the gate found."""
+    caller: Caller = getattr(request.state, "cato_caller", ANYBODY)
+    return caller
+
+
+def check_task(request: Request, task: str) -> None:
+    """Raise `AccessError` when the caller may not run `task`."""
+    if not caller_of(request).may_run(task):
+        raise AccessError(403, "task_not_permitted", "This API key may not run this task.")
 
 
 def request_id(request: Request) -> str:

@@ -417,6 +417,41 @@ METRICS: Responses = {
     200: {"description": "Prometheus' text form.", "content": {"text/plain": {"schema": TEXT}}}
 }
 RECEIPT = _answers(_ref("Receipt"))
+_USED = _object(
+    "day tenant key task model requests prompt_tokens cached_prompt_tokens output_tokens",
+    day=TEXT,
+    tenant=TEXT,
+    key={**TEXT, "description": "The public part of an API key; empty without one."},
+    task=TEXT,
+    model=TEXT,
+    requests=COUNT,
+    prompt_tokens=COUNT,
+    cached_prompt_tokens=COUNT,
+    output_tokens=COUNT,
+)
+USAGE: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "A row for each day, tenant, key, task and model.",
+            "content": {
+                "application/json": {
+                    "schema": _object("object data", object={"const": "list"}, data=_list(_USED))
+                },
+                "text/csv": {"schema": TEXT},
+            },
+        }
+    },
+    "openapi_extra": {
+        "parameters": [
+            {
+                "name": "format",
+                "in": "query",
+                "required": False,
+                "schema": {"enum": ["json", "csv"], "default": "json"},
+            },
+        ],
+    },
+}
 
 # Headers that every dialect's requests may have.
 HINTS = [
@@ -431,8 +466,15 @@ HINTS = [
         ("X-CATO-Task", "The task; overrules base URL and model.", TEXT),
         ("X-CATO-SLA", "The class of the SLA.", _ref("SlaClass")),
         ("X-CATO-Deadline-Ms", "The first token, or a whole answer, by then.", POSITIVE),
+        ("X-CATO-Buffer", "Ends the request under way that has the same value.", TEXT),
     )
 ]
+# Needed as soon as an API key is configured; one of them is enough.
+SECURITY: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "api-key": {"type": "apiKey", "in": "header", "name": "api-key"},
+}
 SERVERS = [
     {"url": "/"},
     {
@@ -471,7 +513,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
             _complete(operation, error)
             if method == "post":
                 operation["parameters"] = [*operation.get("parameters", ()), *HINTS]
-    document["components"] = {"schemas": SCHEMAS}
+    document["components"] = {"schemas": SCHEMAS, "securitySchemes": SECURITY}
+    document["security"] = [{name: []} for name in SECURITY]
     document["servers"] = SERVERS
     return document
 

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import (
+    AccessError,
     CapacityError,
     CatoError,
     ContextLengthError,
@@ -29,6 +30,7 @@ from cato.core.errors import (
     EngineDeadError,
     EngineError,
     InputError,
+    QuotaError,
     ReplicaLostError,
     UnknownNameError,
 )
@@ -36,10 +38,12 @@ from cato.serve.executor import RunningTask
 from cato.serve.ingress.context import finish_of, request_id, task_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
+from cato.serve.service import SUPERSEDED
 
 log = logging.getLogger("cato.ingress")
 
-# The code of work that a pool refused or dropped because too much waits for it.
+# The code of work that a pool refused or dropped because too much waits for it, and of requests
+# beyond their tenant's rates.
 FULL = "rate_limit_exceeded"
 # The reason given to `RunningTask.cancel` when the connection closed.
 CLIENT_LEFT = "the client left"
@@ -98,6 +102,10 @@ _HTTP_FAILURES = {
     413: ("The request is larger than this server takes.", "request_too_large"),
 }
 NO_RETRY = {"x-should-retry": "false"}
+_SUPERSEDED = Failure(
+    499, "A newer request of the same buffer replaced this one.", "invalid_request_error",
+    "superseded", headers=NO_RETRY,
+)  # fmt: skip
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> Failure:
@@ -124,6 +132,10 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             )  # fmt: skip
         case InputError():
             return invalid(str(error), error.param)
+        case AccessError():
+            return _not_let_in(error)
+        case QuotaError():
+            return _over_quota(error)
         case DeadlineError():
             return Failure(
                 504, "The task was not finished before its deadline.", "timeout_error",
@@ -164,6 +176,26 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return Failure(500, "CATO failed on this request.", "server_error", "internal_error")
 
 
+def _not_let_in(error: AccessError) -> Failure:
+    kinds = {401: "authentication_error", 403: "permission_error"}
+    headers = NO_RETRY if error.retry_after_s is None else _retry_after(error.retry_after_s)
+    kind = kinds.get(error.status, "server_error")
+    return Failure(error.status, error.message, kind, error.code, headers=headers)
+
+
+def _over_quota(error: QuotaError) -> Failure:
+    headers = _retry_after(error.retry_after_s)
+    if error.is_budget:
+        return Failure(
+            429, "The tokens of this month are used up.", "insufficient_quota",
+            "insufficient_quota", problem=str(error), headers=headers | NO_RETRY,
+        )  # fmt: skip
+    return Failure(
+        429, "This API key's tenant asks for too much; try again later.", "rate_limit_error",
+        FULL, problem=str(error), headers=headers,
+    )  # fmt: skip
+
+
 def _no_capacity(error: CapacityError, is_pool_up: bool) -> Failure:
     headers = _retry_after(error.retry_after_s)
     if is_pool_up:
@@ -194,6 +226,8 @@ def failure_of_run(task: RunningTask, has_replicas: Callable[[str], bool]) -> Fa
     problem = finish.receipt.problem
     if problem == CLIENT_LEFT:
         return _CLIENT_GONE
+    if problem == SUPERSEDED:
+        return _SUPERSEDED
     return Failure(
         500, "A node of the task's workflow failed.", "server_error", "node_failed",
         problem=problem,

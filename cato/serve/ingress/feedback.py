@@ -23,7 +23,8 @@ class Feedback:
     """One reaction to the completion of `request_id`.
 
     `view_id` tells the showings of one completion apart; `select_kind` is `line` when only a part
-    was taken; `after_s` is the time since it was shown, None when the client does not say.
+    was taken; `after_s` is the time since it was shown, None when the client does not say. `tenant`
+    is whose API key told it: it counts for nobody else's requests.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class Feedback:
     view_id: str = ""
     select_kind: str = ""
     after_s: float | None = None
+    tenant: str = ""
 
 
 class FeedbackSink(Protocol):

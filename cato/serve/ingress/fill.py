@@ -20,13 +20,14 @@ from cato.engines.base import Endpoint
 from cato.serve.executor import RunningTask
 from cato.serve.ingress import virtual
 from cato.serve.ingress.body import sub_object
+from cato.serve.ingress.buffers import completion_buffer, named_buffer
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.hints import claim_of, granted, tier_of
 from cato.serve.ingress.limits import capped, shortened
-from cato.serve.ingress.naming import Target, pool_of, prefix_of
+from cato.serve.ingress.naming import COMPLETION, Target, pool_of, prefix_of
 from cato.serve.nodes.languages import language_named
 from cato.serve.prompts import fim_stops
-from cato.serve.service import CALL_DEADLINE_S, CALL_SLO
+from cato.serve.service import CALL_DEADLINE_S, CALL_SLO, Origin
 from cato.workflows.fim import fim_family, parse_fim, render_fim
 
 # Of a direct call without a limit; what an editor shows behind a cursor.
@@ -83,17 +84,9 @@ def call_slo_of(request: Request, body: Mapping[str, object], extra: Mapping[str
     return granted(claim, CALL_SLO, CALL_DEADLINE_S)
 
 
-def slo_of_target(
-    ingress: Ingress,
-    request: Request,
-    target: Target,
-    body: Mapping[str, object],
-    extra: Mapping[str, object],
-) -> Slo:
-    """The objective of whatever serves the request."""
-    if target.task is None:
-        return call_slo_of(request, body, extra)
-    return slo_of(request, body, extra, ingress.service.workflow(target.task))
+def objective_of(ingress: Ingress, target: Target) -> Slo:
+    """What `target` promises to a request that asks for nothing else."""
+    return CALL_SLO if target.task is None else ingress.service.workflow(target.task).slo
 
 
 def start_fill(
@@ -103,20 +96,30 @@ def start_fill(
     fill: Fill,
     body: Mapping[str, object],
     extra: Mapping[str, object],
-    slo: Slo | None = None,
 ) -> RunningTask:
-    """Start what serves `fill`: a task's workflow, or the model itself in its own form."""
-    slo = slo or slo_of_target(ingress, request, target, body, extra)
-    if target.task is None:
-        return _start_model(ingress, request, target.model, fill, slo)
-    workflow = ingress.service.workflow(target.task)
-    given = sub_object(extra, "inputs")
-    return ingress.service.run_workflow(
-        shortened(workflow, fill.max_tokens, fill.stops),
-        {**_inputs(workflow, fill), **given},
-        request_id=request_id(request),
-        slo=slo,
-    )
+    """Start what serves `fill`: a task's workflow, or the model itself in its own form.
+
+    A completion takes the place of the one before it in its buffer.
+    """
+    buffer = named_buffer(request)
+    if target.task in (None, COMPLETION):
+        buffer = completion_buffer(request, body, fill.path)
+
+    def start(origin: Origin) -> RunningTask:
+        if target.task is None:
+            slo = call_slo_of(request, body, extra)
+            return _start_model(ingress, request, target.model, fill, slo, origin)
+        workflow = ingress.service.workflow(target.task)
+        given = sub_object(extra, "inputs")
+        return ingress.service.run_workflow(
+            shortened(workflow, fill.max_tokens, fill.stops),
+            {**_inputs(workflow, fill), **given},
+            request_id=request_id(request),
+            slo=slo_of(request, body, extra, workflow),
+            origin=origin,
+        )
+
+    return ingress.started(request, buffer, start)
 
 
 def _inputs(workflow: Workflow, fill: Fill) -> dict[str, object]:
@@ -138,7 +141,7 @@ def _inputs(workflow: Workflow, fill: Fill) -> dict[str, object]:
 
 
 def _start_model(
-    ingress: Ingress, request: Request, model: str, fill: Fill, slo: Slo
+    ingress: Ingress, request: Request, model: str, fill: Fill, slo: Slo, origin: Origin
 ) -> RunningTask:
     pool = pool_of(ingress, model)
     family = pool.model.family
@@ -157,4 +160,5 @@ def _start_model(
         request_id=request_id(request),
         stream=True,
         slo=slo,
+        origin=origin,
     )

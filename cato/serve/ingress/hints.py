@@ -8,7 +8,7 @@ OpenAI's SDKs tell in a header: what comes later meets nobody. A deadline is tak
 the task's own metric, which for TTFT means "the first token by then"; a TPOT is a pace, so there a
 deadline says nothing.
 
-`granted` decides what of it counts.
+`granted` decides what of it counts: an API key has a class beyond which nothing can be claimed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from starlette.requests import Request
 from cato.core.errors import InputError
 from cato.core.slo import Slo, SloMetric
 from cato.serve.ingress.body import known_keys, positive_number, sub_object
+from cato.serve.ingress.context import caller_of
 
 SLA_HEADER = "X-CATO-SLA"
 DEADLINE_HEADER = "X-CATO-Deadline-Ms"
@@ -59,19 +60,23 @@ TIERS: dict[str, tuple[SlaClass | None, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a request asks of its SLA; None asks nothing."""
+    """What a request asks of its SLA; None asks nothing.
+
+    `top` is the most urgent class that its API key may claim; None when there is no key.
+    """
 
     sla_class: SlaClass | None = None
     target_s: float | None = None
     deadline_s: float | None = None
+    top: SlaClass | None = None
 
 
 def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
     """The objective that `claim` gets of a task with `slo`.
 
     Numbers tighten a target and never loosen it. `batch` gives way to everyone else: any moment
-    before the task's hard deadline will do. Today everybody may claim all of this; what an API key
-    may claim will be an argument here.
+    before the task's hard deadline will do. With an API key, nothing gets more than the key's top
+    class gives: numbers are no way around it.
     """
     target_s = slo.target_s
     if claim.sla_class is SlaClass.INTERACTIVE:
@@ -82,7 +87,20 @@ def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
         target_s = min(target_s, claim.target_s)
     if claim.deadline_s is not None and slo.metric is not SloMetric.TPOT:
         target_s = min(target_s, claim.deadline_s)
-    return Slo(slo.metric, target_s)
+    return Slo(slo.metric, max(target_s, _least_target_s(claim.top, slo, hard_deadline_s)))
+
+
+def _least_target_s(top: SlaClass | None, slo: Slo, hard_deadline_s: float) -> float:
+    """The tightest target of a task with `slo` that a key with the class `top` can get."""
+    match top:
+        case None:
+            return 0.0
+        case SlaClass.INTERACTIVE:
+            return min(slo.target_s, INTERACTIVE_TARGETS_S[slo.metric])
+        case SlaClass.BATCH if slo.metric is not SloMetric.TPOT:
+            return max(slo.target_s, hard_deadline_s)
+        case _:
+            return slo.target_s
 
 
 def claim_of(
@@ -102,7 +120,13 @@ def claim_of(
     word = request.headers.get(SLA_HEADER) or (sla if is_word else "") or prefix_class
     sla_class = _class_of(str(word)) if word else TIERS[tier][0] if tier else None
     target = {} if is_word else sub_object(extra, "sla")
-    return Claim(sla_class, _target_s(target, slo), _deadline_s(request, extra))
+    top = caller_of(request).sla_class
+    return Claim(
+        sla_class,
+        _target_s(target, slo),
+        _deadline_s(request, extra),
+        SlaClass(top) if top else None,
+    )
 
 
 def tier_of(body: Mapping[str, object]) -> str:

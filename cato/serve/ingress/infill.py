@@ -29,7 +29,7 @@ from cato.serve.ingress.body import (
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.exchange import STREAM_HEADERS
-from cato.serve.ingress.fill import Fill, slo_of_target, start_fill
+from cato.serve.ingress.fill import Fill, objective_of, start_fill
 from cato.serve.ingress.jsons import JsonAnswer, sse
 from cato.serve.ingress.limits import stops_of
 from cato.serve.ingress.naming import COMPLETION, resolve
@@ -60,8 +60,8 @@ def routes(ingress: Ingress) -> APIRouter:
             stops=stops_of(body),
             sampling={k: body[k] for k in _SAMPLING if body.get(k) is not None},
         )
-        slo = _tightened(slo_of_target(ingress, request, target, body, extra), body)
-        task = start_fill(ingress, request, target, fill, body, extra, slo)
+        extra = _with_limits(extra, body, objective_of(ingress, target))
+        task = start_fill(ingress, request, target, fill, body, extra)
         return await serve_text(
             ingress,
             request,
@@ -83,8 +83,11 @@ def _context(body: Mapping[str, object]) -> str:
     return "\n\n".join(f"{p.get('filename', '')}\n{p['text']}".strip("\n") for p in pieces)
 
 
-def _tightened(slo: Slo, body: Mapping[str, object]) -> Slo:
-    """`slo` with the time that the editor gives to the prompt, and to the rest after it."""
+def _with_limits(
+    extra: dict[str, object], body: Mapping[str, object], slo: Slo
+) -> dict[str, object]:
+    """`extra` with the time that the editor gives to the prompt, and to the rest after it, as a
+    deadline for the metric of `slo`."""
     names = ("t_max_prompt_ms", "t_max_predict_ms")
     prompt_ms, predict_ms = (
         positive_number(body[name], name) if body.get(name) else None for name in names
@@ -92,9 +95,13 @@ def _tightened(slo: Slo, body: Mapping[str, object]) -> Slo:
     limit_ms = prompt_ms
     if slo.metric is SloMetric.E2E:
         limit_ms = None if predict_ms is None else (prompt_ms or 0.0) + predict_ms
-    if slo.metric is SloMetric.TPOT or limit_ms is None:
-        return slo
-    return Slo(slo.metric, min(slo.target_s, limit_ms / 1000))
+    if limit_ms is None:
+        return extra
+    asked = extra.get("deadline_ms")
+    deadline_ms = (
+        limit_ms if asked is None else min(limit_ms, positive_number(asked, "deadline_ms"))
+    )
+    return {**extra, "deadline_ms": deadline_ms}
 
 
 def _response_fields(body: Mapping[str, object]) -> tuple[str, ...]:

@@ -5,9 +5,11 @@
 3. a base URL that begins with `/t/{task}` or `/t/{task}/{sla}`, in front of any dialect,
 4. the model: a virtual one (`cato-completion`), or one behind the name of a family that makes a
    client choose its fill-in-the-middle tokens (`qwen2.5-coder:cato-completion`),
-5. for the model `cato-auto` and for dialects without one, the request's own shape.
+5. for the model `cato-auto` and for dialects without one, the request's own shape; where that says
+   no more than that it is a conversation, the default task of the API key.
 
-A real model that no stronger sign overrules is called directly. API keys will have a default.
+A real model that no stronger sign overrules is called directly. Which tasks and models may be named
+is up to the key.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cato.core.errors import InputError, UnknownNameError
+from cato.core.errors import AccessError, InputError, UnknownNameError
 from cato.core.ids import TaskName
 from cato.core.workflow import LlmSettings, Workflow
 from cato.serve.ingress import virtual
-from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.context import Ingress, caller_of, check_task
 from cato.serve.ingress.hints import SlaClass
 from cato.serve.pools import PoolInfo
 
@@ -86,12 +88,30 @@ def resolve(
     *,
     needs_model: bool = True,
 ) -> Target:
-    """What serves the request.
+    """What serves the request, if its caller may have it.
 
     `extra` is the body's object `cato`, `shape` the task that the dialect and the body suggest.
-    Raise `InputError` when nothing is named and the dialect `needs_model`, `UnknownNameError` for a
-    task that is not there; a model is looked up when it is called.
+    Raise `AccessError` for what the API key does not allow, `InputError` when nothing is named
+    and the dialect `needs_model`, `UnknownNameError` for a task that is not there; a model is
+    looked up when it is called.
     """
+    target = _resolved(ingress, request, model, extra, shape, needs_model=needs_model)
+    if target.task is not None:
+        check_task(request, target.task)
+    elif not caller_of(request).may_call(_names_of(ingress, target.model)):
+        raise AccessError(403, "model_not_permitted", "This API key may not call this model.")
+    return target
+
+
+def _resolved(
+    ingress: Ingress,
+    request: Request,
+    model: object,
+    extra: Mapping[str, object],
+    shape: TaskName,
+    *,
+    needs_model: bool,
+) -> Target:
     named = request.headers.get(TASK_HEADER) or extra.get("task") or prefix_of(request)[0]
     if named:
         if not isinstance(named, str):
@@ -101,10 +121,20 @@ def resolve(
     if (is_missing and needs_model) or not isinstance(model, str | None):
         raise InputError("model must name a model; see GET /v1/models", "model")
     if not model or without_family(model) == AUTO_MODEL:
-        return Target(ingress.service.workflow(shape).name)
+        default = caller_of(request).default_task if shape == GENERATION else ""
+        return Target(ingress.service.workflow(default or shape).name)
     names = virtual.model_names(ingress.service.workflows)
     task = names.get(without_family(model))
     return Target(model=model) if task is None else Target(task)
+
+
+def _names_of(ingress: Ingress, model: str) -> tuple[str, ...]:
+    """Every name of the model that `model` names; that one alone when it is not known."""
+    for pool in ingress.service.pools():
+        names = (pool.model.name, *pool.model.aliases)
+        if model in names:
+            return names
+    return (model,)
 
 
 def without_family(model: str) -> str:

@@ -9,6 +9,7 @@ output of `done` counts where it differs from the streamed text.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -19,11 +20,13 @@ from cato.core.workflow import Workflow
 from cato.serve.executor import Piece, RunningTask
 from cato.serve.ingress import document, virtual
 from cato.serve.ingress.body import flag, known_keys, read_object, sub_object
-from cato.serve.ingress.context import Ingress, finish_of, request_id
+from cato.serve.ingress.buffers import completion_buffer, named_buffer
+from cato.serve.ingress.context import Ingress, check_task, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, streamed, whole
 from cato.serve.ingress.fill import slo_of
 from cato.serve.ingress.hints import SLA_SHAPE
 from cato.serve.ingress.jsons import DONE_EVENT, JsonAnswer, sse
+from cato.serve.ingress.naming import COMPLETION
 from cato.serve.ingress.receipts import as_json
 
 SHAPE = f'{{"inputs": {{...}}, "stream": bool, "sla": {SLA_SHAPE}, "deadline_ms": number}}'
@@ -57,8 +60,13 @@ def routes(ingress: Ingress) -> APIRouter:
         known_keys(body, ("inputs", "stream", "sla", "deadline_ms"), SHAPE)
         is_streamed = flag(body, "stream")
         inputs = sub_object(body, "inputs")
+        check_task(request, task)
         slo = slo_of(request, {}, body, service.workflow(task))
-        running = service.run_task(task, inputs, request_id=request_id(request), slo=slo)
+        buffer = named_buffer(request)
+        if task == COMPLETION:
+            buffer = completion_buffer(request, {}, str(inputs.get("path") or ""))
+        start = partial(service.run_task, task, inputs, request_id=request_id(request), slo=slo)
+        running = ingress.started(request, buffer, lambda origin: start(origin=origin))
         exchange = Exchange(request, running, ingress.has_replicas)
         if is_streamed:
             return await streamed(request, exchange, _events)

@@ -32,10 +32,12 @@ from starlette.responses import Response
 from cato.core.errors import InputError
 from cato.core.runs import FinishRun
 from cato.engines.base import Endpoint
+from cato.serve.access.buffers import BufferId
 from cato.serve.executor import Piece
 from cato.serve.ingress import document, tabby, virtual
 from cato.serve.ingress.answers import serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object, sub_object, text_field
+from cato.serve.ingress.buffers import completion_buffer
 from cato.serve.ingress.calls import start_call, whole_call
 from cato.serve.ingress.chats import with_known_roles
 from cato.serve.ingress.context import Ingress, finish_of, request_id
@@ -92,7 +94,8 @@ async def _completions(ingress: Ingress, request: Request, body: dict[str, objec
     target = resolve(ingress, request, body.get("model"), extra, COMPLETION)
     if target.task is None:
         passed = _completion_body(pool_of(ingress, target.model), body)
-        return await _call(ingress, request, target, Endpoint.COMPLETIONS, body, passed)
+        buffer = _buffer(request, body)
+        return await _call(ingress, request, target, Endpoint.COMPLETIONS, body, passed, buffer)
     if body.get("n") not in (None, 1):
         raise InputError("a task gives one answer; n must be 1", "n")
     fill = Fill(
@@ -161,19 +164,30 @@ async def _call(
     endpoint: Endpoint,
     body: dict[str, object],
     passed: dict[str, object],
+    buffer: BufferId | None = None,
 ) -> Response:
     """Ask `target`'s model with `passed`; `body` is the client's own."""
     extra, is_streamed = cato_of(body), flag(body, "stream")
     slo = call_slo_of(request, body, extra)
     task = start_call(
-        ingress, request, target.model, endpoint, passed, slo, is_streamed=is_streamed
-    )
+        ingress, request, target.model, endpoint, passed, slo,
+        is_streamed=is_streamed, buffer=buffer,
+    )  # fmt: skip
     shape = _shape(request, body, is_chat=endpoint is Endpoint.CHAT)
     if not is_streamed:
         return await whole_call(ingress, request, task, partial(_with_receipt, tier=shape.tier))
     wants_receipt = request.headers.get(RECEIPT_HEADER) == "1" or flag(extra, "receipt")
     relay = partial(_relayed, shape=shape, has_receipt=wants_receipt)
     return await streamed(request, Exchange(request, task, ingress.has_replicas), relay)
+
+
+def _buffer(request: Request, body: dict[str, object]) -> BufferId | None:
+    """The buffer of a direct call that fills in the middle; None for any other."""
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str):
+        return None
+    fill = with_sentinels_read(Fill(prompt, text_field(body, "suffix")))
+    return completion_buffer(request, body, fill.path) if fill.suffix else None
 
 
 def _with_receipt(value: dict[str, object], finish: FinishRun, *, tier: str) -> dict[str, object]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.serve.ingress import document
-from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.errors import Failure, answer
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
@@ -51,8 +53,14 @@ def routes(ingress: Ingress) -> APIRouter:
     async def receipt(request: Request, request_id: str) -> Response:
         """The SLA receipt of a finished task."""
         found = await ingress.service.records.receipt(request_id)
-        if found is None:
+        if found is None or not _may_see(request, found):
             return answer(request, UNKNOWN_REQUEST)
         return JsonAnswer(as_json(found))
 
     return router
+
+
+def _may_see(request: Request, receipt: Mapping[str, object]) -> bool:
+    """Receipts are for those whose request it was: the tenant of its key."""
+    caller = caller_of(request)
+    return not caller.key or receipt.get("tenant") == caller.tenant

@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter
@@ -21,7 +22,7 @@ from cato.core.ids import TaskName
 from cato.serve.ingress import document
 from cato.serve.ingress.answers import serve_text
 from cato.serve.ingress.body import cato_of, read_object, sub_object, text_field, whole_number
-from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.context import Ingress, caller_of, request_id
 from cato.serve.ingress.feedback import Feedback, Reaction
 from cato.serve.ingress.fill import Fill, start_fill
 from cato.serve.ingress.fim import nothing
@@ -53,7 +54,8 @@ def routes(ingress: Ingress) -> APIRouter:
         """A completion was shown, taken or dismissed."""
         body = await read_object(request, ingress.max_body_bytes)
         select_kind = request.query_params.get("select_kind", "")
-        ingress.feedback.note(_feedback(body, select_kind))
+        told = _feedback(body, select_kind)
+        ingress.feedback.note(replace(told, tenant=caller_of(request).tenant))
         return Response()
 
     return router

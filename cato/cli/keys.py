@@ -1,0 +1,198 @@
+"""`cato keys`: API keys, the limits of tenants, and what they used.
+
+The verbs work on the metadata store itself: a running deployment takes a change up within seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from cato.cli.client import fail
+from cato.core.tenancy import SLA_CLASSES, ApiKey, Tenant
+from cato.serve.access.keys import new_key
+from cato.serve.access.usage import as_csv
+from cato.store.errors import StoreError
+from cato.store.location import STORE_VARIABLE, default_location
+from cato.store.store import MetadataStore
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make, list, rotate and revoke API keys; limit tenants; show usage."
+)
+
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The deployment's metadata store, as `store` of its file says: a file or a "
+        f"postgresql:// URL. Without it {STORE_VARIABLE}, else this host's own."
+    ),
+]
+Id = Annotated[str, typer.Argument(help="The key's id, as `cato keys list` shows it.")]
+Limit = Annotated[int | None, typer.Option(min=1, show_default="no limit")]
+
+
+@app.command()
+def create(
+    tenant: Annotated[str, typer.Option(help="Who pays: limits and usage are the tenant's.")],
+    name: Annotated[str, typer.Option(help="What the key is for.")] = "",
+    sla: Annotated[
+        str, typer.Option(help=f"The most urgent SLA class it may claim: {', '.join(SLA_CLASSES)}.")
+    ] = SLA_CLASSES[0],
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="A task it may run, as GET /v1/tasks names it; all without."),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model it may call; all when none is named.")
+    ] = None,
+    default_task: Annotated[str, typer.Option(help="Of conversations that name no task.")] = "",
+    days: Annotated[float | None, typer.Option(min=0, help="Valid for so long.")] = None,
+    store: Store = None,
+) -> None:
+    """Make a key and print it, this once."""
+    if not tenant.strip():
+        fail("--tenant must name who pays")
+    if sla not in SLA_CLASSES:
+        fail(f"--sla must be one of {', '.join(SLA_CLASSES)}")
+    tasks = tuple(task or ())
+    if tasks and default_task and default_task not in tasks:
+        fail(f"--default-task {default_task} is none of the tasks that the key may run")
+    now_s = time.time()
+    secret, id, digest = new_key()
+    key = ApiKey(
+        id, digest, tenant, name, sla, tasks, tuple(model or ()), default_task, now_s,
+        None if days is None else now_s + days * 86_400,
+    )  # fmt: skip
+    with _opened(store) as opened:
+        opened.add_key(key)
+    _show_once(secret)
+
+
+@app.command("list")
+def list_keys(store: Store = None) -> None:
+    """Show all keys and tenants; secrets are not kept and cannot be shown."""
+    with _opened(store) as opened:
+        keys, tenants = opened.api_keys(), opened.tenants()
+    table = Table(
+        Column("id", no_wrap=True), "tenant", "name", "sla", "tasks", "models", "made", "until"
+    )
+    for key in keys:
+        table.add_row(
+            key.id, key.tenant, key.name, key.sla_class, ", ".join(key.tasks) or "all",
+            ", ".join(key.models) or "all", _moment(key.created_at_s), _until(key),
+        )  # fmt: skip
+    limits = Table("tenant", "requests/min", "tokens/min", "tokens/month", "weight")
+    for tenant in tenants:
+        numbers = (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.tokens_per_month)
+        limits.add_row(
+            tenant.name, *("-" if n is None else f"{n:,}" for n in numbers), f"{tenant.weight:g}"
+        )
+    Console().print(table, *([limits] if tenants else []))
+
+
+@app.command()
+def revoke(id: Id, store: Store = None) -> None:
+    """End a key now."""
+    with _opened(store) as opened:
+        _known(opened.expire_key(id, time.time()), id)
+    print(f"{id} is refused from now on")
+
+
+@app.command()
+def rotate(
+    id: Id,
+    hours: Annotated[float, typer.Option(min=0, help="The old key stays valid for so long.")] = 24,
+    store: Store = None,
+) -> None:
+    """Make a key in place of another, with its rights and without an end; print it, this once."""
+    now_s = time.time()
+    secret, new_id, digest = new_key()
+    with _opened(store) as opened:
+        old = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
+        if not old.is_valid(now_s):
+            fail(f"{id} has ended; make a new key with `cato keys create`")
+        opened.add_key(
+            replace(old, id=new_id, digest=digest, created_at_s=now_s, expires_at_s=None)
+        )
+        opened.expire_key(id, now_s + hours * 3600)
+    _show_once(secret)
+
+
+@app.command()
+def limit(
+    tenant: Annotated[str, typer.Argument(help="The tenant.")],
+    requests_per_minute: Limit = None,
+    tokens_per_minute: Limit = None,
+    tokens_per_month: Limit = None,
+    weight: Annotated[
+        float, typer.Option(min=0.01, help="Its part of a full pool, beside the others'.")
+    ] = 1.0,
+    store: Store = None,
+) -> None:
+    """Set a tenant's limits, in place of all earlier ones; tokens are of prompts and outputs."""
+    with _opened(store) as opened:
+        opened.set_tenant(
+            Tenant(tenant, requests_per_minute, tokens_per_minute, tokens_per_month, weight)
+        )
+
+
+@app.command()
+def usage(
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
+    store: Store = None,
+) -> None:
+    """Show what was used, by day, tenant, key, task and model."""
+    with _opened(store) as opened:
+        used = opened.usage(tenant)
+    if csv:
+        print(as_csv(used), end="")
+        return
+    table = Table("day", "tenant", "key", "task", "model", "requests", "prompt", "cached", "output")
+    for u in used:
+        numbers = (u.requests, u.prompt_tokens, u.cached_prompt_tokens, u.output_tokens)
+        table.add_row(*u.name, *(f"{n:,}" for n in numbers))
+    Console().print(table)
+
+
+@contextmanager
+def _opened(location: str | None) -> Generator[MetadataStore, None, None]:
+    """The store; ends the command with the store's own words when it cannot be used."""
+    try:
+        store = MetadataStore.open(location or default_location())
+        try:
+            yield store
+        finally:
+            store.close()
+    except StoreError as error:
+        fail(str(error))
+
+
+def _known(key: ApiKey | None, id: str) -> ApiKey:
+    if key is None:
+        fail(f"no key has the id {id}; see `cato keys list`")
+    return key
+
+
+def _show_once(secret: str) -> None:
+    print(secret)
+    note = "Keep it: it is shown this once. A running deployment knows it within seconds."
+    Console(stderr=True).print(note, style="yellow")
+
+
+def _until(key: ApiKey) -> str:
+    if key.expires_at_s is None:
+        return "-"
+    return _moment(key.expires_at_s) + ("" if key.is_valid(time.time()) else " (ended)")
+
+
+def _moment(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

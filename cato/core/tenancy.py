@@ -1,0 +1,90 @@
+"""Tenants, their API keys and what they used: what the store keeps and an ingress checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+SLA_CLASSES = ("interactive", "standard", "batch")
+"""Classes of an SLA, the most urgent first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who pays; None sets no limit. Tokens are those of prompts and outputs together.
+
+    Where several wait for a pool, each is served in proportion to its `weight`.
+    """
+
+    name: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_month: int | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What the store knows of a key; the key itself is shown once, to whoever makes it.
+
+    `id` is its public part. `sla_class` is the most urgent one that it may claim; empty `tasks` and
+    `models` allow all; a conversation that names no task is one of `default_task`. Moments are
+    seconds since the epoch; `expires_at_s` is None for a key that stays valid, and in the past for
+    one that was revoked.
+    """
+
+    id: str
+    digest: str
+    tenant: str
+    name: str = ""
+    sla_class: str = SLA_CLASSES[0]
+    tasks: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    default_task: str = ""
+    created_at_s: float = 0.0
+    expires_at_s: float | None = None
+
+    def is_valid(self, now_s: float) -> bool:
+        return self.expires_at_s is None or now_s < self.expires_at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """All keys and tenants, and the tokens that each tenant used in the running month (UTC)."""
+
+    keys: tuple[ApiKey, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    spent_tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a key used of a model for a task on one day (UTC, as 2026-11-21).
+
+    `requests` are those that called the model; a request that calls two counts for both.
+    """
+
+    day: str
+    tenant: str
+    key: str
+    task: str
+    model: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        return self.day, self.tenant, self.key, self.task, self.model
+
+    def plus(self, other: Usage) -> Usage:
+        """Both together; of one name."""
+        assert self.name == other.name, f"{other.name} added to {self.name}"
+        return replace(
+            self,
+            requests=self.requests + other.requests,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            cached_prompt_tokens=self.cached_prompt_tokens + other.cached_prompt_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+        )

@@ -1,0 +1,214 @@
+"""Who may come in: API keys, the limits of their tenants, and what happens without any key.
+
+The control knows all keys and refreshes them every second, so that a request costs no look-up and
+a store that is down changes nothing for the keys that are known; a revoked key is refused about two
+seconds later.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from socket import AddressFamily
+
+from cato.core.errors import AccessError, QuotaError
+from cato.core.tenancy import Access, ApiKey
+from cato.serve.access.keys import is_secret_of, parts
+from cato.serve.access.limits import TenantLimits, until_next_month_s
+
+log = logging.getLogger("cato.access")
+
+UNKNOWN_RETRY_S = 1.0
+NO_KEYS = (
+    "no API key is configured: only clients of this machine are served; `cato keys create` makes "
+    "the first key"
+)
+
+
+class KeyRule(StrEnum):
+    """When a request needs a key.
+
+    `auto`: as soon as there is one; until then, and while the store cannot say, this machine's own
+    clients are served without. `required`: always. `ignored`: never; for a deployment with its own
+    authentication in front.
+    """
+
+    AUTO = "auto"
+    REQUIRED = "required"
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is and what it may claim; without a key, everything.
+
+    `sla_class` is the most urgent one that may be claimed; empty when any may.
+    """
+
+    key: str = ""
+    tenant: str = ""
+    sla_class: str = ""
+    tasks: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    default_task: str = ""
+    weight: float = 1.0
+
+    def may_run(self, task: str) -> bool:
+        return not self.tasks or task in self.tasks
+
+    def may_call(self, names: Iterable[str]) -> bool:
+        """Whether one of a model's `names` is allowed."""
+        return not self.models or not set(self.models).isdisjoint(names)
+
+
+ANYBODY = Caller()
+
+
+class AccessControl:
+    """The keys that one ingress replica knows, and its part of the tenants' limits.
+
+    `share` is its part of all requests. `clock` gives seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        rule: KeyRule = KeyRule.AUTO,
+        *,
+        share: float = 1.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._rule = rule
+        self._share = share
+        self._clock = clock
+        self._is_known = False
+        self._keys: dict[str, ApiKey] = {}
+        self._spent: dict[str, int] = {}
+        self._limits: dict[str, TenantLimits] = {}
+
+    def learn(self, access: Access | None) -> None:
+        """All keys as the store has them now; None when it has never been readable."""
+        if access is None:
+            if not self._is_known:
+                log.warning("the API keys cannot be read; %s", NO_KEYS)
+            self._is_known = True
+            return
+        if not access.keys and (self._keys or not self._is_known) and self._rule is KeyRule.AUTO:
+            log.warning("%s", NO_KEYS)
+        self._is_known = True
+        self._keys = {key.id: key for key in access.keys}
+        self._spent = dict(access.spent_tokens)
+        tenants = {t.name: t for t in access.tenants}
+        for name, limits in list(self._limits.items()):
+            if tenants.get(name) != limits.tenant:
+                del self._limits[name]
+        for name, tenant in tenants.items():
+            if name not in self._limits:
+                self._limits[name] = TenantLimits(tenant, self._share, self._clock())
+
+    def why_not_ready(self) -> str:
+        """What is missing before requests can be judged; empty when nothing is."""
+        return (
+            "" if self._is_known or self._rule is KeyRule.IGNORED else "no API keys are known yet"
+        )
+
+    def caller(self, credentials: str, *, is_local: bool) -> Caller:
+        """Who comes with `credentials` (empty: none); raise `AccessError`.
+
+        `is_local`: the client is on this machine.
+        """
+        if self._rule is KeyRule.IGNORED:
+            return ANYBODY
+        if not self._is_known:
+            raise AccessError(
+                503, "keys_unknown", "The API keys are not known yet; try again in a moment.",
+                UNKNOWN_RETRY_S,
+            )  # fmt: skip
+        if not self._keys and self._rule is KeyRule.AUTO:
+            if is_local:
+                return ANYBODY
+            raise AccessError(
+                403, "loopback_only",
+                "No API key is configured, so only clients of the server's own machine are "
+                "served; its operator makes a key with `cato keys create`.",
+            )  # fmt: skip
+        key = self._key_of(credentials)
+        limits = self._limits.get(key.tenant)
+        return Caller(
+            key.id,
+            key.tenant,
+            key.sla_class,
+            key.tasks,
+            key.models,
+            key.default_task,
+            1.0 if limits is None else limits.tenant.weight,
+        )
+
+    def begin(self, caller: Caller) -> None:
+        """`caller` begins one more request; raise `QuotaError` when its tenant may not now."""
+        limits = self._limits.get(caller.tenant)
+        if limits is None:
+            return
+        now_s = self._clock()
+        budget = limits.tenant.tokens_per_month
+        if budget is not None and self._spent.get(caller.tenant, 0) >= budget:
+            raise QuotaError("tokens per month", until_next_month_s(now_s), is_budget=True)
+        wait_s, limit = limits.wait_s(now_s)
+        if wait_s > 0:
+            raise QuotaError(limit, wait_s)
+        limits.begin(now_s)
+
+    def spend(self, caller: Caller, tokens: int) -> None:
+        """A request of `caller` has ended and used `tokens`."""
+        limits = self._limits.get(caller.tenant)
+        if limits is not None:
+            limits.spend(self._clock(), tokens)
+
+    def _key_of(self, credentials: str) -> ApiKey:
+        if not credentials:
+            raise AccessError(
+                401, "invalid_api_key",
+                "This server needs an API key: send it as `Authorization: Bearer KEY`.",
+            )  # fmt: skip
+        found = parts(credentials)
+        if found is not None:
+            id, secret = found
+            key = self._keys.get(id)
+            is_right = is_secret_of(secret, None if key is None else key.digest)
+            if key is not None and is_right and key.is_valid(self._clock()):
+                return key
+        raise AccessError(401, "invalid_api_key", "The API key is not valid.")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine itself reaches `address`."""
+    if address == "localhost":
+        return True
+    try:
+        ip = ipaddress.ip_address(address.strip().strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return (mapped or ip).is_loopback
+
+
+@lru_cache(maxsize=256)
+def is_own(address: str) -> bool:
+    """Whether `address` is one of this machine's; where it is not, nobody can listen on it here."""
+    if is_loopback(address):
+        return True
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    with socket.socket(AddressFamily.AF_INET6 if ip.version == 6 else AddressFamily.AF_INET) as s:
+        try:
+            s.bind((address, 0))
+        except OSError:
+            return False
+    return not ip.is_unspecified

@@ -1,0 +1,86 @@
+"""What a tenant may still ask for: requests and tokens a minute, tokens a month.
+
+Every ingress replica keeps its own buckets, with its share of a tenant's rates. Tokens are paid
+when a run has ended, for their number is known only then: a bucket may sink below zero, and nothing
+new begins until it has filled up to zero again. That moment is what `Retry-After` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cato.core.tenancy import Tenant
+
+BURST_S = 10.0
+"""A bucket holds what flows in within this time: a burst of that much passes at once."""
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Fills with `rate_per_s` up to `capacity`; full at first. Moments are of one clock."""
+
+    rate_per_s: float
+    capacity: float
+    level: float
+    at_s: float
+
+    @classmethod
+    def of(cls, per_minute: float, now_s: float) -> TokenBucket:
+        rate_per_s = per_minute / 60
+        capacity = max(1.0, rate_per_s * BURST_S)
+        return cls(rate_per_s, capacity, capacity, now_s)
+
+    def wait_s(self, now_s: float, needed: float) -> float:
+        """How long until the bucket holds `needed`, if nobody takes any; 0 when it does now."""
+        self._fill(now_s)
+        return max(0.0, (needed - self.level) / self.rate_per_s)
+
+    def take(self, now_s: float, amount: float) -> None:
+        """Take `amount`, below zero if it must be."""
+        self._fill(now_s)
+        self.level -= amount
+
+    def _fill(self, now_s: float) -> None:
+        gained = (now_s - self.at_s) * self.rate_per_s
+        self.level, self.at_s = min(self.capacity, self.level + gained), now_s
+
+
+class TenantLimits:
+    """The buckets of one tenant in one ingress replica that has `share` of its requests."""
+
+    def __init__(self, tenant: Tenant, share: float, now_s: float) -> None:
+        self.tenant = tenant
+        self._requests = _bucket(tenant.requests_per_minute, share, now_s)
+        self._tokens = _bucket(tenant.tokens_per_minute, share, now_s)
+
+    def wait_s(self, now_s: float) -> tuple[float, str]:
+        """How long until one more request may begin, and what it waits for; 0 when it may now."""
+        waits = [(0.0, "")]
+        if self._requests is not None:
+            waits.append((self._requests.wait_s(now_s, 1.0), "requests per minute"))
+        if self._tokens is not None:
+            waits.append((self._tokens.wait_s(now_s, 0.0), "tokens per minute"))
+        return max(waits)
+
+    def begin(self, now_s: float) -> None:
+        """One request begins."""
+        if self._requests is not None:
+            self._requests.take(now_s, 1.0)
+
+    def spend(self, now_s: float, tokens: int) -> None:
+        """A run ended that used `tokens`."""
+        if self._tokens is not None:
+            self._tokens.take(now_s, float(tokens))
+
+
+def _bucket(per_minute: int | None, share: float, now_s: float) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket.of(per_minute * share, now_s)
+
+
+def until_next_month_s(now_s: float) -> float:
+    """From `now_s`, in seconds since the epoch, to the end of its month in UTC."""
+    now = datetime.fromtimestamp(now_s, UTC)
+    first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    following = (first + timedelta(days=32)).replace(day=1)
+    return (following - now).total_seconds()

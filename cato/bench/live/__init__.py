@@ -1,0 +1,1 @@
+"""`cato bench live`: the simulator's experiments against a live Serve application."""

@@ -1,0 +1,327 @@
+"""What can be measured live: the tasks of `cato simulate`, and the arms that take turns.
+
+A task is a `SimTask`, made with the seed that the simulator would use: arrivals, DAG, lengths and
+objective are the same on both sides. The time between calls that is no LLM call (`before_s`, 10 to
+50 ms) is left out on both sides; live, CATO's own time takes its place. The dynamic workload of
+`cato-rq3` is left out too: live, whether a call happens is decided by an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from math import inf
+from pathlib import Path
+
+from cato.bench.live import real
+from cato.config.paths import resolve
+from cato.core.errors import InputError, UnknownNameError
+from cato.core.ids import PoolName
+from cato.core.profile import Profile
+from cato.core.topology import RAY_SERVE, PoolPolicies, PoolScaling
+from cato.policies import schedulers
+from cato.profiles.load import load_profile
+from cato.sim.experiments import azure_replay, cato_rq, cato_rq4, saber
+from cato.sim.report import Setting
+from cato.sim.tasks import SimTask
+from cato.sim.traces import load_azure
+from cato.sim.workloads import (
+    cato_tasks,
+    load_per_task_s,
+    saber_tasks,
+    trace_beliefs,
+    trace_tasks,
+)
+
+# What waits is bounded nowhere in the simulator: a refused task would be another experiment.
+UNBOUNDED = schedulers.UNBOUNDED
+WARM_UP_SEED = 77_003
+SERVE_SUFFIX = "-serve"
+"""Pools that CATO leaves to Ray Serve are named like those that it serves, with this behind."""
+
+TaskMaker = Callable[[int, int], list[SimTask]]
+"""Tasks of a workload by seed and number."""
+
+
+_FIXED = PoolScaling("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to decide. `policies` and `scaling` are what the pools' `user_config` says; `suffix`
+    names other pools than the experiment's, for what cannot be changed at run time.
+    """
+
+    name: str
+    policies: Mapping[str, object] = field(default_factory=dict)
+    suffix: str = ""
+    scaling: PoolScaling = _FIXED
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the simulator has this arm: it does not know Serve's own queue."""
+        return not self.suffix
+
+    def pool_policies(self) -> PoolPolicies:
+        return PoolPolicies(**self.policies)  # type: ignore[arg-type]  # checked by the live side
+
+    def user_config(self) -> dict[str, object]:
+        """Of one pool, in the words of a deployment file."""
+        scaling = {"policy": self.scaling.policy, "idle_timeout": f"{self.scaling.idle_timeout_s}s"}
+        return {**self.policies, "scaling": scaling}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveExperiment:
+    """Workloads and arms; `chunk_tokens` is that of the simulated side (None: whole prompts).
+
+    `tasks`, `warm_up` and `slowdown` are what is usual: so many tasks a run, so many before the
+    first one, and by how much all times are stretched, so that two cores carry the tokens. A real
+    engine (`is_real`) has its own pace: there only arrivals and targets are. With `cold_start_s`,
+    from the order of a replica to its first call, pools are scaled, else their replicas stay.
+    `ours` is compared with all other arms.
+    """
+
+    name: str
+    title: str
+    workloads: Mapping[str, TaskMaker]
+    arms: tuple[Arm, ...]
+    tasks: int
+    # Of a class with few samples the Profiler expects too much: a quarter more after 13 answers.
+    warm_up: int
+    slowdown: float = 1.0
+    chunk_tokens: int | None = None
+    is_real: bool = False
+    cold_start_s: float | None = None
+    ours: str = schedulers.FORESIGHT
+
+    @property
+    def deployment(self) -> str:
+        """The deployment file that is made for it."""
+        return f"deployments/bench/{self.name}.yaml"
+
+    def chosen(self, workloads: Sequence[str], arms: Sequence[str]) -> LiveExperiment:
+        """The same with these only (empty: all); raise `UnknownNameError`."""
+        for name in workloads:
+            if name not in self.workloads:
+                raise UnknownNameError("workload", name, tuple(self.workloads))
+        known = {a.name: a for a in self.arms}
+        for name in arms:
+            if name not in known:
+                raise UnknownNameError("arm", name, tuple(known))
+        return replace(
+            self,
+            workloads={n: w for n, w in self.workloads.items() if not workloads or n in workloads},
+            arms=tuple(a for a in self.arms if not arms or a.name in arms),
+        )
+
+
+def _arm(scheduler: str, **policies: object) -> Arm:
+    return Arm(scheduler, {"scheduler": scheduler, "max_queued": UNBOUNDED, **policies})
+
+
+def _static_cap(cap: int) -> Arm:
+    return replace(_arm("static-cap", cap=cap), name=saber.cap_name(cap))
+
+
+_SERVE = Arm(RAY_SERVE, suffix=SERVE_SUFFIX)
+
+
+def scaled(task: SimTask, slowdown: float) -> SimTask:
+    """All times of `task` times `slowdown`, without the time of what is no LLM call."""
+    nodes = tuple(
+        replace(n, before_s=0.0, downstream_s=n.downstream_s * slowdown) for n in task.nodes
+    )
+    return replace(
+        task,
+        arrived_at_s=task.arrived_at_s * slowdown,
+        target_s=task.target_s * slowdown,
+        tpot_target_s=task.tpot_target_s * slowdown if task.tpot_target_s < inf else inf,
+        nodes=nodes,
+    )
+
+
+def scaled_profile(profile: Profile, slowdown: float, load_s: float) -> Profile:
+    """Service times times `slowdown`; loading takes `load_s`."""
+    return replace(
+        profile,
+        prefill_per_batch_token_s=profile.prefill_per_batch_token_s * slowdown,
+        prefill_per_request_s=profile.prefill_per_request_s * slowdown,
+        prefill_per_token_s=profile.prefill_per_token_s * slowdown,
+        prefill_base_s=profile.prefill_base_s * slowdown,
+        decode_per_context_token_s=profile.decode_per_context_token_s * slowdown,
+        decode_per_request_s=profile.decode_per_request_s * slowdown,
+        decode_base_s=profile.decode_base_s * slowdown,
+        load_s=load_s,
+    )
+
+
+# CATO's research question 3
+
+
+UTILIZATION = 0.5
+
+
+def _cato_tasks(workload: str, seed: int, n: int) -> list[SimTask]:
+    shares, classes = cato_rq.WORKLOADS[workload]
+    profile = cato_rq.ONE_AT_A_TIME
+    busy_s = sum(load_per_task_s(shares, classes, profile).values())
+    rate_per_s = UTILIZATION * 2 * cato_rq.REPLICAS / busy_s
+    return cato_tasks(shares, rate_per_s, n, seed, profile=profile, classes=classes)
+
+
+def cato_rq3(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "cato-rq3",
+        "four coding tasks on 6 + 6 replicas of two models, one request at a time, "
+        f"utilization {UTILIZATION:g}",
+        {w: partial(_cato_tasks, w) for w in ("pattern-1", "pattern-2")},
+        (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("power-of-two"), _SERVE),
+        cato_rq.TASKS,
+        200,
+    )
+
+
+# SABER
+
+SABER_RATES_PER_S = (5.0, 10.0)
+SABER_CAPS = (10, 30, 100)
+
+
+def _saber_tasks(workload: str, rate_per_s: float, seed: int, n: int) -> list[SimTask]:
+    return saber_tasks(workload, rate_per_s, n, seed, saber.POOL)
+
+
+def saber_rq1(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "saber",
+        "SABER's workloads on one engine",
+        {
+            f"{w} at {rate:g}/s": partial(_saber_tasks, w, rate)
+            for w in ("W1", "W2", "W3")
+            for rate in SABER_RATES_PER_S
+        },
+        (_arm(schedulers.FORESIGHT), _arm("saber"), *map(_static_cap, SABER_CAPS), _SERVE),
+        saber.REQUESTS,
+        300,
+        slowdown=5.0,
+    )
+
+
+# The Azure trace
+
+
+def _azure_tasks(trace: Path | None, seed: int, n: int) -> list[SimTask]:
+    """As `cato simulate azure-replay`: seed 0 and the warm-up replay the rows for development."""
+    if trace is None:
+        raise InputError("this experiment needs --trace FILE, a CSV file of the Azure LLM traces")
+    is_development = seed in (0, WARM_UP_SEED)
+    (first, end), (begin, stop) = (
+        azure_replay.DEVELOPMENT if is_development else azure_replay.REPORT
+    )
+    rows = load_azure(trace)
+    if len(rows) <= begin:
+        raise InputError(f"--trace: {trace} has {len(rows)} rows; {begin + 1} are needed")
+    chosen = rows[begin : min(stop, begin + n)]
+    return trace_tasks(chosen, trace_beliefs(rows[first:end]), PoolName("engine"), seed)
+
+
+def azure(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "azure-replay",
+        "replay of a production coding trace on 4 replicas, prompts in chunks",
+        {"code": partial(_azure_tasks, trace)},
+        (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("saber"), _SERVE),
+        500,
+        300,
+        chunk_tokens=azure_replay.CHUNK_TOKENS,
+    )
+
+
+# A real engine
+
+
+LOADS = (0.5, 0.8)
+REAL_CAPS = (2, 4, 8, real.FULL_BATCH)
+
+
+def _mix_tasks(load: float, seed: int, n: int) -> list[SimTask]:
+    return real.mix_tasks(load, _demo_profile(), seed, n)
+
+
+@cache
+def _demo_profile() -> Profile:
+    return load_profile(resolve("profiles/demo-coder@cpu.yaml"))
+
+
+def vllm_mix(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "vllm-mix",
+        "a mix like SABER's W3 on one vLLM engine with the demo model, on one core",
+        {f"W3-like, load {load:g}": partial(_mix_tasks, load) for load in LOADS},
+        (_arm(schedulers.FORESIGHT), _arm("saber"), *map(_static_cap, REAL_CAPS)),
+        200,
+        150,
+        slowdown=3.0,
+        chunk_tokens=256,
+        is_real=True,
+    )
+
+
+# CATO's research question 4
+
+
+# As the papers that they are from describe them; the default keeps the pool's usual settings.
+_SCALED = (
+    ("foresight + forecast", schedulers.FORESIGHT, PoolScaling("forecast")),
+    ("cato + cato", "cato", PoolScaling("cato", idle_timeout_s=60.0)),
+    ("foresight + queue-length", schedulers.FORESIGHT, PoolScaling("queue-length")),
+)
+
+
+def _scaled_arms() -> tuple[Arm, ...]:
+    ours, *others = (
+        replace(_arm(scheduler), name=name, scaling=scaling) for name, scheduler, scaling in _SCALED
+    )
+    # Serve takes ten minutes to let its replicas go: in each round another arm stands before it.
+    return (ours, _SERVE, *others)
+
+
+def _rq4_tasks(utilization: float, seed: int, n: int) -> list[SimTask]:
+    setting: Setting = {
+        "utilization": utilization,
+        "arrivals": "poisson",
+        "duration_s": cato_rq4.LONG_S,
+    }
+    return cato_rq4.tasks_of(setting, seed)[:n]
+
+
+def rq4(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "cato-rq4",
+        "four coding tasks on 1 to 6 replicas of two models each, "
+        f"{cato_rq4.COLD_START_S:g} s from the order of a replica to its first call",
+        {f"utilization {u:g}": partial(_rq4_tasks, u) for u in cato_rq4.UTILIZATIONS},
+        _scaled_arms(),
+        300,
+        100,
+        cold_start_s=cato_rq4.COLD_START_S,
+        ours=_SCALED[0][0],
+    )
+
+
+EXPERIMENTS: Mapping[str, Callable[[Path | None], LiveExperiment]] = {
+    "cato-rq3": cato_rq3,
+    "saber": saber_rq1,
+    "cato-rq4": rq4,
+    "azure-replay": azure,
+    "vllm-mix": vllm_mix,
+}
+
+
+def live_experiment(name: str, trace: Path | None = None) -> LiveExperiment:
+    """Raise `UnknownNameError` for a name that is none."""
+    if name not in EXPERIMENTS:
+        raise UnknownNameError("live experiment", name, tuple(EXPERIMENTS))
+    return EXPERIMENTS[name](trace)

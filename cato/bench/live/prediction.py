@@ -1,0 +1,67 @@
+"""What the simulator says of the same tasks: the same fleet and policies in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cato.bench.live.experiments import Arm, LiveExperiment
+from cato.core.ids import PoolName
+from cato.core.profile import Profile
+from cato.core.topology import PoolSpec, Topology
+from cato.policies.registry import policies_of
+from cato.policies.scaling.registry import scaling_policy
+from cato.sim.autoscale import AutoscaledFleet, ScaledPool, follow_ups_of
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.tasks import Outcome, SimTask
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Outcomes in the order of the tasks; `replicas`: of all pools, while tasks arrived (None: they
+    stay)."""
+
+    outcomes: Sequence[Outcome]
+    replicas: float | None = None
+
+
+def simulated(
+    tasks: Sequence[SimTask],
+    arm: Arm,
+    experiment: LiveExperiment,
+    topology: Topology,
+    profiles: Mapping[PoolName, Profile],
+) -> Prediction:
+    """How `tasks` fare; `profiles` by pool, as the deployment has them."""
+    used = {node.pool for task in tasks for node in task.nodes}
+    pools = {p.name: p for p in topology.pools if p.name in used}
+    setups = {n: _setup(p, arm, profiles[n], experiment) for n, p in pools.items()}
+    if experiment.cold_start_s is None:
+        return Prediction(Fleet(list(setups.values())).run(tasks))
+    scaled = [
+        ScaledPool(
+            setup,
+            scaling_policy(arm.scaling),
+            min(d.min_replicas for d in pools[n].deployments),
+            sum(d.max_replicas for d in pools[n].deployments),
+        )
+        for n, setup in setups.items()
+    ]
+    fleet = AutoscaledFleet(scaled, follow_ups_of(tasks, profiles, 1), arm.scaling.every_s)
+    until_s = tasks[-1].arrived_at_s
+    return Prediction(fleet.run(tasks, until_s), fleet.mean_provisioned(until_s))
+
+
+def _setup(pool: PoolSpec, arm: Arm, profile: Profile, experiment: LiveExperiment) -> PoolSetup:
+    replicas = tuple(
+        replace(profile, max_running=min(profile.max_running, d.engine.max_num_seqs))
+        for d in pool.deployments
+        for _ in range(d.initial_replicas)
+    )
+    return PoolSetup(
+        pool.name,
+        replicas,
+        policies_of(arm.pool_policies(), profile),
+        chunk_tokens=experiment.chunk_tokens,
+        cold_start_s=experiment.cold_start_s or 0.0,
+    )

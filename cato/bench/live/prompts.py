@@ -1,0 +1,80 @@
+"""Prompts that the simulated engine answers at a wanted length.
+
+The length of an answer must be the engine's secret, as it is with a real model. A limit per request
+would tell it to CATO, which knows limits, and would teach the Profiler that no answer ever ended by
+itself. So the end is in the text: an answer goes on until two given words come, and the text is a
+function of the prompt. Of prompts with different first words the one is taken whose answer ends at
+the wanted token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from cato.core.errors import CatoError
+from cato.engines.simulated import simulated_tokens
+
+# Words of the simulated engine's vocabulary that no other of its words begins with or ends in.
+STOP_WORDS = (" value", " result", " total", " count", " index", " name", " key", " node")
+# One of so many tokens is a given word. Only the time of the search depends on it.
+VOCABULARY = 52
+MAX_STOPS = 32
+# Exact below 50 tokens; above within 2 %, else the search would take minutes. The simulator gets
+# the length that was found.
+TOLERANCE = 0.02
+MAX_TRIES = 2_000_000
+
+_FILLER = (
+    "def load(path, items): value = parse(path) for index in items: result = value.get(index) "
+    "if result is None: continue total = total + result.size return total "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`output_tokens` is where the simulated engine ends its answer."""
+
+    text: str
+    output_tokens: int
+
+
+def stops_for(mean_tokens: float) -> tuple[str, ...]:
+    """Texts of which one comes about every `mean_tokens` tokens: single words, or pairs."""
+    singles = round(VOCABULARY / mean_tokens)
+    if singles >= 1:
+        return STOP_WORDS[: min(singles, len(STOP_WORDS))]
+    pairs = [first + second for first in STOP_WORDS for second in STOP_WORDS]
+    return tuple(pairs[: max(1, min(MAX_STOPS, round(VOCABULARY**2 / mean_tokens)))])
+
+
+def prompt_for(
+    characters: int, output_tokens: int, stops: Sequence[str], engine_seed: int, draw: random.Random
+) -> Prompt:
+    """A prompt of so many characters whose answer has about `output_tokens` tokens.
+
+    Raise `CatoError` when none is found, as for an answer that is far longer than all of its class.
+    """
+    ends = frozenset(stops)
+    slack = int(output_tokens * TOLERANCE)
+    least, most = output_tokens - slack, output_tokens + slack
+    filler = (_FILLER * (characters // len(_FILLER) + 1))[:characters]
+    for _ in range(MAX_TRIES):
+        # Short prompts must differ too: the number may be all there is.
+        text = f"{draw.randrange(36**5):x} {filler}"[:characters]
+        found = _end(text, ends, engine_seed, most)
+        if least <= found <= most:
+            return Prompt(text, found)
+    raise CatoError(f"found no prompt whose simulated answer has {output_tokens} tokens")
+
+
+def _end(prompt: str, stops: frozenset[str], seed: int, most: int) -> int:
+    """At which token the first of `stops` is complete; more than `most` when it is later."""
+    last = ""
+    for count, token in enumerate(islice(simulated_tokens(seed, prompt), most), start=1):
+        if token in stops or last + token in stops:
+            return count
+        last = token
+    return most + 1

@@ -1,0 +1,132 @@
+"""One benchmark from its options to its report.
+
+Importing this module imports Ray, which reads its settings then: set the environment first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from cato.bench.live.experiments import (
+    WARM_UP_SEED,
+    LiveExperiment,
+    live_experiment,
+    scaled_profile,
+)
+from cato.bench.live.report import as_json
+from cato.bench.live.rounds import Progress, Settings, Subject, measure
+from cato.bench.live.stage import OwnStage, RunningStage, Stage
+from cato.bench.live.workflows import workflows, write
+from cato.config.deploy_file import DeployFile, load_deploy_file
+from cato.config.paths import resolve
+from cato.core.errors import UnknownNameError
+from cato.core.profile import Profile
+from cato.core.topology import PoolSpec
+from cato.profiles.load import load_profile_file, load_profiles, save_profile
+from cato.profiles.schema import Provenance
+
+# Replicas of a fixed fleet are started once, before anything is measured.
+QUICK_LOAD_S = 0.2
+# Of a cold start Serve takes so much for the process: Serve's own start of a replica.
+PROCESS_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user asks for; None and empty: the experiment's own."""
+
+    experiment: str
+    deployment: str | None = None
+    workloads: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    tasks: int | None = None
+    slowdown: float | None = None
+    warm_up: int | None = None
+    trace: Path | None = None
+    address: str | None = None
+
+
+class Session:
+    """What is measured, checked before anything is started. May raise any `CatoError`."""
+
+    def __init__(self, options: Options) -> None:
+        experiment = live_experiment(options.experiment, options.trace)
+        self.experiment: LiveExperiment = experiment.chosen(options.workloads, options.arms)
+        self.deploy: DeployFile = load_deploy_file(options.deployment or experiment.deployment)
+        self.settings = Settings(
+            options.seeds,
+            options.tasks or experiment.tasks,
+            options.slowdown or experiment.slowdown,
+            options.warm_up or experiment.warm_up,
+        )
+        self._address = options.address
+        cold_start_s = experiment.cold_start_s
+        load_s = QUICK_LOAD_S if cold_start_s is None else cold_start_s - PROCESS_S
+        self._folder = resolve(self.deploy.topology.profiles_dir)
+        self._by_name = {
+            name: profile
+            if experiment.is_real
+            else scaled_profile(profile, self.settings.slowdown, load_s)
+            for name, profile in load_profiles(self._folder).items()
+        }
+        profiles = {p.name: self._profile(p) for p in self.deploy.topology.pools}
+        self.subject = Subject(self.experiment, self.deploy.topology, profiles)
+        self.workflows = self._workflows()
+
+    def _profile(self, pool: PoolSpec) -> Profile:
+        """The profile that the pool's router is given: the fastest deployment's."""
+        names = [d.engine.profile or d.profile or "" for d in pool.deployments]
+        for name in names:
+            if name not in self._by_name:
+                raise UnknownNameError("profile", name, tuple(self._by_name))
+        return min((self._by_name[n] for n in names), key=attrgetter("typical_call_s"))
+
+    def _workflows(self) -> dict[str, dict[str, Any]]:
+        """Of all classes that any seed has."""
+        tasks = [
+            task
+            for workload in self.experiment.workloads
+            for seed in (*self.settings.seeds, WARM_UP_SEED)
+            for task in self.subject.sim_tasks(
+                workload, seed, self.settings, max(self.settings.tasks, self.settings.warm_up)
+            )
+        ]
+        return workflows(self.experiment, tasks, self.deploy.topology)
+
+    def export(self, folder: Path) -> None:
+        """Write `workflows/` and `profiles/`, for an application that somebody else starts."""
+        write(folder / "workflows", self.workflows)
+        for name, profile in self._by_name.items():
+            path = self._folder / f"{name}.yaml"
+            provenance = load_profile_file(path).provenance
+            if not self.experiment.is_real:
+                note = f"times of {path.name} x {self.settings.slowdown:g}"
+                provenance = Provenance(simulated=True, note=note)
+            save_profile(folder / "profiles" / path.name, profile, provenance)
+
+    def run(
+        self,
+        folder: Path,
+        progress: Progress,
+        say: Callable[[str], None],
+        facts: Callable[[], Mapping[str, object]],
+        command: str,
+    ) -> dict[str, Any]:
+        """Measure; `folder` is for what is made at run time. Returns the report."""
+        about = dict(facts())  # the machine's load before, not after
+        with self._stage(folder, say) as stage:
+            runs = asyncio.run(measure(self.subject, stage, self.settings, progress))
+        where = self._address or str(self.deploy.path.name)
+        return as_json(runs, self.subject, self.settings, about, command, where)
+
+    def _stage(self, folder: Path, say: Callable[[str], None]) -> Stage:
+        if self._address is not None:
+            return RunningStage(self.deploy, self._address, self.workflows, say)
+        self.export(folder)
+        return OwnStage(self.deploy, folder, say)

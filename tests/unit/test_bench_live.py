@@ -31,7 +31,15 @@ from cato.bench.live.plots import pictures
 from cato.bench.live.prediction import Prediction, simulated
 from cato.bench.live.prompts import TOLERANCE, prompt_for, stops_for
 from cato.bench.live.report import as_json, tables
-from cato.bench.live.rounds import CpuLoad, ReplicaPoint, Run, Settings, Subject, order
+from cato.bench.live.rounds import (
+    CpuLoad,
+    ReplicaPoint,
+    Run,
+    Settings,
+    Subject,
+    order,
+    whole_rounds,
+)
 from cato.bench.live.workflows import LiveTask, live_tasks, workflow_name, workflows, write
 from cato.config.control import pool_changes
 from cato.config.deploy_file import DeployFile, load_deploy_file
@@ -206,6 +214,15 @@ def test_live_engines_have_the_times_of_the_simulators(name: str, engine: Profil
 def test_arms_take_turns() -> None:
     a, b, c = Arm("a"), Arm("b"), Arm("c")
     assert [order((a, b, c), n) for n in range(3)] == [(a, b, c), (c, b, a), (a, b, c)]
+
+
+def test_an_interrupted_benchmark_keeps_its_whole_rounds() -> None:
+    experiment = live_experiment("saber").chosen(["W3 at 10/s"], ["foresight", "saber"])
+    tasks = saber_tasks(3)
+    runs = [a_run(arm, tasks, missed=0, seed=7) for arm in ("foresight", "saber")]
+    runs.append(a_run("saber", tasks, missed=0, seed=8))
+    assert whole_rounds(runs, experiment) == (7,)
+    assert whole_rounds(runs[2:], experiment) == ()
 
 
 def the_arm(experiment: LiveExperiment, name: str) -> Arm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -179,10 +180,16 @@ def order(arms: Sequence[Arm], number: int) -> tuple[Arm, ...]:
 
 
 async def measure(
-    subject: Subject, stage: Configurable, settings: Settings, progress: Progress
-) -> list[Run]:
-    """All rounds, after a warm-up that teaches the Profiler with tasks of its own."""
-    runs: list[Run] = []
+    subject: Subject,
+    stage: Configurable,
+    settings: Settings,
+    progress: Progress,
+    runs: list[Run],
+) -> None:
+    """All rounds, after a warm-up that teaches the Profiler with tasks of its own.
+
+    What is measured is added to `runs`, so that it is not lost when the rest is interrupted.
+    """
     make: _Make = _Recorder(subject, stage.url) if subject.experiment.is_real else _Finder(subject)
     async with TaskClient(stage.url) as client:
         await _warm_up(subject, stage, settings, progress, client, make)
@@ -201,7 +208,13 @@ async def measure(
                     replicas = await _replicas(subject, stage, arm, since_s)
                     predicted = _predicted(subject, arm, tasks)
                     runs.append(Run(workload, arm, seed, seen, predicted, cpu, replicas))
-    return runs
+
+
+def whole_rounds(runs: Sequence[Run], experiment: LiveExperiment) -> tuple[int, ...]:
+    """Seeds that every arm met in every workload."""
+    by_seed = Counter(run.seed for run in runs)
+    size = len(experiment.workloads) * len(experiment.arms)
+    return tuple(seed for seed, n in by_seed.items() if n == size)
 
 
 async def _prepare(subject: Subject, stage: Configurable, arm: Arm, progress: Progress) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from cato.bench.live.experiments import (
     scaled_profile,
 )
 from cato.bench.live.report import as_json
-from cato.bench.live.rounds import Progress, Settings, Subject, measure
+from cato.bench.live.rounds import Progress, Run, Settings, Subject, measure, whole_rounds
 from cato.bench.live.stage import OwnStage, RunningStage, Stage
 from cato.bench.live.workflows import workflows, write
 from cato.config.deploy_file import DeployFile, load_deploy_file
@@ -118,12 +118,24 @@ class Session:
         facts: Callable[[], Mapping[str, object]],
         command: str,
     ) -> dict[str, Any]:
-        """Measure; `folder` is for what is made at run time. Returns the report."""
+        """Measure; `folder` is for what is made at run time. Returns the report.
+
+        After an interruption it is about the rounds that were whole; without one the interruption
+        goes on.
+        """
         about = dict(facts())  # the machine's load before, not after
-        with self._stage(folder, say) as stage:
-            runs = asyncio.run(measure(self.subject, stage, self.settings, progress))
-        where = self._address or str(self.deploy.path.name)
-        return as_json(runs, self.subject, self.settings, about, command, where)
+        runs: list[Run] = []
+        try:
+            with self._stage(folder, say) as stage:
+                asyncio.run(measure(self.subject, stage, self.settings, progress, runs))
+        except KeyboardInterrupt:
+            if not whole_rounds(runs, self.experiment):
+                raise
+        seeds = whole_rounds(runs, self.experiment)
+        settings = replace(self.settings, seeds=seeds)
+        runs = [run for run in runs if run.seed in seeds]
+        where = self._address or self.deploy.path.name
+        return as_json(runs, self.subject, settings, about, command, where)
 
     def _stage(self, folder: Path, say: Callable[[str], None]) -> Stage:
         if self._address is not None:

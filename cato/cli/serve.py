@@ -150,6 +150,7 @@ def _greet(url: str, path: Path, log_path: Path) -> None:
     console.print(f"\nCATO is ready at [bold]{url}[/bold]  ({path.name})")
     if tasks:
         console.print(f"tasks: {', '.join(tasks)}", highlight=False)
+    console.print(f"status page: {url}/ui", highlight=False)
     console.print("\nTry, in another terminal:\n", highlight=False)
     code = "def read(path):\n    with open(path) as file:\n        return "
     body = json.dumps({"model": "cato-completion", "prompt": code, "suffix": "\n"})

@@ -58,6 +58,8 @@ def status(
             slots = f"{r.held} / {r.max_running}" + ("" if r.accepting else " (not accepting)")
             replicas.add_row(pool.name, names, str(picture.queued), r.id, slots, f"{r.wait_s:.3f}")
     console.print(replicas)
+    for picture in _shared_pools():
+        console.print(picture)
     models = Table(
         "model", "replica", "state", "accelerator", "load s", "pid", "restarts",
         title="Loaded models",
@@ -74,3 +76,25 @@ def status(
             str(m.restarts),
         )
     console.print(models)
+
+
+def _shared_pools() -> list[Table]:
+    """One table a shared pool: its slots, and what its loads were good for."""
+    import ray
+
+    from cato.control import actors
+
+    tables = []
+    for pool in ray.get(actors.get(actors.EVICTION_MANAGER).pictures.remote()):
+        c = pool.counts
+        hits = f", hit rate {c.hits / c.served:.0%}" if c.served else ""
+        table = Table(
+            "slot", "host", "state", "model", "running",
+            title=f"Shared pool {pool.name}: {pool.queued} wait{hits}, {c.loads} loads "
+            f"({c.from_host_memory} from memory, {c.prefetches} ahead of demand), "
+            f"{c.evictions} evictions, {c.failures} failures",
+        )  # fmt: skip
+        for s in pool.slots:
+            table.add_row(s.slot, s.host[:8], s.state.value, s.model or "", str(s.running))
+        tables.append(table)
+    return tables

@@ -7,12 +7,12 @@ deployments:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
-from cato.config.schema import PoliciesArgs, ScalingArgs
+from cato.config.schema import PoliciesArgs, ScalingArgs, SharedPoliciesArgs
 from cato.config.yaml_file import StrictModel, validate
 from cato.core.errors import ConfigError, Problem
 from cato.core.ids import PoolName
@@ -31,6 +31,7 @@ class ControlArgs(StrictModel):
     """Policies by pool; a key that is left out stays as the deployment file has it."""
 
     pools: dict[str, PoolControlArgs] = Field(default_factory=dict)
+    shared_pools: dict[str, SharedPoliciesArgs] = Field(default_factory=dict)
 
 
 Changes = dict[PoolName, dict[str, Any]]
@@ -42,11 +43,7 @@ def pool_changes(
 ) -> tuple[Changes, Changes]:
     """Changes of `PoolPolicies` and of `PoolScaling`; raise `ConfigError` with all problems."""
     args = validate(ControlArgs, user_config, WHERE)
-    unknown = tuple(
-        Problem(WHERE, f"pools.{name}", name, f"no such pool (known: {', '.join(known)})")
-        for name in args.pools
-        if name not in known
-    )
+    unknown = _unknown("pools", args.pools, known)
     redeployed = tuple(
         Problem(
             WHERE,
@@ -64,3 +61,19 @@ def pool_changes(
         for name, pool in args.pools.items()
     }
     return policies, {PoolName(name): pool.scaling.given() for name, pool in args.pools.items()}
+
+
+def shared_pool_changes(user_config: Mapping[str, object], known: Sequence[PoolName]) -> Changes:
+    """Changes of `SharedPoolPolicies`; raise `ConfigError` with all problems."""
+    args = validate(ControlArgs, user_config, WHERE)
+    unknown = _unknown("shared_pools", args.shared_pools, known)
+    if unknown:
+        raise ConfigError(unknown)
+    return {PoolName(name): pool.given() for name, pool in args.shared_pools.items()}
+
+
+def _unknown(section: str, given: Iterable[str], known: Sequence[PoolName]) -> tuple[Problem, ...]:
+    rule = f"no such pool (known: {', '.join(known) or 'none'})"
+    return tuple(
+        Problem(WHERE, f"{section}.{name}", name, rule) for name in given if name not in known
+    )

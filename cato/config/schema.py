@@ -30,17 +30,23 @@ from cato.config.yaml_file import (
     did_you_mean,
     matching,
 )
+from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.topology import (
     DeploymentSpec,
     EngineSpec,
+    HostedModel,
     IngressSpec,
     ModelSpec,
+    OutputCaps,
     PoolPolicies,
     PoolScaling,
     PoolSpec,
+    SharedPoolPolicies,
+    SharedPoolSpec,
     Topology,
 )
+from cato.policies.eviction.registry import eviction_names, order_names
 from cato.policies.registry import BINDINGS, deployed_scheduler_names, ordering_names, routing_names
 from cato.policies.scaling.registry import scaling_names
 from cato.workflows.fim import FAMILIES, family_of
@@ -53,6 +59,9 @@ RESERVED_PREFIX = "cato-"
 
 _DEFAULT_POLICIES = PoolPolicies()
 _DEFAULT_SCALING = PoolScaling()
+_DEFAULT_SHARED = SharedPoolPolicies()
+# Time to the first token, as that of a plain call of a model (`cato.serve.service.CALL_SLO`).
+_DEFAULT_SLO_S = 1.5
 
 _OWN_FLAGS = ("--model", "--served-model-name", "--host", "--port", "--uds")
 """What CATO itself passes to a vLLM server."""
@@ -142,6 +151,7 @@ class EngineArgs(StrictModel):
     env: dict[NonEmpty, Word] = Field(default_factory=dict)
     profile: NonEmpty | None = None
     seed: int = 0
+    swap: bool = False
 
     @field_validator("max_num_batched_tokens")
     @classmethod
@@ -182,6 +192,7 @@ class EngineArgs(StrictModel):
             env=dict(self.env),
             profile=self.profile or profile,
             seed=self.seed,
+            swap=self.swap,
         )
 
 
@@ -215,19 +226,14 @@ class ReplicasArgs(StrictModel):
         return self.min, initial, self.max if self.max is not None else initial
 
 
-class DeploymentArgs(StrictModel):
-    """One Serve deployment: one resource shape."""
+class ShapeArgs(StrictModel):
+    """What one replica asks of Ray."""
 
     accelerator: Literal["cpu", "gpu", "npu"]
     cards: int | None = Field(default=None, ge=0, validate_default=True)
     cpus: float = Field(default=1.0, ge=0)
     accelerator_type: NonEmpty | None = None
     resources: dict[NonEmpty, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    replicas: ReplicasArgs = ReplicasArgs()
-    standby: int = Field(default=1, ge=0)
-    profile: NonEmpty | None = None
-    cost: float | None = Field(default=None, gt=0)
-    engine: EngineArgs
 
     @field_validator("cards")
     @classmethod
@@ -258,20 +264,25 @@ class DeploymentArgs(StrictModel):
                 raise ValueError(f"{name} is asked for with `cpus` or `cards`")
         return value
 
+
+class DeploymentArgs(ShapeArgs):
+    """One Serve deployment: one resource shape."""
+
+    replicas: ReplicasArgs = ReplicasArgs()
+    standby: int = Field(default=1, ge=0)
+    profile: NonEmpty | None = None
+    cost: float | None = Field(default=None, gt=0)
+    engine: EngineArgs
+
     @field_validator("engine")
     @classmethod
     def _engine_fits_the_deployment(cls, engine: EngineArgs, info: ValidationInfo) -> EngineArgs:
-        accelerator = info.data.get("accelerator")
-        found: Found = []
+        found = _engine_problems(engine, info.data.get("accelerator"))
+        if engine.swap:
+            found.append((("swap",), True, "only slots of a shared pool have other models to hold"))
         if engine.kind == "simulated" and not (engine.profile or info.data.get("profile")):
             rule = "a simulated engine takes its timings from a profile: name one here or above"
-            found.append((("profile",), None, rule))
-        if engine.zygote and (engine.kind != "vllm" or accelerator not in ("cpu", None)):
-            rule = "only a vllm engine on cpu can be forked from a zygote"
-            found.append((("zygote",), True, rule))
-        if engine.gpu_memory_utilization is not None and accelerator == "cpu":
-            rule = "not on cpu; set kv_cache_memory"
-            found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))
+            found.insert(0, (("profile",), None, rule))
         if found:
             raise _errors("engine", found)
         return engine
@@ -293,6 +304,20 @@ class DeploymentArgs(StrictModel):
             profile=self.profile,
             cost=self.cost if self.cost is not None else max(1.0, float(self.cards or 0)),
         )
+
+
+def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
+    """What cannot be on this accelerator."""
+    found: Found = []
+    if engine.zygote and (engine.kind != "vllm" or accelerator not in ("cpu", None)):
+        rule = "only a vllm engine on cpu can be forked from a zygote"
+        found.append((("zygote",), True, rule))
+    if engine.swap and engine.kind != "vllm":
+        found.append((("swap",), True, "only vllm swaps weights; a simulated engine just loads"))
+    if engine.gpu_memory_utilization is not None and accelerator == "cpu":
+        rule = "not on cpu; set kv_cache_memory"
+        found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))
+    return found
 
 
 def _one_of(value: str, known: tuple[str, ...]) -> str:
@@ -318,6 +343,8 @@ class PoliciesArgs(StrictModel):
     binding: Annotated[str | None, _known(lambda: BINDINGS)] = None
     cap: int | None = Field(default=None, ge=1)
     max_queued: int = Field(default=_DEFAULT_POLICIES.max_queued, ge=0)
+    max_queued_tokens: int | None = Field(default=None, ge=1)
+    refuse_late: bool = False
 
     def to_policies(self) -> PoolPolicies:
         return PoolPolicies(**self.model_dump())
@@ -359,6 +386,119 @@ class PoolArgs(StrictModel):
         return value
 
 
+class HostedModelArgs(StrictModel):
+    """A model of a shared pool; see `HostedModel`."""
+
+    profile: NonEmpty | None = None
+    load: Annotated[Duration, Field(gt=0)] | None = None
+    reload: Annotated[Duration, Field(gt=0)] | None = None
+    weights: Annotated[ByteSize, Field(ge=0)] = 0
+    slo: Annotated[Duration, Field(gt=0)] = _DEFAULT_SLO_S
+    min_copies: int = Field(default=0, ge=0)
+    max_copies: int = Field(default=1, ge=1, validate_default=True)
+
+    @field_validator("max_copies")
+    @classmethod
+    def _not_below_min(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("min_copies", 0):
+            raise ValueError(f"must be at least min_copies ({info.data['min_copies']})")
+        return value
+
+    def to_hosted(self, model: ModelSpec) -> HostedModel:
+        return HostedModel(
+            model=model,
+            profile=self.profile,
+            load_s=self.load,
+            reload_s=self.reload,
+            weights_bytes=self.weights,
+            slo_s=self.slo,
+            min_copies=self.min_copies,
+            max_copies=self.max_copies,
+        )
+
+
+class SlotsArgs(ShapeArgs):
+    """The slots of a shared pool: `count` replicas of one shape, which hold one model each."""
+
+    count: int = Field(ge=1)
+    engine: EngineArgs
+
+    @field_validator("engine")
+    @classmethod
+    def _engine_fits_the_slots(cls, engine: EngineArgs, info: ValidationInfo) -> EngineArgs:
+        found = _engine_problems(engine, info.data.get("accelerator"))
+        if engine.profile is not None:
+            rule = "every model of a shared pool has a profile of its own: name it there"
+            found.append((("profile",), engine.profile, rule))
+        if found:
+            raise _errors("engine", found)
+        return engine
+
+    def to_spec(self, name: str) -> DeploymentSpec:
+        return DeploymentSpec(
+            name=DeploymentName(name),
+            accelerator=self.accelerator,
+            engine=self.engine.to_spec(self.accelerator, None),
+            cards=self.cards or 0,
+            cpus=self.cpus,
+            accelerator_type=self.accelerator_type,
+            resources=dict(self.resources),
+            min_replicas=self.count,
+            initial_replicas=self.count,
+            max_replicas=self.count,
+            standby=0,
+        )
+
+
+class SharedPoliciesArgs(StrictModel):
+    """The named policies of a shared pool; see `SharedPoolPolicies`."""
+
+    eviction: Annotated[str, _known(eviction_names)] = _DEFAULT_SHARED.eviction
+    dispatch: Annotated[str, _known(order_names)] = _DEFAULT_SHARED.dispatch
+    host_memory: Annotated[ByteSize, Field(ge=0)] = _DEFAULT_SHARED.host_memory_bytes
+    max_queued: int = Field(default=_DEFAULT_SHARED.max_queued, ge=0)
+
+    def given(self) -> dict[str, Any]:
+        """The fields of `SharedPoolPolicies` that the file names."""
+        return {
+            "host_memory_bytes" if name == "host_memory" else name: getattr(self, name)
+            for name in self.model_fields_set
+        }
+
+
+class SharedPoolArgs(StrictModel):
+    """Slots that several models take turns in."""
+
+    models: dict[PublicName, HostedModelArgs] = Field(min_length=1)
+    policies: SharedPoliciesArgs = SharedPoliciesArgs()
+    slots: SlotsArgs
+
+    @field_validator("slots")
+    @classmethod
+    def _simulated_models_have_profiles(cls, slots: SlotsArgs, info: ValidationInfo) -> SlotsArgs:
+        models: dict[str, HostedModelArgs] = info.data.get("models", {})
+        without = [name for name, model in models.items() if model.profile is None]
+        if slots.engine.kind == "simulated" and without:
+            raise ValueError(
+                "a simulated engine takes its timings from profiles: "
+                f"name one for {', '.join(without)}"
+            )
+        return slots
+
+    def to_spec(self, name: str, models: Mapping[str, ModelArgs]) -> SharedPoolSpec:
+        return SharedPoolSpec(
+            name=PoolName(name),
+            models=tuple(h.to_hosted(models[m].to_spec(m)) for m, h in self.models.items()),
+            slots=self.slots.to_spec(slots_name(name)),
+            policies=SharedPoolPolicies(**self.policies.given()),
+        )
+
+
+def slots_name(pool: str) -> str:
+    """The deployment whose replicas are the slots of the shared pool `pool`."""
+    return f"{pool}-slots"
+
+
 class EnginesArgs(StrictModel):
     """`args` of the application `engines`."""
 
@@ -366,7 +506,8 @@ class EnginesArgs(StrictModel):
     event_log: NonEmpty | None = None
     store: NonEmpty | None = None
     models: dict[PublicName, ModelArgs] = Field(min_length=1)
-    pools: dict[Name, PoolArgs] = Field(min_length=1)
+    pools: dict[Name, PoolArgs] = Field(default_factory=dict)
+    shared_pools: dict[Name, SharedPoolArgs] = Field(default_factory=dict)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -395,7 +536,31 @@ class EnginesArgs(StrictModel):
             )
             for name, pool in self.pools.items()
         )
-        return Topology(tuple(pools), self.profiles, self.event_log, self.store)
+        shared = tuple(p.to_spec(name, self.models) for name, p in self.shared_pools.items())
+        return Topology(tuple(pools), self.profiles, self.event_log, self.store, shared)
+
+
+class OutputCapsArgs(StrictModel):
+    """`output_caps` of the application `cato`: tokens that one call of a model may write."""
+
+    completion: int = Field(default=OutputCaps().completion, ge=1)
+    chat: int = Field(default=OutputCaps().chat, ge=1)
+    agent: int = Field(default=OutputCaps().agent, ge=1)
+
+    def to_caps(self) -> OutputCaps:
+        return OutputCaps(self.completion, self.chat, self.agent)
+
+
+class BrownoutArgs(StrictModel):
+    """One step of `brownout`; see `BrownoutStep`."""
+
+    queued: float = Field(gt=0)
+    skip_optional: bool = False
+    max_rounds: int | None = Field(default=None, ge=1)
+    use_fallback: bool = False
+
+    def to_step(self) -> BrownoutStep:
+        return BrownoutStep(**self.model_dump())
 
 
 class IngressArgs(StrictModel):
@@ -406,10 +571,18 @@ class IngressArgs(StrictModel):
     replicas: int = Field(default=1, ge=1)
     max_body: Annotated[ByteSize, Field(ge=1)] = 4_000_000
     keys: Literal["auto", "required", "ignored"] = "auto"
+    output_caps: OutputCapsArgs = OutputCapsArgs()
+    brownout: list[BrownoutArgs] = Field(default_factory=list, max_length=20)
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
-            self.workflows, dict(self.indexes), self.replicas, self.max_body, self.keys
+            self.workflows,
+            dict(self.indexes),
+            self.replicas,
+            self.max_body,
+            self.keys,
+            self.output_caps.to_caps(),
+            tuple(step.to_step() for step in self.brownout),
         )
 
 
@@ -445,11 +618,43 @@ def _name_problems(data: object) -> Found:
     """Names that clash or lead nowhere. Reads the raw data: it may be wrong in other places."""
     models = _mapping(_mapping(data).get("models"))
     pools = _mapping(_mapping(data).get("pools"))
-    return [
+    shared = _mapping(_mapping(data).get("shared_pools"))
+    found = [
         *_taken_names(models),
         *_pools_without_own_model(pools, models),
         *_deployments_of_two_pools(pools),
+        *_shared_names(shared, pools, models),
     ]
+    if not pools and not shared:
+        found.append((("pools",), None, "name at least one pool here or in shared_pools"))
+    return found
+
+
+def _shared_names(
+    shared: Mapping[str, object], pools: Mapping[str, object], models: Mapping[str, object]
+) -> Found:
+    found: Found = []
+    homes = {
+        model: f"pool {name!r}"
+        for name, pool in pools.items()
+        if isinstance(model := _mapping(pool).get("model"), str)
+    }
+    deployments = {d for p in pools.values() for d in _mapping(_mapping(p).get("deployments"))}
+    for name, settings in shared.items():
+        if name in pools:
+            found.append((("shared_pools", name), None, "a pool has this name already"))
+        if slots_name(name) in deployments:
+            rule = f"its slots are the deployment {slots_name(name)!r}, which a pool has already"
+            found.append((("shared_pools", name), None, rule))
+        for model in _mapping(_mapping(settings).get("models")):
+            loc = ("shared_pools", name, "models", model)
+            if model not in models:
+                rule = f"no such model{did_you_mean(model, models)}"
+                found.append((loc, model, f"{rule}; known: {', '.join(models) or 'none'}"))
+            elif model in homes:
+                found.append((loc, model, f"{homes[model]} serves this model already"))
+            homes.setdefault(model, f"shared pool {name!r}")
+    return found
 
 
 def _taken_names(models: Mapping[str, object]) -> Found:

@@ -12,6 +12,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from cato.telemetry import logs
+
 NAMESPACE = "cato"
 PROFILER = "profiler"
 PROVISIONER = "provisioner"
@@ -35,7 +37,7 @@ def host_agent_name(node_id: str) -> str:
 def create(cls: type, name: str, *args: object, **options: Any) -> Any:
     """The actor `name`, made from `cls` when there is none. Returns its handle."""
     return (
-        ray.remote(cls)
+        ray.remote(_with_logs(cls))
         .options(
             name=name,
             namespace=NAMESPACE,
@@ -48,6 +50,18 @@ def create(cls: type, name: str, *args: object, **options: Any) -> Any:
         )
         .remote(*args)
     )
+
+
+def _with_logs(cls: type) -> type:
+    """`cls`, in whose process CATO's log lines are written as everywhere."""
+
+    class Logged(cls):  # type: ignore[misc]
+        def __init__(self, *args: object) -> None:
+            logs.set_up()
+            super().__init__(*args)
+
+    Logged.__name__, Logged.__qualname__ = cls.__name__, cls.__qualname__
+    return Logged
 
 
 def get(name: str) -> Any:

@@ -1,24 +1,47 @@
 """The Eviction Manager actor: which model sits on which card.
 
-In this version it keeps the book of loaded models and guards the minimum of copies; policies
-that pick a victim come on top of it.
+It keeps the book of loaded models. Of shared pools it is the router as well: which invocation runs
+in which slot and which model that slot loads is one decision.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from collections.abc import Mapping, Sequence
 
-from cato.core.ids import ReplicaId
+from cato.control.shared_pool import ATTEND_S, Ended, SharedPool
+from cato.core.commands import Dispatch
+from cato.core.errors import InputError, UnknownNameError
+from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
+from cato.core.profile import Profile
 from cato.core.residency import Residency, Resident
+from cato.core.slots import HostedPart, SharedPoolPicture, SlotOrder, SlotReport
+from cato.core.snapshot import Invocation
+from cato.core.topology import SharedPoolPolicies, SharedPoolSpec
+from cato.store.errors import StoreError
+from cato.store.location import default_location
+from cato.store.records import RegisteredModel
+from cato.store.store import MetadataStore
+from cato.telemetry.decisions import PoolDecisions
+
+log = logging.getLogger("cato.eviction")
 
 SILENCE_S = 10.0
+TICK_S = 0.5
+# After a restart of this actor the control plane tells it its pools within two seconds.
+KNOWN_WITHIN_S = 5.0
+POLL_S = 0.1
 
 
 class EvictionManager:
-    """Residency of models, as replicas report it."""
+    """Residency of models, as replicas report it, and the shared pools."""
 
     def __init__(self) -> None:
         self._book = Residency()
+        self._shared: dict[PoolName, SharedPool] = {}
+        self._ticker: asyncio.Task[None] | None = None
 
     async def report(self, resident: Resident) -> None:
         self._book.report(time.monotonic(), resident)
@@ -28,9 +51,135 @@ class EvictionManager:
 
     async def residents(self) -> tuple[Resident, ...]:
         self._book.forget_silent(time.monotonic(), SILENCE_S)
-        return self._book.all()
+        in_slots = [r for pool in self._shared.values() for r in pool.residents()]
+        return (*self._book.all(), *in_slots)
 
     async def why_not_unload(self, replica_id: ReplicaId, min_copies: int) -> str | None:
         """Why a copy must stay; None when it may be unloaded."""
         self._book.forget_silent(time.monotonic(), SILENCE_S)
         return self._book.why_not_unload(replica_id, min_copies)
+
+    # Shared pools
+
+    async def register(
+        self,
+        pools: Sequence[tuple[SharedPoolSpec, Mapping[ModelName, Profile]]],
+        policies: Mapping[PoolName, SharedPoolPolicies],
+        store: str | None,
+    ) -> None:
+        """The deployment file's shared pools, and how each decides now; `store` holds the models
+        that were added to them since. May be told again and again; a pool whose file changed begins
+        with new books."""
+        known = {spec.name for spec, _ in pools}
+        self._shared = {name: pool for name, pool in self._shared.items() if name in known}
+        for spec, profiles in pools:
+            pool = self._shared.get(spec.name)
+            if pool is None or pool.spec != spec:
+                pool = SharedPool(spec, profiles)
+                for added in await _added_models(store, spec.name):
+                    if pool.why_not_add(added.hosted) is None:
+                        pool.add_model(added.hosted, added.profile.to_profile())
+                self._shared[spec.name] = pool
+            pool.configure(policies[spec.name])
+        if self._ticker is None or self._ticker.done():
+            self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+
+    async def parts(self) -> tuple[HostedPart, ...] | None:
+        """What ingresses can offer to; None until `register`, after a restart of this actor too."""
+        if self._ticker is None:
+            return None
+        return tuple(part for pool in self._shared.values() for part in pool.parts())
+
+    async def pictures(self) -> tuple[SharedPoolPicture, ...]:
+        return tuple(pool.picture() for pool in self._shared.values())
+
+    async def add_model(self, added: RegisteredModel) -> None:
+        """The model can be asked for from now on; raise `InputError` when its name is taken."""
+        pool = await self._pool(added.pool)
+        why_not = pool.why_not_add(added.hosted)
+        if why_not is not None:
+            raise InputError(why_not)
+        pool.add_model(added.hosted, added.profile.to_profile())
+
+    async def remove_model(self, pool: PoolName, name: ModelName) -> None:
+        """Raise `InputError` while the model is in use or when it is the deployment file's, and
+        `UnknownNameError` when there is none."""
+        (await self._pool(pool)).remove_model(name)
+
+    async def decisions(self) -> dict[PoolName, PoolDecisions]:
+        """Of each shared pool, the newest decisions with their reasons, and all counted."""
+        return {name: pool.decisions.all() for name, pool in self._shared.items()}
+
+    async def policies(self, pool: PoolName) -> SharedPoolPolicies:
+        return (await self._pool(pool)).policies
+
+    async def reset(self, pool: PoolName) -> None:
+        """Empty the slots and the books of an idle pool; see `SharedPool.reset`."""
+        (await self._pool(pool)).reset()
+
+    async def offer(self, pool: PoolName, model: ModelName, invocation: Invocation) -> Dispatch:
+        """Wait for a lease; see `SharedPool.offer`."""
+        return await (await self._pool(pool)).offer(model, invocation)
+
+    async def withdraw(self, pool: PoolName, id: InvocationId) -> None:
+        if pool in self._shared:
+            self._shared[pool].withdraw(id)
+
+    async def lost(self, pool: PoolName, slot: ReplicaId, why: str) -> None:
+        if pool in self._shared:
+            self._shared[pool].lost(slot, why)
+
+    async def attend(self, pool: PoolName, report: SlotReport) -> SlotOrder | None:
+        """A slot reports and waits for an order; see `SharedPool.attend`."""
+        if pool not in self._shared:
+            await asyncio.sleep(ATTEND_S)
+            return None
+        return await self._shared[pool].attend(report)
+
+    async def report_slot(self, pool: PoolName, report: SlotReport) -> None:
+        if pool in self._shared:
+            self._shared[pool].report(report)
+
+    async def ended(self, pool: PoolName, slot: ReplicaId, ended: tuple[Ended, ...]) -> None:
+        if pool in self._shared:
+            self._shared[pool].ended(slot, ended)
+
+    async def leave(self, pool: PoolName, slot: ReplicaId) -> None:
+        if pool in self._shared:
+            self._shared[pool].leave(slot)
+
+    async def _pool(self, name: PoolName) -> SharedPool:
+        deadline_s = time.monotonic() + KNOWN_WITHIN_S
+        while name not in self._shared:
+            if time.monotonic() > deadline_s:
+                raise UnknownNameError("shared pool", name, tuple(self._shared))
+            await asyncio.sleep(POLL_S)
+        return self._shared[name]
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            for name, pool in self._shared.items():
+                try:
+                    pool.tick()
+                except Exception:
+                    # One pool's broken books must not stop the others.
+                    log.exception("shared pool %s could not look", name)
+
+
+async def _added_models(location: str | None, pool: PoolName) -> tuple[RegisteredModel, ...]:
+    """The newest version of each; none, and a line in the log, when the store cannot be read."""
+
+    def read() -> tuple[RegisteredModel, ...]:
+        store = MetadataStore.open(location or default_location())
+        try:
+            newest = {m.name: m for m in store.models() if m.pool == pool}
+        finally:
+            store.close()
+        return tuple(newest.values())
+
+    try:
+        return await asyncio.to_thread(read)
+    except StoreError as error:
+        log.error("models that were added to %s are not served: %s", pool, error)
+        return ()

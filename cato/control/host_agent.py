@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable
+from typing import Any
 
 from cato.config.places import run_dir
+from cato.control import actors
+from cato.core.ids import HostId
 from cato.engines.vllm.host import Zygote
 
 
@@ -25,3 +29,13 @@ class HostAgent:
                 zygote = self._zygotes[python] = Zygote(socket, python=python)
             await zygote.ready()
             return zygote.socket
+
+
+def zygote_socket_of(host: HostId, python: str) -> Awaitable[str]:
+    """Path of the socket of a ready zygote on `host`, whose agent is made when it has none."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(host, soft=False)
+    agent: Any = actors.create(HostAgent, actors.host_agent_name(host), scheduling_strategy=here)
+    socket: Awaitable[str] = agent.zygote_socket.remote(python)
+    return socket

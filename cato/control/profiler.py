@@ -31,6 +31,7 @@ from cato.store.records import KeptReceipt, Learnt, Reaction, Record
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
 from cato.telemetry.metrics import RunMetrics
+from cato.telemetry.recent import RecentOverview, RecentRuns
 
 log = logging.getLogger("cato.profiler")
 
@@ -61,6 +62,7 @@ class Profiler:
         self._baselines = Baselines()
         self._errors = PredictionErrors()
         self._metrics = RunMetrics()
+        self._recent = RecentRuns()
         self._receipts: OrderedDict[str, SlaReceipt] = OrderedDict()
         self._length_history = LengthHistory()
         self._run_history = RunHistory()
@@ -93,6 +95,7 @@ class Profiler:
         if len(self._receipts) > KEPT_RECEIPTS:
             self._receipts.popitem(last=False)
         self._metrics.record(receipt)
+        self._recent.record(receipt, time.time())
         samples = samples_of(receipt)
         self._length_history.add(samples)
         records: list[Record] = [
@@ -189,6 +192,10 @@ class Profiler:
         """What `tenant` used (None: everybody), by name; raise `StoreError`."""
         await asyncio.to_thread(self._writer.flush, FLUSH_S)
         return await asyncio.to_thread(self._writer.read, lambda s: s.usage(tenant))
+
+    async def recent(self, tenant: str | None) -> RecentOverview:
+        """Attainment of the last half hour and its slowest runs: `tenant`'s (None: everybody's)."""
+        return self._recent.overview(tenant, time.time())
 
     async def keep_profile(self, profile: ProfileFile) -> str:
         """Store a measured profile; empty, or why it could not be kept."""

@@ -87,7 +87,8 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]
                 if not replicas:
                     deployment = self._deployment_id.name
                     if replica_sets.has_left(deployment, wanted) or waited_s > UNLISTED_WAIT_S:
-                        raise ReplicaLostError(wanted, f"is no longer listed in {deployment}")
+                        problem = f"is no longer listed in {deployment}"
+                        raise ReplicaLostError(wanted, problem, was_reached=False)
             if replicas:
                 return min(replicas, key=self._queue_length)
             await asyncio.sleep(POLL_S)

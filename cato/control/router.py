@@ -11,7 +11,7 @@ from typing import assert_never
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.demand import PoolDemand, PoolMeter
-from cato.core.errors import CapacityError
+from cato.core.errors import CapacityError, SupersededError
 from cato.core.events import (
     Event,
     FirstTokenSent,
@@ -30,10 +30,13 @@ from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
+from cato.telemetry.decisions import DecisionBook, PoolDecisions
 from cato.telemetry.event_log import EventLog
 
 log = logging.getLogger("cato.router")
 TICK_S = 0.5
+# Ingresses show that they live every second; what waits for one that does not is nobody's.
+INGRESS_SILENCE_S = 15.0
 
 Ended = tuple[InvocationId, int, int, str]
 """An invocation that has left its replica: id, attempt, output tokens, outcome."""
@@ -56,8 +59,13 @@ class ReplicaRouter:
         self._core = PoolOrchestrator(pool, policies_of(policies, profile))
         self._meter = PoolMeter(profile, profile.max_running)
         self._log = _event_log(log_folder, pool, policies, profile)
+        self._decisions = DecisionBook(pool)
         self._answers: dict[InvocationId, asyncio.Future[Dispatch | Refuse]] = {}
+        # What was taken back from replicas that have not been told yet.
+        self._to_stop: dict[ReplicaId, list[tuple[InvocationId, int]]] = {}
         self._gone: set[ReplicaId] = set()
+        self._asked_by: dict[InvocationId, str] = {}
+        self._ingress_seen_s: dict[str, float] = {}
         self._ticker: asyncio.Task[None] | None = None
 
     async def configure(self, policies: PoolPolicies) -> None:
@@ -67,10 +75,12 @@ class ReplicaRouter:
             self._names = policies
             self._handle(PoliciesChanged(_now_s(), fresh))
 
-    async def offer(self, invocation: Invocation) -> Dispatch:
-        """Wait for a lease; raise `CapacityError` when the queue is full.
+    async def offer(self, invocation: Invocation, ingress: str = "") -> Dispatch:
+        """Wait for a lease; raise `CapacityError` when the queue is full, `SupersededError` when a
+        newer run of its buffer takes its place.
 
         Times of `invocation` count from the moment of the call; here they become this clock's.
+        When `ingress` dies, what it has waiting is withdrawn.
         """
         now_s = _now_s()
         self._ensure_ticking()
@@ -78,18 +88,25 @@ class ReplicaRouter:
             invocation,
             arrived_at_s=now_s + invocation.arrived_at_s,
             deadline_s=now_s + invocation.deadline_s,
+            began_at_s=now_s + invocation.began_at_s,
         )
         answer = self._answers.get(mine.id)
         if answer is None or answer.done():
             answer = self._answers[mine.id] = asyncio.get_running_loop().create_future()
+        if ingress:
+            self._ingress_seen_s[ingress] = now_s
+            self._asked_by[mine.id] = ingress
         self._handle(InvocationOffered(now_s, mine))
         command = await asyncio.shield(answer)
+        if isinstance(command, Refuse) and command.superseded:
+            raise SupersededError(command.reason)
         if isinstance(command, Refuse):
             raise CapacityError(self._core.name, command.reason, command.retry_after_s)
         return command
 
     async def withdraw(self, id: InvocationId, reason: str) -> None:
         self._handle(InvocationWithdrawn(_now_s(), id, reason))
+        self._asked_by.pop(id, None)
         answer = self._answers.pop(id, None)
         if answer is not None:
             answer.cancel()
@@ -106,10 +123,10 @@ class ReplicaRouter:
         """Tokens of what runs on `replica`, by invocation, in its present attempt.
 
         Returns what the replica has to stop, as (id, attempt): it waits again and goes on from
-        the text it has, here or elsewhere.
+        the text it has, here or elsewhere, unless its run was superseded.
         """
-        commands = self._handle(ReplicaProgressed(_now_s(), replica, tokens))
-        return tuple((c.invocation_id, c.attempt) for c in commands if isinstance(c, Preempt))
+        self._handle(ReplicaProgressed(_now_s(), replica, tokens))
+        return tuple(self._to_stop.pop(replica, ()))
 
     async def news(self, first_tokens: tuple[InvocationId, ...], ended: tuple[Ended, ...]) -> None:
         """What happened on a replica since it last told."""
@@ -120,6 +137,7 @@ class ReplicaRouter:
 
     async def lost(self, replica: ReplicaId, reason: str) -> None:
         """A stream to the replica broke; if it lives, its next report brings it back."""
+        self._to_stop.pop(replica, None)
         log.warning("replica %s lost: %s", replica, reason)
         self._handle(ReplicaLost(_now_s(), replica, reason))
 
@@ -127,7 +145,12 @@ class ReplicaRouter:
         """Serve no longer lists these replicas; they get no new work, whatever they report."""
         for replica in replicas - self._gone:
             self._gone.add(replica)
+            self._to_stop.pop(replica, None)
             self._handle(ReplicaLost(_now_s(), replica, "left the deployment"))
+
+    async def alive(self, ingress: str) -> None:
+        """`ingress` is there for what it has waiting."""
+        self._ingress_seen_s[ingress] = _now_s()
 
     async def picture(self) -> PoolPicture:
         return self._core.picture(_now_s())
@@ -142,9 +165,14 @@ class ReplicaRouter:
     async def why_waiting(self, id: InvocationId) -> str:
         return self._core.why_waiting(id)
 
+    async def decisions(self) -> PoolDecisions:
+        """The newest decisions with their reasons, and all counted."""
+        return self._decisions.all()
+
     def _handle(self, event: Event) -> tuple[Command, ...]:
         self._meter.handle(event)
         commands = self._core.handle(event)
+        self._decisions.note(time.time(), event, commands, self._core)
         if self._log is not None:
             self._log.write(event, commands, self._names)
         for command in commands:
@@ -156,6 +184,8 @@ class ReplicaRouter:
                     self._answer(command)
                 case Preempt():
                     # Its replica is told by the answer to its report, the ingress by the replica.
+                    stopped = self._to_stop.setdefault(command.replica_id, [])
+                    stopped.append((command.invocation_id, command.attempt))
                     log.info("preempt %s: %s", command.invocation_id, command.reason)
                 case _:
                     assert_never(command)
@@ -163,6 +193,7 @@ class ReplicaRouter:
 
     def _answer(self, command: Dispatch | Refuse) -> None:
         # One that was taken back and has a place again before its ingress asked gets it then.
+        self._asked_by.pop(command.invocation_id, None)
         answer = self._answers.pop(command.invocation_id, None)
         if answer is not None and not answer.done():
             answer.set_result(command)
@@ -175,8 +206,28 @@ class ReplicaRouter:
         while True:
             await asyncio.sleep(TICK_S)
             self._handle(Ticked(_now_s()))
+            await self._forget_dead_ingresses()
+            self._decisions.note_silent(time.time(), self._core.replicas)
             if self._log is not None:
                 self._log.flush()
+
+    async def _forget_dead_ingresses(self) -> None:
+        """A place in the queue must not come to one that nobody reads."""
+        silent_since_s = _now_s() - INGRESS_SILENCE_S
+        dead = {i for i, seen_s in self._ingress_seen_s.items() if seen_s < silent_since_s}
+        for ingress in dead:
+            del self._ingress_seen_s[ingress]
+        if not dead:
+            return
+        left = [id for id, ingress in self._asked_by.items() if ingress in dead]
+        for id in left:
+            # One that was only slow tells its client to ask again.
+            answer = self._answers.pop(id, None)
+            if answer is not None and not answer.done():
+                answer.set_exception(CapacityError(self._core.name, "its ingress was silent", 1.0))
+                answer.exception()  # seen: there may be nobody to whom it could be told
+            await self.withdraw(id, "its ingress is gone")
+        log.warning("%d ingresses are silent; %d invocations withdrawn", len(dead), len(left))
 
 
 def _event_log(

@@ -5,7 +5,7 @@ Which model sits on which card is decided here; a driver unloads, loads and serv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
 from typing import assert_never
@@ -30,8 +30,12 @@ from cato.core.ids import HostId, InvocationId, ModelName
 RATE_MEMORY_S = 1800.0
 # Arrivals are counted as if this time had passed before the first: one early arrival is no rate.
 RATE_PRIOR_S = 60.0
-# A load that failed is not tried again at once: what broke it is seldom gone in a second.
-LOAD_RETRY_S = 10.0
+# A load that failed is not tried again at once: what broke it is seldom gone in a second. Each
+# further failure in a row doubles the wait, up to the second value.
+LOAD_RETRY_S = 1.0
+MAX_LOAD_RETRY_S = 60.0
+# After so many failures in a row those that wait for the model are given up: 1 + 2 + 4 s passed.
+LOAD_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,18 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class CopyFound:
-    """A loaded copy that these books did not load: after a restart of whoever keeps them."""
+    """A loaded copy that these books did not load: after a restart of whoever keeps them.
+
+    `held` are the invocations that run there and that these books do not know either. With `host`
+    the cards need not be known.
+    """
 
     now_s: float
     copy_id: CopyId
     model: ModelName
     cards: tuple[CardId, ...]
+    held: tuple[InvocationId, ...] = ()
+    host: HostId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,39 @@ class ModelPinned:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelAdded:
+    """The model can be asked for; of one that is known these are the facts from now on."""
+
+    now_s: float
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRemoved:
+    """The model can no longer be asked for. Its copies, which must be idle, leave their cards."""
+
+    now_s: float
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemorySized:
+    """How much room for weights a host has; what does not fit any more is forgotten."""
+
+    now_s: float
+    memory: HostMemory
+
+
+@dataclass(frozen=True, slots=True)
+class CardPoliciesChanged:
+    """From now on these decide."""
+
+    now_s: float
+    eviction: EvictionPolicy
+    order: DispatchOrder
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed: failed loads may be tried again."""
 
@@ -128,6 +171,10 @@ CardEvent = (
     | CardAdded
     | CardLost
     | ModelPinned
+    | ModelAdded
+    | ModelRemoved
+    | HostMemorySized
+    | CardPoliciesChanged
     | Ticked
 )
 
@@ -167,7 +214,18 @@ class Serve:
     reason: str
 
 
-CardCommand = Load | Serve
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The invocation cannot be served: its model does not load. The next try is in
+    `retry_after_s`."""
+
+    id: InvocationId
+    model: ModelName
+    problem: str
+    retry_after_s: float
+
+
+CardCommand = Load | Serve | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +249,7 @@ class _Copy:
     cards: tuple[CardId, ...]
     is_ready: bool
     is_prefetch: bool = False
+    from_host_memory: bool = False
     running: dict[InvocationId, Wanted] = field(default_factory=dict)
     # Orders by arrival bind an invocation to a copy that still loads.
     bound: dict[InvocationId, Wanted] = field(default_factory=dict)
@@ -213,6 +272,7 @@ class _Model:
     count: float = 0.0
     counted_at_s: float = 0.0
     retry_at_s: float = -inf
+    failures: int = 0  # in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +311,7 @@ class CardOrchestrator:
         self._cards = {c.id: c for c in cards}
         self._memory_bytes = {m.id: m.weights_bytes for m in memories}
         for m in self._models.values():
-            if m.facts.cards < 1 or m.facts.max_running < 1:
-                raise InputError(
-                    f"model {m.facts.name!r} needs cards and max_running of at least 1"
-                )
-            if m.facts.min_copies > m.facts.max_copies:
-                raise InputError(f"model {m.facts.name!r}: raise max_copies to min_copies or more")
+            _check(m.facts)
         self._in_memory: dict[HostId, set[ModelName]] = {}
         self._copies: dict[CopyId, _Copy] = {}
         self._on_card: dict[CardId, CopyId] = {}
@@ -268,7 +323,8 @@ class CardOrchestrator:
         self._loads = 0
 
     def handle(self, event: CardEvent) -> tuple[CardCommand, ...]:
-        """Raise `UnknownNameError` for a model that is not in the books."""
+        """Raise `UnknownNameError` for a model that is not in the books, and `InputError` for one
+        whose facts are impossible or that is in use when it is to be removed."""
         if self._opened_at_s is None:
             self._opened_at_s = event.now_s
         match event:
@@ -284,20 +340,24 @@ class CardOrchestrator:
             case LoadFinished():
                 return self._loaded(event) + self._pump(event.now_s)
             case LoadFailed():
-                copy = self._copies.get(event.copy_id)
-                if copy is not None:
-                    self._models[copy.model].retry_at_s = event.now_s + LOAD_RETRY_S
-                    self._remove(copy)
+                return self._failed(event) + self._pump(event.now_s)
             case CopyFound():
                 self._adopt(event)
             case CardAdded():
                 self._cards.setdefault(event.card.id, event.card)
             case CardLost():
-                if event.card_id in self._on_card:
-                    self._remove(self._copies[self._on_card[event.card_id]])
-                self._cards.pop(event.card_id, None)
+                self._lose(event.card_id)
             case ModelPinned():
                 self._model(event.model).pinned = event.pinned
+            case ModelAdded():
+                self._add_model(event.facts)
+            case ModelRemoved():
+                self._remove_model(event.model)
+            case HostMemorySized():
+                self._memory_bytes[event.memory.id] = event.memory.weights_bytes
+                self._trim(event.memory.id, event.now_s)
+            case CardPoliciesChanged():
+                self._eviction, self._order = event.eviction, event.order
             case Ticked():
                 pass
             case _:
@@ -318,9 +378,28 @@ class CardOrchestrator:
             for c in self._copies.values()
         )
 
+    def cards(self) -> Mapping[CardId, CopyPicture | None]:
+        """What is loaded or loading on each card."""
+        pictures = {c.id: c for c in self.copies()}
+        return {
+            card: pictures[self._on_card[card]] if card in self._on_card else None
+            for card in self._cards
+        }
+
+    def models(self) -> tuple[ModelFacts, ...]:
+        return tuple(m.facts for m in self._models.values())
+
+    def in_host_memory(self) -> dict[HostId, tuple[ModelName, ...]]:
+        """Whose weights are in which host's memory."""
+        return {host: tuple(sorted(names)) for host, names in self._in_memory.items() if names}
+
     def waiting(self) -> tuple[InvocationId, ...]:
         """Those without a copy, in the order of the queue."""
         return tuple(self._queue)
+
+    def waiting_by_model(self) -> dict[ModelName, int]:
+        """How many wait for each model that anybody waits for."""
+        return {name: len(m.queue) for name, m in self._models.items() if m.queue}
 
     def snapshot(self, now_s: float) -> FleetSnapshot:
         """What a policy sees."""
@@ -390,6 +469,7 @@ class CardOrchestrator:
             return ()
         copy.is_ready = True
         copy.is_prefetch = False
+        self._models[copy.model].failures = 0
         self._remember(copy.host, copy.model, event.now_s)
         copy.running, copy.bound = copy.bound, {}
         return tuple(
@@ -397,11 +477,65 @@ class CardOrchestrator:
             for id in copy.running
         )
 
+    def _failed(self, event: LoadFailed) -> tuple[CardCommand, ...]:
+        """Weights in memory that do not load are read from storage, at once; a model that does not
+        load from there either waits longer after each try, and in the end its queue is given up."""
+        copy = self._copies.get(event.copy_id)
+        if copy is None:
+            return ()
+        self._remove(copy)
+        in_memory = self._in_memory.get(copy.host, set())
+        if copy.from_host_memory and not copy.is_ready:
+            in_memory.discard(copy.model)
+            return ()
+        model = self._models[copy.model]
+        model.failures += 1
+        delay_s = min(MAX_LOAD_RETRY_S, LOAD_RETRY_S * 2.0 ** (model.failures - 1))
+        model.retry_at_s = event.now_s + delay_s
+        if model.failures < LOAD_TRIES:
+            return ()
+        problem = f"{copy.model} did not load in {model.failures} tries: {event.problem}"
+        given_up = tuple(GiveUp(id, copy.model, problem, delay_s) for id in model.queue)
+        for command in given_up:
+            self._dequeue(command.id)
+        return given_up
+
+    def _lose(self, card_id: CardId) -> None:
+        if card_id in self._on_card:
+            self._remove(self._copies[self._on_card[card_id]])
+        card = self._cards.pop(card_id, None)
+        if card is not None and all(c.host != card.host for c in self._cards.values()):
+            # Perhaps the host is gone; what was in its memory is not counted on.
+            self._in_memory.pop(card.host, None)
+
+    def _add_model(self, facts: ModelFacts) -> None:
+        _check(facts)
+        if facts.name in self._models:
+            self._models[facts.name].facts = facts
+            return
+        self._models[facts.name] = _Model(facts)
+        self._models = dict(sorted(self._models.items()))
+
+    def _remove_model(self, name: ModelName) -> None:
+        model = self._model(name)
+        copies = [c for c in self._copies.values() if c.model == name]
+        used = len(model.queue) + sum(c.held for c in copies)
+        if used:
+            raise InputError(f"{used} invocations wait for {name!r} or run there; try again later")
+        for copy in copies:
+            self._remove(copy)
+        for names in self._in_memory.values():
+            names.discard(name)
+        del self._models[name]
+
     def _remember(self, host: HostId, model: ModelName, now_s: float) -> None:
         """Keep the weights in the host's memory, if nothing worthier needs the room."""
+        self._in_memory.setdefault(host, set()).add(model)
+        self._trim(host, now_s)
+
+    def _trim(self, host: HostId, now_s: float) -> None:
         room_bytes = self._memory_bytes.get(host, 0)
-        names = self._in_memory.setdefault(host, set())
-        names.add(model)
+        names = self._in_memory.get(host, set())
 
         def saved_per_byte(name: ModelName) -> tuple[float, ModelName]:
             facts = self._models[name].facts
@@ -420,12 +554,22 @@ class CardOrchestrator:
 
     def _adopt(self, event: CopyFound) -> None:
         self._model(event.model)
+        if event.host is not None:
+            for card in event.cards:
+                self._cards.setdefault(card, Card(card, event.host))
         hosts = {self._cards[c].host for c in event.cards if c in self._cards}
         is_whole = all(c in self._cards and c not in self._on_card for c in event.cards)
         if event.copy_id in self._copies or not is_whole or len(hosts) != 1:
             return  # a late report: what these books ordered meanwhile counts
         copy = _Copy(event.copy_id, event.model, hosts.pop(), event.cards, is_ready=True)
         self._place(copy)
+        self._remember(copy.host, copy.model, event.now_s)
+        for id in event.held:
+            self._dequeue(id)
+            self._release(id)
+            # Who asks for what is lost with the copy asks again, and says more then.
+            copy.running[id] = Wanted(id, copy.model, event.now_s, inf, 0.0)
+            self._copy_of[id] = copy.id
 
     def _place(self, copy: _Copy) -> None:
         for card in copy.cards:
@@ -468,7 +612,9 @@ class CardOrchestrator:
     def _serve_in_order(self, now_s: float) -> list[CardCommand]:
         commands: list[CardCommand] = []
         while self._queue:
-            head = next(iter(self._queue.values()))
+            head = next((w for w in self._queue.values() if not self._is_resting(w, now_s)), None)
+            if head is None:
+                break
             copy = self._roomiest(head.model)
             if copy is None:
                 if self._copies_of(head.model) >= self._models[head.model].facts.max_copies:
@@ -487,6 +633,11 @@ class CardOrchestrator:
                 self._use(head, copy, now_s)
                 copy.bound[head.id] = head
         return commands
+
+    def _is_resting(self, wanted: Wanted, now_s: float) -> bool:
+        """Whether its model failed to load a moment ago: it then holds up nobody else."""
+        model = self._models[wanted.model]
+        return now_s < model.retry_at_s and self._copies_of(wanted.model) == 0
 
     def _serve_any(self, now_s: float) -> list[CardCommand]:
         commands: list[CardCommand] = []
@@ -585,6 +736,7 @@ class CardOrchestrator:
         )
         self._place(copy)
         from_memory = name in self._in_memory.get(place.host, ())
+        copy.from_host_memory = from_memory
         for victim, why in zip(place.victims, place.reasons, strict=True):
             reason += f"; evicts {victim.model} ({why})"
         return Load(
@@ -678,6 +830,13 @@ class CardOrchestrator:
         return len(self._on_card) < len(self._cards) or any(
             self._may_go(c) for c in self._copies.values()
         )
+
+
+def _check(facts: ModelFacts) -> None:
+    if facts.cards < 1 or facts.max_running < 1:
+        raise InputError(f"model {facts.name!r} needs cards and max_running of at least 1")
+    if facts.min_copies > facts.max_copies:
+        raise InputError(f"model {facts.name!r}: raise max_copies to min_copies or more")
 
 
 def _by_arrival(queue: dict[InvocationId, Wanted]) -> dict[InvocationId, Wanted]:

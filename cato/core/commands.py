@@ -30,21 +30,25 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Turn the invocation away: the queue's bound is reached."""
+    """Turn the invocation away: the queue's bound is reached, or a newer run of the same buffer has
+    `superseded` its own."""
 
     invocation_id: InvocationId
     reason: str
     retry_after_s: float
+    superseded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Take the invocation back from its replica; it waits again, as attempt `attempt` + 1."""
+    """Take the invocation back from its replica; it waits again, as attempt `attempt` + 1, unless
+    its run was `superseded`."""
 
     invocation_id: InvocationId
     attempt: int
     replica_id: ReplicaId
     reason: str
+    superseded: bool = False
 
 
 Command = Dispatch | Refuse | Preempt

@@ -11,6 +11,7 @@ CatoError
 ├── AccessError            the caller may not do this, or nobody can say who it is (HTTP 401, 403)
 ├── QuotaError             the caller's tenant has used what it may for now (HTTP 429)
 ├── CapacityError          no replica can take the invocation now (HTTP 429 or 503)
+├── SupersededError        a newer run of the same buffer took the place (HTTP 499)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
 └── EngineError            the engine refused or broke
     └── EngineDeadError    the engine process is gone
@@ -165,13 +166,28 @@ class CapacityError(CatoError):
         return f"pool {self.pool!r}: {self.problem}; retry in {self.retry_after_s:.1f} s"
 
 
-class ReplicaLostError(CatoError):
-    """The leased replica is gone; the holder of the lease asks the router for another."""
+class SupersededError(CatoError):
+    """A newer run of the same editor's buffer has taken the invocation's place."""
 
-    def __init__(self, replica: str, problem: str) -> None:
-        super().__init__(replica, problem)
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+class ReplicaLostError(CatoError):
+    """The leased replica is gone; the holder of the lease asks the router for another.
+
+    `was_reached` is False when the call certainly never got to its engine.
+    """
+
+    def __init__(self, replica: str, problem: str, was_reached: bool = True) -> None:
+        super().__init__(replica, problem, was_reached)
         self.replica = replica
         self.problem = problem
+        self.was_reached = was_reached
 
     def __str__(self) -> str:
         return f"replica {self.replica!r}: {self.problem}"

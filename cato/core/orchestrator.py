@@ -6,7 +6,7 @@ import heapq
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from operator import attrgetter
@@ -27,7 +27,7 @@ from cato.core.events import (
     Ticked,
 )
 from cato.core.fairness import TokenShares
-from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
+from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, Policies, Work
 from cato.core.profile import Profile
 from cato.core.snapshot import (
@@ -45,6 +45,12 @@ LEASE_GRACE_S = 3.0
 # Replicas report every 0.5 s; a busy host may be late a few times.
 SILENCE_S = 5.0
 MIN_RETRY_AFTER_S = 1.0
+# A burst of keystrokes; who types on for longer has no claim to the place of its beginning.
+MAX_HEAD_START_S = 10.0
+# Buffers that are remembered; the one used longest ago is forgotten first.
+MAX_BUFFERS = 10_000
+# A predicted wait is wrong by about so much; what is admitted should be in time all the same.
+WAIT_MARGIN = 1.15
 # How much of the queue a preemption policy is shown: more could not start at once anyway.
 PREEMPTORS_SHOWN = 8
 
@@ -85,6 +91,7 @@ class _Waiting:
     # What it adds to the backlog, in replica-seconds, and the wait it was expected to have.
     load_s: float = 0.0
     predicted_s: float = 0.0
+    prompt_tokens: int = 0
     # Of its present rank; an entry of a heap with another number is an old one.
     version: int = 0
 
@@ -405,6 +412,23 @@ class _Replica:
         )
 
 
+@dataclass(slots=True)
+class _Buffer:
+    """The latest run of an editor's buffer, its calls so far, and how long they have waited."""
+
+    run_id: RunId
+    began_at_s: float
+    arrived_at_s: float
+    ids: set[InvocationId] = field(default_factory=set)
+
+    def is_later_than(self, invocation: Invocation) -> bool:
+        mine = (self.began_at_s, self.run_id)
+        return self.run_id != invocation.run_id and mine > (
+            invocation.began_at_s,
+            invocation.run_id,
+        )
+
+
 _BY_ID: Callable[[_Replica], ReplicaId] = attrgetter("id")
 
 
@@ -418,6 +442,12 @@ class PoolPicture:
     dispatched: int
     refused: int
     replicas: tuple[ReplicaSnapshot, ...]
+
+    @property
+    def queued_per_place(self) -> float:
+        """Calls that wait for each place; as if there were one, while there is none."""
+        places = sum(r.max_running for r in self.replicas if r.accepting)
+        return self.queued / max(1, places)
 
 
 class PoolOrchestrator:
@@ -440,6 +470,7 @@ class PoolOrchestrator:
         self._adopters: dict[InvocationId, set[ReplicaId]] = {}
         # Preempted attempts whose ingress has not asked again.
         self._taken_back: dict[InvocationId, int] = {}
+        self._buffers: OrderedDict[str, _Buffer] = OrderedDict()
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._open: list[_Replica] = []  # with room, by id
         self._accepting: list[_Replica] = []  # by id
@@ -449,6 +480,7 @@ class PoolOrchestrator:
         self._saved = 0.0
         # Replica-seconds of what waits: its time in full batches, shared among their places.
         self._backlog_s = 0.0
+        self._queued_tokens = 0
         self._dispatched = 0
         self._refused = 0
 
@@ -480,6 +512,7 @@ class PoolOrchestrator:
                 for replica in list(self._replicas.values()):
                     if now_s - replica.seen_at_s > SILENCE_S:
                         self._lose(replica.id)
+                return self._shed_hopeless(now_s) + self._fill_all(now_s)
             case _:
                 assert_never(event)
         return self._fill_all(now_s)
@@ -488,6 +521,19 @@ class PoolOrchestrator:
     def leased(self) -> Collection[InvocationId]:
         """What has been given to replicas and has not ended, as far as this router knows."""
         return self._leases.keys()
+
+    def invocation(self, id: InvocationId) -> Invocation | None:
+        """The call as it was last offered, while it waits or has a lease."""
+        waiting = self._waiting.get(id)
+        if waiting is not None:
+            return waiting.invocation
+        lease = self._leases.get(id)
+        return None if lease is None else lease.running.invocation
+
+    @property
+    def replicas(self) -> Collection[ReplicaId]:
+        """All that are known, whether they take work or not."""
+        return self._replicas.keys()
 
     def picture(self, now_s: float) -> PoolPicture:
         self._clock.now_s = now_s
@@ -511,15 +557,61 @@ class PoolOrchestrator:
 
     def _offer(self, event: InvocationOffered) -> tuple[Command, ...]:
         invocation, now_s = event.invocation, event.now_s
+        if not invocation.buffer:
+            return self._take(invocation, now_s, [])
+        latest = self._buffers.get(invocation.buffer)
+        if latest is not None and latest.is_later_than(invocation):
+            self._taken_back.pop(invocation.id, None)
+            return (_superseded(invocation.id, latest.run_id),)
+        commands: list[Command] = []
+        freed: list[_Replica] = []
+        place_s = invocation.arrived_at_s
+        if latest is None or latest.run_id != invocation.run_id:
+            if latest is not None and self._supersede(latest, invocation.run_id, commands, freed):
+                earliest_s = invocation.began_at_s - MAX_HEAD_START_S
+                place_s = min(place_s, max(latest.arrived_at_s, earliest_s))
+            latest = _Buffer(invocation.run_id, invocation.began_at_s, place_s)
+            self._buffers[invocation.buffer] = latest
+            if len(self._buffers) > MAX_BUFFERS:
+                self._buffers.popitem(last=False)
+        elif invocation.id in latest.ids:  # the same offer again
+            place_s = min(place_s, latest.arrived_at_s)
+        self._buffers.move_to_end(invocation.buffer)
+        latest.ids.add(invocation.id)
+        invocation = replace(invocation, arrived_at_s=place_s)
+        return (*commands, *self._take(invocation, now_s, freed))
+
+    def _supersede(
+        self, older: _Buffer, newer: RunId, commands: list[Command], freed: list[_Replica]
+    ) -> bool:
+        """End what waits or runs of `older`'s run, for `newer`; False when that was nothing."""
+        has_ended_any = False
+        for id in sorted(older.ids):
+            waiting, lease = self._waiting.get(id), self._leases.get(id)
+            if waiting is not None:
+                self._unqueue(waiting)
+                commands.append(_superseded(id, newer))
+            elif lease is not None:
+                freed += self._release(id)
+                self._taken_back[id] = lease.command.attempt
+                commands.append(
+                    Preempt(id, lease.command.attempt, lease.replica_id, _why(newer), True)
+                )
+            has_ended_any |= waiting is not None or lease is not None
+        return has_ended_any
+
+    def _take(
+        self, invocation: Invocation, now_s: float, freed: list[_Replica]
+    ) -> tuple[Command, ...]:
+        """Queue `invocation`, or lease it a replica; there is new room on what was `freed`."""
         id = invocation.id
         lease = self._leases.get(id)
         if self._taken_back.get(id, invocation.attempt) < invocation.attempt:
             del self._taken_back[id]  # its ingress knows
-        freed: list[_Replica] = []
         if lease is not None:
             if invocation.attempt <= lease.running.invocation.attempt:
                 return (lease.command,)  # the answer was lost on its way: say it again
-            freed = self._release(id)
+            freed += self._release(id)
         known = self._waiting.get(id)
         if known is not None:
             # A late copy of an earlier attempt says nothing new.
@@ -538,15 +630,61 @@ class PoolOrchestrator:
         commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
         if id not in self._waiting or invocation.attempt > 1:
             return commands  # what goes on after a lost replica was admitted before
-        if self._is_too_much(invocation.tenant):
-            self._unqueue(waiting)
-            self._refused += 1
-            retry_after_s = MIN_RETRY_AFTER_S
-            if self._accepting:
-                retry_after_s = max(retry_after_s, self._backlog_s / len(self._accepting))
-            reason = f"{len(self._waiting)} invocations wait, the bound of pool {self.name!r}"
-            return (*commands, Refuse(id, reason, retry_after_s))
-        return commands
+        why_not = self._why_not_queued(waiting, now_s)
+        return (*commands, self._refuse(waiting, why_not)) if why_not else commands
+
+    def _refuse(self, waiting: _Waiting, reason: str) -> Refuse:
+        self._unqueue(waiting)
+        self._refused += 1
+        retry_after_s = MIN_RETRY_AFTER_S
+        if self._accepting:
+            retry_after_s = max(retry_after_s, self._backlog_s / len(self._accepting))
+        return Refuse(waiting.invocation.id, reason, retry_after_s)
+
+    def _why_not_queued(self, waiting: _Waiting, now_s: float) -> str:
+        """Why a newcomer that found no place is turned away; empty when it may wait."""
+        if self._is_too_much(waiting.invocation.tenant):
+            return f"{len(self._waiting) - 1} invocations wait, the bound of pool {self.name!r}"
+        bound = self._policies.max_queued_tokens
+        if bound is not None and self._queued_tokens > bound and len(self._waiting) > 1:
+            return f"prompts of {bound} tokens wait, the bound of pool {self.name!r}"
+        if not self._policies.refuse_late or not self._may_be_shed(waiting):
+            return ""
+        late_s = now_s + WAIT_MARGIN * self._wait_s(waiting) + self._alone_s(waiting)
+        late_s -= waiting.invocation.deadline_s
+        return f"it would miss its SLO by {late_s:.2f} s" if late_s > 0 else ""
+
+    def _may_be_shed(self, waiting: _Waiting) -> bool:
+        """Work with an SLO that no engine has begun: what has had a part of them goes on."""
+        invocation = waiting.invocation
+        is_new = invocation.attempt == 1 and invocation.served_s == 0.0
+        return is_new and invocation.deadline_s < inf and bool(self._profiles)
+
+    def _wait_s(self, newcomer: _Waiting) -> float:
+        """Expected wait behind what runs, and behind what waits with an earlier deadline."""
+        deadline_s = newcomer.invocation.deadline_s
+        before_s = sum(
+            w.load_s
+            for w in self._waiting.values()
+            if w is not newcomer and w.invocation.deadline_s <= deadline_s
+        )
+        free_s = min((r.wait_s for r in self._accepting), default=0.0)
+        return free_s + before_s / len(self._accepting)
+
+    def _shed_hopeless(self, now_s: float) -> tuple[Command, ...]:
+        """Refuse what would be late even if it ran now, alone: others need its place more."""
+        if not self._policies.refuse_late:
+            return ()
+        hopeless = [
+            w
+            for w in self._waiting.values()
+            if self._may_be_shed(w) and now_s + self._alone_s(w) > w.invocation.deadline_s
+        ]
+        return tuple(self._refuse(w, "it can no longer meet its SLO") for w in hopeless)
+
+    def _alone_s(self, waiting: _Waiting) -> float:
+        """Time to the SLO's event on the fastest profile, if it started now."""
+        return min(waiting.invocation.remaining_s(p) for p in self._profiles)
 
     def _is_too_much(self, tenant: str) -> bool:
         """Whether the queue is full, and `tenant` has its part of it."""
@@ -710,6 +848,8 @@ class PoolOrchestrator:
             self._backlog_s += waiting.load_s
             if not self._open:
                 waiting.predicted_s = self._backlog_s / len(self._accepting)
+        waiting.prompt_tokens = invocation.prompt_tokens
+        self._queued_tokens += waiting.prompt_tokens
         self._queue.add(waiting)
         if invocation.deadline_s == inf:
             self._unbound[invocation.id] = waiting
@@ -719,6 +859,7 @@ class PoolOrchestrator:
         id = waiting.invocation.id
         del self._waiting[id]
         self._backlog_s = self._backlog_s - waiting.load_s if self._waiting else 0.0
+        self._queued_tokens -= waiting.prompt_tokens
         self._unbound.pop(id, None)
         waiting.queue.remove(waiting)
         if waiting.bound_to is not None:
@@ -991,6 +1132,14 @@ class PoolOrchestrator:
         if not self._policies.late_binding:
             self._bind(waiting)
         return Preempt(id, before.attempt, replica.id, reason)
+
+
+def _superseded(id: InvocationId, newer: RunId) -> Refuse:
+    return Refuse(id, _why(newer), 0.0, superseded=True)
+
+
+def _why(newer: RunId) -> str:
+    return f"run {newer} of the same buffer replaced it"
 
 
 def _list(replicas: list[_Replica], replica: _Replica, belongs: bool) -> None:

@@ -77,7 +77,7 @@ class Policies:
     `shuffled`: those are tried in the order of their draws instead. `strict`: nothing of a larger
     rank value is asked about while something of a smaller one is passed over. `reserve`: the share
     of dispatches that work without an SLO gets while some of it waits, so that it never starves;
-    late binding only.
+    late binding only. `max_queued_tokens` and `refuse_late` as in `PoolPolicies`.
     """
 
     routing: RoutingPolicy
@@ -90,3 +90,5 @@ class Policies:
     shuffled: bool = False
     strict: bool = False
     reserve: float = 0.0
+    max_queued_tokens: int | None = None
+    refuse_late: bool = False

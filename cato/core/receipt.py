@@ -8,6 +8,9 @@ from cato.core.ids import NodeId, RunId, TaskName
 
 WITHHELD = "not kept: it may quote the request"
 
+SUPERSEDED = "a newer request of the same buffer replaced it"
+"""The problem of a run that was cancelled because the next of its editor buffer came."""
+
 
 @dataclass(frozen=True, slots=True)
 class LlmFacts:

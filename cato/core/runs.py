@@ -188,8 +188,10 @@ class Run:
         estimates: Mapping[NodeId, NodeEstimate],
         arrived_at_s: float,
         next_share: NextShare | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        """`estimates` are baselines by node; `next_share` knows what similar runs did."""
+        """`estimates` are baselines by node; `next_share` knows what similar runs did; `notes` say
+        what the receipt should of how it was started."""
         self.id = id
         self.workflow = workflow
         self.slo = slo
@@ -202,7 +204,7 @@ class Run:
         self._streaming: tuple[NodeId, int] | None = None
         self._text_sent_at_s: float | None = None
         self._finished = False
-        self._notes: list[str] = []
+        self._notes: list[str] = list(notes)
         self._next_share = next_share if self._has_dynamic_path() else None
         self._estimates = {n.id: self._estimate(n, estimates) for n in workflow.nodes}
         self._event_nodes = self._nodes_before_the_event()

@@ -34,6 +34,9 @@ class Invocation:
     can go on elsewhere from its prompt and its text; only such calls are preempted. `prefix` names
     the beginnings of its prompt: the i-th value that of `PREFIX_BLOCK_TOKENS` × (i + 1) tokens.
     Under load the pool is shared by `tenant`, in proportion to `weight`.
+
+    `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
+    at which the run began: of two runs of a buffer the later one supersedes the earlier.
     """
 
     id: InvocationId
@@ -56,6 +59,8 @@ class Invocation:
     prefix: tuple[int, ...] = ()
     tenant: str = ""
     weight: float = 1.0
+    buffer: str = ""
+    began_at_s: float = 0.0
 
     def continued(self, attempt: int, tokens: int) -> Invocation:
         """What is left once this attempt has generated `tokens`: they become part of the prompt."""

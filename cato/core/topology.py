@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
 
 
@@ -28,7 +29,8 @@ class EngineSpec:
 
     `kind` is `vllm` or `simulated`. `python` names the interpreter that has vLLM (None: the
     replica's own). `zygote` forks engines from a preloaded process (CPU only). `profile` and
-    `seed` belong to the simulated engine: its timings and its text.
+    `seed` belong to the simulated engine: its timings and its text. `swap`: weights of checkpoints
+    of one architecture take each other's place in a running vLLM, for slots of shared pools.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     profile: str | None = None
     seed: int = 0
+    swap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,10 @@ class PoolPolicies:
 
     `scheduler` names a whole; the other names replace parts of it (None: its own). `binding` is
     `late` (wait in the pool's queue) or `early` (bound to a replica's queue on arrival, as the
-    published methods do). `cap` is that of the scheduler `static-cap`. `max_queued` bounds the
-    pool's queue.
+    published methods do). `cap` is that of the scheduler `static-cap`. `max_queued` and
+    `max_queued_tokens` (of prompts; None: no bound) bound the pool's queue. With `refuse_late` work
+    that will miss its SLO is refused: on arrival when too much is before it, in the queue once it
+    could not even meet it alone.
     """
 
     scheduler: str = "foresight"
@@ -95,6 +100,8 @@ class PoolPolicies:
     binding: str | None = None
     cap: int | None = None
     max_queued: int = 1000
+    max_queued_tokens: int | None = None
+    refuse_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,57 @@ class PoolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HostedModel:
+    """A model of a shared pool: what it takes to load it, and how fast it is then.
+
+    `profile` as of a deployment. `load_s` from storage and `reload_s` from the host's memory (None:
+    the profile's, and no faster than from storage). `slo_s` is the time to the first token that its
+    users expect: it says how much a load hurts. At least `min_copies` stay loaded, at most
+    `max_copies` are.
+    """
+
+    model: ModelSpec
+    profile: str | None = None
+    load_s: float | None = None
+    reload_s: float | None = None
+    weights_bytes: int = 0
+    slo_s: float = 1.5
+    min_copies: int = 0
+    max_copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPoolPolicies:
+    """Which model a shared pool keeps and which it loads next; changeable at run time.
+
+    `eviction` and `dispatch` are names of `cato.policies.eviction.registry`. `host_memory_bytes` is
+    the room of each host for the weights of models that are not loaded.
+    """
+
+    eviction: str = "foresight"
+    dispatch: str = "queue-aware"
+    host_memory_bytes: int = 0
+    max_queued: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPoolSpec:
+    """Slots that any of several models may occupy, one at a time each.
+
+    `slots` is the deployment whose replicas are the slots; it has as many as it starts with.
+    """
+
+    name: PoolName
+    models: tuple[HostedModel, ...]
+    slots: DeploymentSpec
+    policies: SharedPoolPolicies = SharedPoolPolicies()
+
+    def part_of(self, model: ModelName) -> PoolName:
+        """What the pool is called where one model of it is meant: ingress, receipts, metrics."""
+        return PoolName(f"{self.name}/{model}")
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """Everything the `engines` application runs.
 
@@ -139,6 +197,20 @@ class Topology:
     profiles_dir: str = "profiles"
     event_log: str | None = None
     store: str | None = None
+    shared_pools: tuple[SharedPoolSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCaps:
+    """The most output tokens of a call that a client makes of a model itself, by what it is.
+
+    A task's caps stand in its workflow. Without a cap a model that does not stop would write until
+    its context is full: Codex, for one, sends no limit.
+    """
+
+    completion: int = 8192
+    chat: int = 4096
+    agent: int = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +219,8 @@ class IngressSpec:
 
     `indexes` maps an index name of a retrieve node to a folder of code. `max_body_bytes`
     bounds a request. `keys` says when one needs an API key; see
-    `cato.serve.access.control.KeyRule`.
+    `cato.serve.access.control.KeyRule`. `output_caps` bounds what one call may write. `brownout`
+    says what runs go without while their pools are full.
     """
 
     workflows_dir: str = "workflows"
@@ -155,3 +228,5 @@ class IngressSpec:
     replicas: int = 1
     max_body_bytes: int = 4_000_000
     keys: str = "auto"
+    output_caps: OutputCaps = OutputCaps()
+    brownout: tuple[BrownoutStep, ...] = ()

@@ -59,7 +59,7 @@ class LlmSettings:
     `expected_tokens` predicts it until the profiler has seen runs; `token_limit` may lower the
     bound for one run. `extra` goes to the engine as it is (temperature, stop, top_p, ...). `chat`
     renders the user message (`system` the system message), and the model's own chat template is
-    applied.
+    applied. `fallback` is a model that may answer instead while the pool of `model` is full.
     """
 
     model: str
@@ -71,6 +71,7 @@ class LlmSettings:
     system: Template | None = None
     extra: Mapping[str, object] | None = None
     token_limit: Expression | None = None
+    fallback: str | None = None
 
     def limit_of(self, names: Mapping[str, object]) -> int:
         """Most tokens of the answer; raise `ExpressionError` for a limit that is no count."""

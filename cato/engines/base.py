@@ -49,7 +49,8 @@ class EngineRequest:
     `body` is the dialect's body without `model` and `stream`; the adapter sets these, the request
     id and the priority (smaller is sooner). With `raw` the chunks carry the engine's own bytes, for
     requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
-    Only completions and chat are also answered without `raw`.
+    Only completions and chat are also answered without `raw`. `traceparent` is the W3C trace
+    context of the run; empty when it is not traced.
     """
 
     id: str
@@ -58,6 +59,7 @@ class EngineRequest:
     priority: int = 0
     stream: bool = True
     raw: bool = False
+    traceparent: str = ""
 
 
 PREEMPTED = "preempted"

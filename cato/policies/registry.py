@@ -83,4 +83,6 @@ def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
         ordering=chosen.ordering if names.ordering is None else ORDERING[names.ordering],
         late_binding=chosen.late_binding if names.binding is None else names.binding == "late",
         max_queued=names.max_queued,
+        max_queued_tokens=names.max_queued_tokens,
+        refuse_late=names.refuse_late,
     )

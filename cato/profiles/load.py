@@ -72,6 +72,12 @@ def check_profiles(topology: Topology, profiles: Mapping[str, Profile]) -> None:
                 if name is not None and name not in profiles:
                     rule = "no file of this name" + did_you_mean(name, profiles)
                     problems.append(Problem(topology.profiles_dir, path, repr(name), rule))
+    for shared in topology.shared_pools:
+        for hosted in shared.models:
+            if hosted.profile is not None and hosted.profile not in profiles:
+                rule = "no file of this name" + did_you_mean(hosted.profile, profiles)
+                path = f"shared_pools.{shared.name}.models.{hosted.model.name}.profile"
+                problems.append(Problem(topology.profiles_dir, path, repr(hosted.profile), rule))
     if problems:
         raise ConfigError(tuple(problems))
 

@@ -14,9 +14,10 @@ from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir
 from cato.config.schema import EnginesArgs, IngressArgs, ray_actor_options
 from cato.control.ray_private import check_ray_version, http_host
-from cato.core.demand import calls_before
+from cato.core.demand import CallsBefore, calls_before
+from cato.core.ids import NodeId, TaskName
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.topology import RAY_SERVE, DeploymentSpec, IngressSpec
+from cato.core.topology import RAY_SERVE, DeploymentSpec, HostedModel, IngressSpec
 from cato.profiles.load import check_profiles, load_profiles
 from cato.serve.access.control import AccessControl, KeyRule, is_loopback
 from cato.serve.control_plane import ControlPlane
@@ -26,6 +27,10 @@ from cato.serve.nodes.code_index import CodeIndex
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.ray_pools import RayPools, RayRecords
 from cato.serve.service import TaskService
+from cato.serve.slot_replica import SlotReplica
+from cato.serve.workflow_files import WorkflowFiles, Workflows
+from cato.telemetry import logs
+from cato.telemetry.tracing import from_environment
 from cato.workflows.load import load_workflows
 
 # Nothing waits in Serve's queues: invocations wait in the pool's.
@@ -58,11 +63,26 @@ def build_engines(args: EnginesArgs) -> Application:
             engines[spec.name] = deployment.bind(
                 pool.name, pool.model, spec, _profile(spec, profiles)
             )
+    for shared in topology.shared_pools:
+        slots = serve.deployment(
+            SlotReplica,
+            name=shared.slots.name,
+            ray_actor_options=ray_actor_options(shared.slots),
+            graceful_shutdown_timeout_s=DRAIN_S,
+            graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+            health_check_period_s=2.0,
+            **_led_by_cato(shared.slots),
+        )
+        engines[shared.slots.name] = slots.bind(shared)
     control = serve.deployment(
         ControlPlane, name="control-plane", ray_actor_options={"num_cpus": 0}
     )
     measured = {d.name: _profile(d, profiles) for p in topology.pools for d in p.deployments}
-    return control.bind(topology, measured, engines)
+    hosted = {
+        shared.name: {m.model.name: _hosted_profile(m, profiles) for m in shared.models}
+        for shared in topology.shared_pools
+    }
+    return control.bind(topology, measured, engines, hosted)
 
 
 def _led_by_cato(spec: DeploymentSpec) -> dict[str, Any]:
@@ -95,17 +115,23 @@ def _profile(spec: DeploymentSpec, profiles: dict[str, Profile]) -> Profile:
     return UNMEASURED if name is None else profiles[name]
 
 
+def _hosted_profile(model: HostedModel, profiles: dict[str, Profile]) -> Profile:
+    return UNMEASURED if model.profile is None else profiles[model.profile]
+
+
 class Ingress:
     """One ingress replica: workflows, indexes and the way to the pools. Holds no other state."""
 
     async def __init__(self, spec: IngressSpec) -> None:  # type: ignore[misc]  # Serve awaits it
-        workflows = load_workflows(resolve(spec.workflows_dir))
-        self._pools = RayPools({name: calls_before(w) for name, w in workflows.items()})
+        logs.set_up()
+        self._files = WorkflowFiles(resolve(spec.workflows_dir))
+        workflows = self._files.workflows
+        self._pools = RayPools(_calls(workflows))
         self._is_private = is_loopback(await asyncio.to_thread(http_host))
         self._access = AccessControl(KeyRule(spec.keys), share=1 / spec.replicas)
         records = RayRecords(
             self._pools,
-            {name: tuple(n.id for n in w.nodes) for name, w in workflows.items()},
+            _nodes(workflows),
             self._access,
         )
         indexes = {}
@@ -114,9 +140,24 @@ class Ingress:
             indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
         self._spec = spec
         self._records = records
-        self._service = TaskService(workflows, self._pools, NodeRunner(indexes), records)
+        self._service = TaskService(
+            workflows,
+            self._pools,
+            NodeRunner(indexes),
+            records,
+            tracing=from_environment(),
+            brownout=spec.brownout,
+        )
         self._pools.start()
         records.start()
+        following = self._files.follow(self._take_workflows)
+        self._following = asyncio.get_running_loop().create_task(following)
+
+    def _take_workflows(self) -> None:
+        workflows = self._files.workflows
+        self._pools.follow(_calls(workflows))
+        self._records.follow(_nodes(workflows))
+        self._service.follow(workflows, self._files.problem)
 
     def __serve_build_asgi_app__(self) -> Any:
         app = create_app(
@@ -126,12 +167,21 @@ class Ingress:
             access=self._access,
             is_private=self._is_private,
             feedback=self._records,
+            caps=self._spec.output_caps,
         )
         return _leaving_request_id_to_serve(app)
 
     def _ready(self) -> tuple[bool, str]:
         why_not = self._access.why_not_ready() or self._pools.why_not_ready()
         return not why_not, why_not
+
+
+def _calls(workflows: Workflows) -> dict[TaskName, CallsBefore]:
+    return {name: calls_before(w) for name, w in workflows.items()}
+
+
+def _nodes(workflows: Workflows) -> dict[TaskName, tuple[NodeId, ...]]:
+    return {name: tuple(n.id for n in w.nodes) for name, w in workflows.items()}
 
 
 def _leaving_request_id_to_serve(app: Any) -> Any:

@@ -10,13 +10,13 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from cato.config.control import pool_changes
+from cato.config.control import pool_changes, shared_pool_changes
 from cato.control import actors
 from cato.control.eviction import EvictionManager
 from cato.control.profiler import Profiler
 from cato.control.provisioner import ResourceProvisioner
 from cato.control.router import ReplicaRouter
-from cato.core.ids import DeploymentName, PoolName
+from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
 from cato.core.topology import PoolPolicies, PoolScaling, Topology
 
@@ -30,17 +30,23 @@ class ControlPlane:
     An actor that was restarted has only the arguments it was made with; what changed since comes
     from here. Policies can be changed at run time through this deployment's `user_config`, which
     restarts nothing. `engines` are the handles of the engine deployments: binding them here is what
-    makes them part of the application.
+    makes them part of the application. `hosted` are the profiles of the models of shared pools.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, topology: Topology, profiles: dict[DeploymentName, Profile], engines: dict[str, Any]
+        self,
+        topology: Topology,
+        profiles: dict[DeploymentName, Profile],
+        engines: dict[str, Any],
+        hosted: dict[PoolName, dict[ModelName, Profile]],
     ) -> None:
         self._topology = topology
+        self._hosted = hosted
         self._profiles = profiles
         self._engines = engines
         self._policies: dict[PoolName, PoolPolicies] = {p.name: p.policies for p in topology.pools}
         self._scaling: dict[PoolName, PoolScaling] = {p.name: p.scaling for p in topology.pools}
+        self._shared = {p.name: p.policies for p in topology.shared_pools}
         actors.create(Profiler, actors.PROFILER, topology.store)
         actors.create(EvictionManager, actors.EVICTION_MANAGER)
         actors.create(ResourceProvisioner, actors.PROVISIONER)
@@ -62,6 +68,9 @@ class ControlPlane:
         for pool in self._topology.pools:
             self._policies[pool.name] = replace(pool.policies, **policies.get(pool.name, {}))
             self._scaling[pool.name] = replace(pool.scaling, **scaling.get(pool.name, {}))
+        shared = shared_pool_changes(user_config, tuple(self._shared))
+        for spec in self._topology.shared_pools:
+            self._shared[spec.name] = replace(spec.policies, **shared.get(spec.name, {}))
         await self._assert()
 
     async def _assert(self) -> None:
@@ -70,6 +79,11 @@ class ControlPlane:
         )
         for name, policies in self._policies.items():
             await actors.get(actors.router_name(name)).configure.remote(policies)
+        await actors.get(actors.EVICTION_MANAGER).register.remote(
+            [(spec, self._hosted[spec.name]) for spec in self._topology.shared_pools],
+            self._shared,
+            self._topology.store,
+        )
 
     async def _assert_forever(self) -> None:
         while True:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from cato.config.places import model_path, run_dir
+from cato.config.places import run_dir
 from cato.control import actors
-from cato.control.host_agent import HostAgent
+from cato.control.host_agent import zygote_socket_of
 from cato.control.router import Ended
-from cato.core.errors import EngineDeadError, EngineError
+from cato.core.errors import EngineDeadError, EngineError, ReplicaLostError
 from cato.core.events import ReplicaReported
 from cato.core.ids import HostId, InvocationId, PoolName, ReplicaId
 from cato.core.profile import Profile
@@ -27,22 +30,24 @@ from cato.core.residency import Resident
 from cato.core.topology import DeploymentSpec, ModelSpec
 from cato.engines.base import (
     PREEMPTED,
-    Endpoint,
     Engine,
     EngineChunk,
     EngineRequest,
     EngineState,
 )
 from cato.engines.simulated import SimulatedEngine
-from cato.engines.vllm.process import VllmEngine
+from cato.serve.coalesce import coalesced
+from cato.serve.engine_loader import new_engine
 from cato.serve.prompts import body_text
+from cato.serve.engine_start import started
+from cato.telemetry import logs
+from cato.telemetry.tracing import from_environment
 
 log = logging.getLogger("cato.engine_replica")
 
 REPORT_S = 0.5
-# Above this many streams tokens are sent in batches: 738 -> 1,151 tokens/s at 16 streams.
-COALESCE_ABOVE = 4
-COALESCE_S = 0.025
+# What is loaded seldom changes; a manager that was restarted knows all after so long.
+RESIDENT_EVERY_S = 2.0
 # An actor call costs about a millisecond of CPU on both sides together, more than a token: news for
 # the pool's router is sent together and off the path of the tokens. An end frees a slot, so it may
 # wait for those of the same engine step only; a first token lets the next prompt in.
@@ -62,6 +67,7 @@ class EngineReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, pool: PoolName, model: ModelSpec, spec: DeploymentSpec, profile: Profile
     ) -> None:
+        logs.set_up()
         context = serve.get_replica_context()
         self._id = ReplicaId(context.replica_id.unique_id)
         self._host = HostId(ray.get_runtime_context().get_node_id())
@@ -73,47 +79,27 @@ class EngineReplica:
         self._news = _News(lambda: self._router)
         self._progress = _Progress(self._id, self._held, lambda: self._router)
         self._restarts = 0
+        self._resident: Resident | None = None  # as the manager was last told
+        self._resident_told_s = 0.0
+        self._starts_to_fail = 0  # by order of a drill
         self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
         self._engine = await self._started_engine()
         self._load_s = self._engine.facts.start_s
+        if (tracing := from_environment()) is not None:
+            tracing.loaded(self._model.name, self._id, self._load_s)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._report_forever())]
 
     async def _started_engine(self) -> Engine:
-        """A new engine that has answered once: the first answer of all takes half a second more."""
-        engine = await self._make_engine()
-        try:
-            await engine.start()
-            if not engine.facts.simulated:
-                await _warm_up(engine)
-        except BaseException:
-            await engine.stop()
-            raise
-        return engine
-
-    async def _make_engine(self) -> Engine:
-        engine = self._spec.engine
-        if engine.kind == "simulated":
-            return SimulatedEngine(self._profile, engine, self._model.name)
-        socket = None
-        if engine.zygote:
-            socket = await self._host_agent().zygote_socket.remote(engine.python or sys.executable)
-        return VllmEngine(
-            engine,
-            self._model,
-            model_path(self._model.source),
-            str(run_dir()),
-            socket,
-            accelerator=self._spec.accelerator,
-            cards=self._spec.cards,
+        """A new engine that has answered once."""
+        if self._starts_to_fail > 0:
+            self._starts_to_fail -= 1
+            raise EngineError("a drill lets this start fail", 503)
+        python = self._spec.engine.python or sys.executable
+        zygote_socket = partial(zygote_socket_of, self._host, python)
+        return await started(
+            await new_engine(self._spec, self._model, self._profile, str(run_dir()), zygote_socket)
         )
-
-    def _host_agent(self) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = NodeAffinitySchedulingStrategy(self._host, soft=False)
-        name = actors.host_agent_name(self._host)
-        return actors.create(HostAgent, name, scheduling_strategy=here)
 
     async def generate(
         self, request: EngineRequest, cato: dict[str, Any]
@@ -128,11 +114,10 @@ class EngineReplica:
         tokens, outcome, is_first = 0, "cancelled", True
         if not request.stream:
             self._expect_first_token(id, request)
-        try:
-            if self._engine.state is not EngineState.READY:
-                raise EngineDeadError(f"engine of {self._id} is {self._engine.state}")
-            pending: EngineChunk | None = None
-            sent_s = 0.0
+
+        async def noting() -> AsyncGenerator[EngineChunk, None]:
+            """The engine's chunks, up to the one at which the router takes the call back."""
+            nonlocal tokens, outcome, is_first
             async with contextlib.aclosing(self._engine.generate(request)) as chunks:
                 async for chunk in chunks:
                     tokens = chunk.output_tokens
@@ -140,22 +125,22 @@ class EngineReplica:
                         is_first = False
                         self._news.first_token(id)
                     if self._progress.note(id, tokens) and chunk.finish_reason is None:
-                        chunk, outcome = replace(chunk, finish_reason=PREEMPTED), PREEMPTED
-                    if pending is not None and request.raw and chunk.finish_reason is not None:
-                        yield pending  # the usage event stays alone in the last chunk
-                        pending = None
-                    pending = chunk if pending is None else _merged(pending, chunk)
-                    now_s = time.monotonic()
-                    is_due = len(self._held) <= COALESCE_ABOVE or now_s - sent_s >= COALESCE_S
-                    if is_due or chunk.finish_reason is not None:
-                        yield pending
-                        pending, sent_s = None, now_s
-                    if outcome == PREEMPTED:
+                        outcome = PREEMPTED
+                        yield replace(chunk, finish_reason=PREEMPTED)
                         return
-            if pending is not None:
-                yield pending
-            outcome = "done"
-        except EngineError:
+                    yield chunk
+
+        try:
+            if self._engine.state is not EngineState.READY:
+                problem = f"its engine is {self._engine.state}"
+                raise ReplicaLostError(self._id, problem, was_reached=False)
+            noted = coalesced(noting(), lambda: len(self._held), raw=request.raw)
+            async with contextlib.aclosing(noted) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            if outcome != PREEMPTED:
+                outcome = "done"
+        except (EngineError, ReplicaLostError):
             outcome = "failed"
             raise
         finally:
@@ -197,6 +182,21 @@ class EngineReplica:
             "socket": getattr(self._engine, "socket", None),
             "kv_capacity_tokens": self._engine.facts.kv_capacity_tokens,
         }
+
+    async def process_id(self, cato: dict[str, Any]) -> int:
+        """Of the replica that `cato` names, on its host."""
+        return os.getpid()
+
+    async def crash_engine(self, cato: dict[str, Any]) -> None:
+        """For drills: kill the engine; it comes back like any that died.
+
+        Its next `cato["failed_starts"]` starts fail too.
+        """
+        self._starts_to_fail = int(cato.get("failed_starts", 0))
+        if isinstance(self._engine, SimulatedEngine):
+            await self._engine.kill()
+        elif self._engine.pid is not None:
+            os.kill(self._engine.pid, signal.SIGKILL)
 
     async def shutdown(self) -> None:
         for task in self._tasks:
@@ -270,35 +270,23 @@ class EngineReplica:
                 prefix_caching=self._spec.engine.prefix_caching and not facts.simulated,
             )
         )
-        self._eviction.report.remote(
-            Resident(
-                replica_id=self._id,
-                pool=self._pool,
-                deployment=self._spec.name,
-                model=self._model.name,
-                host=self._host,
-                accelerator=self._spec.accelerator,
-                cards=self._spec.cards,
-                state=state.value,
-                load_s=self._load_s,
-                pid=self._engine.pid,
-                restarts=self._restarts,
-            )
+        resident = Resident(
+            replica_id=self._id,
+            pool=self._pool,
+            deployment=self._spec.name,
+            model=self._model.name,
+            host=self._host,
+            accelerator=self._spec.accelerator,
+            cards=self._spec.cards,
+            state=state.value,
+            load_s=self._load_s,
+            pid=self._engine.pid,
+            restarts=self._restarts,
         )
-
-
-async def _warm_up(engine: Engine) -> None:
-    id = f"warm-up.{time.monotonic()}"
-    generate = EngineRequest(id, Endpoint.COMPLETIONS, {"prompt": "#", "max_tokens": 2})
-    embed = EngineRequest(id, Endpoint.EMBEDDINGS, {"input": "#"}, stream=False, raw=True)
-    try:
-        async for _ in engine.generate(generate):
-            pass
-    except EngineError as error:
-        if error.status != 404:
-            raise
-        async for _ in engine.generate(embed):  # a model that does not generate
-            pass
+        now_s = time.monotonic()
+        if resident != self._resident or now_s - self._resident_told_s >= RESIDENT_EVERY_S:
+            self._resident, self._resident_told_s = resident, now_s
+            self._eviction.report.remote(resident)
 
 
 class _News:
@@ -385,7 +373,3 @@ class _Progress:
             log.info("progress of %s was not told: %s", self._replica, error)
         finally:
             self._task = None
-
-
-def _merged(first: EngineChunk, second: EngineChunk) -> EngineChunk:
-    return replace(second, text=first.text + second.text, raw=first.raw + second.raw)

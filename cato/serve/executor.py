@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import assert_never
 
@@ -21,10 +21,12 @@ from cato.core.errors import (
     EngineDeadError,
     NodeError,
     ReplicaLostError,
+    SupersededError,
 )
 from cato.core.ids import InvocationId, NodeId, TaskName
 from cato.core.length import LengthBelief
-from cato.core.receipt import LlmFacts
+from cato.core.receipt import SUPERSEDED, LlmFacts
+from cato.core.retries import RetryBudget
 from cato.core.runs import (
     AbandonNode,
     FinishRun,
@@ -41,15 +43,21 @@ from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.core.workflow import CallSettings, LlmSettings, TransformSettings
 from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
+from cato.serve.continuation import Answer, can_continue
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
 from cato.serve.prompts import EngineCall, engine_call
+from cato.telemetry.tracing import TRACEPARENT
 
 log = logging.getLogger("cato.executor")
 
-# A replica that dies is replaced by another lease; more than two losses in one invocation mean
-# that something else is wrong.
-MAX_ATTEMPTS = 3
+# What a lost engine ran goes on elsewhere; engines that die under one invocation again and again,
+# before it has a token more, probably die of it.
+MAX_LOSSES = 3
+# A stream that gets on between its losses may have more of them, but not without end.
+MAX_ALL_LOSSES = 20
+# Leases of replicas that turn out to be gone cost nothing but time; routers learn of each.
+MAX_MISSED = 20
 # The length that a receipt promises an output to stay below, with this probability.
 BOUND_LEVEL = 0.9
 
@@ -78,17 +86,15 @@ class _Output:
 class _Progress:
     """What an invocation has produced over all its attempts."""
 
-    text: str = ""
-    has_output: bool = False  # text, or bytes without text such as a tool call
-    output_tokens: int = 0
-    prompt_tokens: int = -1
+    answer: Answer = field(default_factory=Answer)
     asked_tokens: int = 0  # of the prompt, as estimated before an engine has told
-    cached_tokens: int = -1
-    finish_reason: str = ""
     first_token_s: float | None = None
     queue_s: float = 0.0
     attempts: int = 0
-    losses: int = 0
+    losses: int = 0  # of engines that had the call, since it last got on
+    all_losses: int = 0
+    tokens_when_lost: int = 0
+    missed: int = 0  # replicas that were gone before it reached them
     service_s: float = 0.0
     length: LengthBelief | None = None
     expected_tokens: int = 0
@@ -121,15 +127,19 @@ class RunningTask:
         draw: Callable[[], float],
         lengths: Lengths,
         on_finish: Callable[[FinishRun, Sequence[ModelUse]], None],
+        retries: RetryBudget,
         *,
         tenant: str = "",
         weight: float = 1.0,
         head_start_s: float = 0.0,
+        buffer: str = "",
     ) -> None:
-        """Pools are shared by `tenant` and `weight`. `head_start_s` is how long before its arrival
-        the run stands in their queues."""
+        """Pools are shared by `tenant` and `weight`, `retries` by all runs of the process.
+        `head_start_s` is how long before its arrival the run stands in the pools' queues;
+        of one `buffer` they serve the latest run alone."""
         self.run = run
         self.head_start_s = head_start_s
+        self._buffer = buffer
         self._tenant = tenant
         self._weight = weight
         self.finish: FinishRun | None = None
@@ -144,6 +154,7 @@ class RunningTask:
         self._queued = 0
         self._calls: list[tuple[str, _Progress]] = []
         self._on_finish = on_finish
+        self._retries = retries
         self._out: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._outputs: dict[tuple[NodeId, int], _Output] = {}
         self._tasks: dict[asyncio.Task[None], NodeId] = {}
@@ -233,9 +244,9 @@ class RunningTask:
             used.append(
                 ModelUse(
                     model,
-                    sum(p.asked_tokens if p.prompt_tokens < 0 else p.prompt_tokens for p in calls),
-                    sum(max(0, p.cached_tokens) for p in calls),
-                    sum(p.output_tokens for p in calls),
+                    sum(_prompt_tokens(p) for p in calls),
+                    sum(max(0, p.answer.cached_tokens) for p in calls),
+                    sum(p.answer.output_tokens for p in calls),
                 )
             )
         return used
@@ -283,6 +294,8 @@ class RunningTask:
                 time.monotonic(), *where, problem, True, self._facts(command, progress)
             )
             self._perform(self.run.handle(event))
+        except SupersededError:
+            self.cancel(SUPERSEDED)
         except CatoError as error:
             if not command.node.optional:
                 self.error = self.error or error
@@ -301,9 +314,9 @@ class RunningTask:
         if isinstance(settings, LlmSettings | CallSettings):
             await self._invoke(command, settings, progress)
             result = {
-                "text": progress.text,
-                "tokens": progress.output_tokens,
-                "finish_reason": progress.finish_reason,
+                "text": progress.answer.text,
+                "tokens": progress.answer.output_tokens,
+                "finish_reason": progress.answer.finish_reason,
             }
             return result, self._facts(command, progress)
         if isinstance(settings, TransformSettings):
@@ -323,16 +336,34 @@ class RunningTask:
         pool = self._pools.pool_of(settings.model)
         progress.simulated = pool.simulated
         self._calls.append((pool.model.name, progress))
-        shrink = 1.0
         started_s = time.monotonic()
         suffix = "" if command.item is None else f".{command.item}"
         id = InvocationId(f"{self._key}.{command.node.id}.{command.round}{suffix}")
+        self._retries.begin()
+        try:
+            await self._invoke_to_its_end(command, settings, pool, id, progress, started_s)
+        finally:
+            self._retries.end(time.monotonic())
+
+    async def _invoke_to_its_end(
+        self,
+        command: StartNode,
+        settings: LlmSettings | CallSettings,
+        pool: PoolInfo,
+        id: InvocationId,
+        progress: _Progress,
+        started_s: float,
+    ) -> None:
+        shrink, answer = 1.0, progress.answer
         while True:
             call = engine_call(settings, command.names, pool, shrink)
             try:
                 while not await self._attempt(
-                    command, pool, _continued(call, progress), id, progress, started_s
+                    command, pool, answer.next_call(call), id, progress, started_s
                 ):
+                    if not answer.can_go_on(call):
+                        # Its router takes back what can go on, or what nobody waits for.
+                        raise SupersededError("a newer run of the same buffer replaced it")
                     log.info("invocation %s was preempted; it goes on from its text", id)
                 return
             except ContextLengthError:
@@ -341,11 +372,27 @@ class RunningTask:
                     raise
                 shrink *= 0.6
             except (ReplicaLostError, EngineDeadError) as error:
-                progress.losses += 1
-                is_too_often = progress.losses >= MAX_ATTEMPTS
-                if is_too_often or (progress.has_output and not call.is_resumable):
+                progress.reasons[-1] += f"; lost after {answer.extent}: {error}"
+                rest = answer.rest(call)
+                if rest is not None:
+                    if rest.raw:
+                        self._emit(command, Piece("", rest.raw))
+                    return
+                if not answer.can_go_on(call) or not self._may_retry(progress, error):
                     raise
                 log.warning("invocation %s: %s; asking for another lease", id, error)
+
+    def _may_retry(self, progress: _Progress, error: ReplicaLostError | EngineDeadError) -> bool:
+        """Whether a lost attempt may be followed by another; counts it."""
+        if isinstance(error, ReplicaLostError) and not error.was_reached:
+            progress.missed += 1
+            return progress.missed <= MAX_MISSED
+        tokens = progress.answer.output_tokens
+        progress.losses = 1 if tokens > progress.tokens_when_lost else progress.losses + 1
+        progress.all_losses += 1
+        progress.tokens_when_lost = tokens
+        is_too_often = progress.losses >= MAX_LOSSES or progress.all_losses >= MAX_ALL_LOSSES
+        return not is_too_often and self._retries.take(time.monotonic())
 
     async def _attempt(
         self,
@@ -378,6 +425,7 @@ class RunningTask:
             priority=lease.priority,
             stream=call.stream,
             raw=call.raw,
+            traceparent=TRACEPARENT.get(),
         )
         sent_s = time.monotonic()
         try:
@@ -396,22 +444,14 @@ class RunningTask:
         progress: _Progress,
         sent_s: float,
     ) -> bool:
-        before = progress.output_tokens
         async for chunk in chunks:
-            if chunk.text and progress.first_token_s is None:
+            new = progress.answer.add(chunk)
+            if new.text and progress.first_token_s is None:
                 progress.first_token_s = time.monotonic() - sent_s
-            progress.text += chunk.text
-            progress.output_tokens = before + chunk.output_tokens
-            if chunk.prompt_tokens >= 0 and progress.prompt_tokens < 0:
-                progress.prompt_tokens = chunk.prompt_tokens
-                progress.cached_tokens = chunk.cached_tokens
-            if chunk.text or chunk.raw:
-                progress.has_output = True
-                self._emit(command, Piece(chunk.text, chunk.raw))
+            if new.text or new.raw:
+                self._emit(command, Piece(new.text, new.raw))
             if chunk.finish_reason == PREEMPTED:
                 return False
-            if chunk.finish_reason is not None:
-                progress.finish_reason = chunk.finish_reason
         return True
 
     def _invocation(
@@ -449,20 +489,23 @@ class RunningTask:
             tpot_target_s=run.slo.target_s if is_paced else inf,
             length=length,
             served_s=self._served_s,
-            resumable=call.is_resumable,
+            resumable=call.is_resumable and can_continue(call),
             prefix=call.prefix,
             tenant=self._tenant,
             weight=self._weight,
+            buffer=self._buffer,
+            began_at_s=run.arrived_at_s - time.monotonic(),
         )
         if progress.attempts == 1:
             return invocation
-        return invocation.continued(progress.attempts, progress.output_tokens)
+        return invocation.continued(progress.attempts, progress.answer.output_tokens)
 
     def _facts(self, command: StartNode, progress: _Progress) -> LlmFacts | None:
         settings = command.node.settings
         if not isinstance(settings, LlmSettings | CallSettings) or progress.attempts == 0:
             return None
         lease, pool = progress.lease, self._pools.pool_of(settings.model)
+        answer = progress.answer
         return LlmFacts(
             model=pool.model.name,
             pool=pool.name,
@@ -478,10 +521,10 @@ class RunningTask:
             predicted_service_s=lease.service_s if lease else 0.0,
             predicted_queue_s=lease.predicted_queue_s if lease else 0.0,
             engine_ttft_s=progress.first_token_s,
-            prompt_tokens=max(0, progress.prompt_tokens),
-            cached_prompt_tokens=max(0, progress.cached_tokens),
-            output_tokens=progress.output_tokens,
-            finish_reason=progress.finish_reason,
+            prompt_tokens=max(0, answer.prompt_tokens),
+            cached_prompt_tokens=max(0, answer.cached_tokens),
+            output_tokens=answer.output_tokens,
+            finish_reason=answer.finish_reason,
             attempts=progress.attempts,
             simulated=progress.simulated,
             reasons=tuple(progress.reasons),
@@ -492,12 +535,6 @@ def _bound(length: LengthBelief | None) -> int:
     return 0 if length is None else round(length.left_quantile(BOUND_LEVEL, 0))
 
 
-def _continued(call: EngineCall, progress: _Progress) -> EngineCall:
-    """The call that goes on where a lost replica stopped: prompt plus the text it had sent."""
-    if not progress.text:
-        return call
-    body = dict(call.body)
-    body["prompt"] = f"{body['prompt']}{progress.text}"
-    if isinstance(limit := body.get("max_tokens"), int):
-        body["max_tokens"] = max(1, limit - progress.output_tokens)
-    return replace(call, body=body)
+def _prompt_tokens(progress: _Progress) -> int:
+    told = progress.answer.prompt_tokens
+    return progress.asked_tokens if told < 0 else told

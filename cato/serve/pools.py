@@ -18,7 +18,8 @@ from cato.engines.base import EngineChunk, EngineRequest
 class PoolInfo:
     """A pool as the ingress knows it; `profile` is its fastest deployment's.
 
-    `ready_replicas` is 0 while none can take work.
+    `ready_replicas` is 0 while none can take work; `queued_per_place` counts the calls that wait
+    for each place of those that can.
     """
 
     name: PoolName
@@ -26,6 +27,7 @@ class PoolInfo:
     profile: Profile
     simulated: bool
     ready_replicas: int
+    queued_per_place: float = 0.0
 
 
 class Pools(Protocol):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -39,8 +41,12 @@ from cato.estimators.stages import PastRuns
 from cato.serve.access.control import AccessControl
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.pools import PoolInfo
+from cato.serve.ray_fleet import fleet_state
+from cato.serve.shared_parts import SharedParts
 from cato.store.errors import StoreUnavailableError
-from cato.telemetry.metrics import render_pools
+from cato.telemetry.metrics import render_fleet
+from cato.telemetry.overview import Overview, overview
+from cato.telemetry.recent import RecentOverview
 
 log = logging.getLogger("cato.pools")
 
@@ -59,21 +65,31 @@ class RayPools:
         """`calls` of all workflows: the provisioner must know which calls announce others."""
         self._calls = calls
         self._specs: dict[PoolName, PoolSpec] = {}
+        self._shared = SharedParts()
         self._pictures: dict[PoolName, PoolPicture] = {}
         self._pool_by_model: dict[str, PoolName] = {}
         self._routers: dict[PoolName, Any] = {}
         self._handles: dict[str, Any] = {}
         self._told_left: dict[str, frozenset[str]] = {}
+        self._me = uuid.uuid4().hex
+        self._shower: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
+
+    def follow(self, calls: Mapping[TaskName, CallsBefore]) -> None:
+        """The workflows have changed; these are their calls."""
+        self._calls = calls
 
     def start(self) -> None:
         """Begin to follow the control plane; call once, inside the event loop."""
-        self._refresher = asyncio.get_running_loop().create_task(self._refresh_forever())
+        loop = asyncio.get_running_loop()
+        self._refresher = loop.create_task(self._refresh_forever())
+        self._shower = loop.create_task(self._show_life_forever())
 
     # Pools
 
     def all(self) -> Sequence[PoolInfo]:
-        return [self._info(name) for name in sorted(self._specs)]
+        shared = (part.name for part in self._shared)
+        return [self._info(name) for name in sorted((*self._specs, *shared))]
 
     def pool_of(self, model: str) -> PoolInfo:
         name = self._pool_by_model.get(model)
@@ -86,21 +102,22 @@ class RayPools:
 
     def why_not_ready(self) -> str:
         """What is missing before every pool can serve; empty when nothing is."""
-        if not self._specs:
+        if not self._specs and not any(self._shared):
             return "the engines application has not started"
         waiting = [
-            p.name
-            for p in self.all()
-            if p.ready_replicas == 0 and not self._specs[p.name].may_be_empty
+            p.name for p in self.all() if p.ready_replicas == 0 and not self._may_be_empty(p.name)
         ]
         return f"no replica is ready in: {', '.join(waiting)}" if waiting else ""
 
+    def _may_be_empty(self, pool: PoolName) -> bool:
+        return pool not in self._shared and self._specs[pool].may_be_empty
+
     async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
-        spec = self._specs[pool]
-        if spec.policies.scheduler == RAY_SERVE:
+        spec = self._specs.get(pool)
+        if spec is not None and spec.policies.scheduler == RAY_SERVE:
             return _left_to_serve(spec, invocation)
         for delay_s in ACTOR_RETRY_S:
-            call = self._router(pool).offer.remote(invocation)
+            call = self._offer(pool, invocation)
             try:
                 lease: Dispatch = await call
                 return lease
@@ -119,11 +136,13 @@ class RayPools:
     async def stream(
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
-        pin = {
+        pin: dict[str, object] = {
             "replica": lease.replica_id,
             "invocation": lease.invocation_id,
             "attempt": lease.attempt,
         }
+        if pool in self._shared:
+            pin["model"] = self._shared.model_of(pool)
         response = self._handle(lease.deployment).generate.remote(request, cato=pin)
         has_ended = False
         try:
@@ -134,8 +153,7 @@ class RayPools:
         except (CatoError, RayError, RayServeException) as error:
             translated = _translated(error, lease)
             if isinstance(translated, ReplicaLostError | EngineDeadError):
-                # Until the replica reports again it gets nothing, the retry of this call included.
-                self._router(pool).lost.remote(lease.replica_id, str(translated))
+                self._tell_lost(pool, lease, str(translated))
             if translated is error:
                 raise
             raise translated from error
@@ -144,8 +162,28 @@ class RayPools:
             if not has_ended:
                 self.withdraw(pool, lease.invocation_id, "the stream was left")
 
+    def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:
+        """The retry of this call, too, must not be given to the replica."""
+        if pool in self._shared:
+            self._shared.tell_lost(pool, lease, why)
+            return
+        router = self._router(pool)
+        if replica_sets.has_left(lease.deployment, lease.replica_id):
+            # It reports for as long as it drains, which would bring it back.
+            router.left.remote(frozenset({lease.replica_id}))
+        else:
+            router.lost.remote(lease.replica_id, why)
+
     def withdraw(self, pool: PoolName, invocation_id: InvocationId, reason: str) -> None:
-        self._router(pool).withdraw.remote(invocation_id, reason)
+        if pool in self._shared:
+            self._shared.withdraw(pool, invocation_id)
+        else:
+            self._router(pool).withdraw.remote(invocation_id, reason)
+
+    def _offer(self, pool: PoolName, invocation: Invocation) -> Any:
+        if pool in self._shared:
+            return self._shared.offer(pool, invocation)
+        return self._router(pool).offer.remote(invocation, self._me)
 
     def _router(self, pool: PoolName) -> Any:
         if pool not in self._routers:
@@ -159,6 +197,8 @@ class RayPools:
         return self._handles[deployment]
 
     def _info(self, name: PoolName) -> PoolInfo:
+        if name in self._shared:
+            return self._shared.info(name)
         spec, picture = self._specs[name], self._pictures.get(name)
         replicas = [r for r in picture.replicas if r.accepting] if picture else []
         profiles = [r.profile for r in replicas] or [UNMEASURED]
@@ -168,9 +208,20 @@ class RayPools:
             profile=min(profiles, key=attrgetter("typical_call_s")),
             simulated=all(d.engine.kind == "simulated" for d in spec.deployments),
             ready_replicas=len(replicas),
+            queued_per_place=0.0 if picture is None else picture.queued_per_place,
         )
 
     # Following the control plane
+
+    async def _show_life_forever(self) -> None:
+        """Apart from the rest: a control actor that does not answer must not hold it up."""
+        while True:
+            for pool, router in self._routers.items():
+                try:
+                    router.alive.remote(self._me)
+                except RayError as error:
+                    log.info("router of pool %s: %s", pool, error)
+            await asyncio.sleep(REFRESH_S)
 
     async def _refresh_forever(self) -> None:
         while True:
@@ -197,6 +248,16 @@ class RayPools:
                 if gone != self._told_left.get(deployment.name, frozenset()):
                     await router.left.remote(frozenset(ReplicaId(r) for r in gone))
                     self._told_left[deployment.name] = gone
+        await self._refresh_shared()
+
+    async def _refresh_shared(self) -> None:
+        await self._shared.refresh()
+        # Models of shared pools come and go at run time.
+        self._pool_by_model = {m: p for m, p in self._pool_by_model.items() if p in self._specs}
+        for part in self._shared:
+            self._handle(part.deployment)
+            for model in (part.model.name, *part.model.aliases):
+                self._pool_by_model[model] = part.name
 
 
 class RayRecords:
@@ -220,6 +281,10 @@ class RayRecords:
         self._used: list[Usage] = []
         self._told: list[Feedback] = []
         self._refresher: asyncio.Task[None] | None = None
+
+    def follow(self, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
+        """The workflows have changed; these are their nodes."""
+        self._nodes_of = nodes_of
 
     def start(self) -> None:
         """Begin to follow the Profiler; call once, inside the event loop."""
@@ -280,10 +345,24 @@ class RayRecords:
             raise error.cause if isinstance(error.cause, CatoError) else error from error
         return usage
 
+    async def overview(self, tenant: str | None) -> Overview:
+        self._send()  # what was just recorded is shown
+        pictures = self._pools.pictures()
+        fleet = await fleet_state(p.name for p in pictures)
+        recent = RecentOverview()
+        try:
+            if self._profiler is not None:
+                recent = await self._profiler.recent.remote(tenant)
+        except RayError as error:
+            log.info("profiler: %s", error)
+            fleet = replace(fleet, missing=(*fleet.missing, actors.PROFILER))
+        return overview(pictures, fleet, recent, tenant=tenant)
+
     async def metrics(self) -> bytes:
         self._send()
         runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
-        return runs + render_pools(self._pools.pictures())
+        pictures = self._pools.pictures()
+        return runs + render_fleet(pictures, await fleet_state(p.name for p in pictures))
 
     async def _refresh_forever(self) -> None:
         while True:

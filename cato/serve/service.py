@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from typing import Protocol
 
+from cato.core.brownout import BrownoutStep, browned
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.length import LengthBelief
-from cato.core.receipt import NodeReceipt, SlaReceipt
+from cato.core.orchestrator import MAX_HEAD_START_S
+from cato.core.receipt import SUPERSEDED, NodeReceipt, SlaReceipt
+from cato.core.retries import RetryBudget
 from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
 from cato.core.slo import Slo, SloMetric
 from cato.core.tenancy import Usage
@@ -24,6 +28,9 @@ from cato.estimators.dag_match import StageShare
 from cato.serve.executor import ModelUse, RunningTask
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
+from cato.telemetry import logs
+from cato.telemetry.overview import Overview
+from cato.telemetry.tracing import RunTrace, Tracing
 from cato.workflows.load import check_inputs
 
 # Prompt length that a node is expected to have until the profiler has seen runs, in tokens.
@@ -34,24 +41,22 @@ CALL_NODE = NodeId("call")
 # Plain models: the first token of a chat or a completion, as for generation.
 CALL_SLO = Slo(SloMetric.TTFT, 1.5)
 CALL_DEADLINE_S = 600.0
-# The reason that a run is cancelled with when a newer one of its buffer replaces it.
-SUPERSEDED = "a newer request of the same buffer replaced it"
-# A burst of keystrokes; who types on for longer has no claim to the place of its beginning.
-MAX_HEAD_START_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose task it is, and the run of the same buffer that it replaces.
+    """Whose task it is, and which editor's buffer it is about.
 
-    `weight` is the tenant's in a full pool; `spend` is told the tokens that the run has used when
-    it has ended.
+    `replaces` is the run of the same buffer that this ingress replica knows; the pools know those
+    of all. `weight` is the tenant's in a full pool; `spend` is told the tokens that the run has
+    used when it has ended.
     """
 
     key: str = ""
     tenant: str = ""
     weight: float = 1.0
     replaces: RunningTask | None = None
+    buffer: str = ""
     spend: Callable[[int], None] = lambda _: None
 
 
@@ -90,6 +95,10 @@ class Records(Protocol):
         when it cannot be read."""
         ...
 
+    async def overview(self, tenant: str | None) -> Overview:
+        """The fleet now, and what happened lately: what `tenant` may see (None: everything)."""
+        ...
+
     async def metrics(self) -> bytes:
         """All metrics in Prometheus' text form."""
         ...
@@ -109,16 +118,27 @@ class TaskService:
         nodes: NodeRunner,
         records: Records,
         seed: int | None = None,
+        tracing: Tracing | None = None,
+        brownout: Sequence[BrownoutStep] = (),
     ) -> None:
         self._workflows = workflows
         self._pools = pools
         self._nodes = nodes
         self._records = records
         self._random = random.Random(seed)
+        self._tracing = tracing
+        self.workflow_problem = ""
+        self._retries = RetryBudget()
+        self._brownout = tuple(brownout)
 
     @property
     def workflows(self) -> Mapping[TaskName, Workflow]:
         return self._workflows
+
+    def follow(self, workflows: Mapping[TaskName, Workflow], problem: str) -> None:
+        """Runs from now on are of `workflows`; `problem` says why there are no newer ones."""
+        self._workflows = workflows
+        self.workflow_problem = problem
 
     @property
     def records(self) -> Records:
@@ -203,6 +223,11 @@ class TaskService:
         slo: Slo | None,
         origin: Origin,
     ) -> RunningTask:
+        logs.REQUEST_ID.set(request_id)
+        trace = None
+        if self._tracing is not None:
+            trace = self._tracing.begin(workflow.name, request_id)
+        workflow, notes = browned(workflow, self._brownout, self._fullness)
         run = Run(
             id=RunId(request_id),
             workflow=workflow,
@@ -211,6 +236,7 @@ class TaskService:
             estimates=self._estimates(workflow),
             arrived_at_s=time.monotonic(),
             next_share=partial(self._next_share, workflow.name),
+            notes=notes,
         )
         task = RunningTask(
             run,
@@ -218,20 +244,37 @@ class TaskService:
             self._nodes,
             self._random.random,
             self._records.length,
-            partial(self._on_finish, origin),
+            partial(self._on_finish, origin, trace),
+            self._retries,
             tenant=origin.tenant,
             weight=origin.weight,
             head_start_s=_head_start_s(run, origin.replaces),
+            buffer=origin.buffer,
         )
         _start_instead(task, origin.replaces)
         return task
+
+    def _fullness(self, model: str) -> float:
+        try:
+            return self._pools.pool_of(model).queued_per_place
+        except UnknownNameError:
+            return inf
 
     def _next_share(self, task: TaskName, executions: Sequence[NodeReceipt]) -> float | None:
         found = self._records.stage_share(task, executions)
         return None if found is None else found.share
 
-    def _on_finish(self, origin: Origin, finish: FinishRun, used: Sequence[ModelUse]) -> None:
+    def _on_finish(
+        self,
+        origin: Origin,
+        trace: RunTrace | None,
+        finish: FinishRun,
+        used: Sequence[ModelUse],
+    ) -> None:
         receipt = replace(finish.receipt, tenant=origin.tenant, key=origin.key)
+        logs.run_ended(receipt)
+        if trace is not None:
+            trace.end(receipt)
         day = datetime.now(UTC).date().isoformat()
         usage = [
             Usage(

@@ -15,6 +15,7 @@ from cato.core.cards import (
     CardCommand,
     CardEvent,
     CardOrchestrator,
+    GiveUp,
     InvocationFinished,
     InvocationQueued,
     Load,
@@ -343,6 +344,7 @@ class _Fleet:
             ready_at_s = now_s + command.expected_s
             self._enter(ready_at_s, LoadFinished(ready_at_s, command.copy_id))
             return
+        assert not isinstance(command, GiveUp), "no simulated load fails"
         self._start(command, now_s)
 
     def _start(self, command: Serve, now_s: float) -> None:

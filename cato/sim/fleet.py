@@ -185,10 +185,15 @@ class SimPool:
                 self._dispatch(command)
             case Preempt():
                 host, _ = self._leases.pop(command.invocation_id)
-                self.preempted += 1
+                if command.superseded:
+                    self._fleet.progress(host.engine)
+                else:
+                    self.preempted += 1
                 host.engine.cancel(self._kernel.now_s, command.invocation_id)
                 self._schedule(host)
                 self._fleet.note_taken_back(command.invocation_id)
+                if command.superseded:
+                    self._fleet.refused(command.invocation_id)
             case Refuse():
                 self._fleet.refused(command.invocation_id)
             case _:
@@ -411,6 +416,7 @@ class Fleet:
         call = self._calls.pop(id)
         task = call.outcome.task
         call.outcome.refused = True
+        call.outcome.lost_tokens = call.generated
         self._runs.pop(task.id, None)
         others = [
             (self.pools[task.nodes[c.index].pool], other)
@@ -421,6 +427,15 @@ class Fleet:
         for pool, other in sorted(others, key=lambda o: o[1] in o[0].leased):
             del self._calls[other]
             pool.cancel(other, "its task failed")
+
+    def leave(self, task_id: str) -> None:
+        """The client of a task gives up: it ends unfinished. Harmless when it has ended."""
+        if self._runs.pop(task_id, None) is None:
+            return
+        mine = [(id, c) for id, c in self._calls.items() if c.outcome.task.id == task_id]
+        for id, call in mine:
+            del self._calls[id]
+            self.pools[call.outcome.task.nodes[call.index].pool].cancel(id, "the client left")
 
     # What it cost
 

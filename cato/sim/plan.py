@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 
+from matplotlib.ticker import MaxNLocator
 from scipy.special import stdtrit
 
 from cato.core.errors import InputError
@@ -27,6 +28,9 @@ CONFIDENCE = 0.95
 
 PLENTY = 4
 """How many times its bound a pool gets when it is asked whether it is the one that is short."""
+
+CURVE_MARGIN = 2
+"""So many replicas beyond the answer a curve shows."""
 
 # By less the attainment is not said to have grown.
 NOTICEABLE = 0.01
@@ -156,6 +160,15 @@ class Planner:
         why_not = "" if found is not None else self._why_not(trials[bounds], evaluate)
         return Plan(scheduler, found, tuple(trials.values()), why_not)
 
+    def around(self, plan: Plan, margin: int) -> Plan:
+        """`plan` of one pool with all counts tried, up to `margin` beyond the answer."""
+        if plan.found is None or len(self.scenario.pools) != 1:
+            return plan
+        tried = {t.counts for t in plan.trials}
+        most = min(plan.found.replicas + margin, self.scenario.pools[0].max_replicas)
+        more = [self.trial(plan.scheduler, (n,)) for n in range(1, most + 1) if (n,) not in tried]
+        return replace(plan, trials=(*plan.trials, *more))
+
     def trial(self, scheduler: str, counts: Counts) -> Trial:
         """Run the seeds one by one, until the goal is out of reach or all have run."""
         names = [p.name for p in self.scenario.pools]
@@ -245,6 +258,40 @@ def report_of(scenario: Scenario, goal: float, plans: Sequence[Plan]) -> Report:
     return Report(
         f"plan {scenario.name}", scenario.seeds, means, extra={"goal": goal, "plans": found}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CardPlan:
+    """A plan for one kind of replica, each on `cards` cards of that kind."""
+
+    kind: str
+    cards: int
+    plan: Plan
+
+
+def plot_cards(plans: Sequence[CardPlan], goal: float, title: str, folder: Path) -> Path:
+    """Attainment over cards, a curve for each kind, and the smallest number that is enough."""
+    fig, (axes,) = plots.figure()
+    for i, found in enumerate(plans):
+        color = plots.COLORS[(i + 1) % len(plots.COLORS)]
+        curve = sorted((t.replicas * found.cards, 100 * t.attainment) for t in found.plan.trials)
+        most = found.plan.found.replicas + CURVE_MARGIN if found.plan.found else curve[-1][0]
+        shown = [(x, y) for x, y in curve if x <= most * found.cards]
+        xs, ys = zip(*shown, strict=True)
+        axes.plot(xs, ys, marker="o", markersize=4, color=color, label=found.kind)
+        if (best := found.plan.found) is not None:
+            x, y = best.replicas * found.cards, 100 * best.attainment
+            axes.plot([x], [y], "o", markersize=11, fillstyle="none", color=color)
+            axes.annotate(f"{x} cards", (x, y), (0, -16), textcoords="offset points", ha="center")
+    axes.axhline(100 * goal, color="gray", linestyle="--", linewidth=1, label=f"{100 * goal:g} %")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("cards")
+    axes.set_ylabel("SLO attainment [%]")
+    axes.set_ylim(0, 105)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    axes.set_title(title, fontsize=10)
+    return plots.save(fig, folder, f"cards-{title}")
 
 
 def plot(report: Report, folder: Path) -> tuple[Path, ...]:

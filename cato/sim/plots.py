@@ -15,6 +15,9 @@ from matplotlib.figure import Figure
 
 from cato.sim.report import Mean
 
+COLORS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+"""Okabe and Ito's: told apart with any kind of colour vision."""
+
 
 def figure(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of `rows` x `columns` axes, listed row by row."""

@@ -353,6 +353,36 @@ def load_scenario(path: Path) -> Scenario:
     return _scenario(file, profiles, rows)
 
 
+def trace_scenario(
+    trace: Path,
+    profile: str,
+    *,
+    speed: float = 1.0,
+    duration_s: float = MAX_DURATION_S,
+    max_replicas: int = DEFAULT_MAX_REPLICAS,
+    max_running: int | None = None,
+    chunk_tokens: int | None = None,
+) -> Scenario:
+    """A recorded trace on one pool of replicas of `profile`, as a scenario file has it by default.
+
+    Two seeds: arrivals and lengths are the trace's, so only draws of policies differ. Raise
+    `ConfigError` for a profile and `InputError` for a trace that cannot be read.
+    """
+    rows = load_azure(trace)
+    if len(rows) < 2 * LEAST_TASKS:
+        raise InputError(f"{trace} needs at least {2 * LEAST_TASKS} requests, has {len(rows)}")
+    classes = tuple(
+        TraceClass(TaskName(name), float(c.up_to_tokens or inf), c.sla.to_sla())
+        for name, c in _default_classes().items()
+    )
+    pool = PoolName(profile)
+    replicas = ScenarioPool(
+        pool, _profile(profile, Path()), 1, max_replicas, max_running, chunk_tokens
+    )
+    traffic = TraceTraffic(rows, pool, speed, duration_s, classes)
+    return Scenario(trace.stem, DEFAULT_SCHEDULER, (0, 1), (replicas,), traffic)
+
+
 def _profiles_named(raw: object) -> Iterator[tuple[str, str, str]]:
     """Pool, place and name of every profile; the rest of the data may be wrong."""
     pools = raw.get("pools") if isinstance(raw, dict) else None

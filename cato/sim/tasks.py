@@ -35,7 +35,8 @@ class SimNode:
 class SimTask:
     """A task with its SLO; nodes are in a topological order and the last one is streamed.
 
-    `target_s` inf: no SLO. `tpot_target_s` is a second objective, on the pace of the stream.
+    `target_s` inf: no SLO. `tpot_target_s` is a second objective, on the pace of the stream. Of the
+    tasks with one `buffer` the latest supersedes the others.
     """
 
     id: str
@@ -47,6 +48,7 @@ class SimTask:
     draws: tuple[float, ...]
     tpot_target_s: float = inf
     tenant: str = ""
+    buffer: str = ""
 
     @property
     def deadline_s(self) -> float:
@@ -74,6 +76,8 @@ class SimTask:
             0,
             served_s,
             tenant=self.tenant,
+            buffer=self.buffer,
+            began_at_s=self.arrived_at_s,
         )
 
 
@@ -82,6 +86,7 @@ class Outcome:
     """How a task fared; times are absolute, nan for what never happened.
 
     `sent`: when how many tokens of the streamed answer had come, as far as its replica reported.
+    `lost_tokens`: generated for nobody, before the task was superseded or failed.
     """
 
     task: SimTask
@@ -89,6 +94,7 @@ class Outcome:
     ended_at_s: float = nan
     queue_s: float = 0.0
     refused: bool = False
+    lost_tokens: int = 0
     sent: list[tuple[float, int]] = field(default_factory=list)
 
     def is_streaming(self, index: int) -> bool:

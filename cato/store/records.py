@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cato.core.estimates import NodeMean, PoolErrors
+from cato.core.ids import ModelName, PoolName
 from cato.core.receipt import SlaReceipt
 from cato.core.tenancy import Usage
+from cato.core.topology import HostedModel
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
+from cato.profiles.schema import ProfileFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,24 @@ class Learnt:
     errors: tuple[PoolErrors, ...] = ()
     samples: tuple[LengthSample, ...] = ()
     runs: tuple[FinishedStages, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredModel:
+    """A model that was added to a shared pool at run time, as it was measured then.
+
+    `version` counts its measurements from 1; `added_at_s` is seconds since the epoch.
+    """
+
+    pool: PoolName
+    version: int
+    added_at_s: float
+    hosted: HostedModel
+    profile: ProfileFile
+
+    @property
+    def name(self) -> ModelName:
+        return self.hosted.model.name
 
 
 @dataclass(frozen=True, slots=True)

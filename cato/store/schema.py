@@ -32,6 +32,17 @@ profiles = Table(
     Column("document", Text, nullable=False),
 )
 
+hosted_models = Table(
+    "hosted_models",
+    metadata,
+    Column("pool", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("added_at_s", Double, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("profile", Text, nullable=False),
+)
+
 length_samples = Table(
     "length_samples",
     metadata,

@@ -10,14 +10,15 @@ from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from cato.core.estimates import NodeMean, PoolErrors
-from cato.core.ids import NodeId, PoolName, TaskName
+from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.tenancy import Access, ApiKey, Tenant, Usage
+from cato.core.topology import HostedModel
 from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
@@ -32,10 +33,11 @@ from cato.store.errors import (
     translated,
 )
 from cato.store.location import shown, store_url
-from cato.store.records import KeptReceipt, Learnt, Limits, Reaction, Record
+from cato.store.records import KeptReceipt, Learnt, Limits, Reaction, Record, RegisteredModel
 from cato.store.schema import (
     api_keys,
     dag_runs,
+    hosted_models,
     length_samples,
     node_means,
     pool_errors,
@@ -50,6 +52,8 @@ BUSY_TIMEOUT_S = 5.0
 """How long a call waits for another process that writes."""
 
 Row = dict[str, object]
+
+_HOSTED = TypeAdapter(HostedModel)
 
 
 class MetadataStore:
@@ -271,6 +275,53 @@ class MetadataStore:
             raise StoreError(
                 self.name, f"a profile of another format, measure anew: {exc}"
             ) from exc
+
+    # Models of shared pools
+
+    def add_model(
+        self, pool: PoolName, hosted: HostedModel, profile: ProfileFile
+    ) -> RegisteredModel:
+        """Keep a model as it was just measured, as the next version of its name."""
+        columns, name = hosted_models.c, hosted.model.name
+        mine = (columns.pool == pool, columns.name == name)
+        with self._transaction() as connection:
+            last = connection.execute(select(func.max(columns.version)).where(*mine)).scalar()
+            added = RegisteredModel(pool, (last or 0) + 1, time.time(), hosted, profile)
+            row = {
+                "pool": pool,
+                "name": name,
+                "version": added.version,
+                "added_at_s": added.added_at_s,
+                "model": _HOSTED.dump_json(hosted).decode(),
+                "profile": profile.model_dump_json(exclude_none=True),
+            }
+            connection.execute(insert(hosted_models), row)
+        return added
+
+    def models(self) -> tuple[RegisteredModel, ...]:
+        """All versions of all models, by pool and name, the newest version of each last."""
+        query = select(hosted_models).order_by(*hosted_models.primary_key.columns)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        try:
+            return tuple(
+                RegisteredModel(
+                    PoolName(r.pool), r.version, r.added_at_s, _HOSTED.validate_json(r.model),
+                    ProfileFile.model_validate_json(r.profile),
+                )
+                for r in rows
+            )  # fmt: skip
+        except ValidationError as exc:
+            raise StoreError(self.name, f"a model of another format, add it anew: {exc}") from exc
+
+    def remove_model(self, pool: PoolName, name: ModelName) -> bool:
+        """Forget all versions; False when there was none."""
+        columns = hosted_models.c
+        with self._transaction() as connection:
+            gone = connection.execute(
+                delete(hosted_models).where(columns.pool == pool, columns.name == name)
+            )
+            return gone.rowcount > 0
 
     # Connections
 

@@ -6,23 +6,34 @@ counters, so a load-balanced `/metrics` does not sample private registries at ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter as Count
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cato.core.estimates import PoolErrors, predictions
+from cato.core.ids import PoolName
 from cato.core.orchestrator import PoolPicture
-from cato.core.receipt import LlmFacts, SlaReceipt
+from cato.core.receipt import SUPERSEDED, LlmFacts, NodeReceipt, SlaReceipt
+from cato.core.residency import Resident
 from cato.core.runs import NodeStatus
+from cato.core.slo import tpot_s
+from cato.core.slots import SharedPoolPicture, SlotState
 from cato.estimators.output_lengths import CUT, ENDED
 from cato.store.state import StoreState
+from cato.telemetry.decisions import PoolDecisions
+from cato.telemetry.overview import DeploymentOverview, FleetState
 
 LATENCY_BUCKETS_S = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 8, 13, 20, 30, 60, 120,
 )  # fmt: skip
 QUEUE_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
+TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+# Both ways from 0: whether a call is foretold to be in time.
+SLACK_BUCKETS_S = (-10, -3, -1, -0.3, -0.1, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 # Of predicted over actual: narrow around 1, where a good profile is.
 RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 4)
 
@@ -54,6 +65,47 @@ class RunMetrics:
         )  # fmt: skip
         self._ttft = self._latency("cato_ttft_seconds", "Arrival to first token.")
         self._e2e = self._latency("cato_e2e_seconds", "Arrival to last token.")
+        self._tpot = Histogram(
+            "cato_tpot_seconds", "Time per output token after the first, of a run.", ["task"],
+            buckets=TPOT_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self._superseded = Counter(
+            "cato_superseded_runs",
+            "Runs that ended because the next of their editor buffer came, by task. They count as "
+            "cancelled in cato_runs.",
+            ["task"], registry=self.registry,
+        )  # fmt: skip
+        self._tenant_tokens = Counter(
+            "cato_tenant_tokens", "Tokens by tenant and direction (prompt, output).",
+            ["tenant", "direction"], registry=self.registry,
+        )  # fmt: skip
+        self._call_ttft = Histogram(
+            "cato_invocation_ttft_seconds",
+            "Arrival of an LLM call at its pool to its first token, queueing included.",
+            ["pool"], buckets=LATENCY_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self._call_tpot = Histogram(
+            "cato_invocation_tpot_seconds",
+            "Time per output token after the first, of an LLM call.",
+            ["pool"], buckets=TPOT_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self._call_e2e = Histogram(
+            "cato_invocation_e2e_seconds",
+            "Arrival of an LLM call at its pool to its last token, queueing included.",
+            ["pool"], buckets=LATENCY_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self._slack = Histogram(
+            "cato_dispatch_slack_seconds",
+            "Time to spare when an LLM call got its last lease: to the deadline of its run, less "
+            "the predicted remaining service. Below 0 it was foretold to be late.",
+            ["pool"], buckets=SLACK_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self._attempts = Counter(
+            "cato_invocation_attempts",
+            "Leases of LLM calls, by pool; more than calls in cato_queue_seconds_count when "
+            "replicas were lost or calls were taken back.",
+            ["pool"], registry=self.registry,
+        )  # fmt: skip
         self._queue = Histogram(
             "cato_queue_seconds", "Queueing delay of an invocation.", ["pool"],
             buckets=QUEUE_BUCKETS_S, registry=self.registry,
@@ -119,9 +171,14 @@ class RunMetrics:
         self._e2e.labels(task).observe(receipt.e2e_s)
         if receipt.ttft_s is not None:
             self._ttft.labels(task).observe(receipt.ttft_s)
+        if receipt.tpot_s is not None and receipt.output_tokens > 1:
+            self._tpot.labels(task).observe(receipt.tpot_s)
+        if receipt.problem == SUPERSEDED:
+            self._superseded.labels(task).inc()
         for node in receipt.nodes:
             self._node.labels(task, node.node).observe(node.spent_s)
             if node.llm is not None:
+                self._record_call(receipt.tenant, node, node.llm)
                 self._queue.labels(node.llm.pool).observe(node.llm.queue_s)
                 self._tokens.labels(node.llm.model, "prompt").inc(node.llm.prompt_tokens)
                 self._tokens.labels(node.llm.model, "cached").inc(node.llm.cached_prompt_tokens)
@@ -131,6 +188,24 @@ class RunMetrics:
                     self._record_bound(task, node.llm)
         for facts in predictions(receipt):
             self._record_errors(facts)
+
+    def _record_call(self, tenant: str, node: NodeReceipt, call: LlmFacts) -> None:
+        pool = call.pool
+        self._tenant_tokens.labels(tenant, "prompt").inc(call.prompt_tokens)
+        self._tenant_tokens.labels(tenant, "output").inc(call.output_tokens)
+        self._attempts.labels(pool).inc(call.attempts)
+        slack_s = call.slack_s - call.predicted_s
+        if call.replica and slack_s < inf:
+            self._slack.labels(pool).observe(slack_s)
+        if call.engine_ttft_s is not None:
+            self._call_ttft.labels(pool).observe(call.queue_s + call.engine_ttft_s)
+        if node.status != NodeStatus.DONE.value:
+            return
+        e2e_s = call.queue_s + call.service_s
+        self._call_e2e.labels(pool).observe(e2e_s)
+        if call.engine_ttft_s is not None and call.output_tokens > 1:
+            pace_s = tpot_s(call.queue_s + call.engine_ttft_s, e2e_s, call.output_tokens)
+            self._call_tpot.labels(pool).observe(pace_s)
 
     def record_reaction(self, task: str, model: str, reaction: str, e2e_s: float) -> None:
         """Somebody did `reaction` with a completion of `model` that took `e2e_s`."""
@@ -198,42 +273,167 @@ def _store_metrics(store: StoreState) -> Sequence[Metric]:
     ]
 
 
-class _PoolGauges(Collector):
-    def __init__(self, pictures: Sequence[PoolPicture]) -> None:
+class _FleetMetrics(Collector):
+    def __init__(self, pictures: Sequence[PoolPicture], fleet: FleetState) -> None:
         self._pictures = pictures
+        self._fleet = fleet
 
     def collect(self) -> Iterable[Metric]:
-        queued = GaugeMetricFamily("cato_pool_queued", "Invocations that wait.", labels=["pool"])
-        dispatched = GaugeMetricFamily(
-            "cato_pool_dispatched", "Leases since the router started.", labels=["pool"]
+        yield GaugeMetricFamily(
+            "cato_control_actors_silent",
+            "Control actors that did not answer this scrape; what they know is missing in it.",
+            value=len(self._fleet.missing),
         )
-        refused = GaugeMetricFamily(
-            "cato_pool_refused", "Invocations refused since the router started.", labels=["pool"]
-        )
-        by_replica = ["pool", "deployment", "replica"]
-        held = GaugeMetricFamily(
-            "cato_replica_held", "Invocations leased to a replica.", labels=by_replica
-        )
-        accepting = GaugeMetricFamily(
-            "cato_replica_accepting", "1 when a replica takes work.", labels=by_replica
-        )
-        wait = GaugeMetricFamily(
-            "cato_replica_wait_seconds", "Expected queueing time of a newcomer.", labels=by_replica
-        )
-        for picture in self._pictures:
-            queued.add_metric([picture.name], picture.queued)
-            dispatched.add_metric([picture.name], picture.dispatched)
-            refused.add_metric([picture.name], picture.refused)
-            for replica in picture.replicas:
-                labels = [picture.name, replica.deployment, replica.id]
-                held.add_metric(labels, replica.held)
-                accepting.add_metric(labels, float(replica.accepting))
-                wait.add_metric(labels, replica.wait_s)
-        return [queued, dispatched, refused, held, accepting, wait]
+        yield from _pool_metrics(self._pictures)
+        yield _decisions(self._fleet.decisions)
+        yield from _deployment_metrics(self._fleet.deployments)
+        yield from _resident_metrics(self._fleet.residents)
+        yield from _shared_pool_metrics(self._fleet.shared_pools)
 
 
-def render_pools(pictures: Sequence[PoolPicture]) -> bytes:
-    """Gauges of the pools as their routers see them now."""
+def _pool_metrics(pictures: Iterable[PoolPicture]) -> Iterable[Metric]:
+    queued = GaugeMetricFamily("cato_pool_queued", "Invocations that wait.", labels=["pool"])
+    dispatched = CounterMetricFamily(
+        "cato_pool_dispatched", "Leases since the router started.", labels=["pool"]
+    )
+    refused = CounterMetricFamily(
+        "cato_pool_refused", "Invocations refused since the router started.", labels=["pool"]
+    )
+    by_replica = ["pool", "deployment", "replica"]
+    held = GaugeMetricFamily(
+        "cato_replica_held", "Invocations leased to a replica.", labels=by_replica
+    )
+    places = GaugeMetricFamily(
+        "cato_replica_places", "Invocations that a replica runs at a time.", labels=by_replica
+    )
+    accepting = GaugeMetricFamily(
+        "cato_replica_accepting", "1 when a replica takes work.", labels=by_replica
+    )
+    wait = GaugeMetricFamily(
+        "cato_replica_wait_seconds", "Expected queueing time of a newcomer.", labels=by_replica
+    )
+    for picture in pictures:
+        queued.add_metric([picture.name], picture.queued)
+        dispatched.add_metric([picture.name], picture.dispatched)
+        refused.add_metric([picture.name], picture.refused)
+        for replica in picture.replicas:
+            labels = [picture.name, replica.deployment, replica.id]
+            held.add_metric(labels, replica.held)
+            places.add_metric(labels, replica.max_running)
+            accepting.add_metric(labels, float(replica.accepting))
+            wait.add_metric(labels, replica.wait_s)
+    return [queued, dispatched, refused, held, places, accepting, wait]
+
+
+def _decisions(decisions: Mapping[PoolName, PoolDecisions]) -> Metric:
+    counter = CounterMetricFamily(
+        "cato_decisions",
+        "Decisions since the router started, by kind (dispatch, refuse, supersede, preempt, load, "
+        "and lost: a replica is gone) and by reason without its numbers.",
+        labels=["pool", "decision", "reason"],
+    )
+    for pool, decided in sorted(decisions.items()):
+        for (kind, rule), count in sorted((decided.counts or {}).items()):
+            counter.add_metric([pool, kind, rule], count)
+    return counter
+
+
+def _deployment_metrics(deployments: Iterable[DeploymentOverview]) -> Iterable[Metric]:
+    replicas = GaugeMetricFamily(
+        "cato_deployment_replicas",
+        "Replicas of a deployment: running, starting, and how many are wanted within min and max.",
+        labels=["pool", "deployment", "state"],
+    )
+    problem = GaugeMetricFamily(
+        "cato_deployment_problem",
+        "1 while something keeps a deployment from having what it should; `cato status` says what.",
+        labels=["pool", "deployment"],
+    )
+    for d in deployments:
+        for state in ("running", "starting", "wanted", "min", "max"):
+            replicas.add_metric([d.pool, d.name, state], getattr(d, state))
+        problem.add_metric([d.pool, d.name], float(bool(d.problem)))
+    return [replicas, problem]
+
+
+def _resident_metrics(residents: Iterable[Resident]) -> Iterable[Metric]:
+    copies = GaugeMetricFamily(
+        "cato_model_copies", "Copies of a model, by state.", labels=["pool", "model", "state"]
+    )
+    cards = GaugeMetricFamily(
+        "cato_cards", "Cards that a model's copies occupy.", labels=["accelerator", "model"]
+    )
+    load = GaugeMetricFamily(
+        "cato_model_load_seconds", "What loading a copy took.", labels=["pool", "model", "replica"]
+    )
+    restarts = CounterMetricFamily(
+        "cato_engine_restarts", "Engines of a replica that died and were started again.",
+        labels=["pool", "replica"],
+    )  # fmt: skip
+    states: Count[tuple[str, str, str]] = Count()
+    occupied: Count[tuple[str, str]] = Count()
+    for r in residents:
+        states[r.pool, r.model, r.state] += 1
+        occupied[r.accelerator, r.model] += r.cards
+        load.add_metric([r.pool, r.model, r.replica_id], r.load_s)
+        restarts.add_metric([r.pool, r.replica_id], r.restarts)
+    for name, count in sorted(states.items()):
+        copies.add_metric(name, count)
+    for place, count in sorted(occupied.items()):
+        cards.add_metric(place, count)
+    return [copies, cards, load, restarts]
+
+
+def _shared_pool_metrics(pools: Iterable[SharedPoolPicture]) -> Iterable[Metric]:
+    queued = GaugeMetricFamily(
+        "cato_shared_pool_queued", "Invocations that wait for a slot with their model.",
+        labels=["pool", "model"],
+    )  # fmt: skip
+    slots = GaugeMetricFamily(
+        "cato_shared_pool_slots", "Slots by state (empty, loading, ready).",
+        labels=["pool", "state"],
+    )  # fmt: skip
+    served = CounterMetricFamily(
+        "cato_shared_pool_served",
+        "Invocations that got a slot, by whether their model was loaded when their turn came.",
+        labels=["pool", "hit"],
+    )
+    loads = CounterMetricFamily(
+        "cato_shared_pool_loads", "Loads ordered, by where the weights come from.",
+        labels=["pool", "source"],
+    )  # fmt: skip
+    evictions = CounterMetricFamily(
+        "cato_shared_pool_evictions", "Models unloaded for another.", labels=["pool"]
+    )
+    prefetches = CounterMetricFamily(
+        "cato_shared_pool_prefetches", "Loads ordered before anybody asked.", labels=["pool"]
+    )
+    failures = CounterMetricFamily(
+        "cato_shared_pool_load_failures", "Loads that failed.", labels=["pool"]
+    )
+    load_s = CounterMetricFamily(
+        "cato_shared_pool_load_seconds", "Time in which a slot was loading.", labels=["pool"]
+    )
+    for pool in pools:
+        counts = pool.counts
+        for model, waiting in pool.waiting:
+            queued.add_metric([pool.name, model], waiting)
+        states = Count(s.state for s in pool.slots)
+        for state in SlotState:
+            slots.add_metric([pool.name, state.value], states[state])
+        served.add_metric([pool.name, "true"], counts.hits)
+        served.add_metric([pool.name, "false"], counts.served - counts.hits)
+        loads.add_metric([pool.name, "host_memory"], counts.from_host_memory)
+        loads.add_metric([pool.name, "storage"], counts.loads - counts.from_host_memory)
+        evictions.add_metric([pool.name], counts.evictions)
+        prefetches.add_metric([pool.name], counts.prefetches)
+        failures.add_metric([pool.name], counts.failures)
+        load_s.add_metric([pool.name], counts.load_s)
+    return [queued, slots, served, loads, evictions, prefetches, failures, load_s]
+
+
+def render_fleet(pictures: Sequence[PoolPicture], fleet: FleetState) -> bytes:
+    """The fleet as its control actors see it now."""
     registry = CollectorRegistry()
-    registry.register(_PoolGauges(pictures))
+    registry.register(_FleetMetrics(pictures, fleet))
     return generate_latest(registry)

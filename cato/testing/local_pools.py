@@ -18,6 +18,7 @@ from cato.core.errors import (
     CapacityError,
     EngineDeadError,
     ReplicaLostError,
+    SupersededError,
     UnknownNameError,
 )
 from cato.core.events import (
@@ -29,6 +30,7 @@ from cato.core.events import (
     ReplicaLost,
     ReplicaProgressed,
     ReplicaReported,
+    Ticked,
 )
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
@@ -39,15 +41,20 @@ from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import Usage
 from cato.core.topology import EngineSpec, ModelSpec, PoolPolicies
-from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
+from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine
 from cato.estimators.dag_match import StageShare
 from cato.policies.registry import policies_of
 from cato.serve.pools import PoolInfo
-from cato.telemetry.metrics import RunMetrics, render_pools
+from cato.telemetry.decisions import DecisionBook
+from cato.telemetry.metrics import RunMetrics, render_fleet
+from cato.telemetry.overview import FleetState, Overview, overview
+from cato.telemetry.recent import RecentRuns
 
 # Tokens of a stream between two reports of progress.
 PROGRESS_TOKENS = 5
+# The newest are kept: drills go on for hours.
+MAX_RECEIPTS = 1_000
 
 
 class LocalPool:
@@ -66,6 +73,7 @@ class LocalPool:
         self.name = PoolName(f"{model.name}-pool")
         self.model = model
         self.profile = profile
+        self.seed = seed
         spec = EngineSpec(kind="simulated", max_num_seqs=slots, seed=seed)
         self.engines = {
             ReplicaId(f"{model.name}#{i}"): SimulatedEngine(profile, spec, model.name)
@@ -75,10 +83,15 @@ class LocalPool:
         self._orchestrator = PoolOrchestrator(
             self.name, policies_of(policies or PoolPolicies(), profile)
         )
+        self.decisions = DecisionBook(self.name)
         self._leases: dict[InvocationId, asyncio.Future[Dispatch]] = {}
         self._tokens: dict[InvocationId, int] = {}
         self._taken_back: dict[InvocationId, int] = {}
         self._ready: set[ReplicaId] = set()
+        self._policies = policies or PoolPolicies()
+        self._held: dict[ReplicaId, set[InvocationId]] = {id: set() for id in self.engines}
+        self._offered: dict[InvocationId, Invocation] = {}
+        self._stands_still: dict[ReplicaId, asyncio.Event] = {}
 
     @property
     def orchestrator(self) -> PoolOrchestrator:
@@ -86,7 +99,8 @@ class LocalPool:
 
     @property
     def info(self) -> PoolInfo:
-        return PoolInfo(self.name, self.model, self.profile, True, len(self._ready))
+        queued = self._orchestrator.picture(time.monotonic()).queued_per_place
+        return PoolInfo(self.name, self.model, self.profile, True, len(self._ready), queued)
 
     async def running(self) -> int:
         """Requests that the engines hold, running or waiting."""
@@ -94,21 +108,43 @@ class LocalPool:
         return sum(load.running + load.waiting for load in loads)
 
     async def start(self) -> None:
-        for id, engine in self.engines.items():
-            await engine.start()
-            self._ready.add(id)
-            self._handle(
-                ReplicaReported(
-                    now_s=time.monotonic(),
-                    replica_id=id,
-                    deployment=DeploymentName(f"{self.model.name}-local"),
-                    profile=self.profile,
-                    max_running=self._slots,
-                    standby=0,
-                    accepting=True,
-                    held=(),
-                )
+        for id in self.engines:
+            await self.revive(id)
+
+    async def revive(self, id: ReplicaId) -> None:
+        """Start the engine of a replica, and let the router know of it."""
+        await self.engines[id].start()
+        self._ready.add(id)
+        self._report(id)
+
+    async def revive_after(self, id: ReplicaId, down_s: float) -> None:
+        await asyncio.sleep(down_s)
+        await self.revive(id)
+
+    @property
+    def ready(self) -> Sequence[ReplicaId]:
+        """Replicas whose engines answer."""
+        return [id for id in sorted(self._ready) if self.engines[id].state is EngineState.READY]
+
+    def beat(self) -> None:
+        """What the replicas of a cluster report, and its router checks, twice a second."""
+        for id in self._ready - self._stands_still.keys():
+            self._report(id)
+        self._handle(Ticked(time.monotonic()))
+
+    def _report(self, id: ReplicaId) -> None:
+        self._handle(
+            ReplicaReported(
+                now_s=time.monotonic(),
+                replica_id=id,
+                deployment=DeploymentName(f"{self.model.name}-local"),
+                profile=self.profile,
+                max_running=self._slots,
+                standby=0,
+                accepting=self.engines[id].state is EngineState.READY,
+                held=tuple(self._held[id]),
             )
+        )
 
     async def stop(self) -> None:
         for engine in self.engines.values():
@@ -119,6 +155,33 @@ class LocalPool:
         self._lose(id, "killed")
         await self.engines[id].kill()
 
+    async def crash(self, id: ReplicaId) -> None:
+        """Let the engine of a replica die; the replica says so at once."""
+        await self.engines[id].kill()
+        self._report(id)
+
+    async def pause(self, id: ReplicaId, pause_s: float) -> None:
+        """Let a replica stand still: it sends no tokens and no reports."""
+        goes_on = self._stands_still[id] = asyncio.Event()
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            del self._stands_still[id]
+            goes_on.set()
+
+    def restart_router(self) -> None:
+        """A router that knows nothing: replicas report to it, and what waits is offered again."""
+        self._orchestrator = PoolOrchestrator(self.name, policies_of(self._policies, self.profile))
+        self._taken_back.clear()
+        for id in self._ready - self._stands_still.keys():
+            self._report(id)
+        for invocation in list(self._offered.values()):
+            self._handle(InvocationOffered(time.monotonic(), invocation))
+
+    def vanish(self, id: ReplicaId) -> None:
+        """Let a replica be gone before its router hears of it."""
+        self._ready.discard(id)
+
     async def lease(self, invocation: Invocation) -> Dispatch:
         now_s = time.monotonic()
         lease: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
@@ -127,7 +190,9 @@ class LocalPool:
             invocation,
             arrived_at_s=now_s + invocation.arrived_at_s,
             deadline_s=now_s + invocation.deadline_s,
+            began_at_s=now_s + invocation.began_at_s,
         )
+        self._offered[invocation.id] = offered
         try:
             self._handle(InvocationOffered(now_s, offered))
             return await lease
@@ -136,6 +201,7 @@ class LocalPool:
             raise
         finally:
             self._leases.pop(invocation.id, None)
+            self._offered.pop(invocation.id, None)
 
     def withdraw(self, id: InvocationId, reason: str) -> None:
         self._handle(InvocationWithdrawn(time.monotonic(), id, reason))
@@ -144,12 +210,19 @@ class LocalPool:
         self, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
         id, tokens, told, outcome = lease.invocation_id, 0, 0, "cancelled"
+        engine, held = self.engines[lease.replica_id], self._held[lease.replica_id]
+        held.add(id)
+        if not request.stream:
+            # A whole answer shows no first token: as in a replica, it is expected after a while.
+            delay_s = self.profile.first_token_s(0, len(held))
+            asyncio.get_running_loop().call_later(delay_s, self._note_expected, held, id)
         try:
-            if lease.replica_id not in self._ready:
-                raise ReplicaLostError(lease.replica_id, "it is gone")
-            engine = self.engines[lease.replica_id]
+            if lease.replica_id not in self._ready or engine.state is not EngineState.READY:
+                raise ReplicaLostError(lease.replica_id, "it is gone", was_reached=False)
             async with contextlib.aclosing(engine.generate(request)) as chunks:
                 async for chunk in chunks:
+                    if (goes_on := self._stands_still.get(lease.replica_id)) is not None:
+                        await goes_on.wait()
                     if tokens == 0 and chunk.output_tokens > 0:
                         self._handle(FirstTokenSent(time.monotonic(), id))
                     tokens = self._tokens[id] = chunk.output_tokens
@@ -162,16 +235,24 @@ class LocalPool:
                         return
                     yield chunk
             outcome = "done"
-        except EngineDeadError as error:
+        except (EngineDeadError, ReplicaLostError) as error:
             outcome = "failed"
-            self._lose(lease.replica_id, str(error))
+            if engine.state is EngineState.READY and lease.replica_id in self._ready:
+                self._handle(ReplicaLost(time.monotonic(), lease.replica_id, str(error)))
+            else:
+                self._lose(lease.replica_id, str(error))
             raise
         finally:
+            held.discard(id)
             self._tokens.pop(id, None)
             if outcome != PREEMPTED:
                 self._taken_back.pop(id, None)
                 ended = InvocationEnded(time.monotonic(), id, lease.attempt, tokens, outcome)
                 self._handle(ended)
+
+    def _note_expected(self, held: set[InvocationId], id: InvocationId) -> None:
+        if id in held:
+            self._handle(FirstTokenSent(time.monotonic(), id))
 
     def _report_progress(self, replica: ReplicaId) -> None:
         """The orchestrator picks out those that run there."""
@@ -182,7 +263,9 @@ class LocalPool:
         self._handle(ReplicaLost(time.monotonic(), id, reason))
 
     def _handle(self, event: Event) -> None:
-        for command in self._orchestrator.handle(event):
+        commands = self._orchestrator.handle(event)
+        self.decisions.note(time.time(), event, commands, self._orchestrator)
+        for command in commands:
             self._perform(command)
 
     def _perform(self, command: Command) -> None:
@@ -195,6 +278,8 @@ class LocalPool:
         match command:
             case Dispatch():
                 lease.set_result(command)
+            case Refuse(reason=reason, superseded=True):
+                lease.set_exception(SupersededError(reason))
             case Refuse(reason=reason, retry_after_s=retry_after_s):
                 lease.set_exception(CapacityError(self.name, reason, retry_after_s))
 
@@ -235,9 +320,22 @@ class LocalPools:
     def withdraw(self, pool: PoolName, invocation_id: InvocationId, reason: str) -> None:
         self._pools[pool].withdraw(invocation_id, reason)
 
+    def overview(self, recent: RecentRuns, tenant: str | None) -> Overview:
+        now_s = time.monotonic()
+        return overview(
+            [p.orchestrator.picture(now_s) for p in self._pools.values()],
+            self._fleet_state(),
+            recent.overview(tenant, time.time()),
+            tenant=tenant,
+        )
+
     def metrics(self) -> bytes:
         now_s = time.monotonic()
-        return render_pools([p.orchestrator.picture(now_s) for p in self._pools.values()])
+        pictures = [p.orchestrator.picture(now_s) for p in self._pools.values()]
+        return render_fleet(pictures, self._fleet_state())
+
+    def _fleet_state(self) -> FleetState:
+        return FleetState({p.name: p.decisions.all() for p in self._pools.values()})
 
 
 class LocalRecords:
@@ -248,11 +346,15 @@ class LocalRecords:
         self.receipts: OrderedDict[str, SlaReceipt] = OrderedDict()
         self._pools = pools
         self._metrics = RunMetrics()
+        self._recent = RecentRuns()
         self._usage: dict[tuple[str, ...], Usage] = {}
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage] = ()) -> None:
         self.receipts[receipt.request_id] = receipt
+        if len(self.receipts) > MAX_RECEIPTS:
+            self.receipts.popitem(last=False)
         self._metrics.record(receipt)
+        self._recent.record(receipt, time.time())
         for used in usage:
             known = self._usage.get(used.name)
             self._usage[used.name] = used if known is None else known.plus(used)
@@ -274,6 +376,10 @@ class LocalRecords:
 
     async def usage(self, tenant: str | None) -> Sequence[Usage]:
         return [u for _, u in sorted(self._usage.items()) if tenant in (None, u.tenant)]
+
+    async def overview(self, tenant: str | None) -> Overview:
+        assert self._pools is not None, "an overview is of pools"
+        return self._pools.overview(self._recent, tenant)
 
     async def metrics(self) -> bytes:
         pools = self._pools.metrics() if self._pools is not None else b""

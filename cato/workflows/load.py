@@ -372,6 +372,7 @@ class _Draft:
                     token_limit=self._optional_expression(
                         f"{where}.token_limit", part.token_limit, known
                     ),
+                    fallback=part.fallback,
                 )
             case RetrievePart():
                 return RetrieveSettings(part.index, template("query", part.query), part.top_k)

@@ -205,6 +205,10 @@ class LlmPart(NodePart):
     type: Literal["llm"]
     model: str = Field(min_length=1, max_length=200, examples=["coder-large"])
     """Name or alias of a model of the deployment."""
+    fallback: str | None = Field(
+        default=None, min_length=1, max_length=200, examples=["coder-fast"]
+    )
+    """A smaller model that may answer instead, where the deployment's `brownout` says so."""
     prompt: Text | None = Field(default=None, examples=["prompts/generate.j2"])
     """Template that a base model continues: a .j2 file beside this one, or the text itself (a
     text with a blank, a newline or `{{`)."""

@@ -29,10 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class App:
-    """A live CATO: where it answers, and where its routers log what they decide."""
+    """A live CATO: where it answers, where its routers log what they decide, and its workflows."""
 
     url: str
     events: Path | None = None
+    workflows: Path | None = None
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=30)
@@ -95,6 +96,23 @@ ENGINES: dict[str, Any] = {
         },
         "sim-elastic": {"source": "simulated", "family": "qwen"},
         "demo-coder": {"source": "demo"},
+        "hosted-a": {"source": "simulated", "family": "qwen"},
+        "hosted-b": {"source": "simulated", "family": "qwen"},
+        "hosted-c": {"source": "simulated", "family": "qwen"},
+    },
+    "shared_pools": {
+        "cards": {
+            "models": {
+                name: {"profile": "saber@gpu", "load": "200ms"}
+                for name in ("hosted-a", "hosted-b", "hosted-c")
+            },
+            "slots": {
+                "count": 2,
+                "accelerator": "cpu",
+                "cpus": 0.1,
+                "engine": {"kind": "simulated", "max_num_seqs": 4, "seed": 5},
+            },
+        }
     },
     "pools": {
         "small": {
@@ -254,4 +272,4 @@ def app(cluster: int, tmp_path_factory: pytest.TempPathFactory) -> App:
     serve.run(build_ingress(IngressArgs.model_validate(ingress)), name="cato", route_prefix="/")
     url = f"http://127.0.0.1:{cluster}"
     wait_ready(url)
-    return App(url, Path(events))
+    return App(url, Path(events), Path(ingress["workflows"]))

@@ -130,7 +130,6 @@ def test_replicas_that_were_idle_for_their_time_go_one_by_one(
     wait_for(lambda s: s["wanted"] == 0)
 
 
-@pytest.mark.xfail(reason="seen once: a direct call lost with a replica that went", strict=False)
 def test_streams_of_replicas_that_go_come_to_their_end(app: App) -> None:
     import ray
 

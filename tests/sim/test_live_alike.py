@@ -13,9 +13,10 @@ from fleet_kit import POOL, SCHEDULERS, a_task
 from cato.core.commands import Command, Dispatch
 from cato.core.errors import CatoError
 from cato.core.events import Event
-from cato.core.ids import ModelName
+from cato.core.ids import InvocationId, ModelName
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
 from cato.core.policies import Policies
+from cato.core.snapshot import Invocation
 from cato.core.topology import ModelSpec
 from cato.engines.base import Endpoint, EngineRequest
 from cato.sim.fleet import Fleet, PoolSetup
@@ -42,6 +43,9 @@ class Recording:
 
     def picture(self, now_s: float) -> PoolPicture:
         return self.orchestrator.picture(now_s)
+
+    def invocation(self, id: InvocationId) -> Invocation | None:
+        return self.orchestrator.invocation(id)
 
     @property
     def order(self) -> list[str]:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,31 @@ async def running(
             feedback=feedback,
         )
         yield Kit(service, records, app, feedback)
+
+
+@contextlib.contextmanager
+def served(folder: Path, *pools: LocalPool, workflows: tuple[str, ...]) -> Iterator[str]:
+    """A server in a thread of its own, for tests that are not asynchronous; gives its URL."""
+    loop = asyncio.new_event_loop()
+    started: asyncio.Future[str] = loop.create_future()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with running(folder, *pools, workflows=workflows) as kit, kit.server() as url:
+            started.set_result(url)
+            await stop.wait()
+
+    async def url() -> str:
+        return await asyncio.wait_for(started, 30)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(url(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
 
 
 async def until(

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cato.bench.live.client import Seen
+from cato.bench.live import serve_llm
+from cato.bench.live.client import Ask, Seen, TaskClient
 from cato.bench.live.experiments import (
     EXPERIMENTS,
     WARM_UP_SEED,
@@ -130,7 +133,8 @@ def test_the_generated_workflows_load_and_promise_what_the_tasks_have(
     name: str, trace: Path, tmp_path: Path
 ) -> None:
     experiment, deploy = live_experiment(name, trace), the_deployment(name)
-    tasks = [t for make in experiment.workloads.values() for t in make(1, 60)]
+    seeds = (1, WARM_UP_SEED)  # a class has one workflow, whoever is asked
+    tasks = [t for w in experiment.workloads.values() for seed in seeds for t in w(seed, 60)]
     made = workflows(experiment, [scaled(t, 2.0) for t in tasks], deploy.topology)
     write(tmp_path / "workflows", made)
     loaded = load_workflows(tmp_path / "workflows")
@@ -416,3 +420,42 @@ def test_a_scaled_fleet_is_shown_with_its_replicas_over_time(tmp_path: Path) -> 
         "live-cato-rq4.png",
         "live-cato-rq4-replicas-utilization-025.png",
     ]
+
+
+# The baseline that is asked in place of CATO
+
+
+def test_an_openai_stream_is_timed_and_judged_at_the_client() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"choices":[{"text":"x"}]}\n\n')
+        if body["prompt"] == "whole":
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def ask(prompts: Sequence[str]) -> list[Seen]:
+        app = web.Application()
+        app.router.add_post("/v1/completions", answer)
+        tasks = [LiveTask(saber_tasks(1)[0], {"prompt_0": p}) for p in prompts]
+        async with TestServer(app) as server, TaskClient(str(server.make_url("")).rstrip("/")) as c:
+            return await c.all_of(
+                tasks,
+                lambda t: Ask("/v1/completions", {"prompt": t.inputs["prompt_0"]}, is_plain=True),
+                1,
+                lambda: None,
+            )
+
+    whole, cut = asyncio.run(ask(["whole", "cut"]))
+    assert not whole.is_lost
+    assert whole.is_met == whole.is_met_at_client
+    assert whole.ttft_s <= whole.e2e_s
+    assert cut.is_lost
+    assert not cut.is_met
+    assert "no whole answer" in cut.problem
+
+
+def test_ray_serve_llm_is_an_arm_where_its_packages_are() -> None:
+    names = [a.name for a in live_experiment("vllm-mix").arms]
+    assert (serve_llm.NAME in names) == (not serve_llm.missing_packages())

@@ -11,20 +11,27 @@ from hypothesis import strategies as st
 
 from cato.core.cards import (
     LOAD_RETRY_S,
+    LOAD_TRIES,
+    MAX_LOAD_RETRY_S,
     CardAdded,
     CardCommand,
     CardEvent,
     CardLost,
     CardOrchestrator,
+    CardPoliciesChanged,
     CopyFound,
     Evicted,
+    GiveUp,
+    HostMemorySized,
     InvocationFinished,
     InvocationQueued,
     InvocationWithdrawn,
     Load,
     LoadFailed,
     LoadFinished,
+    ModelAdded,
     ModelPinned,
+    ModelRemoved,
     Serve,
     Ticked,
 )
@@ -239,6 +246,81 @@ def test_a_failed_load_is_tried_again_after_a_while_and_loses_nobody() -> None:
     assert fleet.handle(LoadFinished(12.0, load.copy_id)) == ()  # the late report of the first
 
 
+def test_weights_in_memory_that_do_not_load_are_read_from_storage_at_once() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"), memory_gb=4)
+    serve_once(fleet, "1", "a", 0.0)
+    serve_once(fleet, "2", "b", 1.0)
+    (load,) = queue(fleet, "3", "a", 2.0)
+    assert isinstance(load, Load)
+    assert load.from_host_memory
+    (again,) = fleet.handle(LoadFailed(3.0, load.copy_id, "the memory was reclaimed"))
+    assert isinstance(again, Load)
+    assert (again.model, again.from_host_memory) == (A, False)
+
+
+def test_a_model_that_never_loads_is_given_up_and_holds_up_nobody_else() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"))
+    commands: list[CardCommand] = list(queue(fleet, "1", "a", 0.0))
+    queue(fleet, "2", "b", 0.5)
+    now_s, tries, served = 1.0, 0, []
+    while not any(isinstance(c, GiveUp) for c in commands):
+        now_s += MAX_LOAD_RETRY_S
+        match commands:
+            case [Load(model=model, copy_id=copy_id)] if model == A:
+                tries += 1
+                commands = list(fleet.handle(LoadFailed(now_s, copy_id, "no such file")))
+            case [Load(copy_id=copy_id)]:
+                commands = list(fleet.handle(LoadFinished(now_s, copy_id)))
+            case [Serve(id=id, copy_id=copy_id)]:
+                served.append((id, tries))
+                commands = list(fleet.handle(InvocationFinished(now_s, id, copy_id)))
+            case _:
+                commands = list(fleet.handle(Ticked(now_s)))
+    assert served == [("2", 1)]
+    (given_up,) = commands
+    assert isinstance(given_up, GiveUp)
+    assert (given_up.id, tries) == ("1", LOAD_TRIES)
+    assert "no such file" in given_up.problem
+    assert given_up.retry_after_s == LOAD_RETRY_S * 2 ** (LOAD_TRIES - 1)
+    assert fleet.waiting() == ()
+
+
+def test_models_come_and_go_and_one_in_use_stays() -> None:
+    fleet = a_fleet(a_model("a"))
+    fleet.handle(ModelAdded(0.0, a_model("b", load_s=2.0)))
+    load = serve_once(fleet, "1", "b", 1.0)
+    assert load is not None
+    assert load.expected_s == 2.0
+    queue(fleet, "2", "b", 2.0)
+    with pytest.raises(InputError, match="1 invocations wait for 'b' or run there"):
+        fleet.handle(ModelRemoved(3.0, B))
+    fleet.handle(InvocationFinished(4.0, InvocationId("2"), load.copy_id))
+    fleet.handle(ModelRemoved(5.0, B))
+    assert [m.name for m in fleet.models()] == ["a"]
+    assert fleet.copies() == ()
+    with pytest.raises(UnknownNameError, match="no model named 'b'"):
+        queue(fleet, "3", "b", 6.0)
+
+
+def test_a_smaller_host_memory_forgets_weights() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"), memory_gb=4)
+    for i, model in enumerate("aab"):
+        serve_once(fleet, str(i), model, float(i))
+    fleet.handle(HostMemorySized(9.0, HostMemory(HostId("h"), 10**9)))
+    assert fleet.in_host_memory() == {"h": ("a",)}
+
+
+def test_policies_change_at_run_time() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"), cards=2)
+    for i, model in enumerate("aaabb"):
+        serve_once(fleet, str(i), model, float(i))
+    fleet.handle(ModelAdded(6.0, a_model("c")))
+    fleet.handle(CardPoliciesChanged(7.0, LeastFrequentlyUsed(), QueueAware()))
+    (load,) = queue(fleet, "9", "c", 8.0)
+    assert isinstance(load, Load)
+    assert [v.model for v in load.evicted] == [B]  # used more recently, but less often
+
+
 def test_what_ran_on_a_lost_card_waits_again_before_those_who_came_later() -> None:
     fleet = a_fleet(a_model("a"), a_model("b"))
     (load,) = queue(fleet, "1", "a", 0.0)
@@ -260,6 +342,16 @@ def test_a_copy_found_after_a_restart_serves_without_a_load() -> None:
     assert (serve.copy_id, serve.is_hit) == ("copy-1", True)
     fleet.handle(CopyFound(2.0, CopyId("copy-7"), A, (CardId("card-0"),)))  # the card is taken
     assert [c.id for c in fleet.copies()] == ["copy-1"]
+
+
+def test_a_copy_found_with_running_work_is_not_evicted_until_that_has_ended() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"))
+    held = InvocationId("0")
+    fleet.handle(CopyFound(0.0, CopyId("old"), A, (CardId("card-0"),), (held,)))
+    assert queue(fleet, "1", "b", 1.0) == ()
+    (load,) = fleet.handle(InvocationFinished(2.0, held, CopyId("old")))
+    assert isinstance(load, Load)
+    assert [v.copy_id for v in load.evicted] == ["old"]
 
 
 def test_refuses_unknown_models_and_impossible_facts() -> None:
@@ -391,6 +483,7 @@ def test_the_queue_aware_order_passes_nobody_by_for_ever() -> None:
 # Promises under any events
 
 HOSTS = (HostId("h1"), HostId("h2"))
+MEMORY_BYTES = 4 * 10**9
 CARDS = tuple(Card(CardId(f"card-{i}"), HOSTS[i // 2]) for i in range(4))
 MODELS = (
     a_model("a", max_running=2),
@@ -401,7 +494,7 @@ MODELS = (
 )
 ACTIONS = (
     "queue", "queue", "queue", "finish", "finish", "loaded", "loaded", "late", "fail", "withdraw",
-    "lose", "add", "pin", "unpin", "tick",
+    "lose", "lose host", "add", "pin", "unpin", "memory", "tick",
 )  # fmt: skip
 
 
@@ -418,6 +511,7 @@ class Witness:
     alive: dict[InvocationId, Wanted] = field(default_factory=dict)
     pinned: set[ModelName] = field(default_factory=set)
     ended: list[InvocationId] = field(default_factory=list)
+    room: dict[HostId, int] = field(default_factory=lambda: dict.fromkeys(HOSTS, MEMORY_BYTES))
     now_s: float = 0.0
 
     def tell(self, event: CardEvent) -> None:
@@ -430,8 +524,17 @@ class Witness:
         used = [card for c in self.fleet.copies() for card in c.cards]
         assert len(used) == len(set(used)) <= len(self.cards)
         assert {c.id for c in self.fleet.copies()} == set(self.loads)
+        for host, models in self.fleet.in_host_memory().items():
+            weights = [m.weights_bytes for m in MODELS if m.name in models]
+            assert sum(weights) <= self.room[host]
+            assert host in self.cards.values()
 
     def perform(self, command: CardCommand) -> None:
+        if isinstance(command, GiveUp):
+            assert command.id not in self.running
+            assert self.alive.pop(command.id).model == command.model
+            assert not any(load.model == command.model for load in self.loads.values())
+            return
         if isinstance(command, Serve):
             assert command.copy_id in self.ready
             assert self.loads[command.copy_id].model == command.model
@@ -507,9 +610,16 @@ class Witness:
             case "lose" if self.cards:
                 card = sorted(self.cards)[number % len(self.cards)]
                 del self.cards[card]
-                for copy_id in [id for id, load in self.loads.items() if card in load.cards]:
-                    self.forget(copy_id)
-                self.tell(CardLost(now_s, card))
+                self.lose(card)
+            case "lose host":
+                host = HOSTS[number % len(HOSTS)]
+                for card in sorted(c for c, h in self.cards.items() if h == host):
+                    del self.cards[card]
+                    self.lose(card)
+            case "memory":
+                host = HOSTS[number % len(HOSTS)]
+                self.room[host] = number * 10**9 // 4
+                self.tell(HostMemorySized(now_s, HostMemory(host, self.room[host])))
             case "add":
                 card_ = CARDS[number % len(CARDS)]
                 self.cards[card_.id] = card_.host
@@ -523,6 +633,11 @@ class Witness:
             case _:
                 self.tell(Ticked(now_s))
 
+    def lose(self, card: CardId) -> None:
+        for copy_id in [id for id, load in self.loads.items() if card in load.cards]:
+            self.forget(copy_id)
+        self.tell(CardLost(self.now_s, card))
+
     def finish_everything(self) -> None:
         """All cards are back, nothing is pinned, and all that was ordered comes true."""
         for i in range(len(CARDS)):
@@ -532,7 +647,7 @@ class Witness:
         for _ in range(40 + 4 * len(self.alive)):
             if not self.alive:
                 return
-            self.now_s += LOAD_RETRY_S
+            self.now_s += MAX_LOAD_RETRY_S
             self.act("tick", 0)
             self.act("loaded", 0)
             self.act("finish", 0)
@@ -540,7 +655,7 @@ class Witness:
 
 
 def all_of_them(eviction: EvictionPolicy, order: DispatchOrder) -> CardOrchestrator:
-    memories = [HostMemory(h, 4 * 10**9) for h in HOSTS]
+    memories = [HostMemory(h, MEMORY_BYTES) for h in HOSTS]
     return CardOrchestrator(eviction, order, MODELS, CARDS, memories)
 
 

@@ -88,3 +88,17 @@ async def test_checking_workflows_prints_all_problems_of_all_files(tmp_path: Pat
     for part in ("sla.metric", "sla.target", "output", "code-completion: 1 nodes", "none.yaml"):
         assert part in result.stdout
     assert json.loads((await cato("workflows", "schema")).stdout)["title"] == "CATO workflow"
+
+
+async def test_top_shows_what_the_status_page_shows(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.server() as url,
+    ):
+        idle = await cato("top", "--once", "--url", url)
+        await kit.service.run_task("code-completion", {"prefix": "a"}, request_id="my-run").wait()
+        busy = await cato("top", "--once", "--url", url)
+    assert idle.exit_code == busy.exit_code == 0, busy.output
+    assert "no run ended" in idle.stdout
+    for words in ("1 of 1 replicas ready", "100.0 %", "sim-fast#0", "my-run", "laxity", "█"):
+        assert words in busy.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
+from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -201,6 +202,51 @@ def test_an_unknown_scheduler_is_refused_before_anything_runs(tmp_path: Path) ->
     result = cato("plan", a_scenario(tmp_path), "--scheduler", "fastest")
     assert result.exit_code == 2
     assert "power-of-two" in words(result)
+
+
+def a_trace(folder: Path, requests: int = 200, every_s: float = 0.5) -> Path:
+    """Medium answers at a steady pace: one replica of 7b, a place each, cannot keep up."""
+    path = folder / "trace.csv"
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    begin = datetime(2026, 11, 21, 12)
+    for i in range(requests):
+        at = begin + timedelta(seconds=i * every_s)
+        rows.append(f"{at:%Y-%m-%d %H:%M:%S.%f},400,{60 if i % 2 else 12}")
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def test_cards_are_planned_for_each_profile_from_a_trace(tmp_path: Path) -> None:
+    out = tmp_path / "cards.json"
+    result = cato(
+        "plan", "--traffic", a_trace(tmp_path, every_s=0.04), "--profile", "7b", "--profile",
+        "tempo:2", "--target", "95%", "--json", out, "--plot", tmp_path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert report["goal"] == 0.95
+    assert report["cards"]["tempo"] % 2 == 0
+    for kind, curve in report["attainment"].items():
+        enough = dict(curve)
+        cards = report["cards"][kind]
+        step = 2 if kind == "tempo" else 1
+        assert enough[cards] >= 0.95
+        assert all(enough[c] < 0.95 for c in range(step, cards, step)), "the smallest number"
+        assert set(range(step, cards + 1, step)) <= set(enough), "the whole curve"
+    assert (tmp_path / "cards-trace.png").exists()
+
+
+def test_a_trace_needs_a_profile_and_excludes_a_scenario(tmp_path: Path) -> None:
+    trace = a_trace(tmp_path)
+    for arguments, problem in (
+        (("--traffic", trace), "at least one --profile"),
+        (("--traffic", trace, "--profile", "7b:x"), "how many cards a replica"),
+        ((a_scenario(tmp_path), "--traffic", trace), "name a scenario file"),
+        (("--traffic", trace, "--profile", "7b", "--target", "most"), "95% or 0.95"),
+    ):
+        result = cato("plan", *arguments)
+        assert result.exit_code == 2
+        assert problem in words(result)
 
 
 # cato bench core

@@ -21,13 +21,15 @@ ALIASES = {"coder-fast", "coder-large", "coder-review"}
 
 def test_the_documented_files_are_there() -> None:
     stems = {p.stem for p in DEPLOYMENTS}
-    assert stems == {"ascend", "local-cpu", "mixed", "nvidia", "simulated"}
+    assert stems == {"ascend", "local-cpu", "mixed", "nvidia", "shared", "simulated"}
 
 
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda p: p.name)
 def test_a_shipped_deployment_loads_and_serves_every_alias(path: Path) -> None:
     loaded = load_deploy_file(path)
-    assert {a for pool in loaded.topology.pools for a in pool.model.aliases} == ALIASES
+    served = [pool.model for pool in loaded.topology.pools]
+    served += [hosted.model for pool in loaded.topology.shared_pools for hosted in pool.models]
+    assert {alias for model in served for alias in model.aliases} == ALIASES
     check_profiles(loaded.topology, load_profiles(ROOT / loaded.topology.profiles_dir))
     assert all(resolve_index(folder).is_dir() for folder in loaded.ingress.indexes.values())
 

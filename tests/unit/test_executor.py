@@ -16,6 +16,7 @@ from ingress_kit import (
     a_pool,
     a_slow_pool,
     running,
+    sse_events,
     until,
     until_busy,
     until_idle,
@@ -24,8 +25,11 @@ from ingress_kit import (
 from cato.core.errors import CapacityError, EngineDeadError, InputError
 from cato.core.ids import ReplicaId
 from cato.core.length import LengthBelief
-from cato.core.receipt import SlaReceipt
+from cato.core.receipt import SUPERSEDED, SlaReceipt
 from cato.engines.simulated import simulated_text
+from cato.serve.executor import MAX_LOSSES
+from cato.serve.service import Origin
+from cato.testing.local_pools import LocalPool
 
 CONTEXT = """
 name: with-context
@@ -292,17 +296,149 @@ async def test_what_is_late_gives_way_and_goes_on_from_its_text(tmp_path: Path) 
     check_books(finish.receipt)
 
 
-async def test_a_direct_stream_is_not_repeated_once_bytes_were_sent(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("completions", {"prompt": "x"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+async def test_a_direct_stream_goes_on_elsewhere_as_one(
+    tmp_path: Path, endpoint: str, body: dict[str, object]
+) -> None:
     pool = a_pool("sim-fast", "fast", step_s=0.01, replicas=2)
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 50}
+    asked = {**body, "max_tokens": 40, "ignore_eos": True}
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
-        task = kit.service.run_model("fast", "chat/completions", body, request_id="r", stream=True)
+        whole = await direct(kit, endpoint, asked)
+        task = kit.service.run_model("fast", endpoint, asked, request_id="r", stream=True)
+        pieces = task.pieces()
+        sent = [await anext(pieces)]
+        await pool.kill(replica_of(pool))
+        sent += [piece async for piece in pieces]
+    assert task.finish is not None
+    llm = task.finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert (llm.attempts, llm.output_tokens) == (2, 40)
+    assert "lost after" in llm.reasons[0]
+    assert "".join(piece.text for piece in sent) == whole
+    events = [v for _, v in sse_events(b"".join(piece.raw for piece in sent).decode())]
+    assert len({event["id"] for event in events}) == 1
+    assert events[-1]["usage"]["completion_tokens"] == 40
+
+
+async def direct(kit: Kit, endpoint: str, body: dict[str, object]) -> str:
+    """The text of a direct stream that nothing happens to."""
+    task = kit.service.run_model("fast", endpoint, body, request_id="w", stream=True)
+    return "".join([piece.text async for piece in task.pieces()])
+
+
+def replica_of(pool: LocalPool) -> ReplicaId:
+    """The replica that holds work."""
+    (busy,) = [r.id for r in pool.orchestrator.picture(0.0).replicas if r.held]
+    return busy
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
+        ("responses", {"input": "x"}),
+    ],
+)
+async def test_a_stream_that_cannot_go_on_is_not_repeated_once_bytes_were_sent(
+    tmp_path: Path, endpoint: str, body: dict[str, object]
+) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01, replicas=2)
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_model("fast", endpoint, body, request_id="r", stream=True)
         pieces = task.pieces()
         await anext(pieces)
         await pool.kill(ReplicaId("sim-fast#0"))
         async for _ in pieces:
             pass
     assert isinstance(task.error, EngineDeadError)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_a_call_of_which_nothing_was_sent_is_offered_again(
+    tmp_path: Path, is_streamed: bool
+) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01, prefill_s=0.2, replicas=2)
+    body = {"input": "x", "max_output_tokens": 3}
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_model("fast", "responses", body, request_id="r", stream=is_streamed)
+        await until_busy(pool)
+        await pool.kill(replica_of(pool))
+        finish = await task.wait()
+    assert finish.status == "done"
+
+
+async def test_replicas_that_are_gone_before_a_call_reaches_them_do_not_fail_it(
+    tmp_path: Path,
+) -> None:
+    pool = a_pool("sim-fast", "fast", replicas=6)
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        for id in list(pool.engines)[:5]:
+            pool.vanish(id)
+        finish = await kit.service.run_task(
+            "code-completion", {"prefix": "x"}, request_id="r"
+        ).wait()
+    llm = finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert (finish.status, llm.attempts) == ("done", 6)
+
+
+async def test_engines_that_die_of_a_call_are_not_all_given_to_it(tmp_path: Path) -> None:
+    pool = a_pool("sim-fast", "fast", prefill_s=1.0, replicas=5)
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_task("code-completion", {"prefix": "x"}, request_id="r")
+        for _ in range(MAX_LOSSES):
+            await until_busy(pool)
+            await pool.kill(replica_of(pool))
+        finish = await task.wait()
+        assert len(pool.ready) == 5 - MAX_LOSSES
+    assert isinstance(task.error, EngineDeadError)
+    llm = finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert llm.attempts == MAX_LOSSES
+
+
+async def test_a_stream_that_gets_on_outlives_more_losses(tmp_path: Path) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01, replicas=MAX_LOSSES + 3)
+    body: dict[str, object] = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        task = kit.service.run_model("fast", "completions", body, request_id="r", stream=True)
+        text, killed = "", 0
+        async for piece in task.pieces():
+            text += piece.text
+            if killed <= MAX_LOSSES and await pool.running():
+                await pool.kill(replica_of(pool))
+                killed += 1
+    assert killed == MAX_LOSSES + 1
+    assert text == simulated_text(0, "x", 60)
+
+
+async def test_a_stream_that_cannot_go_on_ends_when_its_buffers_newer_run_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01)
+    body = {"input": "x", "max_output_tokens": 400}
+    of_buffer = Origin(buffer="b")
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        older = kit.service.run_model(
+            "fast", "responses", body, request_id="1", stream=True, origin=of_buffer
+        )
+        pieces = older.pieces()
+        await anext(pieces)
+        newer = kit.service.run_model(
+            "fast", "responses", body, request_id="2", stream=True, origin=of_buffer
+        )
+        async for _ in pieces:
+            pass
+        newer.cancel("seen enough")
+    finish = older.finish
+    assert finish is not None
+    assert (finish.status, finish.receipt.problem) == ("cancelled", SUPERSEDED)
 
 
 async def test_cancelling_empties_queue_and_engine_and_is_recorded(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ async def test_an_error_after_the_first_text_is_an_event_before_done(tmp_path: P
     assert end == ("", "[DONE]")
 
 
-async def test_a_lost_engine_ends_a_direct_stream_with_an_error_the_client_raises(
+async def test_a_lost_stream_that_cannot_go_on_ends_with_an_error_the_client_raises(
     tmp_path: Path,
 ) -> None:
     pool = a_slow_pool()
@@ -278,7 +278,7 @@ async def test_a_lost_engine_ends_a_direct_stream_with_an_error_the_client_raise
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         async with client:
             stream = await client.completions.create(
-                model="slow", prompt="x", max_tokens=1000, stream=True
+                model="slow", prompt="x", max_tokens=1000, stream=True, logprobs=1
             )
             await anext(aiter(stream))
             await pool.kill(ReplicaId("sim-slow#0"))

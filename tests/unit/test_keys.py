@@ -294,6 +294,54 @@ async def test_a_key_runs_and_calls_only_what_it_may(tmp_path: Path) -> None:
         assert refused.json()["error"]["code"] == "task_not_permitted"
 
 
+async def test_a_key_is_shown_what_it_may_use(tmp_path: Path) -> None:
+    completes, completes_key = a_key(tasks=("code-completion",), models=("fast",))
+    generates, generates_key = a_key(tasks=("code-generation",), models=("slow",))
+    access = an_access(Access((completes_key, generates_key)))
+    pools = (a_fast_pool(), a_slow_pool())
+    async with (
+        running(tmp_path, *pools, workflows=(COMPLETION, GENERATION), access=access) as kit,
+        kit.http() as http,
+    ):
+        shown = {}
+        for secret in (completes, generates):
+            models = (await http.get("/v1/models", headers=bearer(secret))).json()["data"]
+            tasks = (await http.get("/v1/tasks", headers=bearer(secret))).json()["data"]
+            shown[secret] = ([m["id"] for m in models], [t["name"] for t in tasks])
+        hidden = [
+            await http.get(f"/v1/models/{name}", headers=bearer(completes))
+            for name in ("slow", "cato-generation", "cato-auto")
+        ]
+        own = await http.get("/v1/models/qwen:cato-completion", headers=bearer(completes))
+    assert shown[completes] == (["sim-fast", "fast", "cato-completion"], ["code-completion"])
+    assert shown[generates] == (
+        ["sim-slow", "slow", "cato-generation", "cato-auto"],
+        ["code-generation"],
+    )
+    assert [h.status_code for h in hidden] == [404] * 3
+    assert own.status_code == 200
+
+
+async def test_another_key_cannot_end_the_work_of_a_buffer(tmp_path: Path) -> None:
+    mine, my_key = a_key("team-a")
+    forger, forgers_key = a_key("team-b")
+    access = an_access(Access((my_key, forgers_key)))
+    pool = a_slow_pool()
+    body = {"model": "slow", "prompt": "x", "max_tokens": 20}
+    named = {"X-CATO-Buffer": "scratch", "x-session-id": "s", "x-forwarded-for": "127.0.0.1"}
+    async with (
+        running(tmp_path, pool, workflows=(COMPLETION,), access=access) as kit,
+        kit.http() as http,
+    ):
+        under_way = asyncio.create_task(
+            http.post("/v1/completions", json=body, headers=named | bearer(mine))
+        )
+        await until_busy(pool)
+        forged = await http.post("/v1/completions", json=body, headers=named | bearer(forger))
+        assert forged.status_code == 200
+        assert (await under_way).status_code == 200
+
+
 async def test_a_key_sees_its_own_tenants_receipts_and_usage(tmp_path: Path) -> None:
     (mine, my_key), (other, other_key) = a_key("team-a"), a_key("team-b")
     access = an_access(Access((my_key, other_key)))

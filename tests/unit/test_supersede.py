@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,25 @@ from ingress_kit import (
     Kit,
     a_pool,
     a_slow_pool,
+    an_access,
     running,
     until,
     until_busy,
     until_idle,
+    workflows_of,
 )
 
+from cato.core.errors import SupersededError
+from cato.core.ids import RunId
+from cato.core.orchestrator import MAX_HEAD_START_S
 from cato.core.runs import RunCancelled
+from cato.core.snapshot import Invocation
 from cato.engines.simulated import simulated_text
-from cato.serve.service import MAX_HEAD_START_S, Origin
+from cato.serve.ingress.app import create_app
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.service import Origin, TaskService
+from cato.testing.builders import an_invocation
+from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.workflows.fim import render_fim
 
 # 5 ms a token, 10 ms a prompt, and few places: editors that type faster than this wait.
@@ -236,3 +248,86 @@ async def test_superseding_spares_the_engines_and_serves_the_last_keystroke_soon
     # Without it five of six answers are for a text that is no longer there.
     assert typed[True].wasted_tokens < typed[False].wasted_tokens / 2
     assert statistics.median(typed[True].last_ttft_s) < statistics.median(typed[False].last_ttft_s)
+
+
+# Across ingress replicas: the pool's router knows the buffers of all
+
+
+@contextlib.asynccontextmanager
+async def two_ingresses(folder: Path, pool: LocalPool) -> AsyncIterator[tuple[Any, Any]]:
+    """Clients of two ingress replicas that share nothing but `pool`."""
+    async with LocalPools(pool) as pools:
+        folders = [folder / name for name in ("a", "b")]
+        apps = []
+        for each in folders:
+            each.mkdir()
+            workflows = workflows_of(each, COMPLETION.replace("model: fast", "model: slow"))
+            service = TaskService(workflows, pools, NodeRunner({}), LocalRecords(pools), seed=1)
+            apps.append(
+                create_app(
+                    service,
+                    max_body_bytes=10_000,
+                    ready=lambda: (True, ""),
+                    access=an_access(),
+                )
+            )
+        transports = [httpx.ASGITransport(app) for app in apps]
+        async with (
+            httpx.AsyncClient(transport=transports[0], base_url="http://a") as a,
+            httpx.AsyncClient(transport=transports[1], base_url="http://b") as b,
+        ):
+            yield a, b
+
+
+@pytest.mark.parametrize("path", ["/v1/fim/completions", "/v1/completions"])
+async def test_a_newer_completion_that_reaches_another_ingress_ends_the_running_one(
+    tmp_path: Path, path: str
+) -> None:
+    pool = a_slow_pool(slots=1)
+    body = {"model": "slow", "prompt": "def f(", "suffix": "\n"}
+    headers = {"x-session-id": "editor-1"}
+    async with two_ingresses(tmp_path, pool) as (a, b):
+        older = asyncio.create_task(
+            a.post(path, json={**body, "max_tokens": 3000, "stream": True}, headers=headers)
+        )
+        await until_busy(pool)
+        newer = await b.post(path, json={**body, "max_tokens": 2}, headers=headers)
+        ended = await asyncio.wait_for(older, 5)
+        await until_idle(pool, within_s=1)
+    assert newer.status_code == 200
+    assert ended.status_code == 200, "its text had begun"
+    assert '"code":"superseded"' in ended.text
+
+
+async def test_what_waits_at_another_ingress_gives_its_place_to_the_newer_one(
+    tmp_path: Path,
+) -> None:
+    pool = a_slow_pool(slots=1)
+    body = {"model": "slow", "prompt": "x", "suffix": "\n", "max_tokens": 10}
+    mine = {"x-session-id": "editor-1"}
+    async with two_ingresses(tmp_path, pool) as (a, b):
+        first = asyncio.create_task(a.post("/v1/fim/completions", json=body))
+        await until_busy(pool)
+        older = asyncio.create_task(a.post("/v1/fim/completions", json=body, headers=mine))
+        await until(lambda: pool.orchestrator.picture(0.0).queued == 1, within_s=2)
+        newer = asyncio.create_task(b.post("/v1/fim/completions", json=body, headers=mine))
+        refused = await asyncio.wait_for(older, 2)
+        assert [(await t).status_code for t in (first, newer)] == [200, 200]
+    assert refused.status_code == 499
+    assert refused.json()["error"]["code"] == "superseded"
+    assert refused.headers["x-should-retry"] == "false"
+
+
+async def test_the_older_one_loses_even_when_its_call_comes_later(tmp_path: Path) -> None:
+    """Its retrieval took longer, say."""
+    pool = a_slow_pool()
+    async with LocalPools(pool):
+        newer = an_offer("new", began_s=-0.1)
+        lease = await pool.lease(newer)
+        with pytest.raises(SupersededError, match="run new of the same buffer"):
+            await pool.lease(an_offer("old", began_s=-0.2))
+        assert lease.invocation_id == newer.id
+
+
+def an_offer(run: str, *, began_s: float) -> Invocation:
+    return replace(an_invocation(f"{run}.fill"), run_id=RunId(run), buffer="b", began_at_s=began_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import Any
@@ -18,6 +18,8 @@ from cato.core.slo import Slo
 # Above the longest deadline of a workflow: the answer to a lost task comes from CATO.
 TIMEOUT = aiohttp.ClientTimeout(total=90_000.0)
 TEXT, DONE = b"event: text\n", b"event: done\n"
+# Of an OpenAI stream: the first piece of the answer, and the end.
+PIECE, END = b"data: {", b"data: [DONE]"
 _PROBLEM_CHARS = 300
 
 
@@ -25,8 +27,8 @@ _PROBLEM_CHARS = 300
 class Seen:
     """One task at the client, in seconds since it should have been sent.
 
-    `late_s`: how much later it was sent. `receipt` is None, and `problem` says why, when the
-    answer did not come whole.
+    `late_s`: how much later it was sent. `problem` says why the answer did not come whole; then,
+    and where CATO was not asked, `receipt` is None.
     """
 
     task: LiveTask
@@ -37,16 +39,28 @@ class Seen:
     problem: str = ""
 
     @property
+    def is_lost(self) -> bool:
+        return bool(self.problem) or (self.receipt is not None and self.receipt["status"] != "done")
+
+    @property
     def is_met_at_client(self) -> bool:
         sim = self.task.sim
         achieved_s = {"ttft": self.ttft_s, "e2e": self.e2e_s}[sim.metric.value]
-        is_whole = self.receipt is not None
-        return is_whole and Slo(sim.metric, sim.target_s).is_met_by(achieved_s)
+        return not self.problem and Slo(sim.metric, sim.target_s).is_met_by(achieved_s)
 
     @property
     def is_met(self) -> bool:
-        """As CATO's own receipt says."""
-        return self.receipt is not None and bool(self.receipt["met"])
+        """As CATO's own receipt says; without one, as the client saw it."""
+        return self.is_met_at_client if self.receipt is None else bool(self.receipt["met"])
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request: a workflow of CATO's, or (`is_plain`) an OpenAI completion, streamed both."""
+
+    path: str
+    body: Mapping[str, object]
+    is_plain: bool = False
 
 
 class TaskClient:
@@ -67,7 +81,7 @@ class TaskClient:
         await self._session.close()
 
     async def replay(
-        self, tasks: Sequence[LiveTask], name: Callable[[LiveTask], str], done: Callable[[], None]
+        self, tasks: Sequence[LiveTask], ask: Callable[[LiveTask], Ask], done: Callable[[], None]
     ) -> list[Seen]:
         """Every task at its time, whatever became of the others; returns them in their order."""
         start_s = time.perf_counter()
@@ -75,7 +89,7 @@ class TaskClient:
         async def one(task: LiveTask) -> Seen:
             due_s = start_s + task.sim.arrived_at_s
             await asyncio.sleep(due_s - time.perf_counter())
-            seen = await self._send(name(task), task, due_s)
+            seen = await self._send(ask(task), task, due_s)
             done()
             return seen
 
@@ -84,7 +98,7 @@ class TaskClient:
     async def all_of(
         self,
         tasks: Sequence[LiveTask],
-        name: Callable[[LiveTask], str],
+        ask: Callable[[LiveTask], Ask],
         concurrency: int,
         done: Callable[[], None],
     ) -> list[Seen]:
@@ -94,25 +108,26 @@ class TaskClient:
 
         async def work() -> None:
             for task in waiting:
-                seen.append(await self._send(name(task), task, time.perf_counter()))
+                seen.append(await self._send(ask(task), task, time.perf_counter()))
                 done()
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
         return seen
 
-    async def _send(self, name: str, task: LiveTask, due_s: float) -> Seen:
+    async def _send(self, ask: Ask, task: LiveTask, due_s: float) -> Seen:
         assert self._session is not None, "used outside its context"
-        body = {"inputs": dict(task.inputs), "stream": True}
+        mark = PIECE if ask.is_plain else TEXT
         sent_s = time.perf_counter()
         first_s, answer = nan, bytearray()
         try:
-            async with self._session.post(f"{self._url}/v1/tasks/{name}", json=body) as response:
+            async with self._session.post(self._url + ask.path, json=ask.body) as response:
                 async for part in response.content.iter_any():
                     answer += part
-                    if first_s != first_s and TEXT in answer:
+                    if first_s != first_s and mark in answer:
                         first_s = time.perf_counter()
             ended_s = time.perf_counter()
-            receipt, problem = _receipt(response.status, bytes(answer))
+            read = _whole if ask.is_plain else _receipt
+            receipt, problem = read(response.status, bytes(answer))
         except (aiohttp.ClientError, TimeoutError) as error:
             ended_s, receipt, problem = time.perf_counter(), None, repr(error)
         return Seen(task, sent_s - due_s, first_s - due_s, ended_s - due_s, receipt, problem)
@@ -122,8 +137,18 @@ def _receipt(status: int, answer: bytes) -> tuple[dict[str, Any] | None, str]:
     """The receipt in the last event, or what came instead."""
     start = answer.rfind(DONE)
     if status != 200 or start < 0:
-        end = answer[-_PROBLEM_CHARS:].decode(errors="replace")
-        return None, f"{status}, no whole answer; its end: {end}"
+        return None, _not_whole(status, answer)
     data = answer[start + len(DONE) :].partition(b"\n\n")[0].removeprefix(b"data: ")
     receipt: dict[str, Any] = json.loads(data)["cato"]
     return receipt, ""
+
+
+def _whole(status: int, answer: bytes) -> tuple[None, str]:
+    """Whether an OpenAI stream came to its end."""
+    is_whole = status == 200 and END in answer
+    return None, "" if is_whole else _not_whole(status, answer)
+
+
+def _not_whole(status: int, answer: bytes) -> str:
+    end = answer[-_PROBLEM_CHARS:].decode(errors="replace")
+    return f"{status}, no whole answer; its end: {end}"

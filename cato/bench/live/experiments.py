@@ -14,7 +14,7 @@ from functools import cache, partial
 from math import inf
 from pathlib import Path
 
-from cato.bench.live import real
+from cato.bench.live import real, serve_llm
 from cato.config.paths import resolve
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import PoolName
@@ -50,18 +50,20 @@ _FIXED = PoolScaling("none")
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to decide. `policies` and `scaling` are what the pools' `user_config` says; `suffix`
-    names other pools than the experiment's, for what cannot be changed at run time.
+    names other pools than the experiment's, for what cannot be changed at run time; `completions`
+    is the path of an OpenAI endpoint that is asked in place of CATO.
     """
 
     name: str
     policies: Mapping[str, object] = field(default_factory=dict)
     suffix: str = ""
     scaling: PoolScaling = _FIXED
+    completions: str = ""
 
     @property
     def is_simulated(self) -> bool:
         """Whether the simulator has this arm: it does not know Serve's own queue."""
-        return not self.suffix
+        return not self.suffix and not self.completions
 
     def pool_policies(self) -> PoolPolicies:
         return PoolPolicies(**self.policies)  # type: ignore[arg-type]  # checked by the live side
@@ -126,6 +128,7 @@ def _static_cap(cap: int) -> Arm:
 
 
 _SERVE = Arm(RAY_SERVE, suffix=SERVE_SUFFIX)
+_SERVE_LLM = Arm(serve_llm.NAME, completions=serve_llm.COMPLETIONS)
 
 
 def scaled(task: SimTask, slowdown: float) -> SimTask:
@@ -213,13 +216,15 @@ def saber_rq1(trace: Path | None) -> LiveExperiment:
 
 
 def _azure_tasks(trace: Path | None, seed: int, n: int) -> list[SimTask]:
-    """As `cato simulate azure-replay`: seed 0 and the warm-up replay the rows for development."""
+    """As `cato simulate azure-replay`: seed 0 and the warm-up replay the rows for development.
+
+    All believe what the rows before those for the report teach: a class has one workflow.
+    """
     if trace is None:
         raise InputError("this experiment needs --trace FILE, a CSV file of the Azure LLM traces")
     is_development = seed in (0, WARM_UP_SEED)
-    (first, end), (begin, stop) = (
-        azure_replay.DEVELOPMENT if is_development else azure_replay.REPORT
-    )
+    _, (begin, stop) = azure_replay.DEVELOPMENT if is_development else azure_replay.REPORT
+    (first, end), _ = azure_replay.REPORT
     rows = load_azure(trace)
     if len(rows) <= begin:
         raise InputError(f"--trace: {trace} has {len(rows)} rows; {begin + 1} are needed")
@@ -260,7 +265,12 @@ def vllm_mix(trace: Path | None) -> LiveExperiment:
         "vllm-mix",
         "a mix like SABER's W3 on one vLLM engine with the demo model, on one core",
         {f"W3-like, load {load:g}": partial(_mix_tasks, load) for load in LOADS},
-        (_arm(schedulers.FORESIGHT), _arm("saber"), *map(_static_cap, REAL_CAPS)),
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("saber"),
+            *map(_static_cap, REAL_CAPS),
+            *(() if serve_llm.missing_packages() else (_SERVE_LLM,)),
+        ),
         200,
         150,
         slowdown=3.0,

@@ -123,6 +123,19 @@ def _library() -> tuple[str, ...]:
     return tuple(p.read_text(encoding="utf-8", errors="replace") for p in files)
 
 
+def completion(task: SimTask, prompt: str, model: str) -> dict[str, object]:
+    """The body of an OpenAI completion that asks what a workflow of `task`'s class asks."""
+    ending = ENDINGS[task.name]
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": ending.max_tokens,
+        "stop": list(ending.stops),
+        "temperature": TEMPERATURE,
+        **EXTRA,
+    }
+
+
 async def recorded(
     tasks: Sequence[SimTask],
     prompts: Sequence[str],
@@ -137,15 +150,7 @@ async def recorded(
     found = []
     async with aiohttp.ClientSession() as session:
         for task, prompt in zip(tasks, prompts, strict=True):
-            ending = ENDINGS[task.name]
-            body = {
-                "model": model,
-                "prompt": prompt,
-                "max_tokens": ending.max_tokens,
-                "stop": list(ending.stops),
-                "temperature": TEMPERATURE,
-                **EXTRA,
-            }
+            body = completion(task, prompt, model)
             async with session.post(f"{url}/v1/completions", json=body) as response:
                 answer = await response.json()
             if response.status != 200:

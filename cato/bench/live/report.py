@@ -70,7 +70,7 @@ def _cpu(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def _lost(runs: Iterable[Run]) -> list[bool]:
-    return [s.receipt is None or s.receipt["status"] != "done" for r in runs for s in r.seen]
+    return [s.is_lost for r in runs for s in r.seen]
 
 
 def _problems(seen: Iterable[Seen]) -> list[str]:
@@ -224,7 +224,7 @@ def _by_task(seen: Sequence[Seen]) -> dict[str, float]:
 
 
 def _times(seen: Sequence[Seen], metric: str) -> dict[str, float]:
-    values = [getattr(s, f"{metric}_s") for s in seen if s.receipt is not None]
+    values = [getattr(s, f"{metric}_s") for s in seen if not s.problem]
     if not values:
         return {}
     p50, p95 = np.nanpercentile(values, (50, 95))

@@ -16,7 +16,7 @@ import psutil
 from cato.bench.client import BenchError
 from cato.bench.cpu import cpu_s
 from cato.bench.live import real
-from cato.bench.live.client import Seen, TaskClient
+from cato.bench.live.client import Ask, Seen, TaskClient
 from cato.bench.live.experiments import WARM_UP_SEED, Arm, LiveExperiment, scaled
 from cato.bench.live.prediction import Prediction, simulated
 from cato.bench.live.workflows import LiveTask, live_tasks, pool_named, workflow_name
@@ -204,7 +204,7 @@ async def measure(
                     progress.begin(f"{where}: {arm.name}", len(tasks))
                     since_s = time.time()
                     async with _cpu() as cpu:
-                        seen = await client.replay(tasks, _namer(subject, arm), progress.step)
+                        seen = await client.replay(tasks, _asker(subject, arm), progress.step)
                     replicas = await _replicas(subject, stage, arm, since_s)
                     predicted = _predicted(subject, arm, tasks)
                     runs.append(Run(workload, arm, seed, seen, predicted, cpu, replicas))
@@ -243,8 +243,18 @@ def _predicted(subject: Subject, arm: Arm, tasks: Sequence[LiveTask]) -> Predict
     return simulated(sim, arm, subject.experiment, subject.topology, subject.profiles)
 
 
-def _namer(subject: Subject, arm: Arm) -> Callable[[LiveTask], str]:
-    return lambda task: workflow_name(subject.experiment.name, task.sim, arm)
+def _asker(subject: Subject, arm: Arm) -> Callable[[LiveTask], Ask]:
+    def workflow(task: LiveTask) -> Ask:
+        name = workflow_name(subject.experiment.name, task.sim, arm)
+        return Ask(f"/v1/tasks/{name}", {"inputs": dict(task.inputs), "stream": True})
+
+    def completion(task: LiveTask) -> Ask:
+        model = pool_named(subject.topology, real.POOL).model.name
+        (prompt,) = task.inputs.values()
+        body = real.completion(task.sim, prompt, model) | {"stream": True}
+        return Ask(arm.completions, body, is_plain=True)
+
+    return completion if arm.completions else workflow
 
 
 async def _warm_up(
@@ -260,13 +270,15 @@ async def _warm_up(
     sim = subject.sim_tasks(workload, WARM_UP_SEED, settings, settings.warm_up)
     progress.begin("warm-up: prompts", len(sim))
     tasks = await make(sim, WARM_UP_SEED, progress.step)
-    for suffix in dict.fromkeys(arm.suffix for arm in subject.experiment.arms):
-        arm = next(a for a in subject.experiment.arms if a.suffix == suffix)
-        some = tasks if not suffix else tasks[:SERVE_WARM_UPS]
+    ways: dict[tuple[str, str], Arm] = {}
+    for arm in subject.experiment.arms:
+        ways.setdefault((arm.suffix, arm.completions), arm)
+    for (suffix, completions), arm in ways.items():
+        some = tasks[:SERVE_WARM_UPS] if suffix or completions else tasks
         await asyncio.to_thread(stage.configure, arm)
-        progress.begin(f"warm-up{suffix}", len(some))
-        seen = await client.all_of(some, _namer(subject, arm), subject.slots, progress.step)
-        problem = next((s.problem for s in seen if s.receipt is None), "")
+        progress.begin(f"warm-up of {arm.name}", len(some))
+        seen = await client.all_of(some, _asker(subject, arm), subject.slots, progress.step)
+        problem = next((s.problem for s in seen if s.problem), "")
         if problem:
             raise BenchError(f"a task of the warm-up was lost: {problem}")
     await asyncio.sleep(LEARN_S)

@@ -57,7 +57,10 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         experiment = live_experiment(options.experiment, options.trace)
-        self.experiment: LiveExperiment = experiment.chosen(options.workloads, options.arms)
+        chosen = experiment.chosen(options.workloads, options.arms)
+        if options.address is not None:  # `ray.serve.llm` stands beside an application of our own
+            chosen = replace(chosen, arms=tuple(a for a in chosen.arms if not a.completions))
+        self.experiment: LiveExperiment = chosen
         self.deploy: DeployFile = load_deploy_file(options.deployment or experiment.deployment)
         self.settings = Settings(
             options.seeds,
@@ -141,4 +144,5 @@ class Session:
         if self._address is not None:
             return RunningStage(self.deploy, self._address, self.workflows, say)
         self.export(folder)
-        return OwnStage(self.deploy, folder, say)
+        has_serve_llm = any(arm.completions for arm in self.experiment.arms)
+        return OwnStage(self.deploy, folder, say, has_serve_llm=has_serve_llm)

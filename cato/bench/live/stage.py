@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ import ray
 from ray import serve
 
 from cato.bench.client import BenchError
+from cato.bench.live import serve_llm
 from cato.bench.live.experiments import Arm
 from cato.bench.live.rounds import ReplicaPoint
 from cato.config.deploy_file import DeployFile
@@ -166,12 +168,21 @@ def _quiet() -> Iterator[None]:
 class OwnStage(Stage):
     """A Ray of its own on loopback, with the deployment file's applications.
 
-    `workflows` and `profiles` in `folder` take the place of those that the file names.
+    `workflows` and `profiles` in `folder` take the place of those that the file names. The
+    baseline `ray.serve.llm` stands beside them when an arm asks for it (`has_serve_llm`).
     """
 
-    def __init__(self, deploy: DeployFile, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        deploy: DeployFile,
+        folder: Path,
+        say: Callable[[str], None],
+        *,
+        has_serve_llm: bool = False,
+    ) -> None:
         super().__init__(deploy, say)
         self._folder = folder
+        self._has_serve_llm = has_serve_llm
         self._places: Mapping[str, dict[str, str]] = {
             actors.ENGINES_APP: {"profiles": str(folder / "profiles")},
             actors.INGRESS_APP: {"workflows": str(folder / "workflows")},
@@ -191,6 +202,11 @@ class OwnStage(Stage):
         _run(build_engines(engines), actors.ENGINES_APP, None, external_scaler_enabled=True)
         ingress = IngressArgs.model_validate(self._args(actors.INGRESS_APP))
         _run(build_ingress(ingress), actors.INGRESS_APP, "/")
+        if self._has_serve_llm:
+            self._say("deploying ray.serve.llm")
+            pool = self._deploy.topology.pools[0]
+            app = serve_llm.application(pool.model, pool.deployments[0])
+            _run(app, serve_llm.APP, serve_llm.ROUTE)
         self._say("waiting for the engines")
         self._wait_ready()
 
@@ -207,6 +223,7 @@ class OwnStage(Stage):
             d.cpus * d.max_replicas for p in self._deploy.topology.pools for d in p.deployments
         )
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        on_term = signal.getsignal(signal.SIGTERM)
         ray.init(
             address="local",
             num_cpus=max(LEAST_LOGICAL_CPUS, round(cpus) + 2),  # logical: they share the real ones
@@ -217,6 +234,7 @@ class OwnStage(Stage):
             namespace="bench",
             _temp_dir=str(self._folder / "ray"),
         )
+        signal.signal(signal.SIGTERM, on_term)  # Ray has put its own there, which loses the report
         self._close.callback(ray.shutdown)
         self._close.callback(actors.remove_all)
         serve.start(

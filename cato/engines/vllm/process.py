@@ -9,20 +9,28 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 
-from cato.core.errors import EngineDeadError, EngineError
+from cato.core.errors import EngineDeadError, EngineError, InputError
 from cato.core.topology import EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
 from cato.engines.vllm import dialects, stream, zygote
+from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
 
 # CPU only, when the deployment file says nothing. vLLM would reserve 92 % of the host's memory.
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 # A long prompt stalls the running streams for one such piece: ITL p99 1006 -> 146 ms on two cores.
 DEFAULT_CPU_BATCHED_TOKENS = 256
+
+SWAP_EXTENSION = "cato.engines.vllm.worker_extension.SwapExtension"
+# vLLM's way in for that extension. Its socket is open to this user alone, and CATO passes no
+# client's request to such paths.
+SWAP_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
+_SWAP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
 
 _HEALTH_POLL_S = 0.05
 _STOP_TIMEOUT_S = zygote.KILL_AFTER_S + 2.0
@@ -56,6 +64,8 @@ def server_argv(
     ):
         if value is not None:
             argv += [flag, str(value)]
+    if spec.swap:
+        argv += ["--worker-extension-cls", SWAP_EXTENSION]
     argv.append("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching")
     if spec.priority_scheduling:
         argv += ["--scheduling-policy", "priority"]
@@ -89,6 +99,8 @@ class VllmEngine:
         self._spec = spec
         self._model = model
         self._model_path = model_path
+        # Given at the start; a model that was put in its place later is still asked for by this.
+        self._server_model = model.name
         self._socket_dir = socket_dir
         self._zygote_socket = zygote_socket
         self._accelerator = accelerator
@@ -164,7 +176,7 @@ class VllmEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
         session = self._ready_session()
         body = dict(request.body)
-        body["model"] = self._model.name
+        body["model"] = self._server_model
         if request.endpoint.generates:
             body["stream"] = request.stream
             if self._spec.priority_scheduling:
@@ -180,25 +192,29 @@ class VllmEngine:
             body["stream_options"] = options
         else:
             body.pop("stream_options", None)
+        headers = {"Content-Type": "application/json", "X-Request-Id": request.id}
+        if request.traceparent:  # vLLM's own span, when it is told where to send it
+            headers["traceparent"] = request.traceparent
         response: aiohttp.ClientResponse | None = None
         try:
             response = await session.post(
                 f"http://engine{request.endpoint.path}",
                 data=json.dumps(body).encode(),
-                headers={"Content-Type": "application/json", "X-Request-Id": request.id},
+                headers=headers,
                 timeout=_GENERATE_TIMEOUT,
             )
             if response.status != 200:
                 raise stream.http_error(response.status, await response.read())
             if not request.stream:
-                yield dialects.answer_of(request.endpoint, await response.read())
+                answer = dialects.answer_of(request.endpoint, await response.read())
+                yield self._renamed(answer)
                 return
             events = dialects.events_of(
                 request.endpoint, raw=request.raw, continuous_usage=continuous_usage
             )
             async for data in response.content.iter_any():
                 for chunk in events.feed(data):
-                    yield chunk
+                    yield self._renamed(chunk)
             if not events.is_finished:
                 raise EngineDeadError("the engine's answer broke off", 503)
         except (aiohttp.ClientError, OSError) as exc:
@@ -216,8 +232,32 @@ class VllmEngine:
 
     async def count_tokens(self, text: str) -> int:
         """Exact, by the engine's own tokenizer, special tokens included."""
-        body = json.dumps({"model": self._model.name, "prompt": text}).encode()
+        body = json.dumps({"model": self._server_model, "prompt": text}).encode()
         return int(json.loads(await self._ask("POST", "/tokenize", body))["count"])
+
+    async def swap(self, model: ModelSpec, model_path: str) -> float:
+        """Hold `model` from now on, in the place of the one before; return the seconds it took.
+
+        Nothing may run. Raise `InputError` when the two differ in more than their weights, and
+        `EngineError` when it fails: the engine is of no use then.
+        """
+        why_not = why_not_swappable(self._model_path, model_path)
+        if why_not is not None:
+            raise InputError(f"{model.name} cannot take the place of {self._model.name}: {why_not}")
+        body = json.dumps({"method": "cato_swap", "args": [model_path]}).encode()
+        answer = json.loads(await self._ask("POST", "/collective_rpc", body, _SWAP_TIMEOUT))
+        await self._ask("POST", "/reset_prefix_cache")
+        self._model, self._model_path = model, model_path
+        self._facts = replace(self._facts, served_model=model.name)
+        return float(answer["results"][0])
+
+    def _renamed(self, chunk: EngineChunk) -> EngineChunk:
+        """The engine names the model that it was started with."""
+        if not chunk.raw or self._server_model == self._model.name:
+            return chunk
+        # Inside a text of JSON every quotation mark is escaped: this is a key of the answer.
+        old, new = (f'"model":{json.dumps(m)}' for m in (self._server_model, self._model.name))
+        return replace(chunk, raw=chunk.raw.replace(old.encode(), new.encode()))
 
     async def _launch(self) -> None:
         spec = self._spec
@@ -247,7 +287,9 @@ class VllmEngine:
             accelerator=self._accelerator,
             cards=self._cards,
         )
-        request = {"argv": argv, "env": dict(spec.env), "log": self.log}
+        self._server_model = self._model.name
+        env = {**(SWAP_ENV if spec.swap else {}), **spec.env}
+        request = {"argv": argv, "env": env, "log": self.log}
         try:
             reader, self._owner = await asyncio.open_unix_connection(zygote_socket)
             self._owner.write(json.dumps(request).encode() + b"\n")
@@ -331,13 +373,19 @@ class VllmEngine:
             raise EngineDeadError(f"the engine is {self._state}", 503)
         return self._session
 
-    async def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        limit: aiohttp.ClientTimeout = _CONTROL_TIMEOUT,
+    ) -> bytes:
         if self._session is None or self._session.closed:
             raise EngineDeadError(f"the engine is {self._state}", 503)
         headers = {"Content-Type": "application/json"} if body is not None else None
         try:
             async with self._session.request(
-                method, f"http://engine{path}", data=body, headers=headers, timeout=_CONTROL_TIMEOUT
+                method, f"http://engine{path}", data=body, headers=headers, timeout=limit
             ) as response:
                 content = await response.read()
         except TimeoutError as exc:

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from math import inf
 
 from cato.core.decision import Hold, Route
+from cato.core.ids import ReplicaId
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 from cato.policies.outlook import PRICE, joining, saved_s
+from cato.policies.routing.across import has_several_speeds, route_across
+
+LEAST_COST = -1.0
+"""Of joining: the newcomer is surely in time, and nobody loses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,8 @@ class ForesightRouting:
     invocation's draw on, and projects the running sets of the `projected` least loaded of those
     (see `cato.policies.outlook`): more would cost time and change little; that with most of the
     prompt in its prefix cache is always among them. An idle replica is taken at once, the fastest
-    first; one that processes a prompt comes last.
+    first; one that processes a prompt comes last. Where accelerators differ in speed, see
+    `cato.policies.routing.across`.
     """
 
     looked_at: int = 16
@@ -35,6 +41,8 @@ class ForesightRouting:
         if n > self.looked_at:
             first, stride = int(invocation.draw * n), n // self.looked_at
             replicas = [replicas[(first + i * stride) % n] for i in range(self.looked_at)]
+        if has_several_speeds(replicas):
+            return route_across(invocation, replicas, self.price, pool.now_s)
 
         loads = sorted((r.prefilling, r.held, i) for i, r in enumerate(replicas))
         least = [replicas[i] for _, _, i in loads[: self.projected]]
@@ -44,18 +52,22 @@ class ForesightRouting:
                 least.append(warmest)
         idle = [r for r in least if r.held == 0]
         if idle:
-            best = min(idle, key=lambda r: (_own_s(invocation, r, 1), r.id))
-            return Route(best.id, f"the fastest idle one of {len(replicas)} with room")
+            fastest = min(idle, key=lambda r: (_own_s(invocation, r, 1), r.id))
+            return Route(fastest.id, f"the fastest idle one of {len(replicas)} with room")
 
-        def cost(r: ReplicaView) -> tuple[float, float, str]:
-            own_s = _own_s(invocation, r, r.batch)
-            if r.prefilling:
-                return (inf, own_s, r.id)
-            join = joining(invocation, r, pool.now_s)
-            return (round(self.price * join.loss - join.own, 2), own_s, r.id)
-
-        best = min(least, key=cost)
-        return Route(best.id, f"most SLOs met of {len(replicas)} with room")
+        best, least_cost = ReplicaId(""), inf
+        for _, _, id, replica in sorted(
+            (r.prefilling > 0, _own_s(invocation, r, r.batch), r.id, r) for r in least
+        ):
+            cost = inf
+            if not replica.prefilling:
+                join = joining(invocation, replica, pool.now_s)
+                cost = round(self.price * join.loss - join.own, 2)
+            if not best or cost < least_cost:
+                best, least_cost = id, cost
+            if cost <= LEAST_COST:  # slower ones are not better
+                break
+        return Route(best, f"most SLOs met of {len(replicas)} with room")
 
 
 def _own_s(invocation: Invocation, replica: ReplicaView, batch: int) -> float:

@@ -1,11 +1,12 @@
 """Supersede: a newer completion of an editor's buffer takes the place of the older one.
 
-Known to one ingress replica: two requests of a buffer that reach different replicas both run, as
-they did before; an editor that closes the older connection ends it anyway.
+An ingress replica ends at once what it runs itself. What another one runs is ended by the router of
+their pool, which sees the calls of both: it is told the buffer's name with each.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -38,5 +39,11 @@ class Buffers:
         older = self._latest.get(buffer)
         if older is not None and older.finish is not None:
             older = None
-        task = self._latest[buffer] = start(replace(origin, replaces=older))
+        named = replace(origin, replaces=older, buffer=_name_of(buffer))
+        task = self._latest[buffer] = start(named)
         return task
+
+
+def _name_of(buffer: BufferId) -> str:
+    """The buffer as pools and their logs know it: no path, no address, nobody's name."""
+    return hashlib.blake2b("\0".join(buffer).encode(), digest_size=12).hexdigest()

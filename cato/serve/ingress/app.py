@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fastapi import FastAPI
 
 import cato
+from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import Buffers
 from cato.serve.access.control import AccessControl
 from cato.serve.ingress import (
@@ -30,10 +31,12 @@ from cato.serve.ingress.feedback import FeedbackSink, LoggedFeedback
 from cato.serve.ingress.gate import Gate
 from cato.serve.ingress.naming import TaskPrefix
 from cato.serve.service import TaskService
+from cato.serve.ui import routes as ui
 
 # Routes are tried in order: the busiest first.
 DIALECTS = (
     openai, fim, tabby, infill, responses, messages, native, relays, models, operations, usage,
+    ui,
 )  # fmt: skip
 
 
@@ -45,12 +48,13 @@ def create_app(
     access: AccessControl,
     is_private: bool | None = None,
     feedback: FeedbackSink | None = None,
+    caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
 ) -> FastAPI:
     """All dialects over `service`.
 
     `ready` says whether tasks can be served, and why not; `access` who may ask for them, and
     `is_private` what `Gate` must know of the clients' connections; `feedback` is told what people
-    did with completions (None: the log).
+    did with completions (None: the log). `caps` bound what direct calls may write.
     """
     ingress = Ingress(
         service,
@@ -60,6 +64,7 @@ def create_app(
         feedback=feedback or LoggedFeedback(),
         access=access,
         buffers=Buffers(),
+        caps=caps,
     )
     app = FastAPI(
         title="CATO",

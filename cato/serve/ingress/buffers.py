@@ -43,9 +43,12 @@ def completion_buffer(
 
 def _whose(request: Request, body: Mapping[str, object]) -> tuple[str, ...]:
     """The API key and the machine behind a request. What can be forged here only separates more
-    within a key."""
-    peer = request.client.host if request.client is not None else ""
+    within a key.
+
+    The peer is a proxy where one says for whom it asks, and every ingress replica may have another.
+    """
     forwarded = request.headers.get("x-forwarded-for", "")
+    peer = request.client.host if request.client is not None and not forwarded else ""
     user = body.get("user")
     agent = request.headers.get("user-agent", "")
     return caller_of(request).key, peer, forwarded, agent, user if isinstance(user, str) else ""

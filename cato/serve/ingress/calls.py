@@ -47,7 +47,7 @@ def start_call(
     if not is_streamed:
         passed.pop("stream_options", None)  # an engine refuses it there
     if endpoint.generates:
-        passed = capped(passed, endpoint, pool)
+        passed = capped(passed, endpoint, pool, ingress.caps)
     start = partial(
         ingress.service.run_model,
         model,

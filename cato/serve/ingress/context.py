@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from cato.core.errors import AccessError
 from cato.core.runs import FinishRun
+from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import BufferId, Buffers
 from cato.serve.access.control import ANYBODY, AccessControl, Caller
 from cato.serve.executor import RunningTask
@@ -22,7 +23,10 @@ _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """The parts of an ingress replica; `started_at` is Unix time, for `created` of models."""
+    """The parts of an ingress replica.
+
+    `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write.
+    """
 
     service: TaskService
     max_body_bytes: int
@@ -31,6 +35,7 @@ class Ingress:
     feedback: FeedbackSink
     access: AccessControl
     buffers: Buffers
+    caps: OutputCaps
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""

@@ -34,11 +34,11 @@ from cato.core.errors import (
     ReplicaLostError,
     UnknownNameError,
 )
+from cato.core.receipt import SUPERSEDED
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.context import finish_of, request_id, task_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
-from cato.serve.service import SUPERSEDED
 
 log = logging.getLogger("cato.ingress")
 

@@ -29,6 +29,10 @@ log = logging.getLogger("cato.ingress")
 # What a client gets instead of an error when its work was shed: an empty answer in its dialect.
 Shed = Callable[[], Response]
 
+# A client that takes nothing for so long is gone or means harm; its stream holds a connection, and
+# in the end memory for the rest of the answer.
+READ_WITHIN_S = 60.0
+
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -152,9 +156,10 @@ class EventStream(Response):
             )
             async with contextlib.aclosing(self._events) as events:
                 async for data in events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    async with asyncio.timeout(READ_WITHIN_S):
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except OSError as error:  # the connection broke: there is nobody to tell
+        except OSError as error:  # it broke, or nobody reads (TimeoutError): there is none to tell
             log.info("request %s: %s", self._exchange.task.run.id, error)
         finally:
             await self._exchange.close()

@@ -156,7 +156,7 @@ def _start_model(
     return ingress.service.run_model(
         model,
         Endpoint.COMPLETIONS.value,
-        capped(body, Endpoint.COMPLETIONS, pool),
+        capped(body, Endpoint.COMPLETIONS, pool, ingress.caps),
         request_id=request_id(request),
         stream=True,
         slo=slo,

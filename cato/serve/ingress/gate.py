@@ -13,9 +13,12 @@ from cato.core.errors import AccessError
 from cato.serve.access.control import AccessControl, is_own
 from cato.serve.ingress.context import remember_caller
 from cato.serve.ingress.errors import answer, failure_of_error
+from cato.telemetry.tracing import HEADER, TRACEPARENT
 
-# Probes carry no keys, and their answers say nothing.
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+# Probes carry no keys, and their answers say nothing; nor does the status page without its data.
+OPEN_PATHS = frozenset(
+    {"/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/page.js", "/ui/page.css"}
+)
 KEY_HEADERS = ("x-api-key", "api-key")
 
 
@@ -43,6 +46,7 @@ class Gate:
             await refusal(scope, receive, send)
             return
         remember_caller(request, caller)
+        TRACEPARENT.set(request.headers.get(HEADER, ""))
         await self._app(scope, receive, send)
 
     def _is_local(self, request: Request) -> bool:

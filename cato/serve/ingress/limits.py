@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cato.core.errors import InputError
+from cato.core.topology import OutputCaps
 from cato.core.workflow import LlmSettings, Node, Workflow
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
 from cato.serve.prompts import body_text
 
-# Output tokens of one call, by what it is. A task's caps stand in its workflow. Codex sends no
-# limit, and a model that does not stop would write until its context is full.
-COMPLETION_CAP = 8192
-CHAT_CAP = 4096
-AGENT_CAP = 8192
 # A prompt is estimated; an engine refuses a limit that does not fit behind it.
 SURE_FACTOR = 2.0
 
@@ -70,15 +66,17 @@ def shortened(workflow: Workflow, max_tokens: int | None, stops: tuple[str, ...]
     return replace(workflow, nodes=tuple(map(changed, workflow.nodes)))
 
 
-def capped(body: dict[str, object], endpoint: Endpoint, pool: PoolInfo) -> dict[str, object]:
+def capped(
+    body: dict[str, object], endpoint: Endpoint, pool: PoolInfo, caps: OutputCaps
+) -> dict[str, object]:
     """A direct call's body with the server's cap.
 
     A body without a limit gets the cap where it surely fits; else the context ends the answer.
     """
     fields = _FIELDS[endpoint]
-    cap = COMPLETION_CAP
+    cap = caps.completion
     if endpoint is not Endpoint.COMPLETIONS:
-        cap = AGENT_CAP if body.get("tools") else CHAT_CAP
+        cap = caps.agent if body.get("tools") else caps.chat
     context_tokens = pool.profile.context_tokens
     room = int(context_tokens - SURE_FACTOR * pool.profile.count_tokens(body_text(body)))
     if max_tokens_of(body, *fields) is not None:

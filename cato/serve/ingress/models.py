@@ -10,13 +10,15 @@ from datetime import UTC, datetime
 from functools import partial
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import UnknownNameError
 from cato.core.ids import TaskName
 from cato.core.workflow import CallSettings, LlmSettings, Workflow
+from cato.serve.access.control import Caller
 from cato.serve.ingress import document, virtual
-from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.naming import AUTO_MODEL, GENERATION, pool_of, without_family
 from cato.serve.pools import PoolInfo
@@ -27,18 +29,19 @@ def routes(ingress: Ingress) -> APIRouter:
     names = virtual.model_names(ingress.service.workflows)
 
     @router.get("/v1/models", responses=document.MODELS)
-    async def models() -> Response:
-        """Real models first: some clients take the first of the list."""
-        data = list(_models(ingress).values())
+    async def models(request: Request) -> Response:
+        """What the API key may use, real models first: some clients take the first of the list."""
+        data = list(_models(ingress, caller_of(request)).values())
         ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
         return JsonAnswer({"object": "list", "data": data, "has_more": False, **ids})
 
     @router.get("/v1/models/{model:path}", responses=document.MODEL)
-    async def model(model: str) -> Response:
+    async def model(request: Request, model: str) -> Response:
         """One model."""
-        known = _models(ingress)
+        caller = caller_of(request)
+        known = _models(ingress, caller)
         name = without_family(model)
-        if name in names:
+        if name in names and caller.may_run(names[name]):
             return JsonAnswer(_virtual_model(ingress, model, names[name]))
         if name not in known:
             raise UnknownNameError("model", model, tuple(known))
@@ -47,16 +50,20 @@ def routes(ingress: Ingress) -> APIRouter:
     return router
 
 
-def _models(ingress: Ingress) -> dict[str, dict[str, object]]:
+def _models(ingress: Ingress, caller: Caller) -> dict[str, dict[str, object]]:
+    """By name what `caller` may use."""
     known: dict[str, dict[str, object]] = {}
     for pool in ingress.service.pools():
-        for name in (pool.model.name, *pool.model.aliases):
+        names = (pool.model.name, *pool.model.aliases)
+        for name in names if caller.may_call(names) else ():
             known[name] = _model(ingress, name, pool.profile.context_tokens, pool.model.name)
-    for task in sorted(ingress.service.workflows):
+    tasks = [task for task in sorted(ingress.service.workflows) if caller.may_run(task)]
+    for task in tasks:
         name = virtual.model_name(task)
         known[name] = _virtual_model(ingress, name, task)
-    if GENERATION in ingress.service.workflows:
-        known[AUTO_MODEL] = _virtual_model(ingress, AUTO_MODEL, GENERATION)
+    auto = caller.default_task or GENERATION
+    if auto in tasks:
+        known[AUTO_MODEL] = _virtual_model(ingress, AUTO_MODEL, TaskName(auto))
     return known
 
 

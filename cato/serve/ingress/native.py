@@ -21,7 +21,7 @@ from cato.serve.executor import Piece, RunningTask
 from cato.serve.ingress import document, virtual
 from cato.serve.ingress.body import flag, known_keys, read_object, sub_object
 from cato.serve.ingress.buffers import completion_buffer, named_buffer
-from cato.serve.ingress.context import Ingress, check_task, finish_of, request_id
+from cato.serve.ingress.context import Ingress, caller_of, check_task, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, streamed, whole
 from cato.serve.ingress.fill import slo_of
 from cato.serve.ingress.hints import SLA_SHAPE
@@ -37,9 +37,10 @@ def routes(ingress: Ingress) -> APIRouter:
     service = ingress.service
 
     @router.get("/v1/tasks", responses=document.TASKS)
-    async def tasks() -> Response:
-        """All tasks, with their inputs and what is promised for each."""
-        workflows = [service.workflows[name] for name in sorted(service.workflows)]
+    async def tasks(request: Request) -> Response:
+        """What the API key may run, with inputs and what is promised for each."""
+        names = filter(caller_of(request).may_run, sorted(service.workflows))
+        workflows = [service.workflows[name] for name in names]
         return JsonAnswer({"object": "list", "data": [_described(w) for w in workflows]})
 
     @router.get("/v1/tasks/{task}", responses=document.TASK)

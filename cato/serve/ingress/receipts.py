@@ -14,9 +14,10 @@ from functools import cache
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import Run
 from cato.core.slo import Slo
+from cato.telemetry.overview import Overview
 
 
-def as_json(receipt: SlaReceipt | Mapping[str, object]) -> dict[str, object]:
+def as_json(receipt: SlaReceipt | Overview | Mapping[str, object]) -> dict[str, object]:
     """Plain values, times to the microsecond.
 
     Does what `SlaReceipt.as_dict` does and the rounding in one walk: every answer has a receipt,

@@ -29,6 +29,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "cace-rq2": "cace",
         "cace-ablation": "cace",
         "azure-replay": "azure_replay",
+        "codexglue": "codexglue",
     }
 )
 

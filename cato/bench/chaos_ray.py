@@ -1,0 +1,199 @@
+"""A drill on a Ray cluster of its own on loopback: processes and actors are really killed.
+
+Importing this module imports Ray, which reads its settings then: set the environment first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from cato.bench.live.stage import OwnStage
+from cato.config.deploy_file import DeployFile, load_deploy_file
+from cato.control import actors
+from cato.core.orchestrator import PoolPicture
+from cato.profiles.load import save_profile
+from cato.profiles.schema import Provenance
+from cato.testing.chaos_clients import Target
+from cato.testing.chaos_local import MODEL, TASK_MODEL, write_workflow
+from cato.testing.chaos_plan import Fault, Plan
+
+POOL, DEPLOYMENT, PROFILE, INGRESSES = "drill", "drill-sim", "drill@none", 2
+ANSWER_WITHIN_S = 10.0
+_ACTORS = {
+    Fault.ROUTER_KILL: actors.router_name(POOL),
+    Fault.PROFILER_KILL: actors.PROFILER,
+    Fault.PROVISIONER_KILL: actors.PROVISIONER,
+    Fault.EVICTION_KILL: actors.EVICTION_MANAGER,
+}
+_CONTROLLER = "SERVE_CONTROLLER_ACTOR"
+_RAY_PROCESS = "ray::"
+
+
+class RayStage:
+    """See `cato.testing.chaos.Stage`."""
+
+    def __init__(self, plan: Plan, url: str, store: Path) -> None:
+        self.target = Target(url, MODEL, TASK_MODEL, plan.seed)
+        self.possible = frozenset(Fault)
+        self._store = store
+        self._handle: Any = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def victims(self) -> Sequence[str]:
+        try:
+            picture = await self._picture()
+        except (RayError, TimeoutError):
+            return []  # the router is being restarted
+        return [r.id for r in picture.replicas if r.accepting]
+
+    async def strike(self, fault: Fault, victim: str, pause_s: float) -> None:
+        match fault:
+            case Fault.ENGINE_CRASH | Fault.FAILED_START:
+                await self._ask(victim, "crash_engine", failed_starts=fault is Fault.FAILED_START)
+            case Fault.REPLICA_KILL:
+                await self._signal(victim, signal.SIGKILL)
+            case Fault.REPLICA_PAUSE:
+                await self._pause(victim, pause_s)
+            case Fault.CONTROLLER_KILL:
+                ray.kill(ray.get_actor(_CONTROLLER, namespace="serve"), no_restart=False)
+            case Fault.INGRESS_KILL:
+                _kill_an_ingress()
+            case Fault.STORE_LOCK:
+                self._soon(_lock(self._store, pause_s))
+            case _:
+                ray.kill(actors.get(_ACTORS[fault]), no_restart=False)
+
+    async def leaks(self) -> Sequence[str]:
+        try:
+            picture = await self._picture()
+        except (RayError, TimeoutError) as error:
+            return [f"the router does not answer: {error!r}"]
+        held = [f"{r.held} leases of {r.id}" for r in picture.replicas if r.held]
+        if picture.queued:
+            held.append(f"{picture.queued} invocations wait")
+        return held
+
+    def memory(self) -> dict[str, int]:
+        """Of the processes that Ray started; a restarted one has another number."""
+        found: dict[str, int] = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(process.cmdline()[:1]).split(".")[0]
+                if title.startswith(_RAY_PROCESS) and title != "ray::IDLE":
+                    found[f"{title} {process.pid}"] = process.memory_info().rss
+        return found
+
+    async def _picture(self) -> PoolPicture:
+        router: Any = actors.get(actors.router_name(POOL))
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            picture: PoolPicture = await router.picture.remote()
+        return picture
+
+    async def _ask(self, replica: str, method: str, **fields: object) -> Any:
+        if self._handle is None:
+            self._handle = serve.get_deployment_handle(DEPLOYMENT, app_name=actors.ENGINES_APP)
+        call = getattr(self._handle, method).remote(cato={"replica": replica, **fields})
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            return await call
+
+    async def _signal(self, replica: str, number: signal.Signals) -> int:
+        pid = int(await self._ask(replica, "process_id"))
+        os.kill(pid, number)
+        return pid
+
+    async def _pause(self, replica: str, pause_s: float) -> None:
+        pid = await self._signal(replica, signal.SIGSTOP)
+
+        async def wake() -> None:
+            await asyncio.sleep(pause_s)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+        self._soon(wake())
+
+    def _soon(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _lock(store: Path, for_s: float) -> None:
+    """What another process that writes for too long does to a SQLite file."""
+    connection = sqlite3.connect(store, timeout=for_s)
+    try:
+        connection.execute("BEGIN EXCLUSIVE")
+        await asyncio.sleep(for_s)
+        connection.rollback()
+    finally:
+        connection.close()
+
+
+def _kill_an_ingress() -> None:
+    names = [
+        a["name"]
+        for a in ray.util.list_named_actors(all_namespaces=True)
+        if f"{actors.INGRESS_APP}#ingress#" in a["name"]
+    ]
+    if len(names) > 1:  # one must be left that clients can go to
+        ray.kill(ray.get_actor(min(names), namespace="serve"), no_restart=True)
+
+
+@contextlib.contextmanager
+def ray_stage(plan: Plan, folder: Path, say: Any) -> Iterator[RayStage]:
+    """A cluster with one pool of simulated engines, as `plan` has it."""
+    deploy = _deployment(plan, folder)
+    with OwnStage(deploy, folder, say) as stage:
+        yield RayStage(plan, stage.url, folder / "metadata.db")
+
+
+def _deployment(plan: Plan, folder: Path) -> DeployFile:
+    import yaml
+
+    write_workflow(folder / "workflows")
+    save_profile(
+        folder / "profiles" / f"{PROFILE}.yaml", plan.profile(), Provenance(simulated=True)
+    )
+    replicas = {"min": plan.replicas, "initial": plan.replicas, "max": plan.replicas}
+    deployment = {
+        "accelerator": "cpu",
+        "cpus": 0.1,
+        "replicas": replicas,
+        "profile": PROFILE,
+        "engine": {"kind": "simulated", "max_num_seqs": plan.slots, "seed": plan.seed},
+    }
+    engines = {
+        "profiles": str(folder / "profiles"),
+        "store": str(folder / "metadata.db"),
+        "models": {MODEL: {"source": "simulated", "family": "qwen"}},
+        "pools": {POOL: {"model": MODEL, "deployments": {DEPLOYMENT: deployment}}},
+    }
+    applications = [
+        {
+            "name": actors.ENGINES_APP,
+            "route_prefix": None,
+            "import_path": "cato.serve.app:build_engines",
+            "external_scaler_enabled": True,
+            "args": engines,
+        },
+        {
+            "name": actors.INGRESS_APP,
+            "route_prefix": "/",
+            "import_path": "cato.serve.app:build_ingress",
+            "args": {"workflows": str(folder / "workflows"), "replicas": INGRESSES},
+        },
+    ]
+    path = folder / "drill.yaml"
+    path.write_text(yaml.safe_dump({"applications": applications}, sort_keys=False))
+    return load_deploy_file(path)

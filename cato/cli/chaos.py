@@ -1,0 +1,122 @@
+"""`cato chaos`: break what serves, on a schedule, while clients that know every answer ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cato.cli.bench import set_environment
+from cato.config.paths import resolve
+from cato.core.errors import CatoError
+from cato.testing.chaos import Drill
+from cato.testing.chaos_local import local_stage
+from cato.testing.chaos_plan import Plan, load_plan
+
+DEFAULT_PLAN = "deployments/drills/quick.yaml"
+console = Console()
+
+
+def chaos(
+    plan: Annotated[str, typer.Option(help="What to break, how often; see deployments/drills.")] = (
+        DEFAULT_PLAN
+    ),
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="On a Ray of its own: processes and actors are really killed."),
+    ] = False,
+    growth: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="MB an hour that no process may grow beyond; for long drills."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report to this file as well.")
+    ] = None,
+) -> None:
+    """Kill, pause and starve parts of an own application; check every answer to the last token.
+
+    Without `--ray` the real ingress, executor and router serve simulated engines in this process.
+    Ends with 1 when an answer was lost, doubled, wrong or never came, when a lease or a slot
+    leaked, or when memory grew beyond `--growth`.
+    """
+    try:
+        wanted = load_plan(resolve(plan))
+        report = _on_ray(wanted) if ray else _in_process(wanted)
+    except (CatoError, OSError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        console.print("Interrupted.")
+        raise typer.Exit(130) from None
+    grown = _grown(report, growth)
+    report["grown"] = grown
+    report["passed"] = report["passed"] and not grown
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    _show(report)
+    raise typer.Exit(0 if report["passed"] else 1)
+
+
+def _in_process(plan: Plan) -> dict[str, Any]:
+    async def run() -> dict[str, Any]:
+        async with local_stage(plan) as stage:
+            return await Drill(plan, stage, _say).run()
+
+    return asyncio.run(run())
+
+
+def _on_ray(plan: Plan) -> dict[str, Any]:
+    with ExitStack() as stack:
+        folder = tempfile.mkdtemp(prefix="cato-c-")  # short: Unix sockets have short names
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+        set_environment(folder, transport=True)
+        from cato.bench.chaos_ray import ray_stage
+
+        stage = stack.enter_context(ray_stage(plan, Path(folder), _say))
+        return asyncio.run(Drill(plan, stage, _say).run())
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+def _grown(report: dict[str, Any], growth: float | None) -> list[str]:
+    if growth is None:
+        return []
+    return [
+        f"{name}: {slope['mb_per_hour']} MB an hour"
+        for name, slope in report["memory"].items()
+        if slope["mb_per_hour"] > growth
+    ]
+
+
+def _show(report: dict[str, Any]) -> None:
+    calls = ", ".join(f"{n} {kind}" for kind, n in report["calls"].items())
+    console.print(
+        f"{report['faults']} faults in {report['seconds']:.0f} s, {report['streams']} streams "
+        f"at a time: {calls}; {report['output_tokens']} tokens compared",
+        highlight=False,
+    )
+    if report["refused"]:
+        console.print(f"refused: {report['refused']}", highlight=False)
+    table = Table("fault", "times", "p50", "p90", "p99", "max", title="recovery, s")
+    for name, found in report["recovery_s"].items():
+        times = [f"{found[p]:.2f}" if p in found else "-" for p in ("p50", "p90", "p99", "max")]
+        table.add_row(name, str(found["faults"]), *times)
+    console.print(table)
+    for problem in (*report["leaks"], *report["grown"], *report["problems"]):
+        console.print(problem, style="red", markup=False, highlight=False)
+    console.print("passed" if report["passed"] else "failed", style="bold")

@@ -1,0 +1,310 @@
+"""`cato models`: models of shared pools that come and go while CATO runs.
+
+A model is loaded and measured in a place of its own before anybody can ask for it. It is kept in
+the metadata store, so that it is there again after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from cato.cli.client import fail
+from cato.cli.cluster import connect
+from cato.config.paths import resolve
+from cato.config.schema import PublicName, ray_actor_options
+from cato.core.errors import CatoError
+from cato.core.fleet import resource_needs, why_full, why_infeasible
+from cato.core.ids import ModelName, PoolName
+from cato.core.profile import Profile
+from cato.core.topology import HostedModel, ModelSpec, SharedPoolSpec, Topology
+from cato.profiles.load import load_profiles
+from cato.store.location import default_location
+from cato.store.records import RegisteredModel
+from cato.store.store import MetadataStore
+from cato.workflows.fim import FAMILIES, family_of
+
+if TYPE_CHECKING:
+    from cato.serve.staging import Staged
+
+app = typer.Typer(
+    no_args_is_help=True, help="Add, list, measure and remove models of shared pools."
+)
+console = Console()
+
+ASK_TIMEOUT_S = 30.0
+# A slot's process starts in seconds; a place that is not there by then has no room.
+PLACE_TIMEOUT_S = 120.0
+
+Address = Annotated[str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")]
+Pool = Annotated[str | None, typer.Option(help="The shared pool; needed when there are several.")]
+Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
+
+
+@app.command()
+def add(
+    name: Name,
+    source: Annotated[str, typer.Option(help="A folder, `demo` or a Hugging Face id.")],
+    pool: Pool = None,
+    family: Annotated[
+        str | None, typer.Option(help=f"Of its fill-in-the-middle form: {', '.join(FAMILIES)}.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="Another name of it; repeat for several.")
+    ] = None,
+    slo: Annotated[
+        float, typer.Option(min=0.001, help="Seconds to the first token that its users expect.")
+    ] = HostedModel(ModelSpec(ModelName(""), "", "")).slo_s,
+    weights: Annotated[
+        int, typer.Option(min=0, help="Bytes, when the source is no folder that tells.")
+    ] = 0,
+    profile: Annotated[
+        str | None, typer.Option(help="The profile that a simulated engine keeps to.")
+    ] = None,
+    address: Address = "auto",
+) -> None:
+    """Measure a model, keep it, and let clients ask for it."""
+    with _errors():
+        for one in (name, *(alias or ())):
+            _check_name(one)
+        if family is not None and family not in FAMILIES:
+            fail(f"--family must be one of {', '.join(FAMILIES)}")
+        spec, topology = _shared_pool(address, pool)
+        _check_free(topology, (name, *(alias or ())))
+        model = ModelSpec(ModelName(name), source, family or family_of(source), tuple(alias or ()))
+        hosted = HostedModel(model, profile, weights_bytes=weights, slo_s=slo)
+        _measure_and_keep(spec, topology, hosted)
+
+
+@app.command("profile")
+def measure_anew(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+    """Measure a model that was added once more; what is found counts from then on."""
+    with _errors():
+        spec, topology = _shared_pool(address, pool)
+        known = _newest(topology, spec.name, name)
+        _measure_and_keep(spec, topology, known.hosted)
+
+
+@app.command("list")
+def list_models(address: Address = "auto") -> None:
+    """Show the models of all shared pools, and where they are loaded."""
+    with _errors():
+        topology = _topology(address)
+        table = Table("pool", "model", "from", "load s", "reload s", "weights", "slo s", "loaded")
+        loaded = _loaded()
+        for spec in topology.shared_pools:
+            added = {m.name: m for m in _registered(topology) if m.pool == spec.name}
+            rows = [(h, "the file") for h in spec.models]
+            rows += [(m.hosted, f"version {m.version}") for m in added.values()]
+            for hosted, origin in rows:
+                table.add_row(
+                    spec.name,
+                    hosted.model.name,
+                    origin,
+                    _seconds(hosted.load_s),
+                    _seconds(hosted.reload_s),
+                    f"{hosted.weights_bytes / 1e6:,.0f} MB",
+                    f"{hosted.slo_s:g}",
+                    str(loaded.count((spec.name, hosted.model.name)) or ""),
+                )
+        console.print(table)
+
+
+@app.command()
+def show(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+    """Show every measurement of a model that was added."""
+    with _errors():
+        spec, topology = _shared_pool(address, pool)
+        _newest(topology, spec.name, name)
+        table = Table("version", "measured", "source", "load s", "reload s", "TTFT ms", "tokens/s")
+        for m in _registered(topology):
+            if (m.pool, m.name) == (spec.name, name):
+                speed = m.profile.to_profile()
+                table.add_row(
+                    str(m.version),
+                    datetime.fromtimestamp(m.added_at_s, UTC).strftime("%Y-%m-%d %H:%M"),
+                    m.hosted.model.source,
+                    _seconds(m.hosted.load_s),
+                    _seconds(m.hosted.reload_s),
+                    f"{1000 * speed.first_token_s(300):.0f}",
+                    f"{1 / max(1e-9, speed.decode_step_s(1, 300)):.0f}",
+                )
+        console.print(table)
+        console.print("TTFT of a prompt of 300 tokens and tokens/s of one stream, alone.")
+
+
+@app.command()
+def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+    """Let nobody ask for a model any more, and forget its measurements."""
+    with _errors():
+        spec, topology = _shared_pool(address, pool)
+        _newest(topology, spec.name, name)
+        _ask("remove_model", spec.name, ModelName(name))
+        with _opened(topology) as store:
+            store.remove_model(spec.name, ModelName(name))
+        console.print(f"{name} is no longer served.", highlight=False)
+
+
+def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedModel) -> None:
+    staged = _stage(spec, hosted, _simulated_profile(spec, topology, hosted))
+    with _opened(topology) as store:
+        added = store.add_model(spec.name, staged.hosted, staged.profile)
+        try:
+            _ask("add_model", added)
+        except CatoError:
+            if added.version == 1:
+                store.remove_model(spec.name, hosted.model.name)
+            raise
+    found = added.hosted
+    console.print(
+        f"{hosted.model.name} is served by {spec.name}: loads in {_seconds(found.load_s)} s from "
+        f"storage and {_seconds(found.reload_s)} s from memory, "
+        f"{staged.memory_bytes / 1e6:,.0f} MB in use.",
+        highlight=False,
+    )
+
+
+def _simulated_profile(
+    spec: SharedPoolSpec, topology: Topology, hosted: HostedModel
+) -> Profile | None:
+    if spec.slots.engine.kind != "simulated":
+        return None
+    profiles = load_profiles(resolve(topology.profiles_dir))
+    if hosted.profile not in profiles:
+        fail(f"--profile must name what the simulated engine keeps to: {', '.join(profiles)}")
+    return profiles[hosted.profile]
+
+
+def _stage(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -> Staged:
+    """Measure in a place with the resources of one slot; raises what the place raises."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayTaskError
+
+    from cato.control.ray_private import hosts
+    from cato.serve.staging import StagingSlot
+
+    needs = resource_needs(spec.slots)
+    why_not = why_infeasible(needs, [h.total for h in hosts()])
+    if why_not is not None:
+        fail(why_not)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    place: Any = ray.remote(StagingSlot).options(**ray_actor_options(spec.slots)).remote(spec.slots)
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("waiting for a place to measure it in")
+            ray.get(place.ready.remote(), timeout=PLACE_TIMEOUT_S)
+            bar.update(task, description=f"loading and measuring {hosted.model.name}")
+            staged: Staged = ray.get(place.measure.remote(hosted, profile))
+        return staged
+    except GetTimeoutError:
+        fail(f"{why_full(needs)} to measure a model in; make room for one more slot")
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, CatoError) else error from error
+    finally:
+        ray.kill(place)
+
+
+def _check_name(name: str) -> None:
+    try:
+        TypeAdapter(PublicName).validate_python(name)
+    except ValidationError as error:
+        rule = error.errors()[0]["msg"].removeprefix("Value error, ")
+        fail(f"{name!r}: {rule}")
+
+
+def _check_free(topology: Topology, names: tuple[str, ...]) -> None:
+    models = [p.model for p in topology.pools]
+    models += [h.model for s in topology.shared_pools for h in s.models]
+    models += [m.hosted.model for m in _registered(topology)]
+    taken = {n: m.name for m in models for n in (m.name, *m.aliases)}
+    for name in names:
+        if name in taken:
+            fail(f"{name!r} is a name of the model {taken[name]!r} already")
+
+
+def _newest(topology: Topology, pool: PoolName, name: str) -> RegisteredModel:
+    added = {m.name: m for m in _registered(topology) if m.pool == pool}
+    if name not in added:
+        known = ", ".join(added) or "none"
+        fail(f"no model named {name!r} was added to {pool}; added: {known}")
+    return added[ModelName(name)]
+
+
+def _registered(topology: Topology) -> tuple[RegisteredModel, ...]:
+    """All versions, the newest of each name last."""
+    with _opened(topology) as store:
+        return store.models()
+
+
+@contextmanager
+def _opened(topology: Topology) -> Generator[MetadataStore, None, None]:
+    store = MetadataStore.open(topology.store or default_location())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def _errors() -> Generator[None, None, None]:
+    """End the command with the words of what CATO raises on purpose."""
+    try:
+        yield
+    except CatoError as error:
+        fail(str(error))
+
+
+def _topology(address: str) -> Topology:
+    connect(address)
+    import ray
+
+    from cato.control import actors
+
+    try:
+        provisioner = actors.get(actors.PROVISIONER)
+    except ValueError:
+        fail("CATO is not deployed on this cluster (no provisioner)")
+    topology: Topology | None = ray.get(provisioner.topology.remote(), timeout=ASK_TIMEOUT_S)
+    if topology is None or not topology.shared_pools:
+        fail("the deployment has no shared pool; see deployments/shared.yaml")
+    return topology
+
+
+def _shared_pool(address: str, name: str | None) -> tuple[SharedPoolSpec, Topology]:
+    topology = _topology(address)
+    known = {s.name: s for s in topology.shared_pools}
+    if name is None and len(known) == 1:
+        return topology.shared_pools[0], topology
+    if name is None or name not in known:
+        fail(f"--pool must name one of the shared pools: {', '.join(known)}")
+    return known[PoolName(name)], topology
+
+
+def _ask(method: str, *args: object) -> Any:
+    """The Eviction Manager's answer; raises what it raises."""
+    import ray
+    from ray.exceptions import RayTaskError
+
+    from cato.control import actors
+
+    manager = actors.get(actors.EVICTION_MANAGER)
+    try:
+        return ray.get(getattr(manager, method).remote(*args), timeout=ASK_TIMEOUT_S)
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, CatoError) else error from error
+
+
+def _loaded() -> list[tuple[str, str]]:
+    return [(p.name, s.model) for p in _ask("pictures") for s in p.slots if s.model is not None]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

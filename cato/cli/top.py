@@ -1,0 +1,207 @@
+"""`cato top`: the status page in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cato.cli.client import DEFAULT_URL, Url, answer, client
+from cato.cli.simulation import a_table
+
+RUNS_SHOWN = 6
+DECISIONS_SHOWN = 8
+BLOCKS = "▁▂▃▄▅▆▇█"
+# The last half hour in as many columns.
+SPARK_CHARS = 30
+WINDOW_S = 1800.0
+# The objective that the alert rules have, too.
+GOAL = 0.95
+STATES = {"ready": ("● ", "green"), "gone": ("✕ ", "red"), "dead": ("✕ ", "red")}
+
+Json = dict[str, Any]
+
+
+def top(
+    url: Url = DEFAULT_URL,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+) -> None:
+    """Watch pools, replicas, attainment, missed runs and decisions; Ctrl-C ends.
+
+    Shows what the API key's tenant may see; without keys, everything.
+    """
+    console = Console()
+    with client(url) as http:
+        if once:
+            console.print(rendered(_look(http)))
+            return
+        try:
+            with Live(rendered(_look(http)), console=console, screen=True) as live:
+                while True:
+                    time.sleep(every)
+                    live.update(rendered(_look(http)))
+        except KeyboardInterrupt:
+            return
+
+
+def _look(http: httpx.Client) -> Json:
+    return answer(http.get("/ui/state"))
+
+
+def rendered(now: Json) -> Group:
+    """One look for people."""
+    parts: list[RenderableType] = [_head(now), _fleet(now)]
+    if now["tasks"]:
+        parts.append(_tasks(now))
+    if now["runs"]:
+        parts.append(_runs(now))
+    if now["decisions"]:
+        parts.append(_decisions(now))
+    return Group(*parts)
+
+
+def _head(now: Json) -> Text:
+    scaled = {d["pool"] for d in now["deployments"]}
+    counted = [p for p in now["pools"] if not scaled or p["name"] in scaled]
+    replicas = [r for p in counted for r in p["replicas"]]
+    ready = sum(r["state"] == "ready" for r in replicas)
+    wanted = sum(d["wanted"] for d in now["deployments"]) or len(replicas)
+    waiting = sum(p["queued"] for p in now["pools"])
+    runs, met = _counts(now["tasks"], now["now_s"] - 300)
+    text = Text(f"CATO at {time.strftime('%H:%M:%S', time.localtime(now['now_s']))}: ", "bold")
+    text.append(f"{ready} of {wanted} replicas ready", "red" if ready < wanted else "green")
+    text.append(f", {waiting} calls wait, ")
+    if runs:
+        style = "red" if met < GOAL * runs else "green"
+        text.append(f"{100 * met / runs:.1f} %", style)
+        text.append(f" of {runs} runs met their SLO in 5 minutes")
+    else:
+        text.append("no run ended in 5 minutes")
+    if now["missing"]:
+        text.append(f"\nno answer from: {', '.join(now['missing'])}", "yellow")
+    if now["problem"]:
+        text.append(f"\nthe workflows stay as they were: {now['problem']}", "yellow")
+    return text
+
+
+def _counts(tasks: Sequence[Json], since_s: float) -> tuple[int, int]:
+    points = [p for t in tasks for p in t["points"] if p["at_s"] >= since_s]
+    return sum(p["runs"] for p in points), sum(p["met"] for p in points)
+
+
+def _fleet(now: Json) -> Table:
+    table = a_table("Fleet")
+    for name in ("pool, replica", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("places", "waiting", "wait", "slack"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("notes")
+    for pool in now["pools"]:
+        mine = [d for d in now["deployments"] if d["pool"] == pool["name"]]
+        problems = [d["problem"] for d in mine if d["problem"]]
+        table.add_row(
+            Text(pool["name"], "bold"),
+            "",
+            "",
+            str(pool["queued"]),
+            "",
+            _duration(pool["slack_least_s"]),
+            Text("; ".join(filter(None, (pool["note"], *problems)))),
+        )
+        for r in pool["replicas"]:
+            sign, style = STATES.get(r["state"], ("◐ ", "yellow"))
+            places = f"{r['held']} of {r['slots']}" if r["slots"] else str(r["held"])
+            is_gone = r["state"] == "gone"
+            table.add_row(
+                Text(f"  {r['id']}"),
+                Text(sign + r["state"], style),
+                "" if is_gone else places,
+                "",
+                "" if is_gone else _duration(r["wait_s"]),
+                "",
+                Text(", ".join(filter(None, (r["model"], r["note"])))),
+            )
+    return table
+
+
+def _tasks(now: Json) -> Table:
+    table = a_table("SLO attainment, last 30 minutes")
+    table.add_column("task", no_wrap=True)
+    table.add_column("SLO", no_wrap=True)
+    table.add_column("runs", justify="right")
+    table.add_column("met", justify="right")
+    table.add_column("over time", no_wrap=True)
+    for task in now["tasks"]:
+        runs, met = _counts([task], now["now_s"] - WINDOW_S)
+        share = met / runs if runs else 1.0
+        table.add_row(
+            task["task"],
+            f"{task['metric']} {_duration(task['target_s'])}",
+            str(runs),
+            Text(f"{100 * share:.1f} %", "red" if share < GOAL else "green"),
+            _sparkline(task["points"], now["now_s"]),
+        )
+    return table
+
+
+def _sparkline(points: Sequence[Json], now_s: float) -> str:
+    """Attainment of each minute; blank where no run ended."""
+    runs, met = [0] * SPARK_CHARS, [0] * SPARK_CHARS
+    for point in points:
+        ago = (now_s - point["at_s"]) / WINDOW_S
+        i = min(SPARK_CHARS - 1, int((1 - ago) * SPARK_CHARS))
+        if i >= 0:
+            runs[i] += point["runs"]
+            met[i] += point["met"]
+    last = len(BLOCKS) - 1
+    return "".join(
+        BLOCKS[round(last * m / n)] if n else " " for n, m in zip(runs, met, strict=True)
+    )
+
+
+def _runs(now: Json) -> Table:
+    table = a_table("Missed and slowest runs; `cato explain ID` has the rest")
+    for name in ("id", "task"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("SLO")
+    for name in ("achieved", "target", "queues", "end to end"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in now["runs"][:RUNS_SHOWN]:
+        words = "late" if run["status"] == "done" else run["status"]
+        verdict = Text("met", "green") if run["met"] else Text(words, "red")
+        times = (run[k] for k in ("achieved_s", "target_s", "queue_s", "e2e_s"))
+        table.add_row(run["request_id"], run["task"], verdict, *map(_duration, times))
+    return table
+
+
+def _decisions(now: Json) -> Table:
+    table = a_table("Latest decisions")
+    for name in ("at", "decision", "task"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("slack", justify="right", no_wrap=True)
+    table.add_column("reason", min_width=20)
+    for d in now["decisions"][:DECISIONS_SHOWN]:
+        at = time.strftime("%H:%M:%S", time.localtime(d["at_s"]))
+        style = "" if d["kind"] == "dispatch" else "yellow"
+        table.add_row(
+            at,
+            Text(d["kind"], style),
+            d["task"] or d["replica"],
+            _duration(d["slack_s"]),
+            Text(d["reason"]),
+        )
+    return table
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,535 @@
+"""One shared pool, live: a thin driver of `CardOrchestrator`.
+
+Slots ask for orders and report; ingresses ask for leases. Whoever keeps this object may be
+restarted: what is loaded and what runs comes back with the next reports of the slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from cato.core.cards import (
+    CardAdded,
+    CardEvent,
+    CardLost,
+    CardOrchestrator,
+    CardPoliciesChanged,
+    CopyFound,
+    GiveUp,
+    HostMemorySized,
+    InvocationFinished,
+    InvocationQueued,
+    InvocationWithdrawn,
+    Load,
+    LoadFailed,
+    LoadFinished,
+    ModelAdded,
+    ModelRemoved,
+    Serve,
+    Ticked,
+)
+from cato.core.commands import Dispatch
+from cato.core.errors import CapacityError, InputError, UnknownNameError
+from cato.core.eviction import Card, CardId, CopyId, HostMemory, ModelFacts, Wanted
+from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
+from cato.core.profile import Profile
+from cato.core.residency import Resident
+from cato.core.slots import (
+    HostedPart,
+    LoadCounts,
+    SharedPoolPicture,
+    SlotOrder,
+    SlotPicture,
+    SlotReport,
+    SlotState,
+)
+from cato.core.snapshot import Invocation
+from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec
+from cato.policies.eviction.registry import card_policies
+from cato.telemetry.decisions import LOAD, Decided, DecisionBook, dispatched
+
+log = logging.getLogger("cato.shared_pool")
+
+# A slot asks again at once when it got no order for so long; its questions are its heartbeats.
+ATTEND_S = 0.5
+# Ten questions long: a busy host may be late.
+SILENCE_S = 5.0
+# A lease that its slot does not hold this long after it was given was never taken up.
+LEASE_GRACE_S = 3.0
+FULL_RETRY_AFTER_S = 1.0
+NOTHING = CopyId("")
+
+Ended = tuple[InvocationId, int]
+"""An invocation that has left its slot, with its attempt."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    id: ReplicaId
+    report: SlotReport
+    seen_at_s: float
+    must_clear: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def card(self) -> CardId:
+        return CardId(self.id)
+
+
+@dataclass(slots=True)
+class _Lease:
+    """`is_asked`: an ingress has it. What ran on a lost slot gets a new one before anybody asks."""
+
+    dispatch: Dispatch
+    copy_id: CopyId
+    at_s: float
+    is_asked: bool
+
+
+class SharedPool:
+    """Leases slots to invocations, and orders what slots load. Belongs to one asyncio loop."""
+
+    def __init__(self, spec: SharedPoolSpec, profiles: Mapping[ModelName, Profile]) -> None:
+        self.spec = spec
+        self.profiles = dict(profiles)
+        self._policies = spec.policies
+        self._hosted: dict[ModelName, HostedModel] = {m.model.name: m for m in spec.models}
+        self._slots: dict[ReplicaId, _Slot] = {}
+        self._offers: dict[InvocationId, Invocation] = {}
+        self._answers: dict[InvocationId, asyncio.Future[Dispatch]] = {}
+        self._leases: dict[InvocationId, _Lease] = {}
+        self._orders: dict[CopyId, tuple[float, Load]] = {}
+        self._counts = LoadCounts()
+        self.decisions = DecisionBook(spec.name)
+        self._core = self._new_core()
+
+    def _new_core(self) -> CardOrchestrator:
+        facts = [self._facts(m) for m in self._hosted.values()]
+        return CardOrchestrator(*card_policies(self._policies), facts)
+
+    def _facts(self, hosted: HostedModel) -> ModelFacts:
+        profile = self.profiles[hosted.model.name]
+        load_s = profile.load_s if hosted.load_s is None else hosted.load_s
+        return ModelFacts(
+            name=hosted.model.name,
+            load_s=load_s,
+            reload_s=load_s if hosted.reload_s is None else hosted.reload_s,
+            weights_bytes=hosted.weights_bytes,
+            slo_s=hosted.slo_s,
+            max_running=min(self.spec.slots.engine.max_num_seqs, profile.max_running),
+            min_copies=hosted.min_copies,
+            max_copies=hosted.max_copies,
+        )
+
+    # Models and policies
+
+    @property
+    def policies(self) -> SharedPoolPolicies:
+        return self._policies
+
+    def configure(self, policies: SharedPoolPolicies) -> None:
+        """Change how the pool decides; raise `UnknownNameError` for a name that is none."""
+        if policies == self._policies:
+            return
+        eviction, order = card_policies(policies)
+        self._policies = policies
+        self._handle(CardPoliciesChanged(_now_s(), eviction, order))
+        self._size_memories()
+
+    def why_not_add(self, hosted: HostedModel) -> str | None:
+        """Why the model cannot be added, or measured anew; None when it can."""
+        model = hosted.model
+        if any(m.model.name == model.name for m in self.spec.models):
+            return f"{model.name!r} is a model of the deployment file: change it there"
+        others = [h.model for n, h in self._hosted.items() if n != model.name]
+        taken = {name for other in others for name in (other.name, *other.aliases)}
+        for name in (model.name, *model.aliases):
+            if name in taken:
+                return f"{name!r} is the name of another model of {self.spec.name}"
+        return None
+
+    def add_model(self, hosted: HostedModel, profile: Profile) -> None:
+        """The model can be asked for from now on; a known one has these facts from now on."""
+        self._hosted[hosted.model.name] = hosted
+        self.profiles[hosted.model.name] = profile
+        self._handle(ModelAdded(_now_s(), self._facts(hosted)))
+
+    def remove_model(self, name: ModelName) -> None:
+        """Raise `UnknownNameError`, or `InputError` while the model is in use or when it is one of
+        the deployment file."""
+        if any(m.model.name == name for m in self.spec.models):
+            raise InputError(f"{name!r} is a model of the deployment file: remove it there")
+        self._handle(ModelRemoved(_now_s(), name))
+        del self._hosted[name], self.profiles[name]
+
+    def reset(self) -> None:
+        """Begin anew with empty slots and no memory of what was asked for; for measurements.
+
+        Raise `InputError` while anything waits or runs.
+        """
+        if self._offers:
+            raise InputError(f"{len(self._offers)} invocations wait or run in {self.spec.name}")
+        self._core = self._new_core()
+        self._counts = LoadCounts()
+        self._orders.clear()
+        self._size_memories()
+        for slot in self._slots.values():
+            slot.must_clear = True
+            slot.news.set()
+
+    def parts(self) -> tuple[HostedPart, ...]:
+        slots = len(self._core.cards())
+        return tuple(
+            HostedPart(
+                name=self.spec.part_of(name),
+                pool=self.spec.name,
+                deployment=self.spec.slots.name,
+                model=hosted.model,
+                profile=self.profiles[name],
+                simulated=self.spec.slots.engine.kind == "simulated",
+                slots=slots,
+            )
+            for name, hosted in sorted(self._hosted.items())
+        )
+
+    def picture(self) -> SharedPoolPicture:
+        waiting = self._core.waiting_by_model()
+        slots = (s.report for s in self._slots.values())
+        return SharedPoolPicture(
+            name=self.spec.name,
+            queued=sum(waiting.values()),
+            waiting=tuple(sorted(waiting.items())),
+            slots=tuple(
+                SlotPicture(r.slot, r.host, r.state, r.model, len(r.held), r.pid) for r in slots
+            ),
+            in_host_memory=tuple(sorted(self._core.in_host_memory().items())),
+            counts=self._counts,
+        )
+
+    def residents(self) -> tuple[Resident, ...]:
+        """What the slots hold, as they last said."""
+        spec, reports = self.spec.slots, (s.report for s in self._slots.values())
+        return tuple(
+            Resident(
+                replica_id=r.slot,
+                pool=self.spec.name,
+                deployment=spec.name,
+                model=r.model,
+                host=r.host,
+                accelerator=spec.accelerator,
+                cards=spec.cards,
+                state=r.state.value,
+                load_s=r.load_s,
+                pid=r.pid,
+            )
+            for r in reports
+            if r.model is not None and r.state is not SlotState.EMPTY
+        )
+
+    # Ingresses
+
+    async def offer(self, model: ModelName, invocation: Invocation) -> Dispatch:
+        """Wait for a slot that holds `model`; raise `CapacityError` when the queue is full or the
+        model does not load, and `UnknownNameError` when the pool does not host it.
+
+        Times of `invocation` count from the moment of the call. The same offer again is harmless.
+        """
+        if model not in self._hosted:
+            raise UnknownNameError("model", model, tuple(sorted(self._hosted)))
+        now_s, id = _now_s(), invocation.id
+        lease = self._leases.get(id)
+        if lease is not None and self._is_still_good(lease, invocation):
+            lease.dispatch = replace(lease.dispatch, attempt=invocation.attempt)
+            lease.at_s, lease.is_asked = now_s, True
+            self._offers[id] = self._mine(invocation, now_s)
+            return lease.dispatch
+        is_waiting = lease is None and id in self._offers
+        if not is_waiting:
+            self._end(id)
+            if len(self._core.waiting()) >= self._policies.max_queued:
+                problem = f"its queue of {self._policies.max_queued} is full"
+                raise CapacityError(self.spec.name, problem, FULL_RETRY_AFTER_S)
+        mine = self._offers[id] = self._mine(invocation, now_s)
+        answer = self._answers.get(id)
+        if answer is None or answer.done():
+            answer = self._answers[id] = asyncio.get_running_loop().create_future()
+        self._handle(InvocationQueued(now_s, self._wanted(model, mine)))
+        return await asyncio.shield(answer)
+
+    def withdraw(self, id: InvocationId) -> None:
+        """The client gave up, whether the invocation waits or runs."""
+        answer = self._answers.pop(id, None)
+        if answer is not None:
+            answer.cancel()
+        self._end(id)
+
+    def lost(self, slot_id: ReplicaId, why: str) -> None:
+        """A stream to the slot broke; if it lives, its next report brings it back."""
+        log.warning("slot %s lost: %s", slot_id, why)
+        if slot_id in self._slots:
+            self._lose(slot_id)
+
+    def _is_still_good(self, lease: _Lease, invocation: Invocation) -> bool:
+        """The answer to this very offer went astray, or the lease was given to nobody so far."""
+        return not lease.is_asked or lease.dispatch.attempt == invocation.attempt
+
+    def _mine(self, invocation: Invocation, now_s: float) -> Invocation:
+        return replace(
+            invocation,
+            arrived_at_s=now_s + invocation.arrived_at_s,
+            deadline_s=now_s + invocation.deadline_s,
+        )
+
+    def _wanted(self, model: ModelName, invocation: Invocation) -> Wanted:
+        """The first token must come so early that the rest of the way meets the SLO."""
+        profile = self.profiles[model]
+        after_first_s = invocation.own_s(profile) - profile.first_token_s(invocation.prompt_tokens)
+        return Wanted(
+            id=invocation.id,
+            model=model,
+            arrived_at_s=invocation.arrived_at_s,
+            deadline_s=invocation.deadline_s - invocation.downstream_s - after_first_s,
+            expected_tokens=float(invocation.expected_tokens),
+            value=invocation.weight,
+        )
+
+    def _end(self, id: InvocationId) -> None:
+        """Off all books; harmless when it is on none."""
+        self._leases.pop(id, None)
+        if self._offers.pop(id, None) is not None:
+            self._handle(InvocationWithdrawn(_now_s(), id))
+
+    # Slots
+
+    async def attend(self, report: SlotReport) -> SlotOrder | None:
+        """What the slot is to hold, when that is something else; None after a while without."""
+        self.report(report)
+        slot = self._slots[report.slot]
+        order = self._order_for(slot)
+        if order is None:
+            slot.news.clear()
+            try:
+                # Not `wait_for`, which may lose a cancellation that comes with the news.
+                async with asyncio.timeout(ATTEND_S):
+                    await slot.news.wait()
+            except TimeoutError:
+                return None
+            order = self._order_for(slot)
+        return order
+
+    def report(self, report: SlotReport) -> None:
+        """A slot as it is now."""
+        now_s = _now_s()
+        slot = self._slots.get(report.slot)
+        if slot is None:
+            slot = self._slots[report.slot] = _Slot(report.slot, report, now_s)
+            self._size_memory(report.host)
+        slot.seen_at_s = now_s
+        if report.number < slot.report.number:
+            return
+        slot.report = report
+        if slot.must_clear:
+            slot.must_clear = report.state is not SlotState.EMPTY
+        if not slot.must_clear:
+            self._reconcile(slot, now_s)
+
+    def ended(self, slot_id: ReplicaId, ended: Iterable[Ended]) -> None:
+        """Invocations that have left the slot, done or not."""
+        for id, attempt in ended:
+            lease = self._leases.get(id)
+            if lease is not None and lease.dispatch.attempt != attempt:
+                continue  # a newer attempt has a lease already
+            if lease is None or lease.dispatch.replica_id != slot_id:
+                if id not in self._answers:  # lost with its slot, which lives after all
+                    self._end(id)
+                continue
+            del self._leases[id]
+            self._offers.pop(id, None)
+            self._handle(InvocationFinished(_now_s(), id, lease.copy_id))
+
+    def leave(self, slot_id: ReplicaId) -> None:
+        """The slot ends; it does not come back under this name."""
+        if self._slots.pop(slot_id, None) is not None:
+            self._lose(slot_id)
+
+    def tick(self) -> None:
+        """Call it every second or so: silent slots are lost, failed loads are tried again, leases
+        that nobody took up end."""
+        now_s = _now_s()
+        for slot in list(self._slots.values()):
+            if now_s - slot.seen_at_s > SILENCE_S:
+                log.warning("slot %s is silent", slot.id)
+                self.leave(slot.id)
+        for id, lease in list(self._leases.items()):
+            if not lease.is_asked and now_s - lease.at_s > LEASE_GRACE_S:
+                self._end(id)
+        self._handle(Ticked(now_s))
+
+    def _lose(self, slot_id: ReplicaId) -> None:
+        self._forget_leases(slot_id)
+        self._handle(CardLost(_now_s(), CardId(slot_id)))
+
+    def _forget_leases(self, slot_id: ReplicaId) -> None:
+        """What ran there waits again, in its old place, and keeps it when its ingress asks."""
+        for id, lease in list(self._leases.items()):
+            if lease.dispatch.replica_id == slot_id:
+                del self._leases[id]
+
+    def _size_memories(self) -> None:
+        for host in sorted({s.report.host for s in self._slots.values()}):
+            self._size_memory(host)
+
+    def _size_memory(self, host: HostId) -> None:
+        memory = HostMemory(host, self._policies.host_memory_bytes)
+        self._handle(HostMemorySized(_now_s(), memory))
+
+    def _reconcile(self, slot: _Slot, now_s: float) -> None:
+        """Bring the books to what the slot says of itself."""
+        report, cards = slot.report, self._core.cards()
+        on_card = cards.get(slot.card)
+        if on_card is not None and on_card.id == report.copy_id:
+            if report.state is SlotState.EMPTY:
+                log.warning("slot %s lost %s: %s", slot.id, report.model, report.problem)
+                self._load_ended(on_card.id, now_s, has_failed=True)
+                self._forget_leases(slot.id)
+                self._handle(LoadFailed(now_s, on_card.id, report.problem))
+            elif report.state is SlotState.READY:
+                self._load_ended(on_card.id, now_s)
+                self._handle(LoadFinished(now_s, on_card.id))
+                self._end_what_is_not_held(slot, now_s)
+        elif on_card is None and report.state is SlotState.READY and report.model in self._hosted:
+            self._adopt(slot, now_s)
+        elif slot.card not in cards and report.state is not SlotState.LOADING:
+            self._handle(CardAdded(now_s, Card(slot.card, report.host)))
+
+    def _adopt(self, slot: _Slot, now_s: float) -> None:
+        """A model is loaded that these books know nothing of: they were lost, or the slot was."""
+        report = slot.report
+        assert report.copy_id is not None
+        assert report.model is not None
+        for id, attempt in report.held:
+            dispatch = Dispatch(
+                invocation_id=id,
+                attempt=attempt,
+                replica_id=slot.id,
+                deployment=self.spec.slots.name,
+                priority=0,
+                queue_s=0.0,
+                slack_s=0.0,
+                remaining_s=0.0,
+                reason="ran there already",
+            )
+            self._leases[id] = _Lease(dispatch, report.copy_id, now_s, is_asked=True)
+        held = tuple(id for id, _ in report.held)
+        card = (slot.card,)
+        self._handle(CopyFound(now_s, report.copy_id, report.model, card, held, report.host))
+
+    def _end_what_is_not_held(self, slot: _Slot, now_s: float) -> None:
+        held = {id for id, _ in slot.report.held}
+        for id, lease in list(self._leases.items()):
+            is_here = lease.dispatch.replica_id == slot.id and lease.is_asked
+            if is_here and id not in held and now_s - lease.at_s > LEASE_GRACE_S:
+                log.warning("invocation %s never came to slot %s, or its end was lost", id, slot.id)
+                self.ended(slot.id, ((id, lease.dispatch.attempt),))
+
+    def _order_for(self, slot: _Slot) -> SlotOrder | None:
+        """What the slot has to hold, when it does not hold or load that already."""
+        report = slot.report
+        if slot.must_clear:
+            return None if report.copy_id == NOTHING else SlotOrder(NOTHING)
+        on_card = self._core.cards().get(slot.card)
+        if on_card is None or on_card.id == report.copy_id or on_card.id not in self._orders:
+            return None
+        _, load = self._orders[on_card.id]
+        return SlotOrder(
+            load.copy_id,
+            self._hosted[load.model],
+            self.profiles[load.model],
+            load.from_host_memory,
+            load.expected_s,
+        )
+
+    # Commands
+
+    def _handle(self, event: CardEvent) -> None:
+        for command in self._core.handle(event):
+            match command:
+                case Load():
+                    self._order(command, event.now_s)
+                case Serve():
+                    self._grant(command, event.now_s)
+                case GiveUp():
+                    self._give_up(command)
+                case _:
+                    assert_never(command)
+
+    def _order(self, load: Load, now_s: float) -> None:
+        log.info("load %s on %s: %s", load.model, ", ".join(load.cards), load.reason)
+        gone = "".join(f"; {victim.model} goes" for victim in load.evicted)
+        reason = f"{load.model}: {load.reason}{gone}"
+        decided = Decided(time.time(), self.spec.name, LOAD, reason, ", ".join(load.cards))
+        self.decisions.add(decided, load.reason)
+        for victim in load.evicted:
+            self._load_ended(victim.copy_id, now_s)
+        self._orders[load.copy_id] = (now_s, load)
+        c = self._counts
+        self._counts = replace(
+            c,
+            loads=c.loads + 1,
+            from_host_memory=c.from_host_memory + load.from_host_memory,
+            prefetches=c.prefetches + load.is_prefetch,
+            evictions=c.evictions + len(load.evicted),
+        )
+        for card in load.cards:
+            self._slots[ReplicaId(card)].news.set()
+
+    def _load_ended(self, copy_id: CopyId, now_s: float, *, has_failed: bool = False) -> None:
+        ordered = self._orders.pop(copy_id, None)
+        if ordered is not None:
+            load_s = self._counts.load_s + now_s - ordered[0]
+            self._counts = replace(self._counts, load_s=load_s)
+        if has_failed:
+            self._counts = replace(self._counts, failures=self._counts.failures + 1)
+
+    def _grant(self, serve: Serve, now_s: float) -> None:
+        c = self._counts
+        self._counts = replace(c, served=c.served + 1, hits=c.hits + serve.is_hit)
+        offer = self._offers.get(serve.id)
+        profile = self.profiles[serve.model]
+        dispatch = Dispatch(
+            invocation_id=serve.id,
+            attempt=1 if offer is None else offer.attempt,
+            replica_id=ReplicaId(serve.cards[0]),
+            deployment=self.spec.slots.name,
+            priority=0,
+            queue_s=0.0 if offer is None else now_s - offer.arrived_at_s,
+            slack_s=0.0 if offer is None else offer.deadline_s - now_s,
+            remaining_s=0.0 if offer is None else offer.remaining_s(profile),
+            reason=f"{'hit' if serve.is_hit else 'miss'}: {serve.reason}",
+            service_s=0.0
+            if offer is None
+            else profile.service_s(offer.prompt_tokens, offer.expected_tokens),
+        )
+        decided = dispatched(time.time(), self.spec.name, dispatch, offer)
+        self.decisions.add(decided, dispatch.reason)
+        answer = self._answers.pop(serve.id, None)
+        is_asked = answer is not None and not answer.done()
+        self._leases[serve.id] = _Lease(dispatch, serve.copy_id, now_s, is_asked)
+        if answer is not None and is_asked:
+            answer.set_result(dispatch)
+
+    def _give_up(self, command: GiveUp) -> None:
+        self._offers.pop(command.id, None)
+        answer = self._answers.pop(command.id, None)
+        if answer is not None and not answer.done():
+            error = CapacityError(self.spec.name, command.problem, command.retry_after_s)
+            answer.set_exception(error)
+
+
+def _now_s() -> float:
+    return time.monotonic()

@@ -1,0 +1,103 @@
+"""What a slot of a shared pool and the keeper of the pool's books tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cato.core.eviction import CopyId
+from cato.core.ids import HostId, InvocationId, ModelName, PoolName, ReplicaId
+from cato.core.profile import Profile
+from cato.core.topology import HostedModel, ModelSpec
+
+
+class SlotState(StrEnum):
+    EMPTY = "empty"
+    LOADING = "loading"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReport:
+    """A slot as it is; a report with a smaller `number` is an older one.
+
+    `copy_id` and `model` are what it was last ordered to hold. When that failed or its engine died
+    the slot is empty and `problem` says why. `held` are the invocations that run there, with their
+    attempts. `load_s` is what the last load took.
+    """
+
+    slot: ReplicaId
+    number: int
+    host: HostId
+    state: SlotState
+    copy_id: CopyId | None = None
+    model: ModelName | None = None
+    problem: str = ""
+    held: tuple[tuple[InvocationId, int], ...] = ()
+    load_s: float = 0.0
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOrder:
+    """Hold `model` as `copy_id` from now on, and nothing else; without a model, hold nothing."""
+
+    copy_id: CopyId
+    model: HostedModel | None = None
+    profile: Profile | None = None
+    from_host_memory: bool = False
+    expected_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostedPart:
+    """One model of a shared pool as an ingress knows it. `slots` can hold a model now."""
+
+    name: PoolName
+    pool: PoolName
+    deployment: str
+    model: ModelSpec
+    profile: Profile
+    simulated: bool
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPicture:
+    """A slot as an operator sees it."""
+
+    slot: ReplicaId
+    host: HostId
+    state: SlotState
+    model: ModelName | None
+    running: int
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """Since the books were opened. A hit found its model loaded when its turn came.
+
+    `load_s`: seconds in which a slot loaded, aborted and failed loads included.
+    """
+
+    served: int = 0
+    hits: int = 0
+    loads: int = 0
+    from_host_memory: int = 0
+    prefetches: int = 0
+    evictions: int = 0
+    failures: int = 0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPoolPicture:
+    """A shared pool as an operator sees it; `in_host_memory` are models whose weights are there."""
+
+    name: PoolName
+    queued: int
+    waiting: tuple[tuple[ModelName, int], ...]
+    slots: tuple[SlotPicture, ...]
+    in_host_memory: tuple[tuple[HostId, tuple[ModelName, ...]], ...]
+    counts: LoadCounts

@@ -1,0 +1,59 @@
+"""Which replica of a pool whose accelerators differ in speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cato.core.decision import Route
+from cato.core.snapshot import Invocation, ReplicaView
+from cato.policies.outlook import joining
+
+# Of each speed so many replicas are projected, the least loaded first.
+PROJECTED_OF_A_SPEED = 2
+# Differences below this part of an SLO are none: then the slower accelerator takes the call.
+LEAST_DIFFERENCE = 0.1
+
+
+def has_several_speeds(replicas: Sequence[ReplicaView]) -> bool:
+    """Cheap, because it is asked for every decision of every pool."""
+    first = replicas[0].profile
+    base_s, token_s = first.decode_base_s, first.prefill_per_batch_token_s
+    for replica in replicas:
+        profile = replica.profile
+        if profile.decode_base_s != base_s or profile.prefill_per_batch_token_s != token_s:
+            return True
+    return False
+
+
+def route_across(
+    invocation: Invocation, replicas: Sequence[ReplicaView], price: float, now_s: float
+) -> Route:
+    """The slowest accelerator on which as many SLOs are met as on any, net of what joining costs.
+
+    What is not urgent thus leaves the fast ones free for what is. An idle fast replica is not taken
+    at once, as it is among equals. Measured on 2 replicas and 4 that are 2.5 times slower, at 80 %
+    load, half of SABER's calls three times as patient (seeds 0-2): 97.7 % of W2 and 94.4 % of W3,
+    against 93.1 and 89.7 when the fastest idle replica takes each call.
+    """
+    by_speed: dict[float, list[ReplicaView]] = {}
+    for replica in replicas:
+        by_speed.setdefault(replica.profile.typical_call_s, []).append(replica)
+
+    def cost(call_s: float, replica: ReplicaView) -> tuple[bool, int, float, int, str]:
+        if replica.prefilling:  # it takes the prompt only when nobody else can
+            return True, 0, call_s, replica.held, replica.id
+        join = joining(invocation, replica, now_s)
+        net = round((price * join.loss - join.own) / LEAST_DIFFERENCE)
+        return False, net, -call_s, replica.held, replica.id
+
+    candidates = [
+        (cost(call_s, replica), replica)
+        for call_s, equals in by_speed.items()
+        for replica in sorted(equals, key=_load)[:PROJECTED_OF_A_SPEED]
+    ]
+    _, best = min(candidates, key=lambda c: c[0])
+    return Route(best.id, f"the slowest of {len(by_speed)} speeds with as many SLOs met")
+
+
+def _load(replica: ReplicaView) -> tuple[int, int, str]:
+    return replica.prefilling, replica.held, replica.id

@@ -1,0 +1,213 @@
+"""A slot of a shared pool: holds the model that it is ordered to hold, and serves it.
+
+Nothing here knows Ray: `cato.serve.slot_replica` is the Serve deployment around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from cato.control.shared_pool import Ended
+from cato.core.errors import CatoError, ReplicaLostError
+from cato.core.eviction import CopyId
+from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
+from cato.core.slots import SlotOrder, SlotReport, SlotState
+from cato.engines.base import Engine, EngineChunk, EngineRequest, EngineState
+from cato.serve.coalesce import coalesced
+from cato.telemetry.tracing import from_environment
+
+log = logging.getLogger("cato.card_slot")
+
+# What still runs when another model is ordered ends at once: the order came because nothing should.
+# A cancelled stream needs a moment; what was never cancelled is cut off.
+DRAIN_S = 5.0
+# The keeper of the books is being restarted.
+RETRY_S = 0.3
+
+
+class KeeperGoneError(Exception):
+    """The keeper of the books does not answer now."""
+
+
+class Keeper(Protocol):
+    """The books of the pool, as a slot reaches them. All methods raise `KeeperGoneError`."""
+
+    async def attend(self, report: SlotReport) -> SlotOrder | None: ...
+
+    async def report(self, report: SlotReport) -> None: ...
+
+    async def ended(self, slot: ReplicaId, ended: tuple[Ended, ...]) -> None: ...
+
+    async def leave(self, slot: ReplicaId) -> None: ...
+
+
+class Loader(Protocol):
+    """Puts a model into an engine."""
+
+    async def load(self, order: SlotOrder, previous: Engine | None) -> Engine:
+        """A ready engine that holds what `order` says; raise a `CatoError` or `OSError`.
+
+        `previous` is the slot's engine so far. Whatever happens, it is stopped, unless it is the
+        one that is returned.
+        """
+        ...
+
+
+class CardSlot:
+    """One slot. Call `attend_forever` once; belongs to one asyncio loop."""
+
+    def __init__(self, id: ReplicaId, host: HostId, keeper: Keeper, loader: Loader) -> None:
+        self._id, self._host = id, host
+        self._keeper, self._loader = keeper, loader
+        self._state = SlotState.EMPTY
+        self._copy_id: CopyId | None = None
+        self._model: ModelName | None = None
+        self._problem = ""
+        self._load_s = 0.0
+        self._tracing = from_environment()
+        self._reports = 0
+        self._engine: Engine | None = None
+        self._held: dict[InvocationId, int] = {}
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._changing: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._telling: set[asyncio.Task[None]] = set()
+
+    @property
+    def engine(self) -> Engine | None:
+        return self._engine
+
+    def as_report(self) -> SlotReport:
+        self._reports += 1
+        return SlotReport(
+            slot=self._id,
+            number=self._reports,
+            host=self._host,
+            state=self._state,
+            copy_id=self._copy_id,
+            model=self._model,
+            problem=self._problem,
+            held=tuple(self._held.items()),
+            load_s=self._load_s,
+            pid=None if self._engine is None else self._engine.pid,
+        )
+
+    async def attend_forever(self) -> None:
+        """Ask for orders, and begin to carry out each at once."""
+        while True:
+            try:
+                order = await self._keeper.attend(self.as_report())
+            except KeeperGoneError as error:
+                log.info("slot %s has no orders: %s", self._id, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if order is not None and order.copy_id != self._copy_id:
+                await self._begin(order)
+
+    async def generate(
+        self, model: ModelName, request: EngineRequest, id: InvocationId, attempt: int
+    ) -> AsyncGenerator[EngineChunk, None]:
+        """Tokens of one invocation; raise `ReplicaLostError` when the slot holds another model."""
+        engine = self._engine
+        if self._state is not SlotState.READY or model != self._model or engine is None:
+            holds = f"it holds {self._model} ({self._state})" if self._model else "it is empty"
+            raise ReplicaLostError(self._id, f"{holds}, not {model}", was_reached=False)
+        self._held[id] = attempt
+        self._is_idle.clear()
+        try:
+            if engine.state is not EngineState.READY:
+                problem = f"its engine is {engine.state}"
+                raise ReplicaLostError(self._id, problem, was_reached=False)
+            chunks = coalesced(engine.generate(request), lambda: len(self._held), raw=request.raw)
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            if self._held.get(id) == attempt:  # the next attempt may have come to this slot
+                del self._held[id]
+            if not self._held:
+                self._is_idle.set()
+            self._tell_ended(id, attempt)
+
+    async def shutdown(self) -> None:
+        """Leave the pool and stop the engine."""
+        for task in (self._changing, self._watching):
+            if task is not None:
+                task.cancel()
+        with contextlib.suppress(KeeperGoneError):
+            await self._keeper.leave(self._id)
+        await self._drop_engine()
+
+    # What it holds
+
+    async def _begin(self, order: SlotOrder) -> None:
+        """Carry out `order` from now on, in place of what was ordered before."""
+        if self._changing is not None:
+            self._changing.cancel()
+            await asyncio.wait((self._changing,))
+        self._copy_id, self._state, self._problem = order.copy_id, SlotState.LOADING, ""
+        self._model = None if order.model is None else order.model.model.name
+        self._changing = asyncio.get_running_loop().create_task(self._change(order))
+
+    async def _change(self, order: SlotOrder) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        await self._drain()
+        started_s = time.monotonic()
+        try:
+            if order.model is None:
+                await self._drop_engine()
+                self._state = SlotState.EMPTY
+            else:
+                previous, self._engine = self._engine, None
+                self._engine = await self._loader.load(order, previous)
+                self._state = SlotState.READY
+                self._load_s = time.monotonic() - started_s
+                if self._tracing is not None:
+                    self._tracing.loaded(order.model.model.name, self._id, self._load_s)
+                self._watching = asyncio.get_running_loop().create_task(self._watch(self._engine))
+        except (CatoError, OSError) as error:
+            log.error("slot %s could not load %s: %s", self._id, self._model, error)
+            self._state, self._problem = SlotState.EMPTY, str(error)
+        await self._tell()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self._is_idle.wait()
+        except TimeoutError:
+            log.error("slot %s unloads while %s run", self._id, ", ".join(self._held))
+
+    async def _watch(self, engine: Engine) -> None:
+        why = await engine.wait_dead()
+        log.error("engine of slot %s died: %s", self._id, why)
+        self._state, self._problem = SlotState.EMPTY, why
+        await self._drop_engine()
+        await self._tell()
+
+    async def _drop_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.shield(engine.stop())  # a newer order must not leave it half stopped
+
+    # What it tells
+
+    async def _tell(self) -> None:
+        with contextlib.suppress(KeeperGoneError):  # the next question says it too
+            await self._keeper.report(self.as_report())
+
+    def _tell_ended(self, id: InvocationId, attempt: int) -> None:
+        async def tell() -> None:
+            with contextlib.suppress(KeeperGoneError):  # the next report shows it
+                await self._keeper.ended(self._id, ((id, attempt),))
+
+        task = asyncio.get_running_loop().create_task(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)

@@ -1,0 +1,64 @@
+"""What operators see of the fleet: asked of the control actors, each for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from ray.exceptions import RayError
+
+from cato.control import actors
+from cato.core.ids import PoolName
+from cato.telemetry.overview import DeploymentOverview, FleetState
+
+log = logging.getLogger("cato.fleet")
+
+# A control actor that takes longer is being restarted: the page says so and shows the rest.
+ANSWER_WITHIN_S = 2.0
+
+# Looking one up blocks for a millisecond; a control actor keeps its handle when it restarts.
+_handles: dict[str, Any] = {}
+
+_STATE_FIELDS = tuple(f.name for f in fields(DeploymentOverview) if f.name != "name")
+
+
+async def fleet_state(pools: Iterable[PoolName]) -> FleetState:
+    """Ask all at once; never raises for one that does not answer."""
+    names = tuple(pools)
+    provisioned, resident, shared, shared_decided, *decided = await asyncio.gather(
+        _answer(actors.PROVISIONER, "state"),
+        _answer(actors.EVICTION_MANAGER, "residents"),
+        _answer(actors.EVICTION_MANAGER, "pictures"),
+        _answer(actors.EVICTION_MANAGER, "decisions"),
+        *(_answer(actors.router_name(name), "decisions") for name in names),
+    )
+    asked = (actors.PROVISIONER, actors.EVICTION_MANAGER, *map(actors.router_name, names))
+    answers = (provisioned, resident, *decided)
+    return FleetState(
+        decisions={
+            **{n: d for n, d in zip(names, decided, strict=True) if d is not None},
+            **(shared_decided or {}),
+        },
+        residents=tuple(resident or ()),
+        deployments=tuple(
+            DeploymentOverview(name, **{f: state[f] for f in _STATE_FIELDS})
+            for name, state in sorted((provisioned or {}).items())
+        ),
+        shared_pools=tuple(shared or ()),
+        missing=tuple(n for n, a in zip(asked, answers, strict=True) if a is None),
+    )
+
+
+async def _answer(actor: str, method: str) -> Any:
+    try:
+        if actor not in _handles:
+            _handles[actor] = actors.get(actor)
+        call = getattr(_handles[actor], method).remote()
+        return await asyncio.wait_for(call, ANSWER_WITHIN_S)
+    except (ValueError, TimeoutError, RayError) as error:
+        log.info("%s does not tell its %s: %r", actor, method, error)
+        _handles.pop(actor, None)  # it may have been removed and made anew
+        return None

@@ -1,0 +1,95 @@
+"""The Serve deployment of the slots of a shared pool: each replica is one slot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any, TypeVar
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from cato.config.places import run_dir
+from cato.control import actors
+from cato.control.host_agent import zygote_socket_of
+from cato.control.shared_pool import Ended
+from cato.core.ids import HostId, InvocationId, ModelName, PoolName, ReplicaId
+from cato.core.slots import SlotOrder, SlotReport
+from cato.core.topology import SharedPoolSpec
+from cato.engines.base import EngineChunk, EngineRequest
+from cato.serve.card_slot import CardSlot, KeeperGoneError
+from cato.serve.engine_loader import EngineLoader
+
+T = TypeVar("T")
+
+
+class EvictionManagerKeeper:
+    """The Eviction Manager as a slot of `pool` reaches it."""
+
+    def __init__(self, pool: PoolName) -> None:
+        self._pool = pool
+        self._manager: Any = None
+
+    async def attend(self, report: SlotReport) -> SlotOrder | None:
+        order: SlotOrder | None = await self._ask("attend", report)
+        return order
+
+    async def report(self, report: SlotReport) -> None:
+        await self._ask("report_slot", report)
+
+    async def ended(self, slot: ReplicaId, ended: tuple[Ended, ...]) -> None:
+        await self._ask("ended", slot, ended)
+
+    async def leave(self, slot: ReplicaId) -> None:
+        await self._ask("leave", slot)
+
+    async def _ask(self, method: str, *args: object) -> Any:
+        try:
+            if self._manager is None:
+                self._manager = actors.get(actors.EVICTION_MANAGER)
+            return await getattr(self._manager, method).remote(self._pool, *args)
+        except (ValueError, RayError) as error:
+            self._manager = None
+            raise KeeperGoneError(repr(error)) from error
+
+
+class SlotReplica:
+    """One slot of a shared pool; holds no model until it is ordered to."""
+
+    async def __init__(self, pool: SharedPoolSpec) -> None:  # type: ignore[misc]  # Serve awaits it
+        id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
+        host = HostId(ray.get_runtime_context().get_node_id())
+        python = pool.slots.engine.python or sys.executable
+        zygote_socket = partial(zygote_socket_of, host, python)
+        loader = EngineLoader(pool.slots, str(run_dir()), zygote_socket)
+        self._slot = CardSlot(id, host, EvictionManagerKeeper(pool.name), loader)
+        self._attending = asyncio.get_running_loop().create_task(self._slot.attend_forever())
+
+    async def generate(
+        self, request: EngineRequest, cato: dict[str, Any]
+    ) -> AsyncGenerator[EngineChunk, None]:
+        """Tokens of one invocation; `cato` names the model, the slot, the invocation and its
+        attempt."""
+        chunks = self._slot.generate(
+            ModelName(cato["model"]),
+            request,
+            InvocationId(cato["invocation"]),
+            int(cato["attempt"]),
+        )
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+    async def check_health(self) -> None:
+        """Fails when the slot takes no orders any more; Serve then replaces it."""
+        if self._attending.done():
+            self._attending.result()
+
+    async def __del__(self) -> None:
+        # Serve awaits this when it stops the replica.
+        self._attending.cancel()
+        await self._slot.shutdown()

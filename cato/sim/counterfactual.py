@@ -1,0 +1,309 @@
+"""A recorded pool under another policy: what would have happened.
+
+The calls arrive when they did and are as long as they were; replicas come and go as they did. What
+is simulated is the time on the replicas, by their profiles, so a recorded policy is simulated
+again, too: its difference from the record is the simulator's error. A call that was made after
+another one's end keeps its recorded instant: that a quicker answer brings the next question sooner
+is not foretold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+import numpy as np
+
+from cato.core.errors import InputError
+from cato.core.events import (
+    FirstTokenSent,
+    InvocationEnded,
+    InvocationOffered,
+    InvocationWithdrawn,
+    ReplicaLost,
+    ReplicaReported,
+    Ticked,
+)
+from cato.core.ids import InvocationId, PoolName, ReplicaId
+from cato.core.orchestrator import SILENCE_S
+from cato.core.profile import Profile
+from cato.core.slo import SloMetric
+from cato.core.snapshot import Invocation
+from cato.core.topology import PoolPolicies
+from cato.policies.registry import policies_of
+from cato.sim import plots
+from cato.sim.fleet import Fleet, PoolSetup, SimPool
+from cato.sim.report import Mean, Report
+from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
+from cato.telemetry.event_log import Recording
+
+RECORDED = "recorded"
+EVERY_TASK = "all"
+METRICS = ("slo_attainment", "ttft_s_mean", "ttft_s_p95", "e2e_s_mean", "e2e_s_p95", "refused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTask(SimTask):
+    """A call as it was offered; `cancelled_at_s` is when its client left (inf: it did not)."""
+
+    offered: Invocation
+    cancelled_at_s: float = inf
+
+    def invocation(self, index: int, now_s: float, served_s: float) -> Invocation:
+        return self.offered
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpan:
+    """A replica that took work from `from_s` to `until_s` (inf: to the end of the log)."""
+
+    profile: Profile
+    from_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a log tells, in seconds since its first event; `outcomes` as they were."""
+
+    pool: PoolName
+    names: PoolPolicies
+    profile: Profile
+    tasks: tuple[RecordedTask, ...]
+    outcomes: tuple[Outcome, ...]
+    replicas: tuple[ReplicaSpan, ...]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call between its offer and its end."""
+
+    offered_at_s: float
+    first: Invocation
+    latest: Invocation
+    first_token_at_s: float | None = None
+    ended_at_s: float | None = None
+    output_tokens: int | None = None
+    withdrawn_at_s: float = inf
+
+
+def history_of(recording: Recording) -> History:
+    """Raise `InputError` for a log without calls."""
+    calls = _calls(recording)
+    if not calls:
+        raise InputError("the log has no calls: nothing was asked of this pool while it was kept")
+    begin_s = recording.steps[0].event.now_s
+    # A call whose client left, or that a newer one of its buffer replaced, has no outcome.
+    calls.sort(key=lambda c: c.offered_at_s)
+    pairs = [_task_and_outcome(recording.pool, c, begin_s) for c in calls]
+    return History(
+        recording.pool,
+        recording.names,
+        recording.profile,
+        tuple(task for task, _ in pairs),
+        tuple(outcome for _, outcome in pairs if outcome is not None),
+        tuple(_replicas(recording, begin_s)),
+    )
+
+
+def _calls(recording: Recording) -> list[_Call]:
+    found: dict[InvocationId, _Call] = {}
+    for step in recording.steps:
+        match step.event:
+            case InvocationOffered(now_s=now_s, invocation=invocation):
+                fresh = _Call(now_s, invocation, invocation)
+                call = found.setdefault(invocation.id, fresh)
+                if invocation.attempt > call.latest.attempt:
+                    call.latest = invocation
+            case FirstTokenSent(now_s=now_s, invocation_id=id) if id in found:
+                if found[id].first_token_at_s is None:
+                    found[id].first_token_at_s = now_s
+            case InvocationEnded(now_s=now_s, invocation_id=id) as ended if id in found:
+                if ended.outcome == "done":
+                    found[id].ended_at_s = now_s
+                    found[id].output_tokens = found[id].latest.generated + ended.output_tokens
+            case InvocationWithdrawn(now_s=now_s, invocation_id=id) if id in found:
+                if found[id].ended_at_s is None:
+                    found[id].withdrawn_at_s = now_s
+            case _:
+                pass
+    _withdraw_superseded(found.values())
+    return list(found.values())
+
+
+def _withdraw_superseded(calls: Iterable[_Call]) -> None:
+    """The routers end what a newer run of the same buffer replaces; no event says so."""
+    latest: dict[str, list[_Call]] = {}
+    for call in calls:
+        buffer, run, at_s = call.first.buffer, call.first.run_id, call.offered_at_s
+        if not buffer:
+            continue
+        older = [c for c in latest.get(buffer, []) if c.first.run_id != run]
+        for c in older:
+            if c.ended_at_s is None or c.ended_at_s > at_s:
+                c.withdrawn_at_s = min(c.withdrawn_at_s, at_s)
+        kept = [c for c in latest.get(buffer, []) if c.first.run_id == run]
+        latest[buffer] = [*kept, call]
+
+
+def _task_and_outcome(
+    pool: PoolName, call: _Call, begin_s: float
+) -> tuple[RecordedTask, Outcome | None]:
+    first = call.first
+    offered = replace(
+        first,
+        arrived_at_s=first.arrived_at_s - begin_s,
+        began_at_s=first.began_at_s - begin_s,
+        deadline_s=first.deadline_s - begin_s,
+        # Its withdrawal is known; that of another policy would be the same, at the same time.
+        buffer="",
+    )
+    # What was never generated to its end is as long as it was believed to be.
+    tokens = call.output_tokens if call.output_tokens is not None else first.expected_tokens
+    is_first = first.until_first_token
+    node = SimNode(pool, max(1, first.prompt_tokens), max(1, tokens), first.expected_tokens)
+    task = RecordedTask(
+        id=first.id,
+        name=first.task,
+        arrived_at_s=call.offered_at_s - begin_s,
+        metric=SloMetric.TTFT if is_first else SloMetric.E2E,
+        target_s=first.deadline_s - call.offered_at_s - first.downstream_s,
+        nodes=(node,),
+        draws=(first.draw,),
+        tenant=first.tenant,
+        offered=offered,
+        cancelled_at_s=call.withdrawn_at_s - begin_s,
+    )
+    if call.withdrawn_at_s < inf:
+        return task, None
+    outcome = Outcome(task)
+    if call.ended_at_s is not None:
+        outcome.ended_at_s = call.ended_at_s - begin_s
+        # A whole answer shows no first token.
+        first_s = call.ended_at_s if call.first_token_at_s is None else call.first_token_at_s
+        outcome.first_token_at_s = first_s - begin_s
+    else:
+        outcome.refused = True
+    return task, outcome
+
+
+def _replicas(recording: Recording, begin_s: float) -> Iterable[ReplicaSpan]:
+    """When each took work; one that is silent for too long has ended, as for its router."""
+    open_: dict[ReplicaId, tuple[float, float, Profile]] = {}
+    for step in recording.steps:
+        now_s = step.event.now_s
+        match step.event:
+            case ReplicaReported(replica_id=id, accepting=True) as report:
+                profile = replace(report.profile, max_running=report.max_running)
+                since_s = open_[id][0] if id in open_ else now_s
+                open_[id] = (since_s, now_s, profile)
+            case ReplicaReported(replica_id=id) | ReplicaLost(replica_id=id) if id in open_:
+                since_s, _, profile = open_.pop(id)
+                yield ReplicaSpan(profile, since_s - begin_s, now_s - begin_s)
+            case Ticked():
+                for id in [i for i, (_, seen_s, _) in open_.items() if now_s - seen_s > SILENCE_S]:
+                    since_s, _, profile = open_.pop(id)
+                    yield ReplicaSpan(profile, since_s - begin_s, now_s - begin_s)
+            case _:
+                pass
+    for since_s, _, profile in open_.values():
+        yield ReplicaSpan(profile, since_s - begin_s, inf)
+
+
+def simulated(history: History, names: PoolPolicies) -> tuple[Outcome, ...]:
+    """The calls of `history` under the policies of `names`; raise `UnknownNameError`."""
+    fleet = Fleet([PoolSetup(history.pool, (), policies_of(names, history.profile))])
+    pool = fleet.pools[history.pool]
+    for span in history.replicas:
+        fleet.kernel.at(span.from_s, lambda span=span: _lend(fleet, pool, span))  # type: ignore[misc]
+    for task in history.tasks:
+        if task.cancelled_at_s < inf:
+            fleet.kernel.at(task.cancelled_at_s, lambda id=task.id: fleet.leave(id))  # type: ignore[misc]
+    outcomes = fleet.run(history.tasks)
+    return tuple(
+        o for o in outcomes if isinstance(o.task, RecordedTask) and o.task.cancelled_at_s == inf
+    )
+
+
+def _lend(fleet: Fleet, pool: SimPool, span: ReplicaSpan) -> None:
+    before = set(pool.hosts)
+    pool.add_replica(span.profile)
+    (id,) = set(pool.hosts) - before
+
+    def lose() -> None:
+        if id in pool.hosts:
+            pool.lose_replica(id)
+
+    if span.until_s < inf:
+        fleet.kernel.at(span.until_s, lose)
+
+
+def compare(recording: Recording, schedulers: Sequence[str]) -> tuple[History, Report]:
+    """The record, its own scheduler simulated, and each of `schedulers`.
+
+    Raise `InputError` for an empty log, `UnknownNameError` for a scheduler that is none.
+    """
+    history = history_of(recording)
+    own = history.names.scheduler
+    runs = {RECORDED: history.outcomes}
+    for name in dict.fromkeys((own, *schedulers)):
+        names = history.names if name == own else replace(PoolPolicies(), scheduler=name)
+        names = replace(names, max_queued=history.names.max_queued)
+        runs[f"{name}, simulated"] = simulated(history, names)
+    means = [
+        Mean({"task": task}, policy, metric, metrics[metric], 0.0, len(mine))
+        for policy, outcomes in runs.items()
+        for task, mine in _by_task(outcomes).items()
+        for metrics in [task_metrics(mine)]
+        for metric in METRICS
+    ]
+    curves = {
+        policy: _quantiles([o.ttft_s for o in outcomes if o.is_finished])
+        for policy, outcomes in runs.items()
+    }
+    extra = {"pool": history.pool, "ttft_s_quantiles": curves}
+    return history, Report(f"replay {history.pool}", (), tuple(means), extra=extra)
+
+
+def _by_task(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    found: dict[str, list[Outcome]] = {EVERY_TASK: list(outcomes)}
+    for outcome in sorted(outcomes, key=lambda o: o.task.name):
+        found.setdefault(outcome.task.name, []).append(outcome)
+    return found
+
+
+def _quantiles(values: Sequence[float]) -> list[float]:
+    """The 0th to the 100th percentile; empty of nothing."""
+    return [float(q) for q in np.quantile(values, np.linspace(0, 1, 101))] if values else []
+
+
+def plot(report: Report, folder: Path) -> tuple[Path, ...]:
+    """Attainment by task, and the distribution of TTFT, one colour a policy."""
+    fig, (bars, curves) = plots.figure(columns=2)
+    attained = [m for m in report.means if m.metric == "slo_attainment"]
+    policies = list(dict.fromkeys(m.policy for m in attained))
+    tasks = list(dict.fromkeys(str(m.setting["task"]) for m in attained))
+    width = 0.8 / len(policies)
+    quantiles = report.extra["ttft_s_quantiles"]
+    assert isinstance(quantiles, dict)
+    for i, policy in enumerate(policies):
+        color = plots.COLORS[i % len(plots.COLORS)]
+        mine = {str(m.setting["task"]): m.mean for m in attained if m.policy == policy}
+        at = [k + (i - (len(policies) - 1) / 2) * width for k in range(len(tasks))]
+        heights = [100 * mine.get(t, 0.0) for t in tasks]
+        bars.bar(at, heights, 0.92 * width, label=policy, color=color)
+        values = [max(1e-4, v) for v in quantiles[policy]]
+        if values:
+            curves.plot(values, range(101), label=policy, color=color)
+    bars.set_xticks(range(len(tasks)), tasks, rotation=20, ha="right")
+    bars.set_ylabel("SLO attainment [%]")
+    bars.set_ylim(0, 105)
+    bars.grid(alpha=0.3, axis="y")
+    curves.set_xscale("log")
+    curves.set_xlabel("time to first token of a call [s]")
+    curves.set_ylabel("calls that had it by then [%]")
+    curves.grid(alpha=0.3)
+    curves.legend(fontsize=8)
+    return (plots.save(fig, folder, report.experiment.replace(" ", "-")),)

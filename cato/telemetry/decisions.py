@@ -1,0 +1,167 @@
+"""The newest decisions of one pool's router with their reasons, and how many there were of each."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
+from statistics import median
+
+from cato.core.commands import Command, Dispatch, Preempt, Refuse
+from cato.core.events import Event, InvocationOffered, ReplicaLost, ReplicaReported
+from cato.core.ids import PoolName, ReplicaId
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.snapshot import Invocation
+
+# Of dispatches, and of all else: a busy pool must not push the loss of a replica out in seconds.
+KEPT_DECISIONS = 100
+# Reasons are written with numbers; without them a policy has a handful. More than this means that a
+# policy writes names into them: Prometheus must not get a series for each.
+MAX_RULES = 40
+OTHER = "other"
+# What "now" means of the slack of a pool: long enough for a calm one to have had a call.
+SLACK_WINDOW_S = 60.0
+
+DISPATCH = "dispatch"
+SUPERSEDE = "supersede"
+LOAD = "load"
+LOST = "lost"
+"""The kind of a note that a replica is gone; the others are `dispatch`, `refuse`, `supersede` (a
+newer run of its buffer took the call's place), `preempt`, and `load` (of a shared pool)."""
+
+_WITH_DIGIT = re.compile(r"[^\s,;:()/]*\d[^\s,;:()/]*")  # numbers, and names such as req-8c1f
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One decision of a pool, at `at_s` seconds since the epoch.
+
+    `slack_s` is the time to spare at the dispatch: to the deadline, less the predicted remaining
+    service; negative when it is foretold to be late, None where there is no SLO or no dispatch.
+    `run_id`, `task`, `node` and `tenant` are empty for what concerns a replica alone.
+    """
+
+    at_s: float
+    pool: PoolName
+    kind: str
+    reason: str
+    replica: str = ""
+    run_id: str = ""
+    task: str = ""
+    node: str = ""
+    tenant: str = ""
+    attempt: int = 0
+    queue_s: float | None = None
+    slack_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDecisions:
+    """What a router decided: the newest decisions, the oldest first, and all counted.
+
+    `counts` by kind and rule: the reason without its numbers.
+    """
+
+    newest: tuple[Decided, ...] = ()
+    counts: Mapping[tuple[str, str], int] | None = None
+
+
+def rule_of(reason: str) -> str:
+    """The first part of a reason with `N` for every word that has a digit: few, for a metric."""
+    return _WITH_DIGIT.sub("N", reason.split(";", 1)[0]).strip()
+
+
+class DecisionBook:
+    """Written by the router as it decides; counters start with it."""
+
+    def __init__(self, pool: PoolName) -> None:
+        self._pool = pool
+        self._dispatches: deque[Decided] = deque(maxlen=KEPT_DECISIONS)
+        self._others: deque[Decided] = deque(maxlen=KEPT_DECISIONS)
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._replicas: set[ReplicaId] = set()
+
+    def note(
+        self, at_s: float, event: Event, commands: Iterable[Command], core: PoolOrchestrator
+    ) -> None:
+        """What `core` answered to `event` at `at_s`, seconds since the epoch."""
+        for command in commands:
+            decided = _decided(at_s, self._pool, event, command, core)
+            # The reason names the newer run.
+            self.add(decided, SUPERSEDE if decided.kind == SUPERSEDE else decided.reason)
+        match event:
+            case ReplicaReported(replica_id=replica):
+                self._replicas.add(replica)
+            case ReplicaLost(replica_id=replica, reason=reason) if replica in self._replicas:
+                self._replicas.discard(replica)
+                self.add(Decided(at_s, self._pool, LOST, reason, replica), reason)
+            case _:
+                pass
+
+    def note_silent(self, at_s: float, known: Iterable[ReplicaId]) -> None:
+        """`known` are the replicas that the router has left; those it dropped were silent."""
+        for replica in sorted(self._replicas.difference(known)):
+            self._replicas.discard(replica)
+            reason = "no report came any more"
+            self.add(Decided(at_s, self._pool, LOST, reason, replica), reason)
+
+    def all(self) -> PoolDecisions:
+        newest = sorted((*self._dispatches, *self._others), key=attrgetter("at_s"))
+        return PoolDecisions(tuple(newest), dict(self._counts))
+
+    def add(self, decided: Decided, reason: str) -> None:
+        """A decision that is counted under the rule of `reason`."""
+        (self._dispatches if decided.kind == DISPATCH else self._others).append(decided)
+        name = (decided.kind, rule_of(reason))
+        if name not in self._counts and len(self._counts) >= MAX_RULES:
+            name = (decided.kind, OTHER)
+        self._counts[name] += 1
+
+
+def dispatched(at_s: float, pool: PoolName, command: Dispatch, call: Invocation | None) -> Decided:
+    """That `call` (None: unknown) was leased a place."""
+    slack_s = command.slack_s - command.remaining_s
+    return Decided(
+        at_s, pool, DISPATCH, command.reason, command.replica_id, *_names(call),
+        attempt=command.attempt, queue_s=command.queue_s,
+        slack_s=slack_s if slack_s < inf else None,
+    )  # fmt: skip
+
+
+def _decided(
+    at_s: float, pool: PoolName, event: Event, command: Command, core: PoolOrchestrator
+) -> Decided:
+    match command:
+        case Dispatch():
+            return dispatched(at_s, pool, command, core.invocation(command.invocation_id))
+        case Refuse():
+            call = event.invocation if isinstance(event, InvocationOffered) else None
+            names = _names(call)
+            if call is not None and call.id != command.invocation_id:
+                names = ("", *names[1:])  # of another run of the same buffer
+            kind = SUPERSEDE if command.superseded else "refuse"
+            return Decided(at_s, pool, kind, command.reason, "", *names)
+        case Preempt():
+            call = core.invocation(command.invocation_id)
+            # What is taken back waits again, unless a newer run of its buffer has its place.
+            kind = SUPERSEDE if call is None else "preempt"
+            return Decided(
+                at_s, pool, kind, command.reason, command.replica_id, *_names(call),
+                attempt=command.attempt,
+            )  # fmt: skip
+
+
+def _names(call: Invocation | None) -> tuple[str, str, str, str]:
+    """Run, task, node and tenant of a call."""
+    return ("", "", "", "") if call is None else (call.run_id, call.task, call.node, call.tenant)
+
+
+def slack_now(decisions: Iterable[Decided], now_s: float) -> tuple[float, float] | None:
+    """Median and least slack of the newest dispatches of the last minute; None without any."""
+    found = [
+        d.slack_s for d in decisions if d.slack_s is not None and now_s - d.at_s <= SLACK_WINDOW_S
+    ]
+    return (median(found), min(found)) if found else None

@@ -1,0 +1,85 @@
+"""One JSON object a line for each event, with the request's id; never text of a prompt or answer.
+
+`CATO_LOG_LEVEL` (default `WARNING`) chooses what is written; `INFO` has a line for each run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+from cato.core.receipt import SlaReceipt
+
+LEVEL_VARIABLE = "CATO_LOG_LEVEL"
+
+REQUEST_ID: ContextVar[str] = ContextVar("cato_request_id", default="")
+"""The request in hand; every line that is written meanwhile has it."""
+
+_runs = logging.getLogger("cato.run")
+
+
+class JsonLines(logging.Formatter):
+    """Time, level, logger, request and message, and the fields of a record's `cato` attribute."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "at": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "pid": record.process,
+        }
+        if id := REQUEST_ID.get():
+            line["request_id"] = id
+        line["message"] = record.getMessage()
+        line.update(getattr(record, "cato", {}))
+        if record.exc_info:
+            line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def set_up() -> None:
+    """Let this process write CATO's lines to stderr; harmless when it does so already.
+
+    Raise `ValueError` for a level that is none.
+    """
+    root = logging.getLogger("cato")
+    if any(isinstance(h.formatter, JsonLines) for h in root.handlers):
+        return
+    root.setLevel(os.environ.get(LEVEL_VARIABLE, "WARNING").upper())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    root.addHandler(handler)
+    root.propagate = False  # Ray's own handler would write the line again
+
+
+def run_ended(receipt: SlaReceipt) -> None:
+    """The line of a run, when somebody wants it. Problems may quote a prompt, so they stay out."""
+    if not _runs.isEnabledFor(logging.INFO):
+        return
+    calls = [n.llm for n in receipt.nodes if n.llm is not None]
+    _runs.info(
+        "run ended",
+        extra={
+            "cato": {
+                "request_id": receipt.request_id,
+                "task": receipt.task,
+                "tenant": receipt.tenant,
+                "status": receipt.status,
+                "metric": receipt.metric,
+                "target_s": receipt.target_s,
+                "achieved_s": receipt.achieved_s,
+                "met": receipt.met,
+                "e2e_s": receipt.e2e_s,
+                "ttft_s": receipt.ttft_s,
+                "queue_s": receipt.queue_s,
+                "output_tokens": receipt.output_tokens,
+                "replicas": [c.replica for c in calls],
+            }
+        },
+    )

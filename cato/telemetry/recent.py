@@ -1,0 +1,158 @@
+"""What happened lately: attainment of each task over the last half hour, and the slowest runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cato.core.ids import TaskName
+from cato.core.receipt import SUPERSEDED, SlaReceipt
+
+BIN_S = 10.0
+WINDOW_S = 1800.0
+# Of each, the newest: all runs, and those that missed their SLO. A receipt is about 5 kB.
+KEPT_RUNS = 200
+SHOWN_RUNS = 40
+
+
+@dataclass(slots=True)
+class _Bin:
+    """Runs that ended within `BIN_S` seconds from `at_s` on."""
+
+    at_s: float
+    runs: int = 0
+    met: int = 0
+    ttft_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Runs that ended within `BIN_S` seconds from `at_s` (since the epoch) on.
+
+    `met` their SLO; `worst_ttft_s` is the longest time to a first token, 0 when none came.
+    """
+
+    at_s: float
+    runs: int
+    met: int
+    worst_ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHistory:
+    """A task's runs of the last half hour, oldest first; `metric` and `target_s` of its newest."""
+
+    task: TaskName
+    metric: str
+    target_s: float
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """A finished run in a list; its receipt has the rest. `ended_at_s` is since the epoch."""
+
+    request_id: str
+    task: TaskName
+    status: str
+    metric: str
+    target_s: float
+    achieved_s: float | None
+    met: bool
+    e2e_s: float
+    queue_s: float
+    output_tokens: int
+    ended_at_s: float
+
+    @property
+    def slowness(self) -> float:
+        """Achieved over promised; what achieved nothing took all its time for it."""
+        achieved_s = self.e2e_s if self.achieved_s is None else self.achieved_s
+        return achieved_s / self.target_s if self.target_s > 0 else achieved_s
+
+
+@dataclass(frozen=True, slots=True)
+class RecentOverview:
+    """Tasks by name; runs that missed first, then the slowest against their targets."""
+
+    tasks: tuple[TaskHistory, ...] = ()
+    runs: tuple[RunLine, ...] = ()
+
+
+class RecentRuns:
+    """Fed with receipts; forgets what is older than half an hour."""
+
+    def __init__(self) -> None:
+        self._bins: dict[tuple[str, TaskName], deque[_Bin]] = {}
+        self._slos: dict[tuple[str, TaskName], tuple[str, float]] = {}
+        self._newest: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
+        self._missed: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
+
+    def record(self, receipt: SlaReceipt, ended_at_s: float) -> None:
+        """A run that ended at `ended_at_s` seconds since the epoch; calls come in that order."""
+        line = (receipt.tenant, _line(receipt, ended_at_s))
+        self._newest.append(line)
+        if receipt.problem == SUPERSEDED:
+            return  # nobody waits for what the next keystroke replaced: no miss
+        if not receipt.met:
+            self._missed.append(line)
+        name = (receipt.tenant, receipt.task)
+        self._slos[name] = (receipt.metric, receipt.target_s)
+        bins = self._bins.setdefault(name, deque())
+        at_s = ended_at_s - ended_at_s % BIN_S
+        if not bins or bins[-1].at_s < at_s:
+            bins.append(_Bin(at_s))
+        last = bins[-1]
+        last.runs += 1
+        last.met += receipt.met
+        last.ttft_s = max(last.ttft_s, receipt.ttft_s or 0.0)
+        while bins[0].at_s < at_s - WINDOW_S:
+            bins.popleft()
+
+    def overview(self, tenant: str | None, now_s: float) -> RecentOverview:
+        """What `tenant` may see; None: everything."""
+        since_s = now_s - WINDOW_S
+        for name in [n for n, bins in self._bins.items() if bins[-1].at_s < since_s]:
+            del self._bins[name], self._slos[name]
+        lines = {
+            line.request_id: line
+            for whose, line in (*self._missed, *self._newest)
+            if tenant in (None, whose) and line.ended_at_s >= since_s
+        }
+        # Whose client left was not waited for; they are last, whatever they took.
+        slowest = sorted(
+            lines.values(),
+            key=lambda r: (r.met or r.status == "cancelled", -r.slowness, r.request_id),
+        )
+        return RecentOverview(tuple(self._tasks(tenant, since_s)), tuple(slowest[:SHOWN_RUNS]))
+
+    def _tasks(self, tenant: str | None, since_s: float) -> Iterator[TaskHistory]:
+        mine = [name for name in self._bins if tenant in (None, name[0])]
+        for task in sorted({task for _, task in mine}):
+            sums: dict[float, _Bin] = {}
+            names = [name for name in mine if name[1] == task]
+            for bin in (b for name in names for b in self._bins[name] if b.at_s >= since_s):
+                total = sums.setdefault(bin.at_s, _Bin(bin.at_s))
+                total.runs += bin.runs
+                total.met += bin.met
+                total.ttft_s = max(total.ttft_s, bin.ttft_s)
+            newest = max(names, key=lambda name: self._bins[name][-1].at_s)
+            points = (Point(b.at_s, b.runs, b.met, b.ttft_s) for _, b in sorted(sums.items()))
+            yield TaskHistory(task, *self._slos[newest], tuple(points))
+
+
+def _line(receipt: SlaReceipt, ended_at_s: float) -> RunLine:
+    return RunLine(
+        receipt.request_id,
+        receipt.task,
+        receipt.status,
+        receipt.metric,
+        receipt.target_s,
+        receipt.achieved_s,
+        receipt.met,
+        receipt.e2e_s,
+        receipt.queue_s,
+        receipt.output_tokens,
+        ended_at_s,
+    )

@@ -1,0 +1,211 @@
+"""A fault drill: clients that know every answer, faults on a schedule, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Protocol
+
+from cato.testing.chaos_clients import HANG_S, Clients, Outcome, Struck, Target
+from cato.testing.chaos_plan import Fault, Plan, Planned, schedule
+
+# What is broken on purpose must be whole again before it is broken anew.
+VICTIM_WITHIN_S = 60.0
+# Books and engines are empty so long after the last answer.
+EMPTY_WITHIN_S = 30.0
+POLL_S = 0.1
+SAMPLE_S = 2.0
+# A process of which less was seen says nothing about a slope.
+LEAST_SAMPLES = 10
+# The beginning of a process is growth: imports, caches, pools of connections.
+WARM_UP_SHARE = 0.3
+SHOWN = 5
+
+
+class Stage(Protocol):
+    """What is drilled: an application that answers, and ways to break it."""
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def possible(self) -> frozenset[Fault]: ...
+
+    async def victims(self) -> Sequence[str]:
+        """Replicas that accept work now."""
+        ...
+
+    async def strike(self, fault: Fault, victim: str, pause_s: float) -> None:
+        """Do `fault`, to the replica `victim` if it hits one. Returns when it is done."""
+        ...
+
+    async def leaks(self) -> Sequence[str]:
+        """What books and engines still hold; nothing, when nobody asks."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes of the application's processes, by name."""
+        ...
+
+
+@dataclass(slots=True)
+class Drill:
+    """One run of a plan. `say` is told what happens."""
+
+    plan: Plan
+    stage: Stage
+    say: Callable[[str], None] = lambda _: None
+    struck: list[Struck] = field(default_factory=list)
+    skipped: Counter[Fault] = field(default_factory=Counter)
+    _ingress_kills_s: list[float] = field(default_factory=list)
+    _memory: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+
+    async def run(self) -> dict[str, Any]:
+        """Returns the report; raises nothing for what the application did."""
+        plan = self.plan
+        clients = Clients(
+            self.stage.target,
+            streams=plan.streams,
+            tokens=plan.tokens,
+            dialects=plan.dialects,
+            seed=plan.seed,
+            ingress_killed_since=lambda at_s: any(k >= at_s - 5 for k in self._ingress_kills_s),
+        )
+        started_s = time.monotonic()
+        asking = asyncio.create_task(clients.run())
+        watching = asyncio.create_task(self._watch_memory())
+        try:
+            await self._strike_all(clients, started_s)
+            await asyncio.sleep(max(0.0, plan.duration_s - (time.monotonic() - started_s)))
+            self.say("waiting for the last answers")
+            clients.stop()
+            await asyncio.wait([asking], timeout=2 * HANG_S)
+        finally:
+            watching.cancel()
+            hung = clients.under_way
+            asking.cancel()
+            await asyncio.wait([asking, watching])
+        asked_s = time.monotonic() - started_s
+        return self._report(clients, hung, await self._leaks(), asked_s)
+
+    async def _strike_all(self, clients: Clients, started_s: float) -> None:
+        late_s = 0.0
+        planned = schedule(self.plan, self.stage.possible)
+        for number, next_ in enumerate(planned, 1):
+            due_s = started_s + next_.at_s + late_s
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            self.say(f"fault {number} of {len(planned)}: {next_.fault}")
+            victim = await self._victim(next_)
+            if victim is None:
+                self.skipped[next_.fault] += 1
+                continue
+            struck = Struck(next_, victim, time.monotonic())
+            if next_.fault is Fault.INGRESS_KILL:
+                self._ingress_kills_s.append(struck.at_s)
+            clients.strike(struck)
+            self.struck.append(struck)
+            await self.stage.strike(next_.fault, victim, self.plan.pause_s)
+            # A schedule that fell behind goes on with its gaps, not with a burst.
+            late_s = max(late_s, time.monotonic() - started_s - next_.at_s)
+
+    async def _victim(self, planned: Planned) -> str | None:
+        """The replica that a fault hits, once there are two; empty for one that hits none."""
+        if not planned.fault.hits_a_replica:
+            return ""
+        deadline_s = time.monotonic() + VICTIM_WITHIN_S
+        while time.monotonic() < deadline_s:
+            victims = sorted(await self.stage.victims())
+            if len(victims) >= 2:
+                return victims[int(planned.victim * len(victims))]
+            await asyncio.sleep(POLL_S)
+        return None
+
+    async def _leaks(self) -> list[str]:
+        deadline_s = time.monotonic() + EMPTY_WITHIN_S
+        while True:
+            held = list(await self.stage.leaks())
+            if not held or time.monotonic() > deadline_s:
+                return held
+            await asyncio.sleep(POLL_S)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            for name, size in self.stage.memory().items():
+                self._memory.setdefault(name, []).append((now_s, size))
+            await asyncio.sleep(SAMPLE_S)
+
+    def _report(
+        self, clients: Clients, hung: int, leaks: list[str], asked_s: float
+    ) -> dict[str, Any]:
+        kinds = Counter(outcome.kind for outcome in clients.outcomes)
+        kinds["hung"] += hung
+        bad = [o for o in clients.outcomes if o.kind in ("wrong", "failed", "hung")]
+        refused = Counter(o.problem for o in clients.outcomes if o.kind == "refused")
+        by_fault = {
+            fault.value: _distribution([s for s in self.struck if s.planned.fault is fault])
+            for fault in Fault
+        }
+        return {
+            "seed": self.plan.seed,
+            "seconds": round(asked_s, 1),
+            "streams": self.plan.streams,
+            "faults": len(self.struck),
+            "skipped": {fault.value: n for fault, n in self.skipped.items()},
+            "calls": dict(sorted(kinds.items())),
+            "refused": dict(refused),
+            "output_tokens": clients.output_tokens,
+            "ttft_s": _percentiles(clients.first_token_s),
+            "recovery_s": {name: d for name, d in by_fault.items() if d["faults"]},
+            "leaks": leaks,
+            "memory": {n: s for n, m in self._memory.items() if (s := slope(m)) is not None},
+            "problems": [_shown(o) for o in bad[:SHOWN]],
+            "passed": not bad and not hung and not leaks,
+        }
+
+
+def slope(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:
+    """MB at the end, and how many an hour it grows: a line through all but the beginning.
+
+    Theil and Sen's: the median of the slopes of pairs, which a single spike does not bend. None
+    for too few samples.
+    """
+    settled = list(samples)[ceil(len(samples) * WARM_UP_SHARE) :]
+    if len(settled) < LEAST_SAMPLES:
+        return None
+    half = len(settled) // 2
+    slopes = sorted(
+        (b[1] - a[1]) / (b[0] - a[0])
+        for a, b in zip(settled[: len(settled) - half], settled[half:], strict=True)
+        if b[0] > a[0]
+    )
+    per_s = slopes[len(slopes) // 2]
+    return {
+        "mb": round(settled[-1][1] / 1e6, 1),
+        "mb_per_hour": round(per_s * 3600 / 1e6, 2),
+        "seconds": round(settled[-1][0] - settled[0][0], 1),
+    }
+
+
+def _shown(outcome: Outcome) -> str:
+    return f"{outcome.kind} {outcome.dialect} {outcome.request_id}: {outcome.problem}"
+
+
+def _distribution(struck: Sequence[Struck]) -> dict[str, float]:
+    waits = [s.recovery_s for s in struck if s.recovery_s is not None]
+    return {"faults": len(struck), **_percentiles(waits)}
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    if not ordered:
+        return {}
+
+    def at(share: float) -> float:
+        return round(ordered[min(len(ordered) - 1, ceil(share * len(ordered)) - 1)], 3)
+
+    return {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": round(ordered[-1], 3)}

@@ -1,0 +1,168 @@
+"""What a fault drill does: the file that says it, and the schedule that a seed makes of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from cato.config.yaml_file import Duration, StrictModel, read_yaml, validate
+from cato.core.profile import Profile
+
+
+class Fault(StrEnum):
+    """What is broken. A pause is a process that stands still, as under swapping or a stopped VM."""
+
+    ENGINE_CRASH = "engine_crash"
+    FAILED_START = "failed_start"  # an engine crash, and its next start fails too
+    REPLICA_KILL = "replica_kill"
+    REPLICA_PAUSE = "replica_pause"
+    ROUTER_KILL = "router_kill"
+    PROFILER_KILL = "profiler_kill"
+    PROVISIONER_KILL = "provisioner_kill"
+    EVICTION_KILL = "eviction_kill"
+    CONTROLLER_KILL = "controller_kill"
+    INGRESS_KILL = "ingress_kill"
+    STORE_LOCK = "store_lock"
+
+    @property
+    def hits_a_replica(self) -> bool:
+        return self in _REPLICA_FAULTS
+
+
+_REPLICA_FAULTS = frozenset(
+    {Fault.ENGINE_CRASH, Fault.FAILED_START, Fault.REPLICA_KILL, Fault.REPLICA_PAUSE}
+)
+
+
+class Dialect(StrEnum):
+    """How a drill's clients ask; all but `whole` stream."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+    TASK = "task"  # a workflow, under its model's name
+    WHOLE = "whole"
+
+
+PREFILL_S = 0.005
+LOAD_S = 0.2
+
+Weight = Annotated[float, Field(ge=0)]
+_ALL_DIALECTS: Mapping[Dialect, float] = dict.fromkeys(Dialect, 1.0)
+
+
+class PlanFile(StrictModel):
+    """A plan as it stands in a file. Gaps between faults are exponential with mean `gap`."""
+
+    seed: Annotated[int, Field(ge=0, description="Of faults, victims and prompts.")] = 0
+    streams: Annotated[int, Field(ge=1, description="Answers that are read at any time.")] = 100
+    tokens: Annotated[int, Field(ge=2, description="Of the longest answer.")] = 200
+    faults: Annotated[int, Field(ge=0)] = 100
+    gap: Annotated[Duration, Field(gt=0)] = 1.0
+    pause: Annotated[Duration, Field(gt=0, description="How long a paused process stands.")] = 1.0
+    duration: Annotated[
+        Duration, Field(ge=0, description="The least time that clients ask, faults or not.")
+    ] = 0.0
+    step: Annotated[Duration, Field(gt=0, description="Time of a token of a stream.")] = 0.02
+    replicas: Annotated[int, Field(ge=2, description="Of the one pool.")] = 4
+    mix: dict[str, Weight] = Field(default_factory=dict)
+    dialects: dict[str, Weight] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> PlanFile:
+        for field, given, known in (
+            ("mix", self.mix, Fault),
+            ("dialects", self.dialects, Dialect),
+        ):
+            unknown = sorted(set(given) - set(known))
+            if unknown:
+                raise ValueError(f"{field}: no {unknown[0]!r}; known: {', '.join(known)}")
+            if given and not any(given.values()):
+                raise ValueError(f"{field}: one weight must be above 0")
+        return self
+
+    def to_plan(self) -> Plan:
+        mix = {Fault(n): w for n, w in self.mix.items()} or dict.fromkeys(Fault, 1.0)
+        dialects = {Dialect(n): w for n, w in self.dialects.items()} or _ALL_DIALECTS
+        return Plan(
+            self.seed, self.streams, self.tokens, self.faults, self.gap, self.pause,
+            self.duration, self.step, self.replicas, mix, dialects,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See `PlanFile`."""
+
+    seed: int
+    streams: int
+    tokens: int
+    faults: int
+    gap_s: float
+    pause_s: float
+    duration_s: float
+    step_s: float
+    replicas: int
+    mix: Mapping[Fault, float]
+    dialects: Mapping[Dialect, float]
+
+    @property
+    def slots(self) -> int:
+        """Of each replica: half of the replicas have room for all streams.
+
+        Recovery is measured with capacity to spare; without it, it would be the queue's length.
+        """
+        return -(-2 * self.streams // self.replicas)
+
+    def profile(self) -> Profile:
+        """Of the simulated engines."""
+        return Profile(
+            model="drill",
+            accelerator="none",
+            engine="simulated",
+            prefill_per_batch_token_s=0.0,
+            prefill_per_request_s=0.0,
+            prefill_per_token_s=0.0,
+            prefill_base_s=PREFILL_S,
+            decode_per_context_token_s=0.0,
+            decode_per_request_s=0.0,
+            decode_base_s=self.step_s,
+            kv_capacity_tokens=10_000_000,
+            max_running=self.slots,
+            context_tokens=16_384,
+            load_s=LOAD_S,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault: when, after the drill's start, and which of those that it can hit, in [0, 1)."""
+
+    at_s: float
+    fault: Fault
+    victim: float
+
+
+def load_plan(path: Path) -> Plan:
+    """Read and check a plan; raise `ConfigError`."""
+    return validate(PlanFile, read_yaml(path), str(path)).to_plan()
+
+
+def schedule(plan: Plan, possible: frozenset[Fault]) -> list[Planned]:
+    """The faults of `plan` that are `possible`; the same for the same seed."""
+    kinds = [fault for fault in plan.mix if fault in possible]
+    weights = [plan.mix[fault] for fault in kinds]
+    if plan.faults and not any(weights):
+        raise ValueError("none of the plan's faults is possible here")
+    draw = random.Random(plan.seed)
+    planned, at_s = [], 0.0
+    for _ in range(plan.faults):
+        at_s += draw.expovariate(1 / plan.gap_s)
+        (fault,) = draw.choices(kinds, weights)
+        planned.append(Planned(at_s, fault, draw.random()))
+    return planned

@@ -1,0 +1,83 @@
+"""Small checkpoints with random weights: what they say is nonsense, and another for each seed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cato.config.places import DEMO_SOURCE, model_path
+
+# Sizes beside those of the demo model, whose tokenizer all of them have.
+ARCHITECTURES = {
+    "narrow": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
+    "wide": {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3},
+}
+_HEAD_DIM = 64
+# The output layer shares the embedding's weights: a strong embedding would make every model repeat
+# the last token. With these what the layers add decides, and by more than rounding can change.
+_EMBEDDING_SCALE = 0.05
+_FINAL_NORM = 8.0
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
+
+
+def write_checkpoint(folder: Path, architecture: str, seed: int) -> Path:
+    """A Llama of the named sizes in Hugging Face layout; needs torch. Returns `folder`."""
+    import torch
+    from safetensors.torch import save_file
+
+    demo = Path(model_path(DEMO_SOURCE))
+    config: dict[str, Any] = json.loads((demo / "config.json").read_text(encoding="utf-8"))
+    config |= ARCHITECTURES[architecture]
+    config["num_attention_heads"] = config["hidden_size"] // _HEAD_DIM
+    config["num_key_value_heads"] = 1
+    generator = torch.Generator().manual_seed(seed)
+    hidden, ff = config["hidden_size"], config["intermediate_size"]
+
+    def random(rows: int, columns: int) -> Any:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    embedding = torch.randn(config["vocab_size"], hidden, generator=generator)
+    weights = {"model.embed_tokens.weight": _EMBEDDING_SCALE * embedding}
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}"
+        for name, rows, columns in (
+            ("self_attn.q_proj", hidden, hidden),
+            ("self_attn.k_proj", _HEAD_DIM, hidden),
+            ("self_attn.v_proj", _HEAD_DIM, hidden),
+            ("self_attn.o_proj", hidden, hidden),
+            ("mlp.gate_proj", ff, hidden),
+            ("mlp.up_proj", ff, hidden),
+            ("mlp.down_proj", hidden, ff),
+        ):
+            weights[f"{at}.{name}.weight"] = random(rows, columns)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{at}.{name}.weight"] = torch.ones(hidden)
+    weights["model.norm.weight"] = torch.full((hidden,), _FINAL_NORM)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    for name in _TOKENIZER:
+        shutil.copy(demo / name, folder / name)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="a folder is made in it for each")
+    parser.add_argument("--seeds", type=int, default=2, help="of each architecture")
+    args = parser.parse_args()
+    for architecture in ARCHITECTURES:
+        for seed in range(args.seeds):
+            print(write_checkpoint(args.out / f"{architecture}-{seed}", architecture, seed))
+
+
+if __name__ == "__main__":
+    main()

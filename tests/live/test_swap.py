@@ -1,0 +1,180 @@
+"""Several real models in one slot, by other weights in the same engine and by a new engine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from cato.core.errors import InputError
+from cato.core.eviction import CopyId
+from cato.core.ids import DeploymentName, ModelName
+from cato.core.profile import UNMEASURED
+from cato.core.slots import SlotOrder
+from cato.core.topology import DeploymentSpec, EngineSpec, HostedModel, ModelSpec
+from cato.engines.base import Endpoint, Engine, EngineRequest
+from cato.engines.vllm.host import Zygote
+from cato.engines.vllm.process import VllmEngine
+from cato.serve.engine_loader import EngineLoader
+from cato.testing.checkpoints import ARCHITECTURES, write_checkpoint
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+SWAPS = 50
+PROMPT = "def add(a, b):\n    return"
+SLOTS = DeploymentSpec(
+    DeploymentName("slots"),
+    "cpu",
+    EngineSpec(
+        "vllm",
+        zygote=True,
+        dtype="float32",
+        max_num_seqs=4,
+        max_model_len=256,
+        kv_cache_memory_bytes=64 << 20,
+        enforce_eager=True,
+        swap=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Fixture:
+    loader: EngineLoader
+    models: dict[str, ModelSpec]
+
+    def order(self, name: str, number: int = 0) -> SlotOrder:
+        hosted = HostedModel(self.models[name])
+        return SlotOrder(CopyId(f"{name}.{number}"), hosted, UNMEASURED)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def made() -> AsyncIterator[Fixture]:
+    """Four checkpoints: two seeds of two architectures, and a zygote to fork engines from."""
+    with tempfile.TemporaryDirectory(prefix="cato-s-") as name:
+        folder = Path(name)
+        models = {}
+        for architecture in ARCHITECTURES:
+            for seed in (1, 2):
+                model = f"{architecture}-{seed}"
+                source = write_checkpoint(folder / model, architecture, seed)
+                models[model] = ModelSpec(ModelName(model), str(source), "qwen")
+        zygote = Zygote(folder / "z.sock")
+        await zygote.ready()
+
+        async def socket() -> str:
+            return zygote.socket
+
+        yield Fixture(EngineLoader(SLOTS, name, socket), models)
+        await zygote.stop()
+
+
+async def answer(engine: Engine) -> str:
+    """What the model says to the prompt; greedy, so a fingerprint of its weights."""
+    body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+    request = EngineRequest("fingerprint", Endpoint.COMPLETIONS, body)
+    return "".join([chunk.text async for chunk in engine.generate(request)])
+
+
+async def fresh_answer(made: Fixture, name: str) -> str:
+    engine = await made.loader.load(made.order(name), None)
+    try:
+        return await answer(engine)
+    finally:
+        await engine.stop()
+
+
+def rss_of(engine: Engine) -> int:
+    assert engine.pid is not None
+    process = psutil.Process(engine.pid)
+    return sum(p.memory_info().rss for p in (process, *process.children(recursive=True)))
+
+
+async def test_every_model_answers_as_in_an_engine_of_its_own(made: Fixture) -> None:
+    expected = {name: await fresh_answer(made, name) for name in made.models}
+    assert len(set(expected.values())) == len(expected)
+    engine = await made.loader.load(made.order("narrow-1"), None)
+    try:
+        for name, is_swapped in (
+            ("narrow-2", True),
+            ("narrow-1", True),
+            ("wide-1", False),
+            ("wide-2", True),
+            ("narrow-2", False),
+        ):
+            before = engine
+            engine = await made.loader.load(made.order(name), engine)
+            assert (engine is before) == is_swapped
+            assert await answer(engine) == expected[name]
+            assert engine.facts.served_model == name
+    finally:
+        await engine.stop()
+
+
+async def test_an_answer_names_the_model_that_was_put_in(made: Fixture) -> None:
+    engine = await made.loader.load(made.order("narrow-1"), None)
+    try:
+        engine = await made.loader.load(made.order("narrow-2"), engine)
+        for stream in (True, False):
+            body = {"prompt": '"model":"narrow-1"', "max_tokens": 4}
+            request = EngineRequest("1", Endpoint.COMPLETIONS, body, stream=stream, raw=True)
+            raw = b"".join([chunk.raw async for chunk in engine.generate(request)])
+            assert b'"model":"narrow-2"' in raw
+            assert b'"model":"narrow-1"' not in raw
+    finally:
+        await engine.stop()
+
+
+async def test_other_architectures_are_refused_and_the_engine_lives_on(made: Fixture) -> None:
+    engine = await made.loader.load(made.order("narrow-1"), None)
+    assert isinstance(engine, VllmEngine)
+    try:
+        said = await answer(engine)
+        wide = made.models["wide-1"]
+        with pytest.raises(InputError, match="hidden_size"):
+            await engine.swap(wide, wide.source)
+        assert await answer(engine) == said
+    finally:
+        await engine.stop()
+
+
+async def test_fifty_swaps_leak_nothing(made: Fixture) -> None:
+    engine = await made.loader.load(made.order("narrow-1"), None)
+    assert isinstance(engine, VllmEngine)
+    try:
+        expected = {}
+        for i in range(4):
+            name = f"narrow-{1 + i % 2}"
+            await engine.swap(made.models[name], made.models[name].source)
+            expected[name] = await answer(engine)
+        before = rss_of(engine)
+        for i in range(SWAPS):
+            name = f"narrow-{1 + i % 2}"
+            await engine.swap(made.models[name], made.models[name].source)
+            assert await answer(engine) == expected[name]
+        assert rss_of(engine) <= 1.1 * before
+    finally:
+        await engine.stop()
+
+
+async def test_a_broken_checkpoint_is_an_error_and_the_next_order_works(
+    made: Fixture, tmp_path: Path
+) -> None:
+    from cato.core.errors import EngineError
+
+    broken = replace(made.models["narrow-1"], name=ModelName("broken"), source=str(tmp_path))
+    order = SlotOrder(CopyId("1"), HostedModel(broken), UNMEASURED)
+    engine = await made.loader.load(made.order("narrow-1"), None)
+    with pytest.raises(EngineError):
+        await made.loader.load(order, engine)
+    engine = await made.loader.load(made.order("narrow-2"), None)
+    assert await answer(engine)
+    await engine.stop()

@@ -1,0 +1,141 @@
+"""The fault drill: what it would see, and that the application passes a small one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cato.cli import app
+from cato.core.errors import ConfigError
+from cato.testing.chaos import Drill, slope
+from cato.testing.chaos_clients import Struck, difference
+from cato.testing.chaos_local import LocalStage, local_stage
+from cato.testing.chaos_plan import Fault, Plan, PlanFile, Planned, load_plan, schedule
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def a_plan(**fields: object) -> Plan:
+    quick: dict[str, object] = {"streams": 6, "tokens": 20, "faults": 6, "gap": "100ms"}
+    return PlanFile.model_validate({**quick, "step": "10ms", "pause": "200ms", **fields}).to_plan()
+
+
+def test_the_same_seed_makes_the_same_faults() -> None:
+    plan = a_plan(faults=50, seed=7)
+    possible = frozenset({Fault.ENGINE_CRASH, Fault.ROUTER_KILL})
+    assert schedule(plan, possible) == schedule(plan, possible)
+    assert schedule(plan, possible) != schedule(replace(plan, seed=8), possible)
+    assert {p.fault for p in schedule(plan, possible)} == possible
+
+
+def test_faults_come_in_the_mix_of_the_plan() -> None:
+    plan = a_plan(faults=400, mix={"engine_crash": 3, "router_kill": 1})
+    crashes = sum(p.fault is Fault.ENGINE_CRASH for p in schedule(plan, frozenset(Fault)))
+    assert 250 < crashes < 350
+
+
+def test_a_plan_without_a_possible_fault_says_so() -> None:
+    with pytest.raises(ValueError, match="possible"):
+        schedule(a_plan(mix={"store_lock": 1}), frozenset({Fault.ENGINE_CRASH}))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mix: {engine_crush: 1}", "engine_crash"),
+        ("mix: {engine_crash: 0}", "above 0"),
+        ("dialects: {soap: 1}", "completions"),
+        ("streams: 0", "streams"),
+        ("gap: 0s", "gap"),
+        ("kills: 3", "unknown key"),
+    ],
+)
+def test_a_wrong_plan_says_what_to_write(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_plan(path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deployments" / "drills").glob("*.yaml")))
+def test_shipped_plans_can_be_read(path: Path) -> None:
+    plan = load_plan(path)
+    assert len(schedule(plan, frozenset(Fault))) == plan.faults
+    assert plan.slots * plan.replicas >= 2 * plan.streams
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [("abde", 2), ("abccde", 3), ("abdce", 2), ("abcd", 4), ("abcdef", 5), ("", 0)],
+)
+def test_lost_doubled_and_swapped_text_is_seen(text: str, at: int) -> None:
+    assert f"different from {at}:" in difference(text, "abcde")
+    assert difference("abcde", "abcde") == ""
+
+
+def test_memory_that_grows_is_told_from_memory_that_does_not() -> None:
+    flat = [(float(i), 100_000_000 + (i % 3) * 1000) for i in range(100)]
+    grows = [(float(i), 100_000_000 + i * 1000) for i in range(100)]
+    warms_up = [(float(i), 100_000_000 + min(i, 20) * 1_000_000) for i in range(100)]
+    assert slope(flat[:5]) is None
+    for samples, rate in ((flat, 0.0), (warms_up, 0.0), (grows, 3.6)):
+        found = slope(samples)
+        assert found is not None
+        assert found["mb_per_hour"] == pytest.approx(rate, abs=0.3)
+
+
+def test_a_fault_took_as_long_as_the_longest_call_stood_still() -> None:
+    struck = Struck(Planned(0.0, Fault.ROUTER_KILL, 0.0), "", 0.0)
+    assert struck.recovery_s is None
+    struck.waits_s += [0.1, 0.7, 0.2]
+    assert struck.recovery_s == 0.7
+
+
+async def drilled(plan: Plan) -> tuple[dict[str, Any], LocalStage]:
+    async with local_stage(plan) as stage:
+        return await Drill(plan, stage).run(), stage
+
+
+async def test_faults_of_every_kind_cost_no_token() -> None:
+    plan = a_plan(faults=15)
+    report, stage = await drilled(plan)
+    assert report["passed"], report
+    assert report["faults"] == 15
+    assert set(report["recovery_s"]) <= {fault.value for fault in stage.possible}
+    assert report["calls"]["ok"] > 0
+
+
+QUICK = "{streams: 4, tokens: 10, faults: 3, gap: 100ms, step: 10ms, pause: 100ms}"
+
+
+def test_the_command_says_what_came_of_it(tmp_path: Path) -> None:
+    plan, report = tmp_path / "plan.yaml", tmp_path / "report.json"
+    plan.write_text(QUICK)
+    asked = ["chaos", "--plan", str(plan), "--json", str(report)]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert "3 faults" in done.output
+    assert json.loads(report.read_text())["passed"] is True
+
+
+def test_the_command_refuses_a_wrong_plan(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("{streams: 0}")
+    done = CliRunner().invoke(app, ["chaos", "--plan", str(plan)])
+    assert done.exit_code == 2
+    assert "streams" in done.output
+
+
+async def test_engines_that_say_something_else_fail_the_drill() -> None:
+    plan = a_plan(faults=0, duration="300ms")
+    async with local_stage(plan) as stage:
+        stage.target = replace(stage.target, seed=99)
+        report = await Drill(plan, stage).run()
+    assert not report["passed"]
+    assert report["calls"]["wrong"] > 0
+    assert "different from" in report["problems"][0]

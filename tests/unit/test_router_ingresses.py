@@ -1,0 +1,101 @@
+"""A router's queue holds no place for an ingress that died."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from cato.control import router as module
+from cato.control.router import ReplicaRouter
+from cato.core.commands import Dispatch
+from cato.core.errors import CapacityError
+from cato.core.events import ReplicaReported
+from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
+from cato.core.topology import PoolPolicies
+from cato.testing.builders import a_profile, an_invocation
+
+
+def a_report(*, accepting: bool = True) -> ReplicaReported:
+    return ReplicaReported(
+        now_s=0.0,
+        replica_id=ReplicaId("r"),
+        deployment=DeploymentName("d"),
+        profile=a_profile(),
+        max_running=1,
+        standby=0,
+        accepting=accepting,
+        held=(),
+    )
+
+
+class Clock:
+    """The router's clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    monkeypatch.setattr(module, "_now_s", clock)
+    return clock
+
+
+def a_router() -> ReplicaRouter:
+    return ReplicaRouter(PoolName("p"), PoolPolicies(), a_profile())
+
+
+async def passes(clock: Clock, router: ReplicaRouter, living: str) -> None:
+    """Three times ten seconds in which `living` shows life, and the router looks."""
+    for _ in range(3):
+        await router.alive(living)
+        clock.now_s += 10.0
+        await asyncio.sleep(0.05)  # a few ticks
+
+
+async def test_what_a_dead_ingress_has_waiting_is_withdrawn(clock: Clock) -> None:
+    router = a_router()
+    lost = asyncio.ensure_future(router.offer(an_invocation("lost"), "dead"))
+    kept = asyncio.ensure_future(router.offer(an_invocation("kept"), "living"))
+    await asyncio.sleep(0)
+    await passes(clock, router, "living")
+    with pytest.raises(CapacityError, match="silent"):
+        await asyncio.wait_for(lost, 10)
+    assert (await router.picture()).queued == 1
+    await router.report(a_report())
+    lease = await asyncio.wait_for(kept, 10)
+    assert isinstance(lease, Dispatch)
+    assert (await router.picture()).queued == 0
+
+
+async def test_an_ingress_that_shows_life_keeps_its_place(clock: Clock) -> None:
+    router = a_router()
+    waiting = asyncio.ensure_future(router.offer(an_invocation("i"), "slow"))
+    await asyncio.sleep(0)
+    await passes(clock, router, "slow")
+    assert not waiting.done()
+    await router.report(a_report())
+    assert (await asyncio.wait_for(waiting, 10)).invocation_id == InvocationId("i")
+
+
+async def test_a_restarted_router_gets_the_same_offers_again_and_leaks_no_slot() -> None:
+    first, second = a_router(), a_router()
+    await first.report(a_report())
+    lease = await first.offer(an_invocation("runs"), "me")
+    await second.report(replace(a_report(), held=(InvocationId("runs"),)))
+    waiting = asyncio.ensure_future(second.offer(an_invocation("waits"), "me"))
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "the one slot is still held"
+    await second.news((), ((lease.invocation_id, lease.attempt, 5, "done"),))
+    assert (await waiting).replica_id == ReplicaId("r")
+    again = await second.offer(an_invocation("waits"), "me")
+    assert again == await waiting, "an offer that was answered is answered the same"
+    await second.news((), ((InvocationId("waits"), 1, 5, "done"),))
+    assert [r.held for r in (await second.picture()).replicas] == [0]

@@ -1,0 +1,406 @@
+"""A shared pool with its real books, slots and simulated engines, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from cato.control.shared_pool import SharedPool
+from cato.core.commands import Dispatch
+from cato.core.errors import (
+    CapacityError,
+    EngineDeadError,
+    EngineError,
+    InputError,
+    ReplicaLostError,
+    UnknownNameError,
+)
+from cato.core.ids import (
+    DeploymentName,
+    InvocationId,
+    ModelName,
+    NodeId,
+    PoolName,
+    ReplicaId,
+    RunId,
+    TaskName,
+)
+from cato.core.profile import UNMEASURED
+from cato.core.slots import SlotOrder
+from cato.core.snapshot import Invocation
+from cato.core.topology import (
+    DeploymentSpec,
+    EngineSpec,
+    HostedModel,
+    ModelSpec,
+    SharedPoolPolicies,
+    SharedPoolSpec,
+)
+from cato.engines.base import Endpoint, Engine, EngineRequest
+from cato.engines.simulated import SimulatedEngine, simulated_text
+from cato.serve.engine_loader import EngineLoader, simulated_seed
+from cato.testing.local_slots import LocalSharedPool
+
+JAVA, GO, RUST = ModelName("java"), ModelName("go"), ModelName("rust")
+PROMPT = "def f(x):\n    return"
+QUICK = replace(
+    UNMEASURED,
+    load_s=0.02,
+    prefill_base_s=0.001,
+    prefill_per_batch_token_s=0.0,
+    decode_base_s=0.001,
+    decode_per_request_s=0.0,
+)
+# One that still runs when the test looks.
+SLOW = replace(QUICK, decode_base_s=0.02)
+LONG_TOKENS = 2000
+
+
+def a_pool(
+    *names: ModelName,
+    slots: int = 1,
+    max_running: int = 4,
+    policies: SharedPoolPolicies | None = None,
+) -> SharedPoolSpec:
+    models = tuple(HostedModel(ModelSpec(n, "simulated", "qwen")) for n in names)
+    engine = EngineSpec("simulated", max_num_seqs=max_running)
+    deployment = DeploymentSpec(
+        DeploymentName("cards-slots"), "cpu", engine, initial_replicas=slots, standby=0
+    )
+    chosen = policies or SharedPoolPolicies("lru", "batched")
+    return SharedPoolSpec(PoolName("cards"), models, deployment, chosen)
+
+
+def an_invocation(id: str, attempt: int = 1) -> Invocation:
+    return Invocation(
+        id=InvocationId(id),
+        run_id=RunId(id),
+        task=TaskName("test"),
+        node=NodeId("call"),
+        prompt_tokens=10,
+        expected_tokens=8,
+        arrived_at_s=0.0,
+        deadline_s=1.5,
+        until_first_token=True,
+        attempt=attempt,
+    )
+
+
+def a_request(id: str, tokens: int = 8) -> EngineRequest:
+    body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True}
+    return EngineRequest(id, Endpoint.COMPLETIONS, body)
+
+
+def text_of(model: ModelName, tokens: int = 8) -> str:
+    """What only this model says."""
+    return simulated_text(simulated_seed(0, model), PROMPT, tokens)
+
+
+async def ask(pool: LocalSharedPool, id: str, model: ModelName) -> tuple[Dispatch, str]:
+    lease = await pool.lease(model, an_invocation(id))
+    return lease, await read(pool, model, lease)
+
+
+async def read(pool: LocalSharedPool, model: ModelName, lease: Dispatch, tokens: int = 8) -> str:
+    chunks = pool.stream(model, lease, a_request(lease.invocation_id, tokens))
+    return "".join([chunk.text async for chunk in chunks])
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if claim():
+                return
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(
+    pool: LocalSharedPool, id: str, model: ModelName
+) -> AsyncIterator[tuple[Dispatch, asyncio.Task[str]]]:
+    """A long call under way; cancelled at the end."""
+    lease = await pool.lease(model, an_invocation(id))
+    task = asyncio.create_task(read(pool, model, lease, LONG_TOKENS))
+    slot = pool.slots[lease.replica_id]
+    await until(lambda: task.done() or InvocationId(id) in dict(slot.as_report().held))
+    try:
+        yield lease, task
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+def books(pool: LocalSharedPool) -> SharedPool:
+    return pool.present_books()
+
+
+def test_one_load_serves_all_that_wait_and_every_answer_is_of_the_right_model() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA, GO, RUST, slots=2)
+        async with LocalSharedPool(spec, dict.fromkeys((JAVA, GO, RUST), QUICK)) as pool:
+            asked = [(f"{i}", (JAVA, GO, RUST)[i % 3]) for i in range(12)]
+            answers = await asyncio.gather(*(ask(pool, id, model) for id, model in asked))
+            for (_, model), (lease, text) in zip(asked, answers, strict=True):
+                assert text == text_of(model)
+                assert lease.deployment == "cards-slots"
+            counts = books(pool).picture().counts
+            assert (counts.served, counts.loads, counts.evictions) == (12, 3, 1)
+            # The one that had the load ordered missed; whoever came while it loaded did not.
+            assert counts.hits == 9
+
+    asyncio.run(scenario())
+
+
+def test_a_model_with_running_work_stays_until_that_has_ended() -> None:
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA, GO), {JAVA: SLOW, GO: QUICK}) as pool:
+            async with running(pool, "java", JAVA) as (_, stream):
+                other = asyncio.create_task(ask(pool, "go", GO))
+                await until(lambda: books(pool).picture().queued == 1)
+                await asyncio.sleep(0.05)
+                assert not other.done()
+                assert books(pool).picture().counts.evictions == 0
+                assert not stream.done()
+            _, text = await other
+            assert text == text_of(GO)
+            assert books(pool).picture().counts.evictions == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA, GO), {JAVA: SLOW, GO: QUICK}) as pool:
+            async with running(pool, "java", JAVA):
+                waiting = asyncio.create_task(pool.lease(GO, an_invocation("go")))
+                await until(lambda: books(pool).picture().queued == 1)
+                books(pool).withdraw(InvocationId("go"))
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                assert books(pool).picture().queued == 0
+            _, text = await ask(pool, "java-2", JAVA)
+            assert text == text_of(JAVA)
+
+    asyncio.run(scenario())
+
+
+class Breaks:
+    """A loader that fails the first `times` loads of each model."""
+
+    def __init__(self, spec: SharedPoolSpec, times: int) -> None:
+        self._loader = EngineLoader(spec.slots, "", _never)
+        self._times = times
+        self._failed: dict[ModelName, int] = {}
+
+    async def load(self, order: SlotOrder, previous: Engine | None) -> Engine:
+        assert order.model is not None
+        name = order.model.model.name
+        self._failed[name] = self._failed.get(name, 0) + 1
+        if self._failed[name] <= self._times:
+            raise EngineError("no space left on device")
+        return await self._loader.load(order, previous)
+
+
+async def _never() -> str:
+    raise AssertionError("nothing is forked")
+
+
+def test_a_failed_load_is_tried_again_and_the_call_is_served() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA)
+        async with LocalSharedPool(spec, {JAVA: QUICK}, loader=Breaks(spec, 1)) as pool:
+            _, text = await ask(pool, "1", JAVA)
+            assert text == text_of(JAVA)
+            counts = books(pool).picture().counts
+            assert (counts.loads, counts.failures) == (2, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_source_that_is_not_there_is_refused_with_its_name() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA)
+        (java,) = spec.models
+        lost = replace(java, model=replace(java.model, source="./no-such-folder"))
+        engine = replace(spec.slots.engine, kind="vllm")
+        spec = replace(spec, models=(lost,), slots=replace(spec.slots, engine=engine))
+        async with LocalSharedPool(spec, {JAVA: QUICK}) as pool:
+            with pytest.raises(CapacityError, match="no-such-folder"):
+                await pool.lease(JAVA, an_invocation("1"))
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_never_loads_is_refused_with_its_problem() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA)
+        async with LocalSharedPool(spec, {JAVA: QUICK}, loader=Breaks(spec, 99)) as pool:
+            with pytest.raises(CapacityError, match="no space left on device") as refused:
+                await pool.lease(JAVA, an_invocation("1"))
+            assert refused.value.retry_after_s >= 1.0
+
+    asyncio.run(scenario())
+
+
+def test_new_books_learn_what_is_loaded_and_what_runs() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA, GO, slots=2)
+        async with (
+            LocalSharedPool(spec, {JAVA: SLOW, GO: QUICK}) as pool,
+            running(pool, "java", JAVA) as (lease, stream),
+        ):
+            await ask(pool, "go", GO)
+            pool.lose_books()
+            await asyncio.sleep(0.05)
+            pool.restart_books()
+            await until(lambda: _ready(pool) == 2)
+            again, text = await ask(pool, "go-2", GO)
+            assert text == text_of(GO)
+            assert again.replica_id != lease.replica_id
+            assert books(pool).picture().counts.loads == 0
+            assert not stream.done()
+
+    asyncio.run(scenario())
+
+
+def _ready(pool: LocalSharedPool) -> int:
+    return sum(s.model is not None for s in books(pool).picture().slots)
+
+
+def test_what_ran_on_a_lost_slot_goes_on_in_another() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA, slots=2)
+        async with LocalSharedPool(spec, {JAVA: SLOW}) as pool:
+            async with running(pool, "1", JAVA) as (lease, stream):
+                await pool.remove_slot(lease.replica_id)
+                with pytest.raises(EngineDeadError):
+                    await stream
+                again = await pool.lease(JAVA, an_invocation("1", attempt=2))
+                assert again.replica_id != lease.replica_id
+                assert again.attempt == 2
+                assert await read(pool, JAVA, again) == text_of(JAVA)
+            await until(lambda: books(pool).picture().queued == 0)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_dies_is_loaded_again() -> None:
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA), {JAVA: SLOW}) as pool:
+            async with running(pool, "1", JAVA) as (lease, stream):
+                engine = pool.slots[lease.replica_id].engine
+                assert isinstance(engine, SimulatedEngine)
+                await engine.kill()
+                with pytest.raises(EngineDeadError):
+                    await stream
+                await until(lambda: books(pool).picture().counts.failures == 1)
+                again = await pool.lease(JAVA, an_invocation("1", attempt=2))
+                assert await read(pool, JAVA, again) == text_of(JAVA)
+            counts = books(pool).picture().counts
+            assert (counts.loads, counts.failures) == (2, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_refuses_a_call_of_a_model_that_it_does_not_hold() -> None:
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA, GO), {JAVA: QUICK, GO: QUICK}) as pool:
+            lease, _ = await ask(pool, "1", JAVA)
+            with pytest.raises(ReplicaLostError, match=r"holds java \(ready\), not go"):
+                await read(pool, GO, lease)
+
+    asyncio.run(scenario())
+
+
+def test_a_full_queue_refuses_and_an_unknown_model_has_no_place() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA, GO, policies=SharedPoolPolicies("lru", "batched", max_queued=1))
+        async with LocalSharedPool(spec, {JAVA: SLOW, GO: QUICK}) as pool:
+            async with running(pool, "java", JAVA):
+                first = asyncio.create_task(pool.lease(GO, an_invocation("1")))
+                await until(lambda: books(pool).picture().queued == 1)
+                with pytest.raises(CapacityError, match="queue of 1 is full"):
+                    await pool.lease(GO, an_invocation("2"))
+                with pytest.raises(
+                    UnknownNameError, match="no model named 'rust'; known: go, java"
+                ):
+                    await pool.lease(RUST, an_invocation("3"))
+            await first
+
+    asyncio.run(scenario())
+
+
+def test_the_same_offer_again_gets_the_same_lease() -> None:
+    async def scenario() -> None:
+        async with (
+            LocalSharedPool(a_pool(JAVA), {JAVA: SLOW}) as pool,
+            running(pool, "1", JAVA) as (lease, _),
+        ):
+            assert await pool.lease(JAVA, an_invocation("1")) == lease
+
+    asyncio.run(scenario())
+
+
+def test_weights_in_host_memory_are_loaded_faster() -> None:
+    policies = SharedPoolPolicies("lru", "batched", host_memory_bytes=10)
+
+    async def scenario() -> None:
+        spec = a_pool(JAVA, GO, policies=policies)
+        models = tuple(replace(m, load_s=0.2, reload_s=0.01, weights_bytes=5) for m in spec.models)
+        spec = replace(spec, models=models)
+        async with LocalSharedPool(spec, {JAVA: QUICK, GO: QUICK}) as pool:
+            for i, model in enumerate((JAVA, GO, JAVA, GO)):
+                await ask(pool, str(i), model)
+            picture = books(pool).picture()
+            assert (picture.counts.loads, picture.counts.from_host_memory) == (4, 2)
+            assert picture.in_host_memory == (("host", (GO, JAVA)),)
+
+    asyncio.run(scenario())
+
+
+def test_models_and_policies_change_at_run_time_and_a_reset_empties_the_slots() -> None:
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA), {JAVA: SLOW}) as pool:
+            books(pool).add_model(HostedModel(ModelSpec(GO, "simulated", "qwen")), QUICK)
+            _, text = await ask(pool, "1", GO)
+            assert text == text_of(GO)
+            books(pool).configure(SharedPoolPolicies("cace", "in-order"))
+            async with running(pool, "2", JAVA):
+                with pytest.raises(InputError, match="1 invocations wait or run"):
+                    books(pool).reset()
+            with pytest.raises(InputError, match="'java' is a model of the deployment file"):
+                books(pool).remove_model(JAVA)
+            why_not = books(pool).why_not_add(
+                HostedModel(ModelSpec(RUST, "simulated", "qwen", (JAVA,)))
+            )
+            assert why_not == "'java' is the name of another model of cards"
+            books(pool).remove_model(GO)
+            assert [p.name for p in books(pool).parts()] == ["cards/java"]
+            await until(lambda: _is_idle(books(pool)))
+            books(pool).reset()
+            await until(lambda: all(s.model is None for s in books(pool).picture().slots))
+            _, text = await ask(pool, "3", JAVA)
+            assert text == text_of(JAVA)
+            assert books(pool).picture().counts.loads == 1
+
+    asyncio.run(scenario())
+
+
+def _is_idle(pool: SharedPool) -> bool:
+    return all(s.running == 0 for s in pool.picture().slots)
+
+
+def test_a_silent_slot_is_lost() -> None:
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA), {JAVA: QUICK}) as pool:
+            await ask(pool, "1", JAVA)
+            books(pool).leave(ReplicaId("slot-0"))
+            # It lives, and says so.
+            _, text = await ask(pool, "2", JAVA)
+            assert text == text_of(JAVA)
+
+    asyncio.run(scenario())

@@ -1,0 +1,174 @@
+"""The status page in a real browser: drawn, readable, and behind its key.
+
+Needs Debian's `chromium` and the PyPI package `playwright`; with `CATO_SCREENSHOTS=FOLDER` the
+pictures are kept there for somebody to look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ingress_kit import COMPLETION, GENERATION, SLOW, a_pool, an_access, running, until
+
+from cato.core.ids import ReplicaId
+from cato.core.tenancy import Access, ApiKey
+from cato.serve.access.keys import new_key
+
+playwright = pytest.importorskip("playwright.async_api", reason="`playwright` is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="`chromium` is not installed"),
+]
+
+TRANSLATION = """
+name: code-translation
+description: Look, translate in parts, put together.
+sla: {metric: e2e, target: 400ms}
+inputs:
+  code: {type: str}
+nodes:
+  look: {type: analyze, source: "{{ code }}", language: python}
+  draft: {type: llm, model: slow, needs: [look], prompt: "{{ code }}", max_tokens: 20}
+  check: {type: llm, model: slow, needs: [draft], prompt: "{{ draft.text }}", max_tokens: 10}
+stream: check
+output: check
+"""
+WIDTH = 1280
+
+
+@contextlib.asynccontextmanager
+async def a_page(**options: Any) -> AsyncIterator[Any]:
+    """A page of `WIDTH` pixels in which any script error fails the test."""
+    async with playwright.async_playwright() as engine:
+        browser = await engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = await browser.new_page(viewport={"width": WIDTH, "height": 900}, **options)
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        yield page
+        await browser.close()
+        assert errors == []
+
+
+async def shot(page: Any, name: str) -> None:
+    folder = os.environ.get("CATO_SCREENSHOTS")
+    if folder:
+        await page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+
+
+async def check_layout(page: Any) -> None:
+    """Nothing is wider than the window, and no text of a chart lies on another."""
+    assert await page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+    overlaps = await page.evaluate("""() => {
+      const found = [];
+      for (const svg of document.querySelectorAll("svg")) {
+        const texts = [...svg.querySelectorAll("text")]
+          .map((t) => [t.textContent, t.getBoundingClientRect()]);
+        texts.forEach(([a, p], i) => texts.slice(i + 1).forEach(([b, q]) => {
+          const across = p.left < q.right && q.left < p.right;
+          if (across && p.top + 2 < q.bottom && q.top + 2 < p.bottom) found.push([a, b]);
+        }));
+      }
+      return found;
+    }""")
+    assert overlaps == []
+
+
+async def test_idle_loaded_and_with_a_dead_replica(tmp_path: Path) -> None:
+    fast = a_pool("sim-fast", "fast", step_s=0.002, prefill_s=0.02, replicas=2, slots=4)
+    slow = a_pool("sim-slow", "slow", step_s=0.01, prefill_s=0.05, replicas=2, slots=2)
+    async with (
+        running(tmp_path, fast, slow, workflows=(COMPLETION, GENERATION, TRANSLATION, SLOW)) as kit,
+        kit.server() as url,
+        a_page() as page,
+    ):
+        await page.goto(f"{url}/ui")
+        await page.wait_for_selector("#fleet tbody tr")
+        assert "No run has ended" in await page.inner_text("#runs")
+        assert "4 of 4" in await page.inner_text("#figures")
+        await check_layout(page)
+        await shot(page, "idle")
+
+        tasks = [
+            kit.service.run_task(name, inputs, request_id=f"req-{name}-{i}")
+            for i in range(12)
+            for name, inputs in (
+                ("code-completion", {"prefix": "def f("}),
+                ("code-generation", {"instruction": "sort a list"}),
+                ("code-translation", {"code": "def f(x):\n    return x\n"}),
+            )
+        ]
+        await asyncio.gather(*(t.wait() for t in tasks))
+        held = [
+            kit.service.run_task("slow", {"instruction": "wait"}, request_id=f"held-{i}")
+            for i in range(6)
+        ]
+        await until(lambda: slow.orchestrator.picture(0.0).queued > 0, within_s=5)
+        await page.reload()
+        await page.wait_for_selector("tr.run")
+        await page.wait_for_selector("#receipt svg[role=img] rect.first")
+        assert await page.locator("#receipt svg[role=img] text.name").count() == 3, "nodes"
+        assert "50 %" in await page.locator("#tasks svg").first.text_content()
+        assert "code-translation" in await page.inner_text("#tasks")
+        assert "4 of 12" in await page.inner_text("#figures"), "all places of the slow pool"
+        assert "late" in await page.inner_text("#runs")
+        assert "laxity" in await page.inner_text("#decisions")
+        await check_layout(page)
+        await shot(page, "loaded")
+
+        await page.click("tr.run:last-child button")
+        last = await page.get_attribute("tr.run:last-child button", "title")
+        await page.locator("#receipt", has_text=last).wait_for()
+        await slow.kill(ReplicaId("sim-slow#1"))
+        await page.locator("#fleet", has_text="gone").wait_for()
+        assert "killed" in await page.inner_text("#fleet")
+        assert "✕ lost" in await page.inner_text("#decisions")
+        await check_layout(page)
+        await shot(page, "one-replica-dead")
+        for task in held:
+            task.cancel("the test is over")
+            await task.wait()
+
+
+async def test_the_key_is_typed_once_and_forgotten_on_demand(tmp_path: Path) -> None:
+    key, id, digest = new_key()
+    access = an_access(Access((ApiKey(id, digest, "red"),)))
+    pool = a_pool("sim-fast", "fast")
+    async with (
+        running(tmp_path, pool, workflows=(COMPLETION,), access=access) as kit,
+        kit.server() as url,
+        a_page(color_scheme="dark") as page,
+    ):
+        await page.goto(f"{url}/ui")
+        await page.wait_for_selector("#key-form:not([hidden])")
+        assert "needs an API key" in await page.inner_text("#health")
+        await shot(page, "key")
+        await page.fill("#key", key)
+        await page.press("#key", "Enter")
+        await page.wait_for_selector("#fleet tbody tr")
+        assert await page.is_hidden("#key-form")
+        assert key not in await page.content()
+        await check_layout(page)
+        await shot(page, "dark")
+        await page.click("#forget-key")
+        await page.wait_for_selector("#key-form:not([hidden])")
+
+
+async def test_what_a_server_says_never_becomes_markup(tmp_path: Path) -> None:
+    pool = a_pool("<img src=x onerror=alert(1)>", "fast")
+    async with (
+        running(tmp_path, pool, workflows=(COMPLETION,)) as kit,
+        kit.server() as url,
+        a_page() as page,
+    ):
+        await page.goto(f"{url}/ui")
+        await page.wait_for_selector("#fleet tbody tr")
+        assert "<img" in await page.inner_text("#fleet")
+        assert await page.query_selector("#fleet img") is None

@@ -8,32 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import logging
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import ray
 from ray import serve
 
 from cato.bench import bare_server, plain
 from cato.bench.client import BenchError, Client, Place, Prompts, Timing
 from cato.bench.cpu import cpu_s
+from cato.bench.local_ray import start_ray, wait_until_answered
 from cato.config.paths import resolve
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control import actors
 from cato.core.topology import EngineSpec
 from cato.profiles.load import load_profile
 from cato.serve.app import build_engines, build_ingress
-from cato.serve.ports import free_port
 
 ENGINE, PLAIN, CATO = "engine", "plain", "cato"
 ARMS = (ENGINE, PLAIN, CATO)
@@ -50,8 +47,6 @@ RECEIPT_LAG_S = 2.0
 READY_TIMEOUT_S = 180.0
 START_TIMEOUT_S = 30.0
 POLL_S = 0.2
-LOGICAL_CPUS = 16
-OBJECT_STORE_BYTES = 150_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +106,7 @@ class Stage:
     def _start(self) -> None:
         folder = Path(self._close.enter_context(tempfile.TemporaryDirectory(prefix="cato-b-")))
         self._say("starting Ray")
-        port = _start_ray(folder, self._close)
+        port = start_ray(folder, self._close)
         self.url = f"http://127.0.0.1:{port}"
         self._say(f"deploying CATO with {' and '.join(self._engines)}")
         args = EnginesArgs.model_validate(_engines_args(self._engines))
@@ -123,7 +118,7 @@ class Stage:
         )
         ingress = IngressArgs.model_validate({"workflows": "workflows"})
         serve.run(build_ingress(ingress), name=actors.INGRESS_APP, route_prefix="/")
-        self._wait(f"{self.url}/readyz")
+        wait_until_answered(f"{self.url}/readyz", READY_TIMEOUT_S)
         for engine in self._engines:
             self._say(f"deploying plain Serve in front of {engine}")
             socket = self._engine_socket(engine, folder)
@@ -159,45 +154,7 @@ class Stage:
             inner = plain.plain_vllm(socket)
         name = f"plain-{engine}"
         serve.run(plain.build_plain(inner, f"{name}-ingress"), name=name, route_prefix=f"/{name}")
-        self._wait(f"{self.url}/{name}/health")
-
-    def _wait(self, url: str) -> None:
-        deadline_s, last = time.monotonic() + READY_TIMEOUT_S, "no answer"
-        while time.monotonic() < deadline_s:
-            try:
-                answer = httpx.get(url, timeout=5)
-                if answer.status_code == 200:
-                    return
-                last = answer.text[:300]
-            except httpx.HTTPError as error:
-                last = repr(error)
-            time.sleep(POLL_S)
-        raise BenchError(f"{url} was not ready after {READY_TIMEOUT_S:.0f} s: {last}")
-
-
-def _start_ray(folder: Path, close: contextlib.ExitStack) -> int:
-    """A Ray of our own on loopback; returns the port of Serve's HTTP."""
-    port = free_port()
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    ray.init(
-        address="local",
-        num_cpus=LOGICAL_CPUS,  # logical: what is measured shares the real ones
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level="ERROR",
-        namespace="bench",
-        _temp_dir=str(folder / "ray"),
-    )
-    close.callback(ray.shutdown)
-    close.callback(actors.remove_all)
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": "127.0.0.1", "port": port},
-        logging_config={"enable_access_log": False, "log_level": "WARNING"},
-    )
-    close.callback(serve.shutdown)
-    return port
+        wait_until_answered(f"{self.url}/{name}/health", READY_TIMEOUT_S)
 
 
 def _engines_args(engines: Sequence[str]) -> dict[str, Any]:

@@ -121,9 +121,10 @@ class EvictionManager:
         """Wait for a lease; see `SharedPool.offer`."""
         return await (await self._pool(pool)).offer(model, invocation)
 
-    async def withdraw(self, pool: PoolName, id: InvocationId) -> None:
+    async def withdraw(self, pool: PoolName, id: InvocationId, attempt: int) -> None:
+        """See `SharedPool.withdraw`."""
         if pool in self._shared:
-            self._shared[pool].withdraw(id)
+            self._shared[pool].withdraw(id, attempt)
 
     async def lost(self, pool: PoolName, slot: ReplicaId, why: str) -> None:
         if pool in self._shared:

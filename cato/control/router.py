@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -42,6 +42,15 @@ Ended = tuple[InvocationId, int, int, str]
 """An invocation that has left its replica: id, attempt, output tokens, outcome."""
 
 
+@dataclass(slots=True)
+class _Asked:
+    """What an ingress waits for: a lease for its invocation, in this attempt."""
+
+    answer: asyncio.Future[Dispatch | Refuse]
+    attempt: int
+    ingress: str
+
+
 class ReplicaRouter:
     """Leases replicas of one pool. All methods are safe to call again with the same ids."""
 
@@ -60,11 +69,10 @@ class ReplicaRouter:
         self._meter = PoolMeter(profile, profile.max_running)
         self._log = _event_log(log_folder, pool, policies, profile)
         self._decisions = DecisionBook(pool)
-        self._answers: dict[InvocationId, asyncio.Future[Dispatch | Refuse]] = {}
+        self._asked: dict[InvocationId, _Asked] = {}
         # What was taken back from replicas that have not been told yet.
         self._to_stop: dict[ReplicaId, list[tuple[InvocationId, int]]] = {}
         self._gone: set[ReplicaId] = set()
-        self._asked_by: dict[InvocationId, str] = {}
         self._ingress_seen_s: dict[str, float] = {}
         self._ticker: asyncio.Task[None] | None = None
 
@@ -90,26 +98,30 @@ class ReplicaRouter:
             deadline_s=now_s + invocation.deadline_s,
             began_at_s=now_s + invocation.began_at_s,
         )
-        answer = self._answers.get(mine.id)
-        if answer is None or answer.done():
-            answer = self._answers[mine.id] = asyncio.get_running_loop().create_future()
+        asked = self._asked.get(mine.id)
+        if asked is None or asked.answer.done():
+            answer = asyncio.get_running_loop().create_future()
+            asked = self._asked[mine.id] = _Asked(answer, mine.attempt, ingress)
+        asked.attempt, asked.ingress = max(asked.attempt, mine.attempt), ingress
         if ingress:
             self._ingress_seen_s[ingress] = now_s
-            self._asked_by[mine.id] = ingress
         self._handle(InvocationOffered(now_s, mine))
-        command = await asyncio.shield(answer)
+        command = await asyncio.shield(asked.answer)
         if isinstance(command, Refuse) and command.superseded:
             raise SupersededError(command.reason)
         if isinstance(command, Refuse):
             raise CapacityError(self._core.name, command.reason, command.retry_after_s)
         return command
 
-    async def withdraw(self, id: InvocationId, reason: str) -> None:
-        self._handle(InvocationWithdrawn(_now_s(), id, reason))
-        self._asked_by.pop(id, None)
-        answer = self._answers.pop(id, None)
-        if answer is not None:
-            answer.cancel()
+    async def withdraw(self, id: InvocationId, attempt: int, reason: str) -> None:
+        """Its ingress gives up `attempt`; nothing happens when it has asked for a newer one."""
+        asked = self._asked.get(id)
+        if asked is not None and asked.attempt > attempt:
+            return  # calls of one ingress may overtake each other
+        self._handle(InvocationWithdrawn(_now_s(), id, attempt, reason))
+        if asked is not None:
+            del self._asked[id]
+            asked.answer.cancel()
 
     async def report(self, report: ReplicaReported) -> None:
         """A replica's heartbeat; `report.now_s` is replaced by this clock's."""
@@ -193,10 +205,9 @@ class ReplicaRouter:
 
     def _answer(self, command: Dispatch | Refuse) -> None:
         # One that was taken back and has a place again before its ingress asked gets it then.
-        self._asked_by.pop(command.invocation_id, None)
-        answer = self._answers.pop(command.invocation_id, None)
-        if answer is not None and not answer.done():
-            answer.set_result(command)
+        asked = self._asked.pop(command.invocation_id, None)
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_result(command)
 
     def _ensure_ticking(self) -> None:
         if self._ticker is None or self._ticker.done():
@@ -219,14 +230,14 @@ class ReplicaRouter:
             del self._ingress_seen_s[ingress]
         if not dead:
             return
-        left = [id for id, ingress in self._asked_by.items() if ingress in dead]
-        for id in left:
+        left = [(id, asked) for id, asked in self._asked.items() if asked.ingress in dead]
+        for id, asked in left:
             # One that was only slow tells its client to ask again.
-            answer = self._answers.pop(id, None)
-            if answer is not None and not answer.done():
-                answer.set_exception(CapacityError(self._core.name, "its ingress was silent", 1.0))
-                answer.exception()  # seen: there may be nobody to whom it could be told
-            await self.withdraw(id, "its ingress is gone")
+            error = CapacityError(self._core.name, "its ingress was silent", 1.0)
+            if not asked.answer.done():
+                asked.answer.set_exception(error)
+                asked.answer.exception()  # seen: there may be nobody to whom it could be told
+            await self.withdraw(id, asked.attempt, "its ingress is gone")
         log.warning("%d ingresses are silent; %d invocations withdrawn", len(dead), len(left))
 
 

@@ -261,8 +261,15 @@ class SharedPool:
         self._handle(InvocationQueued(now_s, self._wanted(model, mine)))
         return await asyncio.shield(answer)
 
-    def withdraw(self, id: InvocationId) -> None:
-        """The client gave up, whether the invocation waits or runs."""
+    def withdraw(self, id: InvocationId, attempt: int) -> None:
+        """The client gave up `attempt`, whether it waits or runs.
+
+        Nothing happens when a newer one was offered: calls of one ingress may overtake each other.
+        """
+        offer, lease = self._offers.get(id), self._leases.get(id)
+        known = offer.attempt if offer is not None else lease.dispatch.attempt if lease else 0
+        if attempt < known:
+            return
         answer = self._answers.pop(id, None)
         if answer is not None:
             answer.cancel()

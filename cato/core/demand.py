@@ -112,7 +112,9 @@ class PoolMeter:
             case InvocationEnded():
                 self._end(event)
             case InvocationWithdrawn():
-                self._calls.pop(event.invocation_id, None)
+                call = self._calls.get(event.invocation_id)
+                if call is not None and call.invocation.attempt <= event.attempt:
+                    del self._calls[event.invocation_id]
             case ReplicaReported():
                 self._shapes[event.deployment] = (event.profile, max(1, event.max_running))
             case _:

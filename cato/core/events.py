@@ -48,10 +48,14 @@ class InvocationOffered:
 
 @dataclass(frozen=True, slots=True)
 class InvocationWithdrawn:
-    """The ingress gave up waiting, or its stream ended without the replica saying so."""
+    """The ingress gave up waiting, or its stream ended without the replica saying so.
+
+    `attempt` is the one that was given up: it says nothing of a newer one that was offered since.
+    """
 
     now_s: float
     invocation_id: InvocationId
+    attempt: int
     reason: str
 
 

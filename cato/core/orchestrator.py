@@ -492,12 +492,7 @@ class PoolOrchestrator:
             case InvocationEnded():
                 return self._end(event)
             case InvocationWithdrawn():
-                self._taken_back.pop(event.invocation_id, None)
-                waiting = self._waiting.get(event.invocation_id)
-                if waiting is not None:
-                    self._unqueue(waiting)
-                freed = self._unadopt(event.invocation_id) + self._release(event.invocation_id)
-                return self._fill_freed(freed, now_s)
+                return self._withdraw(event)
             case FirstTokenSent():
                 return self._note_first_token(event)
             case ReplicaProgressed():
@@ -692,6 +687,19 @@ class PoolOrchestrator:
         if len(self._waiting) <= bound or shares.tenants_waiting < 2:
             return len(self._waiting) > bound
         return shares.waiting(tenant) > bound / shares.tenants_waiting
+
+    def _withdraw(self, event: InvocationWithdrawn) -> tuple[Command, ...]:
+        id = event.invocation_id
+        known = self.invocation(id)
+        # The ingress that gives up an attempt that was taken back knows of no newer one.
+        is_late = known is not None and event.attempt < known.attempt
+        if is_late and id not in self._taken_back:
+            return ()
+        self._taken_back.pop(id, None)
+        waiting = self._waiting.get(id)
+        if waiting is not None:
+            self._unqueue(waiting)
+        return self._fill_freed(self._unadopt(id) + self._release(id), event.now_s)
 
     def _end(self, event: InvocationEnded) -> tuple[Command, ...]:
         id = event.invocation_id

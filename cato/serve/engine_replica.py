@@ -38,8 +38,8 @@ from cato.engines.base import (
 from cato.engines.simulated import SimulatedEngine
 from cato.serve.coalesce import coalesced
 from cato.serve.engine_loader import new_engine
-from cato.serve.prompts import body_text
 from cato.serve.engine_start import started
+from cato.serve.prompts import body_text
 from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
 

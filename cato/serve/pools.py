@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cato.core.commands import Dispatch
-from cato.core.ids import InvocationId, PoolName
+from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
 from cato.core.topology import ModelSpec
@@ -55,8 +55,4 @@ class Pools(Protocol):
         Raise `ReplicaLostError` when it is gone and `EngineError` when it refuses. Closing the
         iterator cancels the invocation down to the engine.
         """
-        ...
-
-    def withdraw(self, pool: PoolName, invocation_id: InvocationId, reason: str) -> None:
-        """Give a lease back that will not be used. Never blocks."""
         ...

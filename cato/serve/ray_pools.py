@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors, replica_sets
@@ -122,9 +122,10 @@ class RayPools:
                 lease: Dispatch = await call
                 return lease
             except asyncio.CancelledError:
-                self.withdraw(pool, invocation.id, "the ingress gave up waiting")
+                why = "the ingress gave up waiting"
+                self._withdraw(pool, invocation.id, invocation.attempt, why)
                 raise
-            except RayActorError as error:
+            except (RayActorError, TaskCancelledError) as error:
                 # The router is being restarted: the same offer again is harmless.
                 log.warning("router of pool %s: %s", pool, error)
                 await asyncio.sleep(delay_s)
@@ -150,7 +151,10 @@ class RayPools:
                 has_ended = has_ended or chunk.finish_reason is not None
                 yield chunk
             has_ended = True
-        except (CatoError, RayError, RayServeException) as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise  # the client left; otherwise it was the replica that was cancelled
             translated = _translated(error, lease)
             if isinstance(translated, ReplicaLostError | EngineDeadError):
                 self._tell_lost(pool, lease, str(translated))
@@ -160,7 +164,7 @@ class RayPools:
         finally:
             response.cancel()  # leaving a stream early does not cancel it
             if not has_ended:
-                self.withdraw(pool, lease.invocation_id, "the stream was left")
+                self._withdraw(pool, lease.invocation_id, lease.attempt, "the stream was left")
 
     def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:
         """The retry of this call, too, must not be given to the replica."""
@@ -174,11 +178,11 @@ class RayPools:
         else:
             router.lost.remote(lease.replica_id, why)
 
-    def withdraw(self, pool: PoolName, invocation_id: InvocationId, reason: str) -> None:
+    def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
         if pool in self._shared:
-            self._shared.withdraw(pool, invocation_id)
+            self._shared.withdraw(pool, id, attempt)
         else:
-            self._router(pool).withdraw.remote(invocation_id, reason)
+            self._router(pool).withdraw.remote(id, attempt, reason)
 
     def _offer(self, pool: PoolName, invocation: Invocation) -> Any:
         if pool in self._shared:
@@ -402,10 +406,15 @@ def _left_to_serve(spec: PoolSpec, invocation: Invocation) -> Dispatch:
     )
 
 
-def _translated(error: Exception, lease: Dispatch) -> Exception:
-    """What the replica raised without Ray's wrapping; its loss when it raised nothing itself."""
-    if isinstance(error, CatoError):
-        return error
-    if isinstance(error, RayTaskError):
-        return error.cause if isinstance(error.cause, CatoError) else error
+def _translated(error: BaseException, lease: Dispatch) -> BaseException:
+    """What the replica raised without Ray's wrapping; its loss when it raised nothing of ours.
+
+    A replica that ends raises much: what Ray and Serve say of it, and what their parts say that
+    end before it, gRPC among them.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, CatoError):
+        return cause
+    if not isinstance(error, RayActorError | RayServeException | asyncio.CancelledError):
+        log.error("invocation %s: its stream broke", lease.invocation_id, exc_info=error)
     return ReplicaLostError(lease.replica_id, f"its stream broke ({type(error).__name__})")

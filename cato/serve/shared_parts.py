@@ -44,8 +44,8 @@ class SharedParts:
         part = self._parts[name]
         return self._eviction_manager().offer.remote(part.pool, part.model.name, invocation)
 
-    def withdraw(self, name: PoolName, id: InvocationId) -> None:
-        self._eviction_manager().withdraw.remote(self._parts[name].pool, id)
+    def withdraw(self, name: PoolName, id: InvocationId, attempt: int) -> None:
+        self._eviction_manager().withdraw.remote(self._parts[name].pool, id, attempt)
 
     def tell_lost(self, name: PoolName, lease: Dispatch, why: str) -> None:
         self._eviction_manager().lost.remote(self._parts[name].pool, lease.replica_id, why)

@@ -124,8 +124,9 @@ def _calls(recording: Recording) -> list[_Call]:
                 if ended.outcome == "done":
                     found[id].ended_at_s = now_s
                     found[id].output_tokens = found[id].latest.generated + ended.output_tokens
-            case InvocationWithdrawn(now_s=now_s, invocation_id=id) if id in found:
-                if found[id].ended_at_s is None:
+            case InvocationWithdrawn(now_s=now_s, invocation_id=id) as left if id in found:
+                is_present = found[id].latest.attempt <= left.attempt
+                if is_present and found[id].ended_at_s is None:
                     found[id].withdrawn_at_s = now_s
             case _:
                 pass

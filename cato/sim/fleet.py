@@ -199,13 +199,13 @@ class SimPool:
             case _:
                 assert_never(command)
 
-    def cancel(self, id: InvocationId, reason: str) -> None:
+    def cancel(self, id: InvocationId, attempt: int, reason: str) -> None:
         """The client left."""
         lease = self._leases.pop(id, None)
         if lease is not None:
             lease[0].engine.cancel(self._kernel.now_s, id)
             self._schedule(lease[0])
-        self.handle(InvocationWithdrawn(self._kernel.now_s, id, reason))
+        self.handle(InvocationWithdrawn(self._kernel.now_s, id, attempt, reason))
 
     def _dispatch(self, command: Dispatch) -> None:
         id, now_s = command.invocation_id, self._kernel.now_s
@@ -419,14 +419,14 @@ class Fleet:
         call.outcome.lost_tokens = call.generated
         self._runs.pop(task.id, None)
         others = [
-            (self.pools[task.nodes[c.index].pool], other)
+            (self.pools[task.nodes[c.index].pool], other, c.attempt)
             for other, c in self._calls.items()
             if c.outcome is call.outcome
         ]
         # Those that wait first, lest they get the places of those that run.
-        for pool, other in sorted(others, key=lambda o: o[1] in o[0].leased):
+        for pool, other, attempt in sorted(others, key=lambda o: o[1] in o[0].leased):
             del self._calls[other]
-            pool.cancel(other, "its task failed")
+            pool.cancel(other, attempt, "its task failed")
 
     def leave(self, task_id: str) -> None:
         """The client of a task gives up: it ends unfinished. Harmless when it has ended."""
@@ -435,7 +435,8 @@ class Fleet:
         mine = [(id, c) for id, c in self._calls.items() if c.outcome.task.id == task_id]
         for id, call in mine:
             del self._calls[id]
-            self.pools[call.outcome.task.nodes[call.index].pool].cancel(id, "the client left")
+            pool = self.pools[call.outcome.task.nodes[call.index].pool]
+            pool.cancel(id, call.attempt, "the client left")
 
     # What it cost
 

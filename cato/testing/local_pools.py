@@ -197,14 +197,14 @@ class LocalPool:
             self._handle(InvocationOffered(now_s, offered))
             return await lease
         except asyncio.CancelledError:
-            self.withdraw(invocation.id, "the run was cancelled")
+            why = "the run was cancelled"
+            self._handle(
+                InvocationWithdrawn(time.monotonic(), invocation.id, invocation.attempt, why)
+            )
             raise
         finally:
             self._leases.pop(invocation.id, None)
             self._offered.pop(invocation.id, None)
-
-    def withdraw(self, id: InvocationId, reason: str) -> None:
-        self._handle(InvocationWithdrawn(time.monotonic(), id, reason))
 
     async def stream(
         self, lease: Dispatch, request: EngineRequest
@@ -316,9 +316,6 @@ class LocalPools:
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
         return self._pools[pool].stream(lease, request)
-
-    def withdraw(self, pool: PoolName, invocation_id: InvocationId, reason: str) -> None:
-        self._pools[pool].withdraw(invocation_id, reason)
 
     def overview(self, recent: RecentRuns, tenant: str | None) -> Overview:
         now_s = time.monotonic()

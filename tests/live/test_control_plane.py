@@ -71,7 +71,7 @@ def test_the_provisioner_keeps_replicas_within_the_bounds(app: App) -> None:
 
 
 def wait_for_replicas(pool: str, n: int) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 180
     while time.monotonic() < deadline_s:
         accepting = [r for r in picture(pool).replicas if r.accepting]
         if len(accepting) == n:

@@ -34,12 +34,14 @@ class Stream:
     """One answer as a client gets it; `text` grows while it is read."""
 
     def __init__(self, app: App, model: str, endpoint: str, body: dict[str, Any]) -> None:
+        self._app = app
         self._url = f"{app.url}/v1/{endpoint}"
         self._body = {"model": model, "stream": True, **body}
         self.text = ""
         self.ids: set[str] = set()
         self.ends: list[str] = []
         self.request_id = ""
+        self.error: dict[str, Any] = {}
 
     def read(self) -> Stream:
         with httpx.stream("POST", self._url, json=self._body, timeout=180) as answer:
@@ -48,10 +50,16 @@ class Stream:
             for line in answer.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     self._note(json.loads(line[6:]))
+        assert not self.error, f"{self.error}; {httpx.get(self._receipt_url()).text}"
         return self
 
+    def _receipt_url(self) -> str:
+        return f"{self._app.url}/v1/requests/{self.request_id}"
+
     def _note(self, event: dict[str, Any]) -> None:
-        assert "error" not in event, event
+        if "error" in event:
+            self.error = event["error"]
+            return
         self.ids.add(event["id"])
         for choice in event["choices"]:
             delta = choice.get("delta")

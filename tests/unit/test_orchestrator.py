@@ -179,6 +179,8 @@ class Books:
     waiting: dict[InvocationId, Invocation] = field(default_factory=dict)
     leases: dict[InvocationId, BookLease] = field(default_factory=dict)
     replicas: dict[ReplicaId, BookReplica] = field(default_factory=dict)
+    # Preempted attempts that were not offered anew.
+    taken_back: dict[InvocationId, int] = field(default_factory=dict)
     refused: int = 0
     # Who still waits although something of a larger rank went to the replica.
     passed_over: list[tuple[InvocationId, ReplicaId]] = field(default_factory=list)
@@ -198,6 +200,8 @@ class Books:
         match event:
             case InvocationOffered(_, invocation):
                 id = invocation.id
+                if self.taken_back.get(id, invocation.attempt) < invocation.attempt:
+                    del self.taken_back[id]
                 if id in self.leases:
                     if invocation.attempt <= self.leases[id].command.attempt:
                         return self.leases[id].command
@@ -209,8 +213,15 @@ class Books:
             case InvocationEnded(_, id, attempt):
                 if id in self.leases and self.leases[id].command.attempt == attempt:
                     del self.leases[id]
+                if id not in self.leases:
+                    self.taken_back.pop(id, None)
                 self._unadopt(id)
-            case InvocationWithdrawn(_, id):
+            case InvocationWithdrawn(_, id, attempt):
+                known = self.leases[id].invocation if id in self.leases else self.waiting.get(id)
+                is_late = known is not None and attempt < known.attempt
+                if is_late and id not in self.taken_back:
+                    return None
+                self.taken_back.pop(id, None)
                 self.waiting.pop(id, None)
                 self.leases.pop(id, None)
                 self._unadopt(id)
@@ -294,6 +305,7 @@ class Books:
             command.attempt,
         )
         before = lease.invocation
+        self.taken_back[before.id] = before.attempt
         self.waiting[before.id] = replace(
             before,
             attempt=before.attempt + 1,
@@ -340,6 +352,7 @@ class Books:
 
 
 IDS = [InvocationId(f"i{n}") for n in range(7)]
+MANY = 1000  # attempts: more than any history has
 REPLICAS = [ReplicaId(f"r{n}") for n in range(3)]
 ids, replica_ids = st.sampled_from(IDS), st.sampled_from(REPLICAS)
 offers = st.builds(
@@ -380,7 +393,7 @@ others = st.one_of(
     st.builds(
         InvocationEnded, st.just(0.0), ids, st.integers(1, 3), st.just(9), st.sampled_from(["done"])
     ),
-    st.builds(InvocationWithdrawn, st.just(0.0), ids, st.just("left")),
+    st.builds(InvocationWithdrawn, st.just(0.0), ids, st.integers(1, 3), st.just("left")),
     st.builds(FirstTokenSent, st.just(0.0), ids),
     st.just(Ticked(0.0)),
 )
@@ -620,7 +633,7 @@ def test_no_slot_leaks_once_everything_has_ended(policies: Policies, history: li
     pool = play(policies, history, some_held=True)
     end_s = history[-1].now_s if history else 0.0
     for id in IDS:
-        pool.handle(InvocationWithdrawn(end_s, id, "over"))
+        pool.handle(InvocationWithdrawn(end_s, id, MANY, "over"))
     for replica_id in REPLICAS:
         pool.handle(a_report(replica_id, now_s=end_s + LEASE_GRACE_S + 1, slots=2, held=()))
     picture = pool.picture(end_s)
@@ -772,8 +785,19 @@ def test_withdrawing_an_adopted_invocation_frees_its_slot_at_once() -> None:
     pool = a_pool()
     pool.handle(a_report("r", held=("x",)))
     pool.handle(offer("i"))
-    withdrawn = pool.handle(InvocationWithdrawn(0.0, InvocationId("x"), "left"))
+    withdrawn = pool.handle(InvocationWithdrawn(0.0, InvocationId("x"), 1, "left"))
     assert dispatched(withdrawn) == [("i", "r")]
+
+
+def test_a_withdrawal_of_an_attempt_leaves_a_newer_one_alone() -> None:
+    pool = a_pool()
+    pool.handle(offer("i", attempt=2))
+    assert pool.handle(InvocationWithdrawn(0.0, InvocationId("i"), 1, "its stream broke")) == ()
+    assert dispatched(pool.handle(a_report("r"))) == [("i", "r")]
+    pool.handle(InvocationWithdrawn(0.0, InvocationId("i"), 1, "its stream broke"))
+    assert [r.held for r in pool.picture(0.0).replicas] == [1]
+    pool.handle(InvocationWithdrawn(0.0, InvocationId("i"), 2, "the client left"))
+    assert [r.held for r in pool.picture(0.0).replicas] == [0]
 
 
 def test_a_report_made_before_the_end_of_an_invocation_blocks_a_slot_until_the_next() -> None:
@@ -857,6 +881,18 @@ def test_what_is_taken_back_goes_to_an_idle_replica_with_early_binding_too() -> 
     assert isinstance(back, Preempt)
     assert sorted(dispatched(tuple(given))) == [("i", "b"), ("j", "a")]
     assert [r.prefilling for r in pool.picture(1.0).replicas] == [1, 1]
+
+
+def test_a_client_that_leaves_before_it_heard_of_a_preemption_takes_the_call_with_it() -> None:
+    policies = Policies(CatoRouting(), FirstComeFirstServed(), preemption=TakesBackSome())
+    pool = a_pool(policies)
+    pool.handle(a_report("r"))
+    pool.handle(drawn("i", 0.9))
+    pool.handle(drawn("j", 0.1))
+    back, *_ = pool.handle(progressed("r", ("i", 7)))
+    assert isinstance(back, Preempt)
+    pool.handle(InvocationWithdrawn(0.0, InvocationId("i"), 1, "the client left"))
+    assert pool.invocation(InvocationId("i")) is None
 
 
 def test_nothing_gives_way_while_no_replica_accepts_work() -> None:

@@ -99,3 +99,14 @@ async def test_a_restarted_router_gets_the_same_offers_again_and_leaks_no_slot()
     assert again == await waiting, "an offer that was answered is answered the same"
     await second.news((), ((InvocationId("waits"), 1, 5, "done"),))
     assert [r.held for r in (await second.picture()).replicas] == [0]
+
+
+async def test_a_withdrawal_that_comes_late_leaves_the_next_attempt_waiting() -> None:
+    router = a_router()
+    again = asyncio.ensure_future(router.offer(an_invocation("i", attempt=2), "me"))
+    await asyncio.sleep(0)
+    await router.withdraw(InvocationId("i"), 1, "its stream broke")
+    await router.report(a_report())
+    assert (await asyncio.wait_for(again, 10)).attempt == 2
+    await router.withdraw(InvocationId("i"), 2, "the client left")
+    assert [r.held for r in (await router.picture()).replicas] == [0]

@@ -413,7 +413,7 @@ def test_only_what_waits_is_queued_work() -> None:
 
 @pytest.mark.parametrize(
     "leave",
-    [ended("1", 2.0), InvocationWithdrawn(2.0, InvocationId("1"), "the client left")],
+    [ended("1", 2.0), InvocationWithdrawn(2.0, InvocationId("1"), 1, "the client left")],
 )
 def test_what_has_left_is_no_demand(leave: Event) -> None:
     demand = look(a_meter(offered("1"), leave))

@@ -178,12 +178,29 @@ def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
             async with running(pool, "java", JAVA):
                 waiting = asyncio.create_task(pool.lease(GO, an_invocation("go")))
                 await until(lambda: books(pool).picture().queued == 1)
-                books(pool).withdraw(InvocationId("go"))
+                books(pool).withdraw(InvocationId("go"), 1)
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
                 assert books(pool).picture().queued == 0
             _, text = await ask(pool, "java-2", JAVA)
             assert text == text_of(JAVA)
+
+    asyncio.run(scenario())
+
+
+def test_a_withdrawal_that_comes_late_leaves_the_next_attempt_alone() -> None:
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA, GO), {JAVA: SLOW, GO: QUICK}) as pool:
+            async with running(pool, "java", JAVA):
+                call = an_invocation("go", attempt=2)
+                waiting = asyncio.create_task(pool.lease(GO, call))
+                await until(lambda: books(pool).picture().queued == 1)
+                books(pool).withdraw(call.id, 1)
+                await asyncio.sleep(0)
+                assert not waiting.done()
+            lease = await waiting
+            books(pool).withdraw(call.id, 1)
+            assert await read(pool, GO, lease) == text_of(GO)
 
     asyncio.run(scenario())
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -24,6 +22,7 @@ from cato.bench.client import BenchError
 from cato.bench.live import serve_llm
 from cato.bench.live.experiments import Arm
 from cato.bench.live.rounds import ReplicaPoint
+from cato.bench.local_ray import start_ray, wait_until_answered
 from cato.config.deploy_file import DeployFile
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control import actors
@@ -32,7 +31,6 @@ from cato.core.provisioning import DeploymentState
 from cato.core.topology import RAY_SERVE, DeploymentSpec, PoolPolicies, PoolScaling
 from cato.policies.schedulers import FORESIGHT
 from cato.serve.app import build_engines, build_ingress
-from cato.serve.ports import free_port
 
 READY_TIMEOUT_S = 600.0
 # Ray's complaints about its own end come after it.
@@ -44,8 +42,6 @@ RESET_TIMEOUT_S = 900.0
 RESET_POLL_S = 1.0
 _STILL = PoolScaling("none")
 _ANY: Mapping[str, object] = {"scheduler": FORESIGHT}
-LEAST_LOGICAL_CPUS = 16
-OBJECT_STORE_BYTES = 150_000_000
 
 
 class Stage:
@@ -137,19 +133,6 @@ class Stage:
         )
         return state
 
-    def _wait_ready(self) -> None:
-        deadline_s, last = time.monotonic() + READY_TIMEOUT_S, "no answer"
-        while time.monotonic() < deadline_s:
-            try:
-                answer = httpx.get(f"{self.url}/readyz", timeout=5)
-                if answer.status_code == 200:
-                    return
-                last = answer.text[:300]
-            except httpx.HTTPError as error:
-                last = repr(error)
-            time.sleep(POLL_S)
-        raise BenchError(f"{self.url} was not ready after {READY_TIMEOUT_S:.0f} s: {last}")
-
 
 def _differs(state: DeploymentState, spec: DeploymentSpec) -> bool:
     """Whether a deployment has other replicas than at the start, or some that do not serve yet."""
@@ -190,7 +173,10 @@ class OwnStage(Stage):
 
     def _start(self) -> None:
         self._say("starting Ray")
-        port = self._start_ray()
+        cpus = sum(
+            d.cpus * d.max_replicas for p in self._deploy.topology.pools for d in p.deployments
+        )
+        port = start_ray(self._folder, self._close, round(cpus) + 2)
         self.url = f"http://127.0.0.1:{port}"
         replicas = [
             (d.max_replicas, d.initial_replicas)
@@ -208,42 +194,13 @@ class OwnStage(Stage):
             app = serve_llm.application(pool.model, pool.deployments[0])
             _run(app, serve_llm.APP, serve_llm.ROUTE)
         self._say("waiting for the engines")
-        self._wait_ready()
+        wait_until_answered(f"{self.url}/readyz", READY_TIMEOUT_S)
 
     def _args(self, app: str) -> dict[str, Any]:
         applications = self._deploy.raw["applications"]
         assert isinstance(applications, list), "a checked deployment file has applications"
         args = next(a.get("args", {}) for a in applications if a["name"] == app)
         return {**args, **self._places[app]}
-
-    def _start_ray(self) -> int:
-        """Returns the port of Serve's HTTP."""
-        port = free_port()
-        cpus = sum(
-            d.cpus * d.max_replicas for p in self._deploy.topology.pools for d in p.deployments
-        )
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        on_term = signal.getsignal(signal.SIGTERM)
-        ray.init(
-            address="local",
-            num_cpus=max(LEAST_LOGICAL_CPUS, round(cpus) + 2),  # logical: they share the real ones
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level="ERROR",
-            namespace="bench",
-            _temp_dir=str(self._folder / "ray"),
-        )
-        signal.signal(signal.SIGTERM, on_term)  # Ray has put its own there, which loses the report
-        self._close.callback(ray.shutdown)
-        self._close.callback(actors.remove_all)
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": "127.0.0.1", "port": port},
-            logging_config={"enable_access_log": False, "log_level": "WARNING"},
-        )
-        self._close.callback(serve.shutdown)
-        return port
 
 
 def _run(app: serve.Application, name: str, route: str | None, **options: Any) -> None:
@@ -276,7 +233,7 @@ class RunningStage(Stage):
 
     def _start(self) -> None:
         self._say(f"looking at {self.url}")
-        self._wait_ready()
+        wait_until_answered(f"{self.url}/readyz", READY_TIMEOUT_S)
         tasks = httpx.get(f"{self.url}/v1/tasks", timeout=CALL_TIMEOUT_S).json()["data"]
         found = {t["name"]: t["sla"] for t in tasks}
         for name, workflow in self._needed.items():

@@ -12,7 +12,7 @@ STAMP := .venv/.setup-$(EXTRAS)
 say := @printf '\033[1m==> %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check bench fuzz soak clean
+.PHONY: help setup serve test check bench fuzz soak audit clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ fuzz: $(STAMP)  ## 5,000 questions to each API document, CATO's own and Tabby's 
 
 soak: $(STAMP)  ## an hour of work and faults in one process; memory must stay flat
 	@$(BIN)/cato chaos --plan deployments/drills/soak.yaml --growth 20
+
+audit: $(STAMP)  ## known holes of what is installed, and its bill of materials (build/)
+	@.ci/audit
 
 clean:  ## remove .venv and all caches of this checkout
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

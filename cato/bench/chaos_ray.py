@@ -31,6 +31,7 @@ from cato.testing.chaos_plan import Fault, Plan
 
 POOL, DEPLOYMENT, PROFILE, INGRESSES = "drill", "drill-sim", "drill@none", 2
 ANSWER_WITHIN_S = 10.0
+FULL_BYTES = 4096
 _ACTORS = {
     Fault.ROUTER_KILL: actors.router_name(POOL),
     Fault.PROFILER_KILL: actors.PROFILER,
@@ -46,7 +47,7 @@ class RayStage:
 
     def __init__(self, plan: Plan, url: str, store: Path) -> None:
         self.target = Target(url, MODEL, TASK_MODEL, plan.seed)
-        self.possible = frozenset(Fault)
+        self.possible = frozenset(Fault) - {Fault.CLOCK_JUMP}  # that of other processes
         self._store = store
         self._handle: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,6 +73,8 @@ class RayStage:
                 _kill_an_ingress()
             case Fault.STORE_LOCK:
                 self._soon(_lock(self._store, pause_s))
+            case Fault.STORE_FULL:
+                self._soon(_fill(pause_s))
             case _:
                 ray.kill(actors.get(_ACTORS[fault]), no_restart=False)
 
@@ -138,6 +141,17 @@ async def _lock(store: Path, for_s: float) -> None:
         connection.rollback()
     finally:
         connection.close()
+
+
+async def _fill(for_s: float) -> None:
+    """What a full disk does to the Profiler: no file of it can grow."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[:1] == [f"{_RAY_PROCESS}Profiler"]:
+                soft, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+                process.rlimit(psutil.RLIMIT_FSIZE, (FULL_BYTES, hard))
+                await asyncio.sleep(for_s)
+                process.rlimit(psutil.RLIMIT_FSIZE, (soft, hard))
 
 
 def _kill_an_ingress() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 import uuid
@@ -41,6 +42,8 @@ CALL_NODE = NodeId("call")
 # Plain models: the first token of a chat or a completion, as for generation.
 CALL_SLO = Slo(SloMetric.TTFT, 1.5)
 CALL_DEADLINE_S = 600.0
+# Traces and log lines of a run are written so long after its end.
+TELL_AFTER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,12 @@ class Records(Protocol):
     async def metrics(self) -> bytes:
         """All metrics in Prometheus' text form."""
         ...
+
+
+def _tell(trace: RunTrace | None, receipt: SlaReceipt) -> None:
+    logs.run_ended(receipt)
+    if trace is not None:
+        trace.end(receipt)
 
 
 def new_request_id() -> str:
@@ -272,9 +281,9 @@ class TaskService:
         used: Sequence[ModelUse],
     ) -> None:
         receipt = replace(finish.receipt, tenant=origin.tenant, key=origin.key)
-        logs.run_ended(receipt)
-        if trace is not None:
-            trace.end(receipt)
+        if trace is not None or logs.wants_runs():
+            # The last bytes of the answer are on their way: they do not wait for its story.
+            asyncio.get_running_loop().call_later(TELL_AFTER_S, _tell, trace, receipt)
         day = datetime.now(UTC).date().isoformat()
         usage = [
             Usage(

@@ -58,9 +58,14 @@ def set_up() -> None:
     root.propagate = False  # Ray's own handler would write the line again
 
 
+def wants_runs() -> bool:
+    """Whether `run_ended` would write anything."""
+    return _runs.isEnabledFor(logging.INFO)
+
+
 def run_ended(receipt: SlaReceipt) -> None:
     """The line of a run, when somebody wants it. Problems may quote a prompt, so they stay out."""
-    if not _runs.isEnabledFor(logging.INFO):
+    if not wants_runs():
         return
     calls = [n.llm for n in receipt.nodes if n.llm is not None]
     _runs.info(

@@ -86,11 +86,12 @@ class Tracing:
 
     def begin(self, task: str, request_id: str) -> RunTrace:
         """Open the span of a run under the context of `TRACEPARENT`, and put its own there."""
-        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace import SpanKind, format_span_id, format_trace_id
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        propagator = TraceContextTextMapPropagator()
-        parent = propagator.extract({HEADER: TRACEPARENT.get()})
+        parent = None
+        if known := TRACEPARENT.get():
+            parent = TraceContextTextMapPropagator().extract({HEADER: known})
         began_ns = time.time_ns()
         span = self._tracer.start_span(
             f"run {task}",
@@ -99,9 +100,10 @@ class Tracing:
             {"cato.task": task, "cato.request_id": request_id},
             start_time=began_ns,
         )
-        carrier: dict[str, str] = {}
-        propagator.inject(carrier, set_span_in_context(span))
-        TRACEPARENT.set(carrier.get(HEADER, ""))
+        # As the propagator would write it (W3C Trace Context, section 3.2), in less time.
+        own = span.get_span_context()
+        trace_id, span_id = format_trace_id(own.trace_id), format_span_id(own.span_id)
+        TRACEPARENT.set(f"00-{trace_id}-{span_id}-{own.trace_flags:02x}" if own.is_valid else "")
         return RunTrace(self, span, began_ns)
 
     def loaded(self, model: str, replica: str, load_s: float) -> None:

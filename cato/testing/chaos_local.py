@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -50,6 +52,7 @@ output: answer
 """
 BEAT_S = 0.5
 MAX_BODY_BYTES = 1_000_000
+JUMP_S = 3600.0
 _POSSIBLE = frozenset(
     {
         Fault.ENGINE_CRASH,
@@ -57,6 +60,7 @@ _POSSIBLE = frozenset(
         Fault.REPLICA_KILL,
         Fault.REPLICA_PAUSE,
         Fault.ROUTER_KILL,
+        Fault.CLOCK_JUMP,
     }
 )
 
@@ -76,6 +80,7 @@ class LocalStage:
         self._pool = pool
         self._mending: set[asyncio.Task[None]] = set()
         self._broken: set[ReplicaId] = set()
+        self._clock = asyncio.Lock()
         self._process = psutil.Process(os.getpid())
 
     async def victims(self) -> Sequence[str]:
@@ -95,15 +100,27 @@ class LocalStage:
                 self._mend(id, self._pool.pause(id, pause_s))
             case Fault.ROUTER_KILL:
                 self._pool.restart_router()
+            case Fault.CLOCK_JUMP:
+                self._soon(self._jump(pause_s))
             case _:
                 raise ValueError(f"{fault} is not possible in one process")
 
     def _mend(self, id: ReplicaId, mending: Coroutine[Any, Any, None]) -> None:
         self._broken.add(id)
-        task = asyncio.get_running_loop().create_task(mending)
+        self._soon(mending).add_done_callback(lambda _: self._broken.discard(id))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._mending.add(task)
         task.add_done_callback(self._mending.discard)
-        task.add_done_callback(lambda _: self._broken.discard(id))
+        return task
+
+    async def _jump(self, for_s: float) -> None:
+        """The wall clock is an hour ahead, then right again; one jump after the other."""
+        async with self._clock:
+            right = time.time
+            with mock.patch("time.time", lambda: right() + JUMP_S):
+                await asyncio.sleep(for_s)
 
     async def leaks(self) -> Sequence[str]:
         if self._broken:  # a dead engine does not say what it holds

@@ -29,6 +29,8 @@ class Fault(StrEnum):
     CONTROLLER_KILL = "controller_kill"
     INGRESS_KILL = "ingress_kill"
     STORE_LOCK = "store_lock"
+    STORE_FULL = "store_full"
+    CLOCK_JUMP = "clock_jump"  # the wall clock; that which intervals are measured with cannot jump
 
     @property
     def hits_a_replica(self) -> bool:

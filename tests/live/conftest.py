@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class App:
-    """A live CATO: where it answers, where its routers log what they decide, and its workflows."""
+    """A live CATO: where it answers, where its routers log what they decide, its workflows, and the
+    `args` of its engines."""
 
     url: str
     events: Path | None = None
     workflows: Path | None = None
+    engines: dict[str, Any] = field(default_factory=dict)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=30)
@@ -165,10 +167,12 @@ ENGINES: dict[str, Any] = {
         },
         "demo": {
             "model": "demo-coder",
+            "scaling": {"policy": "none"},  # tests kill its engines and count them
             "deployments": {
                 "demo-cpu": {
                     "accelerator": "cpu",
                     "cpus": 1,
+                    "replicas": {"min": 1, "initial": 1, "max": 2},
                     "profile": "demo-coder@cpu",
                     "engine": {
                         "kind": "vllm",
@@ -255,12 +259,9 @@ def app(cluster: int, tmp_path_factory: pytest.TempPathFactory) -> App:
 
     profiles = quick_profiles(tmp_path_factory.mktemp("profiles"))
     events = str(tmp_path_factory.mktemp("events"))
+    engines = {**ENGINES, "profiles": profiles, "event_log": events, "store": f"{events}.db"}
     serve.run(
-        build_engines(
-            EnginesArgs.model_validate(
-                {**ENGINES, "profiles": profiles, "event_log": events, "store": f"{events}.db"}
-            )
-        ),
+        build_engines(EnginesArgs.model_validate(engines)),
         name="engines",
         route_prefix=None,
         external_scaler_enabled=True,
@@ -272,4 +273,4 @@ def app(cluster: int, tmp_path_factory: pytest.TempPathFactory) -> App:
     serve.run(build_ingress(IngressArgs.model_validate(ingress)), name="cato", route_prefix="/")
     url = f"http://127.0.0.1:{cluster}"
     wait_ready(url)
-    return App(url, Path(events), Path(ingress["workflows"]))
+    return App(url, Path(events), Path(ingress["workflows"]), engines)

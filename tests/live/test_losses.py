@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.live
 
 TOKENS = 400
 REAL_TOKENS = 100  # of a model that is really computed
+REAL_FAULTS = int(os.environ.get("CATO_REAL_FAULTS", "4"))
 PATIENCE_S = 180.0  # with one that starts anew on a busy machine
 BODIES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": PYTHON},
@@ -151,7 +152,8 @@ def test_a_killed_vllm_engine_goes_on_after_what_it_had_sent(app: App, endpoint:
         with ThreadPoolExecutor(1) as threads:
             read = threads.submit(stream.read)
             until(lambda s=stream, n=after_chars: len(s.text) >= n or bool(s.ends), PATIENCE_S)
-            os.kill(engine_pid("demo"), signal.SIGKILL)
+            (pid,) = engine_pids("demo").values()
+            os.kill(pid, signal.SIGKILL)
             read.result()
         wait_for_replicas("demo", 1)
         assert (len(stream.ids), stream.ends) == (1, ["length"])
@@ -166,6 +168,53 @@ def test_a_killed_vllm_engine_goes_on_after_what_it_had_sent(app: App, endpoint:
             assert stream.text[:same] == (before + rest)[:same]
             assert abs(len(stream.text) - len(before + rest)) < 12, "a token or two"
     assert lost > 0, "all engines died after their answers"
+
+
+@pytest.fixture
+def two_engines(app: App) -> Iterator[None]:
+    import ray
+
+    provisioner = actor("provisioner")
+    assert ray.get(provisioner.scale.remote("demo-cpu", 2)) == 2
+    wait_for_replicas("demo", 2)
+    yield
+    assert ray.get(provisioner.scale.remote("demo-cpu", 1)) == 1
+    wait_for_replicas("demo", 1)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(240 + 60 * REAL_FAULTS)
+@pytest.mark.usefixtures("two_engines")
+def test_kills_of_vllm_engines_and_replicas_cost_no_answer(app: App) -> None:
+    """`CATO_REAL_FAULTS=20` for a long drill. What runs elsewhere is not disturbed at all; what was
+    hit goes on after what it had sent.
+    """
+    body = {**BODIES["completions"], "max_tokens": REAL_TOKENS, "temperature": 0}
+    body["ignore_eos"] = True
+    whole = Stream(app, "demo-coder", "completions", body).read().text
+    spared, hit = 0, 0
+    for number in range(REAL_FAULTS):
+        streams = [Stream(app, "demo-coder", "completions", body) for _ in range(4)]
+        with ThreadPoolExecutor(len(streams)) as threads:
+            read = [threads.submit(stream.read) for stream in streams]
+            until(lambda: all(s.text or s.ends for s in streams), PATIENCE_S)  # noqa: B023
+            victim = next((r.id for r in picture("demo").replicas if r.held), None)
+            if victim is not None and number % 2:
+                kill_replica(victim)
+            elif victim is not None:
+                os.kill(engine_pids("demo")[victim], signal.SIGKILL)
+            for answer in read:
+                answer.result()
+        for stream in streams:
+            assert (len(stream.ids), stream.ends) == (1, ["length"])
+            lost = losses(llm_facts(app, stream.request_id))
+            sent = max((chars for _, chars in lost), default=len(whole))
+            assert stream.text[:sent] == whole[:sent]
+            spared, hit = spared + (not lost), hit + bool(lost)
+        wait_for_replicas("demo", 2)
+    assert spared
+    assert hit
+    print(f"{REAL_FAULTS} faults: {hit} streams went on elsewhere, {spared} were not disturbed")
 
 
 def losses(facts: dict[str, Any]) -> list[tuple[int, int]]:
@@ -187,10 +236,9 @@ def said_after(app: App, endpoint: str, body: dict[str, Any], text: str, tokens:
     return str(choice["message"]["content"])
 
 
-def engine_pid(pool: str) -> int:
+def engine_pids(pool: str) -> dict[str, int]:
+    """By replica."""
     import ray
 
     residents = ray.get(actor("eviction-manager").residents.remote(), timeout=10)
-    (pid,) = [r.pid for r in residents if r.pool == pool]
-    assert pid is not None
-    return int(pid)
+    return {r.replica_id: int(r.pid) for r in residents if r.pool == pool and r.pid}

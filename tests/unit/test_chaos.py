@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +131,22 @@ def test_the_command_refuses_a_wrong_plan(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["chaos", "--plan", str(plan)])
     assert done.exit_code == 2
     assert "streams" in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_five_minutes_of_work_and_faults_leave_memory_flat_and_no_lease(tmp_path: Path) -> None:
+    """In a process of its own, whose memory is of this work alone."""
+    report = tmp_path / "report.json"
+    plan = ROOT / "deployments" / "drills" / "soak-5m.yaml"
+    command = [Path(sys.executable).with_name("cato"), "chaos", "--plan", plan, "--growth", "120"]
+    done = subprocess.run([*command, "--json", report], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert found["calls"]["ok"] > 500
+    assert not found["leaks"]
+    (memory,) = found["memory"].values()
+    assert memory["seconds"] > 150
 
 
 async def test_engines_that_say_something_else_fail_the_drill() -> None:

@@ -131,14 +131,26 @@ async def test_a_conversation_may_ask_twice_at_once(tmp_path: Path) -> None:
     assert [a.status_code for a in answers] == [200, 200]
 
 
-async def test_any_request_can_name_its_buffer_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/tasks/slow", {"inputs": {"instruction": "x"}}),
+        ("/v1/completions", {"model": "slow", "prompt": "x", "max_tokens": 3000}),
+        (
+            "/v1/chat/completions",
+            {"model": "slow", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3000},
+        ),
+    ],
+)
+async def test_any_request_can_name_its_buffer_itself(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
     headers = {"X-CATO-Buffer": "scratch"}
     pool = a_slow_pool()
-    body = {"inputs": {"instruction": "x"}}
     async with running(tmp_path, pool, workflows=(SLOW,)) as kit, kit.http() as http:
-        older = asyncio.create_task(http.post("/v1/tasks/slow", json=body, headers=headers))
+        older = asyncio.create_task(http.post(path, json=body, headers=headers))
         await until_busy(pool)
-        newer = asyncio.create_task(http.post("/v1/tasks/slow", json=body, headers=headers))
+        newer = asyncio.create_task(http.post(path, json=body, headers=headers))
         assert (await older).json()["error"]["code"] == "superseded"
         newer.cancel()
         await asyncio.wait([newer])

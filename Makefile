@@ -12,7 +12,7 @@ STAMP := .venv/.setup-$(EXTRAS)
 say := @printf '\033[1m==> %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check bench fuzz soak audit clean
+.PHONY: help setup serve test check lint bench fuzz soak audit clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ setup: $(STAMP)  ## make .venv with everything in it (a few minutes, once)
 serve: $(STAMP)  ## run the demo model on this machine; prints the URL
 	@$(BIN)/cato serve
 
-check: $(STAMP)  ## format, lint, types, layers, unit and simulator tests: no Ray, a minute
+lint: $(STAMP)  ## format, lint, types, layers
 	$(say) 'format'
 	@$(BIN)/ruff format --check
 	$(say) 'lint'
@@ -31,12 +31,15 @@ check: $(STAMP)  ## format, lint, types, layers, unit and simulator tests: no Ra
 	@$(BIN)/mypy --strict cato
 	$(say) 'layers'
 	@$(BIN)/lint-imports --no-logo
+
+check: lint  ## lint, unit and simulator tests: no Ray, a minute or two
 	$(say) 'unit and simulator tests'
 	@$(BIN)/python -m pytest -q -n auto -m 'not slow' tests/unit tests/arch tests/sim
 
-test: check  ## check, the slow tests, then live ones on a local Ray with real vLLM (minutes)
-	$(say) 'slow tests'
-	@$(BIN)/python -m pytest -q -n auto -m slow tests/unit tests/sim
+# The soak sleeps for most of its five minutes: a worker more than cores does the rest meanwhile.
+test: lint  ## check with its slow tests, then live ones on a local Ray with real vLLM (minutes)
+	$(say) 'unit and simulator tests, the slow ones too'
+	@$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/unit tests/arch tests/sim
 	$(say) 'live tests'
 	@$(BIN)/python -m pytest -q tests/live
 

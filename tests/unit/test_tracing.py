@@ -34,14 +34,11 @@ async def traced(
 ) -> tuple[Sequence[ReadableSpan], dict[str, Any]]:
     """The spans of one request, and its receipt."""
     exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing = Tracing(TracerProvider(), SimpleSpanProcessor(exporter))
     async with LocalPools(pool) as pools:
         records = LocalRecords(pools)
         workflows = workflows_of(folder, COMPLETION, GENERATION)
-        service = TaskService(
-            workflows, pools, NodeRunner({}), records, seed=1, tracing=Tracing(provider)
-        )
+        service = TaskService(workflows, pools, NodeRunner({}), records, seed=1, tracing=tracing)
         app = create_app(
             service, max_body_bytes=10_000, ready=lambda: (True, ""), access=an_access()
         )

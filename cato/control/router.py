@@ -123,11 +123,16 @@ class ReplicaRouter:
             del self._asked[id]
             asked.answer.cancel()
 
-    async def report(self, report: ReplicaReported) -> None:
-        """A replica's heartbeat; `report.now_s` is replaced by this clock's."""
+    async def report(self, report: ReplicaReported) -> tuple[tuple[InvocationId, int], ...]:
+        """A replica's heartbeat; `report.now_s` is replaced by this clock's.
+
+        Returns what it has to stop, as `progress` does: answers that come whole show no progress.
+        """
         self._ensure_ticking()
-        if report.replica_id not in self._gone:
-            self._handle(replace(report, now_s=_now_s()))
+        if report.replica_id in self._gone:
+            return ()
+        self._handle(replace(report, now_s=_now_s()))
+        return tuple(self._to_stop.pop(report.replica_id, ()))
 
     async def progress(
         self, replica: ReplicaId, tokens: tuple[tuple[InvocationId, int], ...]

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -118,8 +118,15 @@ class EngineReplica:
         async def noting() -> AsyncGenerator[EngineChunk, None]:
             """The engine's chunks, up to the one at which the router takes the call back."""
             nonlocal tokens, outcome, is_first
-            async with contextlib.aclosing(self._engine.generate(request)) as chunks:
+            generated = self._engine.generate(request)
+            if not request.stream:
+                generated = _unless_stopped(generated, self._progress.stop_of(id))
+            async with contextlib.aclosing(generated) as chunks:
                 async for chunk in chunks:
+                    if chunk.finish_reason == PREEMPTED:
+                        outcome = PREEMPTED
+                        yield chunk
+                        return
                     tokens = chunk.output_tokens
                     if is_first and tokens > 0:
                         is_first = False
@@ -253,7 +260,7 @@ class EngineReplica:
             except ValueError:
                 return  # the control plane is not up yet
         facts, state = self._engine.facts, self._engine.state
-        await self._router.report.remote(
+        orders = await self._router.report.remote(
             ReplicaReported(
                 now_s=0.0,
                 replica_id=self._id,
@@ -270,6 +277,7 @@ class EngineReplica:
                 prefix_caching=self._spec.engine.prefix_caching and not facts.simulated,
             )
         )
+        self._progress.stop(orders)
         resident = Resident(
             replica_id=self._id,
             pool=self._pool,
@@ -323,6 +331,23 @@ class _News:
             router.news.remote(first_tokens, ended)
 
 
+async def _unless_stopped(
+    chunks: AsyncGenerator[EngineChunk, None], stop: asyncio.Event
+) -> AsyncGenerator[EngineChunk, None]:
+    """An answer that comes whole; nothing of it when the router takes the call back before."""
+    async with contextlib.aclosing(chunks):
+        answer = asyncio.ensure_future(anext(chunks))
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((answer, stopped), return_when=asyncio.FIRST_COMPLETED)
+            whole = answer.result() if answer.done() else EngineChunk(finish_reason=PREEMPTED)
+        finally:
+            for task in (answer, stopped):
+                task.cancel()
+            await asyncio.gather(answer, stopped, return_exceptions=True)
+        yield whole
+
+
 class _Progress:
     """What each stream has generated, told to the pool's router, and what the router takes back."""
 
@@ -336,17 +361,32 @@ class _Progress:
         self._tokens: dict[InvocationId, int] = {}
         self._told: dict[InvocationId, int] = {}
         self._taken_back: set[InvocationId] = set()
+        self._stops: dict[InvocationId, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
         self._last_s = 0.0
 
     def begin(self, id: InvocationId) -> None:
         self._tokens[id] = self._told[id] = 0
         self._taken_back.discard(id)
+        self._stops.pop(id, None)
+
+    def stop_of(self, id: InvocationId) -> asyncio.Event:
+        """Set when the router wants the call to stop; for one that shows no progress."""
+        return self._stops.setdefault(id, asyncio.Event())
+
+    def stop(self, orders: Iterable[tuple[InvocationId, int]]) -> None:
+        """The router takes these attempts back."""
+        for id, attempt in orders:
+            if self._attempts.get(id) == attempt:
+                self._taken_back.add(id)
+                if id in self._stops:
+                    self._stops[id].set()
 
     def end(self, id: InvocationId) -> None:
         self._tokens.pop(id, None)
         self._told.pop(id, None)
         self._taken_back.discard(id)
+        self._stops.pop(id, None)
 
     def note(self, id: InvocationId, tokens: int) -> bool:
         """True when the router wants the stream to stop here."""
@@ -365,9 +405,7 @@ class _Progress:
             self._last_s = loop.time()
             self._told = dict(self._tokens)
             report = tuple((id, n) for id, n in self._told.items() if n > 0)
-            for id, attempt in await router.progress.remote(self._replica, report):
-                if self._attempts.get(id) == attempt:
-                    self._taken_back.add(id)
+            self.stop(await router.progress.remote(self._replica, report))
         except RayError as error:
             # The router is being restarted: what it knew of the streams is gone with it.
             log.info("progress of %s was not told: %s", self._replica, error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,8 +20,8 @@ from tests.live.test_losses import until
 
 pytestmark = pytest.mark.live
 
-EDITORS, KEYSTROKES, KEY_S = 6, 5, 0.1
-LAST_TOKENS = 8
+EDITORS, KEYSTROKES = 6, 5
+MANY_TOKENS, LAST_TOKENS = 2000, 8
 STREAMED = 60
 PATIENCE_S = 180.0
 
@@ -75,6 +74,11 @@ def running_ingresses() -> int:
     return int(deployment.replica_states.get("RUNNING", 0))
 
 
+def calls_in(pool: str) -> int:
+    now = picture(pool)
+    return now.queued + sum(r.held for r in now.replicas)
+
+
 def completion(url: str, editor: int, prompt: str, tokens: int) -> httpx.Response:
     """On a connection of its own, which the proxy gives to the ingress with the fewest."""
     body = {"model": "sim-small", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
@@ -85,28 +89,27 @@ def completion(url: str, editor: int, prompt: str, tokens: int) -> httpx.Respons
 def test_a_newer_completion_replaces_the_older_one_at_another_ingress(pair: str) -> None:
     wait_for_replicas("small", 2)
     assert running_ingresses() == 2
-    older: list[Future[httpx.Response]] = []
-    newest: dict[str, Future[httpx.Response]] = {}
-    with ThreadPoolExecutor(EDITORS * KEYSTROKES) as threads:
+    under_way: list[Future[httpx.Response]] = []
+    ends: list[httpx.Response] = []
+    with ThreadPoolExecutor(2 * EDITORS) as threads:
         for stroke in range(KEYSTROKES):
-            for editor in range(EDITORS):
-                prompt = f"editor {editor} typed " + "x" * stroke
-                is_last = stroke == KEYSTROKES - 1
-                tokens = LAST_TOKENS if is_last else 400
-                answer = threads.submit(completion, pair, editor, prompt, tokens)
-                if is_last:
-                    newest[prompt] = answer
-                else:
-                    older.append(answer)
-            time.sleep(KEY_S)
-        ends = [answer.result() for answer in older]
-        last = {prompt: answer.result() for prompt, answer in newest.items()}
-    assert {(a.status_code, a.json()["error"]["code"]) for a in ends} == {(499, "superseded")}
+            is_last = stroke == KEYSTROKES - 1
+            tokens = LAST_TOKENS if is_last else MANY_TOKENS
+            prompts = [f"editor {n} typed " + "x" * stroke for n in range(EDITORS)]
+            newer = [threads.submit(completion, pair, n, p, tokens) for n, p in enumerate(prompts)]
+            if stroke == 0:
+                until(lambda: calls_in("small") == EDITORS, PATIENCE_S)
+            ends += [answer.result() for answer in under_way]  # the newer ones have arrived
+            under_way = newer
+        last = dict(zip(prompts, [answer.result() for answer in under_way], strict=True))
+    assert {(a.status_code, a.json().get("error", {}).get("code")) for a in ends} == {
+        (499, "superseded")
+    }
     for prompt, answer in last.items():
         assert answer.status_code == 200, answer.text
         text = answer.json()["choices"][0]["text"]
         assert text == simulated_text(0, prompt, LAST_TOKENS)
-    assert all(r.held == 0 for r in picture("small").replicas)
+    until(lambda: calls_in("small") == 0)
 
 
 def stream(url: str, prompt: str, tokens: int) -> str:

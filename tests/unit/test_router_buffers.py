@@ -63,3 +63,15 @@ async def test_what_a_lost_replica_ran_is_not_stopped_on_the_next_one() -> None:
     await router.offer(a_call("new", began_s_ago=1.0))
     await router.lost(REPLICA, "died")
     assert await router.progress(REPLICA, ((older.id, 5),)) == ()
+
+
+async def test_a_replica_whose_calls_show_no_progress_is_told_with_its_heartbeat() -> None:
+    router = await a_router()
+    older, newer = a_call("old", began_s_ago=2.0), a_call("new", began_s_ago=1.0)
+    await router.offer(older)
+    await router.offer(newer)
+    beat = ReplicaReported(
+        0.0, REPLICA, DeploymentName("d"), a_profile(), 1, 0, True, (older.id, newer.id)
+    )
+    assert await router.report(beat) == ((older.id, 1),)
+    assert await router.report(beat) == ()

@@ -37,7 +37,7 @@ from cato.serve.executor import Piece
 from cato.serve.ingress import document, tabby, virtual
 from cato.serve.ingress.answers import serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object, sub_object, text_field
-from cato.serve.ingress.buffers import completion_buffer, named_buffer
+from cato.serve.ingress.buffers import completion_buffer
 from cato.serve.ingress.calls import start_call, whole_call
 from cato.serve.ingress.chats import with_known_roles
 from cato.serve.ingress.context import Ingress, finish_of, request_id
@@ -182,10 +182,7 @@ async def _call(
 
 
 def _buffer(request: Request, body: dict[str, object]) -> BufferId | None:
-    """The buffer of a direct call that names one, or that fills in the middle."""
-    named = named_buffer(request)
-    if named is not None:
-        return named
+    """The buffer of a direct call that fills in the middle; None for any other."""
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         return None

@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +20,7 @@ from ray import serve
 
 from cato.bench import bare_server, plain
 from cato.bench.client import BenchError, Client, Place, Prompts, Timing
+from cato.bench.companion import companion
 from cato.bench.cpu import cpu_s
 from cato.bench.local_ray import start_ray, wait_until_answered
 from cato.config.paths import resolve
@@ -205,25 +203,10 @@ def _engines_args(engines: Sequence[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _bare_server(socket: str) -> Iterator[None]:
     profile = str(resolve(f"profiles/{ZERO_PROFILE}.yaml"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", bare_server.__name__, profile, socket, str(SLOTS[SIMULATED])],
-        stdin=subprocess.PIPE,  # its end of file ends the server, whatever becomes of us
-        stdout=subprocess.PIPE,
-        env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
-    )
-    try:
-        assert process.stdout is not None and process.stdin is not None
-        if process.stdout.readline().decode().strip() != bare_server.READY:
+    with companion(bare_server.__name__, profile, socket, str(SLOTS[SIMULATED])) as said:
+        if said != bare_server.READY:
             raise BenchError("the bare server of the simulated engine did not start")
         yield
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 Progress = Callable[[str, int], None]

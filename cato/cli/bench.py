@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +29,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
 
 from cato.cli.serve import TRANSPORT
 from cato.cli.simulation import SEEDS_HELP, seeds_of
@@ -94,27 +95,55 @@ def overhead(
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     engines = _engines(engine)
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    with ExitStack() as stack:
-        folder = tempfile.mkdtemp(prefix="cato-b-")  # short: Unix sockets have short names
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        set_environment(folder, transport=transport)
+    with _measuring(transport=transport):
         from cato.bench.overhead import Settings
 
         settings = Settings(engines, requests, rounds, tuple(concurrency or (1, 8)), tokens, seed)
-        try:
-            report = _measure(settings, command, transport=transport)
-        except CatoError as error:
-            console.print(str(error), style="red", markup=False)
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt:
-            console.print("Interrupted.")
-            raise typer.Exit(130) from None
+        report = _measure(settings, command, transport=transport)
     from cato.bench.report import tables
 
     console.print(tables(report))
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"Wrote {json_file}.", highlight=False)
+
+
+@app.command()
+def telemetry(
+    rounds: Annotated[
+        int, typer.Option(min=2, help="Rounds of ten requests for each arm, in turns.")
+    ] = 120,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of the intervals.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+    ] = None,
+) -> None:
+    """What traces and log lines add to a call: an ingress with both, and one without.
+
+    Simulated engine, one call at a time, traces to a collector on loopback. Starts a Ray of its
+    own and ends it. Run it on a quiet machine.
+    """
+    command = shlex.join(["cato", *sys.argv[1:]])
+    with _measuring():
+        from cato.bench.telemetry import Settings, measure
+
+        with _shown() as (shown, say):
+            found = measure(Settings(rounds, seed), say, shown)
+    console.print(command, highlight=False, markup=False)
+    table = Table("p50, ms", "without", "with", "difference", "share")
+    for name, metric in (("TTFT", "ttft_ms"), ("E2E", "e2e_ms")):
+        times, share = found[metric], found[metric]["share"]
+        between = times["p50_difference"]
+        table.add_row(
+            name,
+            f"{times['off']['p50']:.2f}",
+            f"{times['on']['p50']:.2f}",
+            f"{between['value']:+.2f} ({between['low']:+.2f} to {between['high']:+.2f})",
+            f"{share['value']:+.1%} ({share['low']:+.1%} to {share['high']:+.1%})",
+        )
+    console.print(table)
+    if json_file is not None:
+        json_file.write_text(json.dumps({**_live_facts(), **found}, indent=2) + "\n")
         console.print(f"Wrote {json_file}.", highlight=False)
 
 
@@ -214,14 +243,10 @@ def live(
     stands beside it. Run it on a quiet machine.
     """
     command = shlex.join(["cato", *sys.argv[1:]])
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    with ExitStack() as stack:
-        folder = tempfile.mkdtemp(prefix="cato-b-")  # short: Unix sockets have short names
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        set_environment(folder, transport=True)
+    with _measuring() as folder:
         if experiment == CACE:
             _measure_cace(
-                Path(folder), command, seeds_of(seeds), tasks, slowdown, tuple(workload or ()),
+                folder, command, seeds_of(seeds), tasks, slowdown, tuple(workload or ()),
                 json_file,
             )  # fmt: skip
             return
@@ -239,19 +264,12 @@ def live(
             trace,
             address,
         )
-        try:
-            session = Session(options)
-            if export is not None:
-                session.export(export)
-                console.print(f"Wrote workflows and profiles to {export}.", highlight=False)
-                return
-            report = _measure_live(session, Path(folder), command)
-        except (CatoError, OSError) as error:
-            console.print(str(error), style="red", markup=False)
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt:
-            console.print("Interrupted.")
-            raise typer.Exit(130) from None
+        session = Session(options)
+        if export is not None:
+            session.export(export)
+            console.print(f"Wrote workflows and profiles to {export}.", highlight=False)
+            return
+        report = _measure_live(session, folder, command)
     _show_live(report, json_file, plot)
 
 
@@ -268,18 +286,11 @@ def _measure_cace(
     from cato.bench.live import cace
 
     usual = cace.Settings()
-    try:
-        settings = cace.Settings(
-            seeds, tasks or usual.tasks, slowdown or usual.slowdown, workloads or usual.workloads
-        )
-        with _shown() as (shown, say):
-            report = cace.run(settings, folder, shown, say, _live_facts(), command)
-    except (CatoError, OSError) as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        console.print("Interrupted.")
-        raise typer.Exit(130) from None
+    settings = cace.Settings(
+        seeds, tasks or usual.tasks, slowdown or usual.slowdown, workloads or usual.workloads
+    )
+    with _shown() as (shown, say):
+        report = cace.run(settings, folder, shown, say, _live_facts(), command)
     console.print(cace.tables(report))
     if json_file is not None:
         cace.save(report, json_file)
@@ -295,6 +306,24 @@ def _live_facts() -> dict[str, object]:
     from cato.bench.report import machine_facts
 
     return machine_facts() | {"transport": "HAProxy and gRPC"}
+
+
+@contextmanager
+def _measuring(*, transport: bool = True) -> Iterator[Path]:
+    """A folder and the environment of a Ray of our own; what goes wrong there ends the command."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    folder = tempfile.mkdtemp(prefix="cato-b-")  # short: Unix sockets have short names
+    try:
+        set_environment(folder, transport=transport)
+        yield Path(folder)
+    except (CatoError, OSError) as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        console.print("Interrupted.")
+        raise typer.Exit(130) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

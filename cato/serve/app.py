@@ -4,6 +4,7 @@ Annotations are not postponed here: Serve looks at the builder's own to find the
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
@@ -205,12 +206,20 @@ def build_ingress(args: IngressArgs) -> Application:
     """The `cato` application: HTTP in front of the workflows."""
     spec = args.to_ingress()
     load_workflows(resolve(spec.workflows_dir))  # a wrong file fails the deployment, not a replica
+    return ingress_application(spec, {})
+
+
+def ingress_application(spec: IngressSpec, environment: Mapping[str, str]) -> Application:
+    """The ingress alone; `environment` is that of its replicas beside what they inherit."""
+    options: dict[str, Any] = {"num_cpus": 0}  # cores are counted for engines
+    if environment:
+        options["runtime_env"] = {"env_vars": dict(environment)}
     deployment = serve.deployment(
         serve.ingress()(Ingress),
         name="ingress",
         num_replicas=spec.replicas,
         max_ongoing_requests=MAX_ONGOING,
-        ray_actor_options={"num_cpus": 0},  # cores are counted for engines
+        ray_actor_options=options,
         graceful_shutdown_timeout_s=DRAIN_S,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
     )

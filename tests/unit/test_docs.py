@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from ingress_kit import KeptFeedback, Kit, a_pool, an_access
+from typer.testing import CliRunner
 
+from cato.cli import app as cato_app
 from cato.cli import reference
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
@@ -103,3 +106,30 @@ def test_reasons_that_are_explained_are_those_of_the_code() -> None:
     for reason in rows:
         for words in re.split(r"\s*-?[\d.]+\s*", reason):
             assert words in code, reason
+
+
+# In a block, or in a sentence; what follows a pipe, a redirection or a comment is the shell's.
+COMMAND = re.compile(r"(?:^ *(?:\.venv/bin/)?|`)(cato [a-z][^`\n|>#…]*)", re.MULTILINE)
+DOCUMENTS = sorted(
+    path
+    for path in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part == "build" for part in path.relative_to(ROOT).parts)
+)
+
+
+def commands_of(document: Path) -> list[str]:
+    text = document.read_text(encoding="utf-8")
+    if document == REFERENCE or document.name == "CHANGELOG.md":  # made from the code; history
+        return []
+    return sorted({command.strip() for command in COMMAND.findall(text)})
+
+
+@pytest.mark.parametrize(
+    ("document", "command"),
+    [(d, c) for d in DOCUMENTS for c in commands_of(d)],
+    ids=lambda value: str(value.relative_to(ROOT)) if isinstance(value, Path) else value,
+)
+def test_commands_in_documents_exist_with_their_options(document: Path, command: str) -> None:
+    """`--help` at the end: the words are read, and nothing is done."""
+    read = CliRunner().invoke(cato_app, [*shlex.split(command)[1:], "--help"])
+    assert read.exit_code == 0, read.output

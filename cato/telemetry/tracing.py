@@ -70,12 +70,12 @@ def from_environment() -> Tracing | None:
 class RunTrace:
     """The span of one run that is under way."""
 
-    def __init__(self, tracing: Tracing, span: _Span, is_sampled: bool) -> None:
-        self._tracing, self._span, self._is_sampled = tracing, span, is_sampled
+    def __init__(self, tracing: Tracing, span: _Span) -> None:
+        self._tracing, self._span = tracing, span
 
     def end(self, receipt: SlaReceipt) -> None:
         """Close the span, with all that the receipt tells below it."""
-        if self._is_sampled:
+        if self._span.context.trace_flags.sampled:
             self._tracing.write(self._span, receipt.without_text())
 
 
@@ -120,13 +120,12 @@ class Tracing:
         sampled = self._provider.sampler.should_sample(
             parent_context, trace_id, name, SpanKind.SERVER, dict(attributes)
         )
-        is_sampled = sampled.decision is Decision.RECORD_AND_SAMPLE
-        context = self._context(trace_id, is_sampled)
+        context = self._context(trace_id, sampled.decision is Decision.RECORD_AND_SAMPLE)
         TRACEPARENT.set(
             f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
         )
         span = _Span(name, context, parent, time.time_ns(), {**attributes, **sampled.attributes})
-        return RunTrace(self, span, is_sampled)
+        return RunTrace(self, span)
 
     def loaded(self, model: str, replica: str, load_s: float) -> None:
         """A model has just been loaded in `load_s` seconds."""

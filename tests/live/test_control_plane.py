@@ -70,6 +70,14 @@ def test_the_provisioner_keeps_replicas_within_the_bounds(app: App) -> None:
     wait_for_replicas("small", 2)
 
 
+def engine_pids(pool: str) -> dict[str, int]:
+    """Processes of the pool's engines by replica, as the replicas report them."""
+    import ray
+
+    residents = ray.get(actor("eviction-manager").residents.remote(), timeout=10)
+    return {r.replica_id: int(r.pid) for r in residents if r.pool == pool and r.pid}
+
+
 def wait_for_replicas(pool: str, n: int) -> None:
     deadline_s = time.monotonic() + 180
     while time.monotonic() < deadline_s:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import pytest
 from cato.engines.simulated import simulated_text
 from tests.live.conftest import App, wait_ready
 from tests.live.test_control_plane import picture, wait_for_replicas
-from tests.live.test_losses import until
+from tests.live.test_losses import Stream, until
 
 pytestmark = pytest.mark.live
 
@@ -112,22 +111,12 @@ def test_a_newer_completion_replaces_the_older_one_at_another_ingress(pair: str)
     until(lambda: calls_in("small") == 0)
 
 
-def stream(url: str, prompt: str, tokens: int) -> str:
-    """The text of a whole stream; raises for any other end."""
-    body = {"model": "sim-small", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
-    text, end = "", None
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=120
-    ) as got:
-        assert got.status_code == 200, got.read()
-        for line in got.iter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line[6:])
-                assert "error" not in event, event
-                for choice in event["choices"]:
-                    text, end = text + choice["text"], choice["finish_reason"]
-    assert end == "length", f"the stream broke off after {text!r}"
-    return text
+def stream(url: str, prompt: str) -> str:
+    """The text of a whole stream; fails for any other end."""
+    body = {"prompt": prompt, "max_tokens": STREAMED, "ignore_eos": True}
+    read = Stream(App(url), "sim-small", "completions", body).read()
+    assert read.ends == ["length"], f"the stream broke off after {read.text!r}"
+    return read.text
 
 
 @contextmanager
@@ -139,7 +128,7 @@ def clients(url: str) -> Iterator[list[tuple[str, str]]]:
         count = 0
         while not done.is_set():
             prompt = f"client {number} asks {count}"
-            answers.append((prompt, stream(url, prompt, STREAMED)))
+            answers.append((prompt, stream(url, prompt)))
             count += 1
 
     with ThreadPoolExecutor(4) as threads:

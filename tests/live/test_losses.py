@@ -16,7 +16,7 @@ import pytest
 
 from cato.engines.simulated import simulated_text
 from tests.live.conftest import App
-from tests.live.test_control_plane import actor, picture, wait_for_replicas
+from tests.live.test_control_plane import actor, engine_pids, picture, wait_for_replicas
 from tests.live.test_tasks import PYTHON
 
 pytestmark = pytest.mark.live
@@ -234,11 +234,3 @@ def said_after(app: App, endpoint: str, body: dict[str, Any], text: str, tokens:
     asked |= {"continue_final_message": True, "add_generation_prompt": False}
     choice = app.post("/v1/chat/completions", asked).json()["choices"][0]
     return str(choice["message"]["content"])
-
-
-def engine_pids(pool: str) -> dict[str, int]:
-    """By replica."""
-    import ray
-
-    residents = ray.get(actor("eviction-manager").residents.remote(), timeout=10)
-    return {r.replica_id: int(r.pid) for r in residents if r.pool == pool and r.pid}

@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 
 from tests.live.conftest import App
-from tests.live.test_control_plane import picture
+from tests.live.test_control_plane import engine_pids, picture
 from tests.live.test_tasks import PYTHON
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm]
@@ -157,7 +157,7 @@ def test_killing_a_client_that_waits_for_a_whole_answer_frees_the_slot_too(
 
 def test_a_dead_engine_is_restarted_and_the_task_it_had_is_served_again(app: App) -> None:
     """kill -9 of the engine: the ingress asks for another lease until it is back."""
-    before = engine_pids()
+    before = demo_pids()
     assert before
     body = {
         "model": "demo-coder",
@@ -171,14 +171,8 @@ def test_a_dead_engine_is_restarted_and_the_task_it_had_is_served_again(app: App
     answer = app.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["text"] == undisturbed
-    seconds_until(lambda: bool(engine_pids()) and not engine_pids() & before, 10)
+    seconds_until(lambda: bool(demo_pids()) and not demo_pids() & before, 10)
 
 
-def engine_pids() -> set[int]:
-    """Processes of the live application's engines, as their replicas report them."""
-    import ray
-
-    from cato.control import actors
-
-    residents = ray.get(actors.get(actors.EVICTION_MANAGER).residents.remote())
-    return {r.pid for r in residents if r.model == "demo-coder" and r.pid}
+def demo_pids() -> set[int]:
+    return set(engine_pids("demo").values())

@@ -47,10 +47,13 @@ class _Job:
     seed: int
 
 
+_loaded = cache(load_pairs)
+
+
 @cache
 def _pairs(dataset: Path) -> tuple[tuple[TokenPair, ...], LengthBelief]:
     """The pairs to draw from, and what the others teach of the output."""
-    pairs = load_pairs(dataset)
+    pairs = _loaded(dataset)
     if len(pairs) < LEAST_PAIRS:
         raise InputError(
             f"--dataset: {dataset} has {len(pairs)} pairs; {LEAST_PAIRS} are the least"
@@ -117,7 +120,7 @@ def _experiment(options: Options, progress: Progress) -> Report:
 
 def _lengths(dataset: Path) -> dict[str, float]:
     """Tokens of prompt and output, mean and deviation / mean, and how the two go together."""
-    pairs = load_pairs(dataset)
+    pairs = _loaded(dataset)
     source = np.array([p.source_tokens for p in pairs], float)
     target = np.array([p.target_tokens for p in pairs], float)
     spread = source.std() * target.std()

@@ -37,11 +37,14 @@ check: lint  ## lint, unit and simulator tests: no Ray, a minute or two
 	@$(BIN)/python -m pytest -q -n auto -m 'not slow' tests/unit tests/arch tests/sim
 
 # The soak sleeps for most of its five minutes: a worker more than cores does the rest meanwhile.
+# Live tests kill processes and race with them on shared cores: what failed has one more try against
+# a new application, and both outcomes are printed. What fails twice fails.
 test: lint  ## check with its slow tests, then live ones on a local Ray with real vLLM (minutes)
 	$(say) 'unit and simulator tests, the slow ones too'
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/unit tests/arch tests/sim
 	$(say) 'live tests'
-	@$(BIN)/python -m pytest -q tests/live
+	@$(BIN)/python -m pytest -q tests/live || { printf '\033[1m==> once more: what failed\033[0m\n'; \
+	    $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/live; }
 
 bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead

@@ -20,11 +20,13 @@ from ray import serve
 from ray.exceptions import RayError
 
 from cato.bench.live.stage import OwnStage
+from cato.bench.local_ray import Hosts
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.control import actors
 from cato.core.orchestrator import PoolPicture
 from cato.profiles.load import save_profile
 from cato.profiles.schema import Provenance
+from cato.testing.chaos import MissedError
 from cato.testing.chaos_clients import Target
 from cato.testing.chaos_local import MODEL, TASK_MODEL, write_workflow
 from cato.testing.chaos_plan import Fault, Plan
@@ -45,14 +47,20 @@ _RAY_PROCESS = "ray::"
 class RayStage:
     """See `cato.testing.chaos.Stage`."""
 
-    def __init__(self, plan: Plan, url: str, store: Path) -> None:
+    def __init__(self, plan: Plan, url: str, store: Path, hosts: Hosts | None) -> None:
         self.target = Target(url, MODEL, TASK_MODEL, plan.seed)
         self.possible = frozenset(Fault) - {Fault.CLOCK_JUMP}  # that of other processes
+        if hosts is None or len(hosts.up()) < 2:
+            self.possible -= {Fault.HOST_KILL}
         self._store = store
+        self._hosts = hosts
         self._handle: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._not_mended: list[str] = []
 
-    async def victims(self) -> Sequence[str]:
+    async def victims(self, fault: Fault) -> Sequence[str]:
+        if fault is Fault.HOST_KILL:
+            return [] if self._hosts is None else self._hosts.up()
         try:
             picture = await self._picture()
         except (RayError, TimeoutError):
@@ -67,6 +75,10 @@ class RayStage:
                 await self._signal(victim, signal.SIGKILL)
             case Fault.REPLICA_PAUSE:
                 await self._pause(victim, pause_s)
+            case Fault.HOST_KILL:
+                assert self._hosts is not None, "only possible with several hosts"
+                await asyncio.to_thread(self._hosts.lose, victim)
+                self._soon(self._replace_host(victim, pause_s))
             case Fault.CONTROLLER_KILL:
                 ray.kill(ray.get_actor(_CONTROLLER, namespace="serve"), no_restart=False)
             case Fault.INGRESS_KILL:
@@ -78,12 +90,21 @@ class RayStage:
             case _:
                 ray.kill(actors.get(_ACTORS[fault]), no_restart=False)
 
+    async def queued(self) -> int:
+        try:
+            return (await self._picture()).queued
+        except (RayError, TimeoutError):
+            return 0  # nobody knows while the router is being restarted
+
     async def leaks(self) -> Sequence[str]:
         try:
             picture = await self._picture()
         except (RayError, TimeoutError) as error:
             return [f"the router does not answer: {error!r}"]
-        held = [f"{r.held} leases of {r.id}" for r in picture.replicas if r.held]
+        held = [
+            *self._not_mended,
+            *(f"{r.held} leases of {r.id}" for r in picture.replicas if r.held),
+        ]
         if picture.queued:
             held.append(f"{picture.queued} invocations wait")
         return held
@@ -108,13 +129,24 @@ class RayStage:
         if self._handle is None:
             self._handle = serve.get_deployment_handle(DEPLOYMENT, app_name=actors.ENGINES_APP)
         call = getattr(self._handle, method).remote(cato={"replica": replica, **fields})
-        async with asyncio.timeout(ANSWER_WITHIN_S):
-            return await call
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await call
+        except Exception as error:  # Serve's transports let many kinds through
+            raise MissedError(f"{replica}: {error!r}") from error
 
     async def _signal(self, replica: str, number: signal.Signals) -> int:
         pid = int(await self._ask(replica, "process_id"))
-        os.kill(pid, number)
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError as error:
+            raise MissedError(f"{replica}: no process {pid}") from error
         return pid
+
+    async def _replace_host(self, name: str, after_s: float) -> None:
+        assert self._hosts is not None
+        await asyncio.sleep(after_s)
+        await asyncio.to_thread(self._hosts.add, name)
 
     async def _pause(self, replica: str, pause_s: float) -> None:
         pid = await self._signal(replica, signal.SIGSTOP)
@@ -129,7 +161,12 @@ class RayStage:
     def _soon(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._is_done)
+
+    def _is_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._not_mended.append(f"what a fault broke was not mended: {error!r}")
 
 
 async def _lock(store: Path, for_s: float) -> None:
@@ -168,14 +205,15 @@ def _kill_an_ingress() -> None:
 def ray_stage(plan: Plan, folder: Path, say: Any) -> Iterator[RayStage]:
     """A cluster with one pool of simulated engines, as `plan` has it."""
     deploy = _deployment(plan, folder)
-    with OwnStage(deploy, folder, say) as stage:
-        yield RayStage(plan, stage.url, folder / "metadata.db")
+    others: list[dict[str, Any]] = [{}] * (plan.hosts - 1)
+    with OwnStage(deploy, folder, say, others=others) as stage:
+        yield RayStage(plan, stage.url, folder / "metadata.db", stage.hosts)
 
 
 def _deployment(plan: Plan, folder: Path) -> DeployFile:
     import yaml
 
-    write_workflow(folder / "workflows")
+    write_workflow(plan, folder / "workflows")
     save_profile(
         folder / "profiles" / f"{PROFILE}.yaml", plan.profile(), Provenance(simulated=True)
     )
@@ -191,7 +229,16 @@ def _deployment(plan: Plan, folder: Path) -> DeployFile:
         "profiles": str(folder / "profiles"),
         "store": str(folder / "metadata.db"),
         "models": {MODEL: {"source": "simulated", "family": "qwen"}},
-        "pools": {POOL: {"model": MODEL, "deployments": {DEPLOYMENT: deployment}}},
+        "pools": {
+            POOL: {
+                "model": MODEL,
+                "deployments": {DEPLOYMENT: deployment},
+                "policies": {
+                    "max_queued": plan.policies.max_queued,
+                    "refuse_late": plan.policies.refuse_late,
+                },
+            }
+        },
     }
     applications = [
         {

@@ -9,11 +9,14 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import ray
 from ray import serve
+from ray.cluster_utils import Cluster
 
 from cato.bench.client import BenchError
 from cato.control import actors
@@ -25,24 +28,79 @@ PROBE_TIMEOUT_S = 5.0
 POLL_S = 0.2
 
 
+class Hosts:
+    """Raylets on this machine, each of which Ray takes for a host; all but the first can be lost.
+
+    `others` is what each of the others has, in the words of Ray's `Cluster.add_node`.
+    """
+
+    def __init__(self, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+        # Ray's own way to end them at exit can be set up in the main thread only.
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args=dict(first), shutdown_at_exit=False
+        )
+        self._has = {f"host-{i}": dict(has) for i, has in enumerate(others, 1)}
+        self._up: dict[str, Any] = {}
+        for name in self._has:
+            self.add(name)
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def up(self) -> list[str]:
+        """Names of the others that are there."""
+        return sorted(self._up)
+
+    def add(self, name: str) -> None:
+        """A new host with what `name` has."""
+        self._up[name] = self._cluster.add_node(**self._has[name])
+
+    def lose(self, name: str) -> None:
+        """Kill every process of a host; Ray is not told."""
+        self._cluster.remove_node(self._up.pop(name), allow_graceful=False)
+
+    def end(self) -> None:
+        self._cluster.shutdown()
+
+
 def start_ray(folder: Path, close: contextlib.ExitStack, cpus: int = LEAST_LOGICAL_CPUS) -> int:
     """A Ray and a Serve of our own on loopback, which end with `close`; returns Serve's port.
 
     `cpus` are logical: what is measured shares the real ones.
     """
+    return _started(close, {"address": "local", **_host(folder, cpus)})
+
+
+def start_hosts(
+    folder: Path,
+    close: contextlib.ExitStack,
+    others: Sequence[Mapping[str, Any]],
+    cpus: int = LEAST_LOGICAL_CPUS,
+) -> tuple[int, Hosts]:
+    """As `start_ray`, on several hosts: each has the same logical CPUs, and what `others` say."""
+    first = _host(folder, cpus)
+    temp = {"temp_dir": first.pop("_temp_dir")}
+    less = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    hosts = Hosts({**first, **temp}, [{"num_cpus": cpus, **less, **has} for has in others])
+    close.callback(hosts.end)
+    return _started(close, {"address": hosts.address}), hosts
+
+
+def _host(folder: Path, cpus: int) -> dict[str, Any]:
+    return {
+        "num_cpus": max(LEAST_LOGICAL_CPUS, cpus),
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "_temp_dir": str(folder / "ray"),
+    }
+
+
+def _started(close: contextlib.ExitStack, ray_options: Mapping[str, Any]) -> int:
     port = free_port()
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     on_term = signal.getsignal(signal.SIGTERM)
-    ray.init(
-        address="local",
-        num_cpus=max(LEAST_LOGICAL_CPUS, cpus),
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level="ERROR",
-        namespace="bench",
-        _temp_dir=str(folder / "ray"),
-    )
+    ray.init(log_to_driver=False, logging_level="ERROR", namespace="bench", **ray_options)
     signal.signal(signal.SIGTERM, on_term)  # Ray has put its own there, which loses the report
     close.callback(ray.shutdown)
     close.callback(actors.remove_all)

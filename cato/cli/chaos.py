@@ -112,11 +112,22 @@ def _show(report: dict[str, Any]) -> None:
     )
     if report["refused"]:
         console.print(f"refused: {report['refused']}", highlight=False)
+    if found := report["overload"]:
+        console.print(
+            f"{found['factor']:g} times the capacity: {found['admitted']} of {found['offered']} "
+            f"admitted, {found['attainment_of_admitted']:.1%} of them in time, "
+            f"{found['use']:.0%} of the capacity used; at most {found['longest_queue']} waited, "
+            f"Retry-After {' to '.join(f'{s:g}' for s in found['retry_after_s'])} s; as usual "
+            f"{found['usual_after_s']:g} s after",
+            highlight=False,
+        )
     table = Table("fault", "times", "p50", "p90", "p99", "max", title="recovery, s")
     for name, found in report["recovery_s"].items():
         times = [f"{found[p]:.2f}" if p in found else "-" for p in ("p50", "p90", "p99", "max")]
         table.add_row(name, str(found["faults"]), *times)
-    console.print(table)
-    for problem in (*report["leaks"], *report["grown"], *report["problems"]):
+    if report["recovery_s"]:
+        console.print(table)
+    broken = report["overload"].get("broken", [])
+    for problem in (*broken, *report["leaks"], *report["grown"], *report["problems"]):
         console.print(problem, style="red", markup=False, highlight=False)
     console.print("passed" if report["passed"] else "failed", style="bold")

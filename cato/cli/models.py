@@ -224,7 +224,7 @@ def _check_free(topology: Topology, names: tuple[str, ...]) -> None:
     models = [p.model for p in topology.pools]
     models += [h.model for s in topology.shared_pools for h in s.models]
     models += [m.hosted.model for m in _registered(topology)]
-    taken = {n: m.name for m in models for n in (m.name, *m.aliases)}
+    taken = {n: m.called(n) for m in models for n in m.names}
     for name in names:
         if name in taken:
             fail(f"{name!r} is a name of the model {taken[name]!r} already")

@@ -7,7 +7,7 @@ once with their path; the checks that need several parts of the file are in `_na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -33,6 +33,7 @@ from cato.config.yaml_file import (
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.topology import (
+    AdapterSpec,
     DeploymentSpec,
     EngineSpec,
     HostedModel,
@@ -119,16 +120,30 @@ def _errors(model: str, found: Found) -> ValidationError:
     )
 
 
+class AdapterArgs(StrictModel):
+    """A LoRA adapter of a model; `source` is a folder or a Hugging Face id."""
+
+    source: NonEmpty
+    aliases: list[PublicName] = Field(default_factory=list)
+
+
 class ModelArgs(StrictModel):
-    """A model; `source` is a folder, `demo` or a Hugging Face id; it suggests the `family`."""
+    """A model; `source` is a folder, `demo` or a Hugging Face id; it suggests the `family`.
+
+    `adapters` are called like models, by their names, and served by this model's replicas.
+    """
 
     source: NonEmpty
     family: Annotated[str, AfterValidator(lambda v: _one_of(v, tuple(FAMILIES)))] | None = None
     aliases: list[PublicName] = Field(default_factory=list)
+    adapters: dict[PublicName, AdapterArgs] = Field(default_factory=dict)
 
     def to_spec(self, name: str) -> ModelSpec:
         family = self.family or family_of(self.source)
-        return ModelSpec(ModelName(name), self.source, family, tuple(self.aliases))
+        adapters = tuple(
+            AdapterSpec(ModelName(n), a.source, tuple(a.aliases)) for n, a in self.adapters.items()
+        )
+        return ModelSpec(ModelName(name), self.source, family, tuple(self.aliases), adapters)
 
 
 class EngineArgs(StrictModel):
@@ -653,6 +668,9 @@ def _shared_names(
                 found.append((loc, model, f"{rule}; known: {', '.join(models) or 'none'}"))
             elif model in homes:
                 found.append((loc, model, f"{homes[model]} serves this model already"))
+            elif _mapping(models[model]).get("adapters"):
+                rule = "models of shared pools have no adapters: serve it from a pool of its own"
+                found.append((loc, model, rule))
             homes.setdefault(model, f"shared pool {name!r}")
     return found
 
@@ -660,15 +678,22 @@ def _shared_names(
 def _taken_names(models: Mapping[str, object]) -> Found:
     found: Found = []
     taken = {name: f"the model {name!r}" for name in models}
+
+    def take(name: object, what: str, loc: tuple[str | int, ...]) -> None:
+        if isinstance(name, str) and name in taken:
+            found.append((loc, name, f"already the name of {taken[name]}"))
+        elif isinstance(name, str):
+            taken[name] = what
+
     for model, settings in models.items():
-        aliases = _mapping(settings).get("aliases")
-        for i, alias in enumerate(aliases if isinstance(aliases, list) else []):
-            if not isinstance(alias, str):
-                continue
-            if alias in taken:
-                loc = ("models", model, "aliases", i)
-                found.append((loc, alias, f"already the name of {taken[alias]}"))
-            taken.setdefault(alias, f"an alias of {model!r}")
+        at = ("models", model)
+        for i, alias in enumerate(_list(_mapping(settings).get("aliases"))):
+            take(alias, f"an alias of {model!r}", (*at, "aliases", i))
+        for adapter, facts in _mapping(_mapping(settings).get("adapters")).items():
+            take(adapter, f"an adapter of {model!r}", (*at, "adapters", adapter))
+            for i, alias in enumerate(_list(_mapping(facts).get("aliases"))):
+                what = f"an alias of {adapter!r}"
+                take(alias, what, (*at, "adapters", adapter, "aliases", i))
     return found
 
 
@@ -700,6 +725,10 @@ def _deployments_of_two_pools(pools: Mapping[str, object]) -> Found:
                 found.append((loc, name, f"pool {owners[name]!r} has a deployment of this name"))
             owners.setdefault(name, pool)
     return found
+
+
+def _list(data: object) -> Sequence[object]:
+    return data if isinstance(data, list) else ()
 
 
 def _mapping(data: object) -> Mapping[str, object]:

@@ -147,8 +147,8 @@ class SharedPool:
         if any(m.model.name == model.name for m in self.spec.models):
             return f"{model.name!r} is a model of the deployment file: change it there"
         others = [h.model for n, h in self._hosted.items() if n != model.name]
-        taken = {name for other in others for name in (other.name, *other.aliases)}
-        for name in (model.name, *model.aliases):
+        taken = {name for other in others for name in other.names}
+        for name in model.names:
             if name in taken:
                 return f"{name!r} is the name of another model of {self.spec.name}"
         return None

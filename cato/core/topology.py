@@ -10,6 +10,18 @@ from cato.core.ids import DeploymentName, ModelName, PoolName
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """A LoRA adapter: a fine-tune that its base model's replicas serve too, called like a model.
+
+    `source`: a folder or a Hugging Face id.
+    """
+
+    name: ModelName
+    source: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model and the names it answers to.
 
@@ -21,6 +33,22 @@ class ModelSpec:
     source: str
     family: str
     aliases: tuple[str, ...] = ()
+    adapters: tuple[AdapterSpec, ...] = ()
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the model, then those of each adapter; the first of each is its own."""
+        adapters = ((a.name, *a.aliases) for a in self.adapters)
+        return ((self.name, *self.aliases), *adapters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that clients may call, adapters too."""
+        return tuple(name for group in self.groups for name in group)
+
+    def called(self, name: str) -> ModelName:
+        """What answers to `name`: this model, or one of its adapters."""
+        return ModelName(next((g[0] for g in self.groups if name in g), self.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ class EngineRequest:
     id and the priority (smaller is sooner). With `raw` the chunks carry the engine's own bytes, for
     requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
     Only completions and chat are also answered without `raw`. `traceparent` is the W3C trace
-    context of the run; empty when it is not traced.
+    context of the run; empty when it is not traced. `model` names an adapter of the engine's model;
+    empty for that itself.
     """
 
     id: str
@@ -60,6 +61,7 @@ class EngineRequest:
     stream: bool = True
     raw: bool = False
     traceparent: str = ""
+    model: str = ""
 
 
 PREEMPTED = "preempted"

@@ -13,6 +13,7 @@ import heapq
 import itertools
 import json
 import time
+import zlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,11 @@ def simulated_tokens(seed: int, prompt: str) -> Iterator[str]:
     """The endless continuation of `prompt`, token by token, as if no answer ever ended."""
     for token, _ in _tokens(seed, prompt):
         yield token
+
+
+def simulated_seed(seed: int, model: str) -> int:
+    """The seed of one of several models that share engines: another for each, the same anywhere."""
+    return seed + zlib.crc32(model.encode())
 
 
 def simulated_text(seed: int, prompt: str, n: int) -> str:
@@ -218,7 +224,8 @@ class SimulatedEngine:
             yield self._counted(request)
             return
         options = self._read(request)
-        pieces, finish_reason = _answer(self._seed, options)
+        seed = simulated_seed(self._seed, request.model) if request.model else self._seed
+        pieces, finish_reason = _answer(seed, options)
         run = _Run(request, options.prompt_tokens, pieces, finish_reason)
         if run.kv_tokens > self._profile.kv_capacity_tokens:
             raise ContextLengthError(
@@ -228,7 +235,8 @@ class SimulatedEngine:
         priority = request.priority if self._has_priority else 0
         heapq.heappush(self._waiting, (priority, next(self._arrivals), run))
         self._work.set()
-        answer = _answer_form(request, options, self._served_model, finish_reason)
+        model = request.model or self._served_model
+        answer = _answer_form(request, options, model, finish_reason)
         try:
             sent = 0
             while True:

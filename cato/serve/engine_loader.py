@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from cato.config.places import model_path
 from cato.core.errors import EngineError, InputError
-from cato.core.ids import ModelName
 from cato.core.profile import Profile
 from cato.core.slots import SlotOrder
 from cato.core.topology import DeploymentSpec, ModelSpec
 from cato.engines.base import Engine, EngineState
-from cato.engines.simulated import SimulatedEngine
+from cato.engines.simulated import SimulatedEngine, simulated_seed
 from cato.engines.vllm.process import VllmEngine
 from cato.serve.engine_start import started
 
 log = logging.getLogger("cato.engine_loader")
-
-
-def simulated_seed(seed: int, model: ModelName) -> int:
-    """The seed of a simulated model's text: another for each model, the same in every slot."""
-    return seed + zlib.crc32(model.encode())
 
 
 class EngineLoader:

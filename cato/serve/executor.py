@@ -335,7 +335,7 @@ class RunningTask:
         """One LLM call, over as many leases as it takes."""
         pool = self._pools.pool_of(settings.model)
         progress.simulated = pool.simulated
-        self._calls.append((pool.model.name, progress))
+        self._calls.append((pool.model.called(settings.model), progress))
         started_s = time.monotonic()
         suffix = "" if command.item is None else f".{command.item}"
         id = InvocationId(f"{self._key}.{command.node.id}.{command.round}{suffix}")
@@ -426,6 +426,7 @@ class RunningTask:
             stream=call.stream,
             raw=call.raw,
             traceparent=TRACEPARENT.get(),
+            model="" if call.model == pool.model.name else call.model,
         )
         sent_s = time.monotonic()
         try:
@@ -468,7 +469,7 @@ class RunningTask:
         if progress.attempts == 1:
             progress.asked_tokens = call.prompt_tokens
             progress.length = self._lengths(
-                run.workflow.name, node.id, pool.model.name, call.prompt_tokens, call.max_tokens
+                run.workflow.name, node.id, call.model, call.prompt_tokens, call.max_tokens
             )
         length = progress.length
         progress.expected_tokens = call.expected_tokens if length is None else round(length.mean)
@@ -507,7 +508,7 @@ class RunningTask:
         lease, pool = progress.lease, self._pools.pool_of(settings.model)
         answer = progress.answer
         return LlmFacts(
-            model=pool.model.name,
+            model=pool.model.called(settings.model),
             pool=pool.name,
             replica=lease.replica_id if lease else "",
             deployment=lease.deployment if lease else "",

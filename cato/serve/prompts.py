@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cato.core.errors import ContextLengthError
+from cato.core.ids import ModelName
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
@@ -23,13 +24,15 @@ MAX_PREFIX_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """An OpenAI body, its dialect, and the tokens it is expected to take."""
+    """An OpenAI body, its dialect, and the tokens it is expected to take. `model` answers it: that
+    of the pool, or one of its adapters."""
 
     endpoint: Endpoint
     body: Mapping[str, object]
     prompt_tokens: int
     expected_tokens: int
     max_tokens: int
+    model: ModelName
     prefix: tuple[int, ...] = ()
     stream: bool = True
     raw: bool = False
@@ -85,13 +88,15 @@ def engine_call(
         assert settings.prompt is not None, "an llm node has a prompt, a fim or a chat"
         text = settings.prompt.render(names)
         body["prompt"] = text
+    model = pool.model.called(settings.model)
     return EngineCall(
         endpoint=endpoint,
         body=body,
         prompt_tokens=profile.count_tokens(text),
         expected_tokens=min(settings.expected_tokens, limit),
         max_tokens=limit,
-        prefix=prefix_of(text, profile.chars_per_token),
+        model=model,
+        prefix=prefix_of(text, profile.chars_per_token, model),
     )
 
 
@@ -106,22 +111,27 @@ def fim_stops(stop: object, family: str) -> dict[str, object]:
 
 def _passthrough(settings: CallSettings, pool: PoolInfo) -> EngineCall:
     text = body_text(settings.body)
+    model = pool.model.called(settings.model)
     return EngineCall(
         endpoint=Endpoint(settings.endpoint),
         body=settings.body,
         prompt_tokens=pool.profile.count_tokens(text),
         expected_tokens=settings.expected_tokens,
         max_tokens=_token_limit(settings.body) or pool.profile.context_tokens,
-        prefix=prefix_of(text, pool.profile.chars_per_token),
+        model=model,
+        prefix=prefix_of(text, pool.profile.chars_per_token, model),
         stream=settings.stream,
         raw=True,
     )
 
 
-def prefix_of(text: str, chars_per_token: float) -> tuple[int, ...]:
-    """`Invocation.prefix` of a prompt: one number for each of its beginnings of whole blocks."""
+def prefix_of(text: str, chars_per_token: float, model: str) -> tuple[int, ...]:
+    """`Invocation.prefix` of a prompt: one number for each of its beginnings of whole blocks.
+
+    Adapters of one base have other numbers: none can use what another has in its cache.
+    """
     block = max(1, int(PREFIX_BLOCK_TOKENS * chars_per_token))
-    chain = hashlib.blake2b(digest_size=8)
+    chain = hashlib.blake2b(model.encode(), digest_size=8)
     found = []
     for start in range(0, min(len(text), MAX_PREFIX_BLOCKS * block) - block + 1, block):
         chain.update(text[start : start + block].encode("utf-8", "replace"))

@@ -242,7 +242,7 @@ class RayPools:
         topology: Topology | None = await provisioner.topology.remote()
         for pool in topology.pools if topology else ():
             self._specs[pool.name] = pool
-            for model in (pool.model.name, *pool.model.aliases):
+            for model in pool.model.names:
                 self._pool_by_model[model] = pool.name
             router = self._router(pool.name)
             self._pictures[pool.name] = await router.picture.remote()
@@ -260,7 +260,7 @@ class RayPools:
         self._pool_by_model = {m: p for m, p in self._pool_by_model.items() if p in self._specs}
         for part in self._shared:
             self._handle(part.deployment)
-            for model in (part.model.name, *part.model.aliases):
+            for model in part.model.names:
                 self._pool_by_model[model] = part.name
 
 

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any, Protocol
 
 from cato.testing.chaos_clients import HANG_S, Clients, Outcome, Struck, Target
+from cato.testing.chaos_overload import ArrivingClients
 from cato.testing.chaos_plan import Fault, Plan, Planned, schedule
 
 # What is broken on purpose must be whole again before it is broken anew.
@@ -26,6 +27,10 @@ WARM_UP_SHARE = 0.3
 SHOWN = 5
 
 
+class MissedError(Exception):
+    """What a fault was to hit was gone before, by an earlier one."""
+
+
 class Stage(Protocol):
     """What is drilled: an application that answers, and ways to break it."""
 
@@ -35,12 +40,17 @@ class Stage(Protocol):
     @property
     def possible(self) -> frozenset[Fault]: ...
 
-    async def victims(self) -> Sequence[str]:
-        """Replicas that accept work now."""
+    async def victims(self, fault: Fault) -> Sequence[str]:
+        """What `fault` can hit now: replicas that accept work, or hosts."""
         ...
 
     async def strike(self, fault: Fault, victim: str, pause_s: float) -> None:
-        """Do `fault`, to the replica `victim` if it hits one. Returns when it is done."""
+        """Do `fault`, to `victim` if it hits one. Returns when it is done; raise `MissedError`
+        when there was nothing left to hit."""
+        ...
+
+    async def queued(self) -> int:
+        """Invocations that wait for a lease now."""
         ...
 
     async def leaks(self) -> Sequence[str]:
@@ -63,24 +73,17 @@ class Drill:
     skipped: Counter[Fault] = field(default_factory=Counter)
     _ingress_kills_s: list[float] = field(default_factory=list)
     _memory: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    _longest_queue: int = 0
 
     async def run(self) -> dict[str, Any]:
         """Returns the report; raises nothing for what the application did."""
-        plan = self.plan
-        clients = Clients(
-            self.stage.target,
-            streams=plan.streams,
-            tokens=plan.tokens,
-            dialects=plan.dialects,
-            seed=plan.seed,
-            ingress_killed_since=lambda at_s: any(k >= at_s - 5 for k in self._ingress_kills_s),
-        )
+        clients = self._clients()
         started_s = time.monotonic()
         asking = asyncio.create_task(clients.run())
-        watching = asyncio.create_task(self._watch_memory())
+        watching = asyncio.create_task(self._watch())
         try:
             await self._strike_all(clients, started_s)
-            await asyncio.sleep(max(0.0, plan.duration_s - (time.monotonic() - started_s)))
+            await asyncio.sleep(max(0.0, self.plan.asked_s - (time.monotonic() - started_s)))
             self.say("waiting for the last answers")
             clients.stop()
             await asyncio.wait([asking], timeout=2 * HANG_S)
@@ -91,6 +94,20 @@ class Drill:
             await asyncio.wait([asking, watching])
         asked_s = time.monotonic() - started_s
         return self._report(clients, hung, await self._leaks(), asked_s)
+
+    def _clients(self) -> Clients:
+        plan = self.plan
+        fields: dict[str, Any] = {
+            "target": self.stage.target,
+            "streams": plan.streams,
+            "tokens": plan.tokens,
+            "dialects": plan.dialects,
+            "seed": plan.seed,
+            "ingress_killed_since": lambda at_s: any(k >= at_s - 5 for k in self._ingress_kills_s),
+        }
+        if plan.overload is None:
+            return Clients(**fields)
+        return ArrivingClients(plan.overload, plan.capacity_per_s, **fields)
 
     async def _strike_all(self, clients: Clients, started_s: float) -> None:
         late_s = 0.0
@@ -104,21 +121,25 @@ class Drill:
                 self.skipped[next_.fault] += 1
                 continue
             struck = Struck(next_, victim, time.monotonic())
-            if next_.fault is Fault.INGRESS_KILL:
+            if next_.fault in (Fault.INGRESS_KILL, Fault.HOST_KILL):  # it may have had one
                 self._ingress_kills_s.append(struck.at_s)
             clients.strike(struck)
-            self.struck.append(struck)
-            await self.stage.strike(next_.fault, victim, self.plan.pause_s)
+            try:
+                await self.stage.strike(next_.fault, victim, self.plan.pause_s)
+                self.struck.append(struck)
+            except MissedError as missed:
+                self.say(f"missed: {missed}")
+                self.skipped[next_.fault] += 1
             # A schedule that fell behind goes on with its gaps, not with a burst.
             late_s = max(late_s, time.monotonic() - started_s - next_.at_s)
 
     async def _victim(self, planned: Planned) -> str | None:
-        """The replica that a fault hits, once there are two; empty for one that hits none."""
-        if not planned.fault.hits_a_replica:
+        """What a fault hits, once there are two of its kind; empty where there is one only."""
+        if not planned.fault.hits_one_of_several:
             return ""
         deadline_s = time.monotonic() + VICTIM_WITHIN_S
         while time.monotonic() < deadline_s:
-            victims = sorted(await self.stage.victims())
+            victims = sorted(await self.stage.victims(planned.fault))
             if len(victims) >= 2:
                 return victims[int(planned.victim * len(victims))]
             await asyncio.sleep(POLL_S)
@@ -132,9 +153,10 @@ class Drill:
                 return held
             await asyncio.sleep(POLL_S)
 
-    async def _watch_memory(self) -> None:
+    async def _watch(self) -> None:
         while True:
             now_s = time.monotonic()
+            self._longest_queue = max(self._longest_queue, await self.stage.queued())
             for name, size in self.stage.memory().items():
                 self._memory.setdefault(name, []).append((now_s, size))
             await asyncio.sleep(SAMPLE_S)
@@ -150,6 +172,9 @@ class Drill:
             fault.value: _distribution([s for s in self.struck if s.planned.fault is fault])
             for fault in Fault
         }
+        overload: dict[str, Any] = {}
+        if isinstance(clients, ArrivingClients):
+            overload = clients.report(self._longest_queue)
         return {
             "seed": self.plan.seed,
             "seconds": round(asked_s, 1),
@@ -162,9 +187,10 @@ class Drill:
             "ttft_s": _percentiles(clients.first_token_s),
             "recovery_s": {name: d for name, d in by_fault.items() if d["faults"]},
             "leaks": leaks,
+            "overload": overload,
             "memory": {n: s for n, m in self._memory.items() if (s := slope(m)) is not None},
             "problems": [_shown(o) for o in bad[:SHOWN]],
-            "passed": not bad and not hung and not leaks,
+            "passed": not (bad or hung or leaks or overload.get("broken")),
         }
 
 

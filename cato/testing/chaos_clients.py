@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from cato.engines.simulated import simulated_text
-from cato.testing.chaos_plan import Dialect, Planned
+from cato.testing.chaos_plan import LEAST_TOKENS, Dialect, Planned
 
 # A stream without a byte for so long hangs.
 HANG_S = 60.0
@@ -48,6 +48,9 @@ class Outcome:
     dialect: Dialect
     problem: str = ""
     request_id: str = ""
+    began_s: float = 0.0
+    took_s: float = 0.0
+    retry_after_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -70,7 +73,11 @@ class _Wrong(Exception):
 
 
 class _Refused(Exception):
-    """An error answer of the right form."""
+    """An error answer of the right form: its code and its `Retry-After`."""
+
+    def __init__(self, code: str, retry_after_s: float) -> None:
+        super().__init__(code)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(slots=True, eq=False)
@@ -146,25 +153,27 @@ class Clients:
             aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
             asyncio.TaskGroup() as group,
         ):
-            for _ in range(self._streams):
-                group.create_task(self._ask_forever(session))
+            await self._begin(session, group)
+
+    async def _begin(self, session: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
+        for _ in range(self._streams):
+            group.create_task(self._ask_forever(session))
 
     async def _ask_forever(self, session: aiohttp.ClientSession) -> None:
         while not self._is_stopping:
             outcome = await self._ask(session)
-            self.outcomes.append(outcome)
             if outcome.kind in ("refused", "cut"):
                 await asyncio.sleep(0.5 + self._draw.random())
 
     async def _ask(self, session: aiohttp.ClientSession) -> Outcome:
         call = self._new_call()
         self._open.append(call)
-        kind, problem = "ok", ""
+        kind, problem, retry_after_s = "ok", "", None
         try:
             await self._read(session, call)
             self._check(call)
         except _Refused as refusal:
-            kind, problem = "refused", str(refusal)
+            kind, problem, retry_after_s = "refused", str(refusal), refusal.retry_after_s
         except _Wrong as wrong:
             kind, problem = "wrong", str(wrong)
         except TimeoutError:
@@ -173,9 +182,15 @@ class Clients:
             kind, problem = self._broken(call), repr(error)
         finally:
             self._open.remove(call)
-            call.came(time.monotonic())
+            now_s = time.monotonic()
+            call.came(now_s)
         self.output_tokens += call.tokens if kind == "ok" else 0
-        return Outcome(kind, call.dialect, problem, call.request_id)
+        outcome = Outcome(
+            kind, call.dialect, problem, call.request_id,
+            call.started_s, now_s - call.started_s, retry_after_s,
+        )  # fmt: skip
+        self.outcomes.append(outcome)
+        return outcome
 
     def _broken(self, call: _Call) -> str:
         """A connection broke: as it must when its ingress was killed, if what came was right."""
@@ -188,7 +203,9 @@ class Clients:
         words = " ".join(draw.choices(_WORDS, k=5))
         (dialect,) = draw.choices(self._kinds, self._weights)
         now_s = time.monotonic()
-        call = _Call(dialect, f"# {self._number}: {words}\n", draw.randint(2, self._tokens), now_s)
+        call = _Call(
+            dialect, f"# {self._number}: {words}\n", draw.randint(LEAST_TOKENS, self._tokens), now_s
+        )
         for struck in self._recent:
             if now_s - struck.at_s < AFTERMATH_S and dialect is not Dialect.WHOLE:
                 call.waits_for.append((struck, now_s))
@@ -292,6 +309,7 @@ def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> Exception:
         return aiohttp.ClientPayloadError(what) if is_proxy else _Wrong(what)
     if answer.status not in RETRY_STATUSES or not has_all:
         return _Wrong(what)
-    if "Retry-After" not in answer.headers:
-        return _Wrong(f"{what} without Retry-After")
-    return _Refused(code)
+    retry_after = answer.headers.get("Retry-After", "")
+    if not retry_after.isdecimal():
+        return _Wrong(f"{what} with Retry-After {retry_after!r}")
+    return _Refused(code, float(retry_after))

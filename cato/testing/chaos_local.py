@@ -38,7 +38,7 @@ TASK_MODEL = "cato-drill"
 WORKFLOW = """
 name: drill
 description: One answer whose text is known.
-sla: {metric: ttft, target: 10s, deadline: 10m}
+sla: {metric: METRIC, target: TARGETs, deadline: 10m}
 inputs: {instruction: {type: str}}
 nodes:
   answer:
@@ -65,10 +65,12 @@ _POSSIBLE = frozenset(
 )
 
 
-def write_workflow(folder: Path) -> None:
+def write_workflow(plan: Plan, folder: Path) -> None:
     """The drill's workflow, as the one file of `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "drill.yaml").write_text(WORKFLOW.replace("MODEL", MODEL))
+    metric, target_s = ("ttft", 10.0) if plan.overload is None else ("e2e", plan.overload.slo_s)
+    text = WORKFLOW.replace("MODEL", MODEL).replace("METRIC", metric)
+    (folder / "drill.yaml").write_text(text.replace("TARGET", str(target_s)))
 
 
 class LocalStage:
@@ -83,7 +85,7 @@ class LocalStage:
         self._clock = asyncio.Lock()
         self._process = psutil.Process(os.getpid())
 
-    async def victims(self) -> Sequence[str]:
+    async def victims(self, fault: Fault) -> Sequence[str]:
         return [id for id in self._pool.ready if id not in self._broken]
 
     async def strike(self, fault: Fault, victim: str, pause_s: float) -> None:
@@ -122,6 +124,9 @@ class LocalStage:
             with mock.patch("time.time", lambda: right() + JUMP_S):
                 await asyncio.sleep(for_s)
 
+    async def queued(self) -> int:
+        return self._pool.orchestrator.picture(0.0).queued
+
     async def leaks(self) -> Sequence[str]:
         if self._broken:  # a dead engine does not say what it holds
             return [f"{id} is not whole yet" for id in sorted(self._broken)]
@@ -145,9 +150,10 @@ async def local_stage(plan: Plan) -> AsyncIterator[LocalStage]:
         replace(plan.profile(), load_s=0.0),
         replicas=plan.replicas,
         slots=plan.slots,
+        policies=plan.policies,
     )
     with tempfile.TemporaryDirectory(prefix="cato-drill-") as folder:
-        write_workflow(Path(folder))
+        write_workflow(plan, Path(folder))
         async with LocalPools(pool) as pools:
             service = TaskService(
                 load_workflows(Path(folder)),

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from cato.config.yaml_file import Duration, StrictModel, read_yaml, validate
 from cato.core.profile import Profile
+from cato.core.topology import PoolPolicies
 
 
 class Fault(StrEnum):
@@ -27,14 +28,16 @@ class Fault(StrEnum):
     PROVISIONER_KILL = "provisioner_kill"
     EVICTION_KILL = "eviction_kill"
     CONTROLLER_KILL = "controller_kill"
+    HOST_KILL = "host_kill"  # all processes of a host that has no ingress proxy
     INGRESS_KILL = "ingress_kill"
     STORE_LOCK = "store_lock"
     STORE_FULL = "store_full"
     CLOCK_JUMP = "clock_jump"  # the wall clock; that which intervals are measured with cannot jump
 
     @property
-    def hits_a_replica(self) -> bool:
-        return self in _REPLICA_FAULTS
+    def hits_one_of_several(self) -> bool:
+        """Whether it has a victim, a replica or a host."""
+        return self in _REPLICA_FAULTS or self is Fault.HOST_KILL
 
 
 _REPLICA_FAULTS = frozenset(
@@ -51,6 +54,8 @@ class Dialect(StrEnum):
     WHOLE = "whole"
 
 
+# An answer has between these and the plan's tokens, each number as often.
+LEAST_TOKENS = 2
 PREFILL_S = 0.005
 LOAD_S = 0.2
 
@@ -58,12 +63,25 @@ Weight = Annotated[float, Field(ge=0)]
 _ALL_DIALECTS: Mapping[Dialect, float] = dict.fromkeys(Dialect, 1.0)
 
 
+class OverloadFile(StrictModel):
+    """More work than the pool can do, then half of what it can."""
+
+    factor: Annotated[float, Field(gt=1, description="Of what the pool can do.")] = 5.0
+    lasts: Annotated[Duration, Field(gt=0)] = 300.0
+    after: Annotated[Duration, Field(gt=0, description="How long half of it goes on.")] = 60.0
+    slo: Annotated[Duration, Field(gt=0, description="Of a whole answer.")] = 10.0
+    max_queued: Annotated[int, Field(ge=1)] = 500
+
+    def to_overload(self) -> Overload:
+        return Overload(self.factor, self.lasts, self.after, self.slo, self.max_queued)
+
+
 class PlanFile(StrictModel):
     """A plan as it stands in a file. Gaps between faults are exponential with mean `gap`."""
 
     seed: Annotated[int, Field(ge=0, description="Of faults, victims and prompts.")] = 0
     streams: Annotated[int, Field(ge=1, description="Answers that are read at any time.")] = 100
-    tokens: Annotated[int, Field(ge=2, description="Of the longest answer.")] = 200
+    tokens: Annotated[int, Field(ge=LEAST_TOKENS, description="Of the longest answer.")] = 200
     faults: Annotated[int, Field(ge=0)] = 100
     gap: Annotated[Duration, Field(gt=0)] = 1.0
     pause: Annotated[Duration, Field(gt=0, description="How long a paused process stands.")] = 1.0
@@ -72,8 +90,12 @@ class PlanFile(StrictModel):
     ] = 0.0
     step: Annotated[Duration, Field(gt=0, description="Time of a token of a stream.")] = 0.02
     replicas: Annotated[int, Field(ge=2, description="Of the one pool.")] = 4
+    hosts: Annotated[
+        int, Field(ge=1, description="Raylets, with --ray; of three on, hosts are lost too.")
+    ] = 1
     mix: dict[str, Weight] = Field(default_factory=dict)
     dialects: dict[str, Weight] = Field(default_factory=dict)
+    overload: OverloadFile | None = None
 
     @model_validator(mode="after")
     def _names_are_known(self) -> PlanFile:
@@ -86,6 +108,8 @@ class PlanFile(StrictModel):
                 raise ValueError(f"{field}: no {unknown[0]!r}; known: {', '.join(known)}")
             if given and not any(given.values()):
                 raise ValueError(f"{field}: one weight must be above 0")
+        if self.overload is not None and set(self.dialects) != {Dialect.TASK}:
+            raise ValueError("overload: only a task has an SLO; write `dialects: {task: 1}`")
         return self
 
     def to_plan(self) -> Plan:
@@ -93,8 +117,20 @@ class PlanFile(StrictModel):
         dialects = {Dialect(n): w for n, w in self.dialects.items()} or _ALL_DIALECTS
         return Plan(
             self.seed, self.streams, self.tokens, self.faults, self.gap, self.pause,
-            self.duration, self.step, self.replicas, mix, dialects,
+            self.duration, self.step, self.replicas, self.hosts, mix, dialects,
+            None if self.overload is None else self.overload.to_overload(),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """See `OverloadFile`."""
+
+    factor: float
+    lasts_s: float
+    after_s: float
+    slo_s: float
+    max_queued: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +146,29 @@ class Plan:
     duration_s: float
     step_s: float
     replicas: int
+    hosts: int
     mix: Mapping[Fault, float]
     dialects: Mapping[Dialect, float]
+    overload: Overload | None = None
+
+    @property
+    def asked_s(self) -> float:
+        """The least time that clients ask."""
+        extra_s = 0.0 if self.overload is None else self.overload.lasts_s + self.overload.after_s
+        return max(self.duration_s, extra_s)
+
+    @property
+    def capacity_per_s(self) -> float:
+        """Answers a second of all replicas, when all their slots are always taken."""
+        mean_s = PREFILL_S + self.step_s * (LEAST_TOKENS + self.tokens) / 2
+        return self.slots * self.replicas / mean_s
+
+    @property
+    def policies(self) -> PoolPolicies:
+        """Of the one pool: under overload it refuses what it could not serve in time."""
+        if self.overload is None:
+            return PoolPolicies()
+        return PoolPolicies(max_queued=self.overload.max_queued, refuse_late=True)
 
     @property
     def slots(self) -> int:

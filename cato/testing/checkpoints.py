@@ -69,6 +69,39 @@ def write_checkpoint(folder: Path, architecture: str, seed: int) -> Path:
     return folder
 
 
+def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:
+    """A LoRA adapter of the demo model with random weights, in PEFT's layout; needs torch."""
+    import torch
+    from safetensors.torch import save_file
+
+    demo = Path(model_path(DEMO_SOURCE))
+    config: dict[str, Any] = json.loads((demo / "config.json").read_text(encoding="utf-8"))
+    hidden = config["hidden_size"]
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for i in range(config["num_hidden_layers"]):
+        at = f"base_model.model.model.layers.{i}.mlp"
+        for name, rows, columns in (
+            ("gate_proj", config["intermediate_size"], hidden),
+            ("down_proj", hidden, config["intermediate_size"]),
+        ):
+            for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
+                drawn = torch.randn(*shape, generator=generator)
+                weights[f"{at}.{name}.lora_{part}.weight"] = drawn / shape[1] ** 0.5
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    facts = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": ["gate_proj", "down_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(facts))
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="a folder is made in it for each")

@@ -304,9 +304,9 @@ class LocalPools:
 
     def pool_of(self, model: str) -> PoolInfo:
         for pool in self._pools.values():
-            if model == pool.model.name or model in pool.model.aliases:
+            if model in pool.model.names:
                 return pool.info
-        known = (name for p in self._pools.values() for name in (p.model.name, *p.model.aliases))
+        known = (name for p in self._pools.values() for name in p.model.names)
         raise UnknownNameError("model", model, tuple(known))
 
     async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:

@@ -19,11 +19,12 @@ import pytest_asyncio
 
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.ids import ModelName
-from cato.core.topology import EngineSpec, ModelSpec
+from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
 from cato.demo import demo_model_path
 from cato.engines.base import EngineState
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
+from cato.testing.checkpoints import write_adapter
 from cato.testing.engine_conformance import EngineConformance, a_request, collect
 
 MODEL_PATH = Path(os.environ.get("CATO_TEST_MODEL") or demo_model_path())
@@ -96,6 +97,34 @@ class TestVllmEngine(EngineConformance):
         with pytest.raises(EngineError, match=r"within 0\.2 s"):
             await slow.start()
         await until(lambda: processes_of(zygote) <= before)
+
+    async def test_adapters_share_an_engine_and_answer_each_in_its_own_words(
+        self, zygote: Zygote, tmp_path: Path
+    ) -> None:
+        names = ("team-a", "team-b")
+        adapters = tuple(
+            AdapterSpec(ModelName(name), str(write_adapter(tmp_path / name, seed)))
+            for seed, name in enumerate(names)
+        )
+        model = replace(MODEL, adapters=adapters)
+        folder = os.path.dirname(zygote.socket)
+        engine = VllmEngine(SPEC, model, str(MODEL_PATH), folder, zygote.socket)
+        await engine.start()
+
+        async def answer(model: str) -> str:
+            request = a_request(prompt="def add(a, b):\n", max_tokens=24, temperature=0)
+            chunks = await collect(
+                engine, replace(request, id=f"{request.id}-{model}", model=model)
+            )
+            return "".join(chunk.text for chunk in chunks)
+
+        try:
+            alone = [await answer(model) for model in ("", *names)]
+            together = await asyncio.gather(*map(answer, ("", *names)))
+        finally:
+            await engine.stop()
+        assert len(set(alone)) == 3
+        assert together == alone
 
 
 # The tests below end what the fixtures made, so they come last and make their own.

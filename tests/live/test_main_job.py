@@ -157,8 +157,6 @@ def test_killing_a_client_that_waits_for_a_whole_answer_frees_the_slot_too(
 
 def test_a_dead_engine_is_restarted_and_the_task_it_had_is_served_again(app: App) -> None:
     """kill -9 of the engine: the ingress asks for another lease until it is back."""
-    before = demo_pids()
-    assert before
     body = {
         "model": "demo-coder",
         "prompt": PYTHON,
@@ -166,6 +164,8 @@ def test_a_dead_engine_is_restarted_and_the_task_it_had_is_served_again(app: App
         "temperature": 0,
     }
     undisturbed = app.post("/v1/completions", body).json()["choices"][0]["text"]
+    seconds_until(lambda: bool(demo_pids()), 10)  # an engine just started reports every second
+    before = demo_pids()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     answer = app.post("/v1/completions", body)

@@ -11,8 +11,7 @@ import pytest
 
 from cato.core.ids import ModelName
 from cato.core.slots import SharedPoolPicture
-from cato.engines.simulated import simulated_text
-from cato.serve.engine_loader import simulated_seed
+from cato.engines.simulated import simulated_seed, simulated_text
 from tests.live.conftest import App
 from tests.live.test_profile import run_cato
 

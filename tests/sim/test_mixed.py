@@ -2,74 +2,24 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
 import pytest
 
-from cato.core.ids import PoolName
 from cato.core.policies import Policies
-from cato.core.profile import Profile
 from cato.policies.schedulers import BY_NAME
+from cato.sim import mixed
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.tasks import SimTask
-from cato.sim.workloads import SABER_CLASSES, SABER_ENGINE, SABER_SHARES, saber_tasks
 
-POOL = PoolName("mixed")
-SLOTS = 16
-SLOWER = 2.5
-LOAD = 0.8
 TASKS = 400
 SEEDS = (10, 11, 12)
-# Half of the calls have so much more time than the others.
-PATIENCE = 3.0
-
-
-def slowed(profile: Profile, factor: float) -> Profile:
-    return replace(
-        profile,
-        prefill_per_batch_token_s=factor * profile.prefill_per_batch_token_s,
-        prefill_base_s=factor * profile.prefill_base_s,
-        decode_per_context_token_s=factor * profile.decode_per_context_token_s,
-        decode_per_request_s=factor * profile.decode_per_request_s,
-        decode_base_s=factor * profile.decode_base_s,
-    )
-
-
-FAST = replace(SABER_ENGINE, max_running=SLOTS)
-SLOW = slowed(FAST, SLOWER)
-FLEET = (FAST, FAST, SLOW, SLOW, SLOW, SLOW)
-
-
-def capacity_per_s(workload: str) -> float:
-    """Calls that the fleet ends in a second with all batches full."""
-    return sum(1 / _call_s(workload, profile) for profile in FLEET)
-
-
-def _call_s(workload: str, profile: Profile) -> float:
-    """Seconds of one replica that a mean call takes, its steps shared by the whole batch."""
-    return sum(
-        share * (profile.prefill_s(prompt) + output * _step_s(profile, prompt, output) / SLOTS)
-        for name, share in SABER_SHARES[workload].items()
-        for prompt, output, _ in (SABER_CLASSES[name],)
-    )
-
-
-def _step_s(profile: Profile, prompt: int, output: int) -> float:
-    return profile.decode_step_s(SLOTS, prompt + output / 2)
-
-
-def tasks_of(workload: str, seed: int) -> list[SimTask]:
-    draw = random.Random(seed)
-    made = saber_tasks(workload, LOAD * capacity_per_s(workload), TASKS, seed, POOL)
-    return [replace(t, target_s=t.target_s * draw.choice((1.0, PATIENCE))) for t in made]
 
 
 def attainment(policies: Policies, workload: str) -> float:
     met = [
         outcome.is_met
         for seed in SEEDS
-        for outcome in Fleet([PoolSetup(POOL, FLEET, policies)]).run(tasks_of(workload, seed))
+        for outcome in Fleet([PoolSetup(mixed.POOL, mixed.FLEET, policies)]).run(
+            mixed.tasks_of(workload, seed, TASKS)
+        )
     ]
     return sum(met) / len(met)
 

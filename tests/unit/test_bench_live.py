@@ -47,13 +47,14 @@ from cato.bench.live.workflows import LiveTask, live_tasks, workflow_name, workf
 from cato.config.control import pool_changes
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.core.errors import CatoError, UnknownNameError
-from cato.core.ids import PoolName
+from cato.core.ids import DeploymentName, PoolName
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec, PoolPolicies, PoolScaling
 from cato.engines.base import Endpoint, EngineRequest
 from cato.engines.simulated import SimulatedEngine
 from cato.policies import schedulers
 from cato.profiles.load import check_profiles, load_profile, load_profiles
+from cato.sim import mixed
 from cato.sim.experiments import saber
 from cato.sim.experiments.common import measured
 from cato.sim.fleet import PoolSetup
@@ -80,12 +81,24 @@ def the_deployment(name: str) -> DeployFile:
     return load_deploy_file(ROOT / live_experiment(name).deployment)
 
 
-def profiles_of(deploy: DeployFile, slowdown: float = 1.0) -> dict[PoolName, Profile]:
+def engines_of(deploy: DeployFile, slowdown: float = 1.0) -> dict[DeploymentName, Profile]:
     known = load_profiles(ROOT / "profiles")
     return {
-        p.name: scaled_profile(known[p.deployments[0].profile or ""], slowdown, 0.2)
+        d.name: scaled_profile(known[d.profile or ""], slowdown, 0.2)
         for p in deploy.topology.pools
+        for d in p.deployments
     }
+
+
+def profiles_of(deploy: DeployFile, slowdown: float = 1.0) -> dict[PoolName, Profile]:
+    engines = engines_of(deploy, slowdown)
+    return {p.name: engines[p.deployments[0].name] for p in deploy.topology.pools}
+
+
+def predicted(name: str, arm: Arm, tasks: Sequence[SimTask], slowdown: float = 1.0) -> Prediction:
+    deploy = the_deployment(name)
+    profiles, engines = profiles_of(deploy, slowdown), engines_of(deploy, slowdown)
+    return simulated(tasks, arm, live_experiment(name), deploy.topology, profiles, engines)
 
 
 def saber_tasks(n: int = 60, seed: int = 0, slowdown: float = 1.0) -> list[SimTask]:
@@ -234,9 +247,8 @@ def the_arm(experiment: LiveExperiment, name: str) -> Arm:
 
 
 def test_the_prediction_is_what_the_simulator_says() -> None:
-    deploy, tasks = the_deployment("saber"), saber_tasks(100)
-    arm = the_arm(live_experiment("saber"), "static-cap-30")
-    found = simulated(tasks, arm, live_experiment("saber"), deploy.topology, profiles_of(deploy))
+    tasks = saber_tasks(100)
+    found = predicted("saber", the_arm(live_experiment("saber"), "static-cap-30"), tasks)
     setup = PoolSetup(saber.POOL, (SABER_ENGINE,), schedulers.static_cap(30))
     expected = measured([setup], tasks)["slo_attainment"]
     assert sum(o.is_met for o in found.outcomes) / len(tasks) == expected
@@ -244,12 +256,10 @@ def test_the_prediction_is_what_the_simulator_says() -> None:
 
 
 def test_a_scaled_fleet_is_predicted_as_the_simulator_scales_it() -> None:
-    experiment, deploy = live_experiment("cato-rq4"), the_deployment("cato-rq4")
+    experiment = live_experiment("cato-rq4")
     tasks = [scaled(t, 1.0) for t in experiment.workloads["utilization 0.5"](3, 150)]
     found = {
-        arm.name: simulated(tasks, arm, experiment, deploy.topology, profiles_of(deploy))
-        for arm in experiment.arms
-        if arm.is_simulated
+        arm.name: predicted("cato-rq4", arm, tasks) for arm in experiment.arms if arm.is_simulated
     }
     assert all(2.0 <= (p.replicas or 0) <= 12.0 for p in found.values())
     met = {name: sum(o.is_met for o in p.outcomes) for name, p in found.items()}
@@ -269,16 +279,25 @@ def test_every_arm_is_something_that_pools_can_be_told(name: str) -> None:
 
 
 def test_slower_is_the_same_experiment() -> None:
-    deploy = the_deployment("saber")
     arm = the_arm(live_experiment("saber"), "static-cap-30")
 
     def met(slowdown: float) -> list[bool]:
-        profiles = profiles_of(deploy, slowdown)
-        tasks = saber_tasks(slowdown=slowdown)
-        found = simulated(tasks, arm, live_experiment("saber"), deploy.topology, profiles)
+        found = predicted("saber", arm, saber_tasks(slowdown=slowdown), slowdown)
         return [o.is_met for o in found.outcomes]
 
     assert met(1.0) == met(4.0)
+
+
+def test_each_card_is_predicted_with_its_own_speed() -> None:
+    experiment = live_experiment("mixed")
+    tasks = experiment.workloads["W3"](0, 200)
+    met = {
+        a.name: sum(o.is_met for o in predicted("mixed", a, tasks).outcomes)
+        for a in experiment.arms
+    }
+    setup = PoolSetup(mixed.POOL, mixed.FLEET, schedulers.BY_NAME["foresight"]())
+    assert met["foresight"] / len(tasks) == measured([setup], tasks)["slo_attainment"]
+    assert met["foresight"] > max(met["least-wait"], met["power-of-two"])
 
 
 # Numbers
@@ -338,7 +357,7 @@ def a_report(
 ) -> dict[str, Any]:
     deploy = deploy or the_deployment("saber")
     experiment = experiment or live_experiment("saber").chosen(["W3 at 10/s"], [])
-    subject = Subject(experiment, deploy.topology, profiles_of(deploy))
+    subject = Subject(experiment, deploy.topology, profiles_of(deploy), engines_of(deploy))
     facts = {
         "date": "2026-11-21",
         "cores": 2,

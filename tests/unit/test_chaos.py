@@ -15,9 +15,19 @@ from typer.testing import CliRunner
 from cato.cli import app
 from cato.core.errors import ConfigError
 from cato.testing.chaos import Drill, slope
-from cato.testing.chaos_clients import Struck, difference
+from cato.testing.chaos_clients import Outcome, Struck, difference
 from cato.testing.chaos_local import LocalStage, local_stage
-from cato.testing.chaos_plan import Fault, Plan, PlanFile, Planned, load_plan, schedule
+from cato.testing.chaos_overload import judged
+from cato.testing.chaos_plan import (
+    Dialect,
+    Fault,
+    Overload,
+    Plan,
+    PlanFile,
+    Planned,
+    load_plan,
+    schedule,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +65,8 @@ def test_a_plan_without_a_possible_fault_says_so() -> None:
         ("streams: 0", "streams"),
         ("gap: 0s", "gap"),
         ("kills: 3", "unknown key"),
+        ("overload: {factor: 5}", "dialects: {task: 1}"),
+        ("{overload: {factor: 0.5}, dialects: {task: 1}}", "factor"),
     ],
 )
 def test_a_wrong_plan_says_what_to_write(tmp_path: Path, text: str, words: str) -> None:
@@ -98,6 +110,36 @@ def test_a_fault_took_as_long_as_the_longest_call_stood_still() -> None:
     assert struck.recovery_s == 0.7
 
 
+OVERLOAD = Overload(factor=5.0, lasts_s=10.0, after_s=60.0, slo_s=2.0, max_queued=5)
+
+
+def an_outcome(began_s: float, took_s: float, kind: str = "ok") -> Outcome:
+    retry_after_s = 3.0 if kind == "refused" else None
+    return Outcome(kind, Dialect.TASK, "", "", 100.0 + began_s, took_s, retry_after_s)
+
+
+@pytest.mark.parametrize(
+    ("more", "queue", "broken"),
+    [
+        ([], 5, []),
+        ([an_outcome(1.0, 0.1, "refused")] * 50, 5, []),
+        ([an_outcome(1.0, 1.5, "refused")] * 2, 5, ["attainment of what was admitted: 0.833"]),
+        ([an_outcome(1.0, 2.1)] * 2, 5, ["attainment of what was admitted: 0.833"]),
+        ([], 6, ["the queue: 6"]),
+        ([an_outcome(30.0, 0.1, "refused")], 5, []),
+        ([an_outcome(50.0, 0.1, "refused")], 5, ["as usual only after 40 s"]),
+    ],
+)
+def test_what_a_pool_owes_under_overload(
+    more: list[Outcome], queue: int, broken: list[str]
+) -> None:
+    kept = [an_outcome(float(i), 1.0) for i in range(9)] + [an_outcome(8.5, 1.0)]
+    report = judged([*kept, *more], OVERLOAD, 1.0, 100.0, queue)
+    assert report["broken"] == broken
+    idle = judged(kept, OVERLOAD, 2.0, 100.0, queue)
+    assert "use of the capacity: 0.50" in idle["broken"]
+
+
 async def drilled(plan: Plan) -> tuple[dict[str, Any], LocalStage]:
     async with local_stage(plan) as stage:
         return await Drill(plan, stage).run(), stage
@@ -110,6 +152,24 @@ async def test_faults_of_every_kind_cost_no_token() -> None:
     assert report["faults"] == 15
     assert set(report["recovery_s"]) <= {fault.value for fault in stage.possible}
     assert report["calls"]["ok"] > 0
+
+
+async def test_what_comes_too_fast_is_refused_at_once_and_what_is_admitted_is_right() -> None:
+    plan = a_plan(
+        faults=0,
+        streams=4,
+        replicas=2,
+        step="50ms",
+        dialects={"task": 1},
+        overload={"factor": 5, "lasts": "4s", "after": "1s", "slo": "2s", "max_queued": 60},
+    )
+    report, _ = await drilled(plan)
+    assert set(report["calls"]) <= {"ok", "refused", "hung"}, report
+    assert report["calls"]["hung"] == 0
+    assert not report["leaks"]
+    overload = report["overload"]
+    assert 0 < overload["admitted"] < overload["offered"]
+    assert 0 < overload["longest_queue"] <= 60
 
 
 QUICK = "{streams: 4, tokens: 10, faults: 3, gap: 100ms, step: 10ms, pause: 100ms}"

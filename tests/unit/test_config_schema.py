@@ -144,6 +144,21 @@ def test_names_that_clash_or_lead_nowhere_are_problems() -> None:
     ]
 
 
+def test_adapters_have_names_of_their_own_and_no_shared_pool() -> None:
+    lora = {"source": "/lora", "aliases": ["fast"]}
+    data = some_args(
+        models={
+            "coder": {"source": "demo", "adapters": {"team": {"source": "/a"}, "other": lora}},
+            "other": {"source": "demo", "aliases": ["team", "fast"]},
+        },
+    )
+    assert problems(data) == [
+        "models.coder.adapters.other: already the name of the model 'other' (found 'other')",
+        "models.other.aliases[0]: already the name of an adapter of 'coder' (found 'team')",
+        "models.other.aliases[1]: already the name of an alias of 'other' (found 'fast')",
+    ]
+
+
 def test_schema_problems_and_name_problems_come_together() -> None:
     data = some_args(pools={"main": {**a_pool("nope"), "polices": {}}}, profiles=3)
     assert problems(data) == [

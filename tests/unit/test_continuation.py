@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ingress_kit import a_profile, sse_events
 
+from cato.core.ids import ModelName
 from cato.core.topology import EngineSpec
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.engines.simulated import SimulatedEngine, simulated_text
@@ -28,7 +30,7 @@ def a_call(
     if endpoint is Endpoint.CHAT:
         asked = {"messages": [{"role": "user", "content": "sort"}]}
     body = {**asked, "max_tokens": TOKENS, "ignore_eos": True, **fields}
-    return EngineCall(endpoint, body, 4, TOKENS, TOKENS, raw=raw)
+    return EngineCall(endpoint, body, 4, TOKENS, TOKENS, ModelName("m"), raw=raw)
 
 
 async def attempt(
@@ -114,8 +116,8 @@ async def test_text_is_the_same_whatever_is_lost(
 
 
 async def test_a_completion_without_a_limit_keeps_the_engines_own() -> None:
-    call = a_call()
-    call = EngineCall(call.endpoint, {"prompt": "x", "ignore_eos": True}, 1, 16, 16, raw=True)
+    body = {"prompt": "x", "ignore_eos": True}
+    call = replace(a_call(), body=body, prompt_tokens=1, expected_tokens=16, max_tokens=16)
     answer, _ = await with_losses(call, [5])
     assert answer.text == simulated_text(0, "x", 16)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
-from cato.core.topology import EngineSpec, ModelSpec
+from cato.core.ids import ModelName
+from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineLoad
+from cato.engines.vllm.adapters import adapter_argv
 from cato.engines.vllm.process import server_argv
 from cato.engines.vllm.stream import EventStream, http_error, load_of_metrics, whole_answer
 
@@ -187,6 +190,25 @@ def test_cpu_engine_gets_bounded_memory_and_small_prompt_pieces() -> None:
     assert argv[argv.index("--max-num-batched-tokens") + 1] == "300"
     assert "--enforce-eager" in argv
     assert "--gpu-memory-utilization" not in argv
+
+
+def test_adapters_are_loaded_at_the_start_with_room_for_the_largest(tmp_path: Path) -> None:
+    for name, rank in (("a", 8), ("b", 20)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    adapters = [AdapterSpec(ModelName(n), str(tmp_path / n)) for n in "ab"]
+    argv = adapter_argv([*adapters, AdapterSpec(ModelName("c"), "org/lora")])
+    assert argv[argv.index("--max-lora-rank") + 1] == "32"
+    at = argv.index("--lora-modules")
+    assert argv[at + 1 :] == [f"a={tmp_path}/a", f"b={tmp_path}/b", "c=org/lora"]
+    assert adapter_argv([]) == []
+
+
+@pytest.mark.parametrize(("config", "words"), [("{}", "not a LoRA"), ('{"r": 1024}', "1 to 512")])
+def test_a_folder_that_is_no_adapter_says_so(tmp_path: Path, config: str, words: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(config)
+    with pytest.raises(EngineError, match=words):
+        adapter_argv([AdapterSpec(ModelName("a"), str(tmp_path))])
 
 
 def test_accelerator_gets_only_what_the_spec_says() -> None:

@@ -94,8 +94,8 @@ def test_what_was_used_longest_ago_is_forgotten_when_the_cache_is_full() -> None
 def test_prompts_with_one_beginning_share_its_numbers() -> None:
     block = int(PREFIX_BLOCK_TOKENS * 3.5)
     common = "".join(chr(97 + i % 26) for i in range(3 * block))
-    one, two = prefix_of(common + "x" * block, 3.5), prefix_of(common + "y" * block, 3.5)
+    one, two = (prefix_of(common + last * block, 3.5, "m") for last in "xy")
     assert (len(one), one[:3], one[3] == two[3]) == (4, two[:3], False)
-    assert prefix_of("x" * (block - 1), 3.5) == ()
-    assert len(prefix_of("x" * (MAX_PREFIX_BLOCKS + 5) * block, 3.5)) == MAX_PREFIX_BLOCKS
-    assert prefix_of("\ud800" * block, 3.5) != ()
+    assert prefix_of("x" * (block - 1), 3.5, "m") == ()
+    assert len(prefix_of("x" * (MAX_PREFIX_BLOCKS + 5) * block, 3.5, "m")) == MAX_PREFIX_BLOCKS
+    assert prefix_of("\ud800" * block, 3.5, "m") != ()

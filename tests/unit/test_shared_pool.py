@@ -41,8 +41,8 @@ from cato.core.topology import (
     SharedPoolSpec,
 )
 from cato.engines.base import Endpoint, Engine, EngineRequest
-from cato.engines.simulated import SimulatedEngine, simulated_text
-from cato.serve.engine_loader import EngineLoader, simulated_seed
+from cato.engines.simulated import SimulatedEngine, simulated_seed, simulated_text
+from cato.serve.engine_loader import EngineLoader
 from cato.testing.local_slots import LocalSharedPool
 
 JAVA, GO, RUST = ModelName("java"), ModelName("go"), ModelName("rust")

@@ -22,6 +22,7 @@ from cato.core.profile import Profile
 from cato.core.topology import RAY_SERVE, PoolPolicies, PoolScaling
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
+from cato.sim import mixed
 from cato.sim.experiments import azure_replay, cato_rq, cato_rq4, saber
 from cato.sim.report import Setting
 from cato.sim.tasks import SimTask
@@ -82,7 +83,8 @@ class LiveExperiment:
     first one, and by how much all times are stretched, so that two cores carry the tokens. A real
     engine (`is_real`) has its own pace: there only arrivals and targets are. With `cold_start_s`,
     from the order of a replica to its first call, pools are scaled, else their replicas stay.
-    `ours` is compared with all other arms.
+    `ours` is compared with all other arms. `others` are hosts beside the first, see
+    `cato.bench.local_ray.Hosts`.
     """
 
     name: str
@@ -97,6 +99,7 @@ class LiveExperiment:
     is_real: bool = False
     cold_start_s: float | None = None
     ours: str = schedulers.FORESIGHT
+    others: tuple[Mapping[str, object], ...] = ()
 
     @property
     def deployment(self) -> str:
@@ -321,12 +324,36 @@ def rq4(trace: Path | None) -> LiveExperiment:
     )
 
 
+# Accelerators of two speeds
+
+# Cards that are declared, not there: engines are simulated.
+MIXED_HOSTS: tuple[Mapping[str, object], ...] = (
+    {"num_gpus": 2},
+    {"resources": {"NPU": 2}},
+    {"resources": {"NPU": 2}},
+)
+
+
+def mixed_pool(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "mixed",
+        "one model on 2 fast cards and 4 that are 2.5 times slower, on 3 hosts",
+        {w: partial(mixed.tasks_of, w) for w in ("W2", "W3")},
+        (_arm(schedulers.FORESIGHT), _arm("power-of-two"), _arm("least-wait")),
+        400,
+        300,
+        slowdown=6.0,
+        others=MIXED_HOSTS,
+    )
+
+
 EXPERIMENTS: Mapping[str, Callable[[Path | None], LiveExperiment]] = {
     "cato-rq3": cato_rq3,
     "saber": saber_rq1,
     "cato-rq4": rq4,
     "azure-replay": azure,
     "vllm-mix": vllm_mix,
+    "mixed": mixed_pool,
 }
 
 

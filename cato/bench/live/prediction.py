@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cato.bench.live.experiments import Arm, LiveExperiment
-from cato.core.ids import PoolName
+from cato.core.ids import DeploymentName, PoolName
 from cato.core.profile import Profile
 from cato.core.topology import PoolSpec, Topology
 from cato.policies.registry import policies_of
@@ -31,11 +31,12 @@ def simulated(
     experiment: LiveExperiment,
     topology: Topology,
     profiles: Mapping[PoolName, Profile],
+    engines: Mapping[DeploymentName, Profile],
 ) -> Prediction:
-    """How `tasks` fare; `profiles` by pool, as the deployment has them."""
+    """How `tasks` fare; see `Subject` for `profiles` and `engines`."""
     used = {node.pool for task in tasks for node in task.nodes}
     pools = {p.name: p for p in topology.pools if p.name in used}
-    setups = {n: _setup(p, arm, profiles[n], experiment) for n, p in pools.items()}
+    setups = {n: _setup(p, arm, profiles[n], engines, experiment) for n, p in pools.items()}
     if experiment.cold_start_s is None:
         return Prediction(Fleet(list(setups.values())).run(tasks))
     scaled = [
@@ -52,9 +53,17 @@ def simulated(
     return Prediction(fleet.run(tasks, until_s), fleet.mean_provisioned(until_s))
 
 
-def _setup(pool: PoolSpec, arm: Arm, profile: Profile, experiment: LiveExperiment) -> PoolSetup:
+def _setup(
+    pool: PoolSpec,
+    arm: Arm,
+    profile: Profile,
+    engines: Mapping[DeploymentName, Profile],
+    experiment: LiveExperiment,
+) -> PoolSetup:
     replicas = tuple(
-        replace(profile, max_running=min(profile.max_running, d.engine.max_num_seqs))
+        replace(
+            engines[d.name], max_running=min(engines[d.name].max_running, d.engine.max_num_seqs)
+        )
         for d in pool.deployments
         for _ in range(d.initial_replicas)
     )

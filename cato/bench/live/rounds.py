@@ -20,7 +20,7 @@ from cato.bench.live.client import Ask, Seen, TaskClient
 from cato.bench.live.experiments import WARM_UP_SEED, Arm, LiveExperiment, scaled
 from cato.bench.live.prediction import Prediction, simulated
 from cato.bench.live.workflows import LiveTask, live_tasks, pool_named, workflow_name
-from cato.core.ids import PoolName, TaskName
+from cato.core.ids import DeploymentName, PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
 from cato.core.topology import Topology
@@ -47,11 +47,15 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured: the experiment, and the deployment with its profiles as they run."""
+    """What is measured: the experiment, and the deployment with its profiles as they run.
+
+    `profiles` are what the pools' routers are given, `engines` what the deployments' engines keep.
+    """
 
     experiment: LiveExperiment
     topology: Topology
     profiles: Mapping[PoolName, Profile]
+    engines: Mapping[DeploymentName, Profile]
 
     def sim_tasks(self, workload: str, seed: int, settings: Settings, n: int) -> list[SimTask]:
         made = self.experiment.workloads[workload](seed, n)
@@ -240,7 +244,9 @@ def _predicted(subject: Subject, arm: Arm, tasks: Sequence[LiveTask]) -> Predict
     if not arm.is_simulated:
         return None
     sim = [task.sim for task in tasks]
-    return simulated(sim, arm, subject.experiment, subject.topology, subject.profiles)
+    return simulated(
+        sim, arm, subject.experiment, subject.topology, subject.profiles, subject.engines
+    )
 
 
 def _asker(subject: Subject, arm: Arm) -> Callable[[LiveTask], Ask]:

@@ -26,7 +26,7 @@ from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.config.paths import resolve
 from cato.core.errors import UnknownNameError
 from cato.core.profile import Profile
-from cato.core.topology import PoolSpec
+from cato.core.topology import DeploymentSpec
 from cato.profiles.load import load_profile_file, load_profiles, save_profile
 from cato.profiles.schema import Provenance
 
@@ -78,17 +78,21 @@ class Session:
             else scaled_profile(profile, self.settings.slowdown, load_s)
             for name, profile in load_profiles(self._folder).items()
         }
-        profiles = {p.name: self._profile(p) for p in self.deploy.topology.pools}
-        self.subject = Subject(self.experiment, self.deploy.topology, profiles)
+        pools = self.deploy.topology.pools
+        engines = {d.name: self._engine(d) for p in pools for d in p.deployments}
+        # A pool's router is given its fastest deployment's.
+        fastest = {
+            p.name: min((engines[d.name] for d in p.deployments), key=attrgetter("typical_call_s"))
+            for p in pools
+        }
+        self.subject = Subject(self.experiment, self.deploy.topology, fastest, engines)
         self.workflows = self._workflows()
 
-    def _profile(self, pool: PoolSpec) -> Profile:
-        """The profile that the pool's router is given: the fastest deployment's."""
-        names = [d.engine.profile or d.profile or "" for d in pool.deployments]
-        for name in names:
-            if name not in self._by_name:
-                raise UnknownNameError("profile", name, tuple(self._by_name))
-        return min((self._by_name[n] for n in names), key=attrgetter("typical_call_s"))
+    def _engine(self, deployment: DeploymentSpec) -> Profile:
+        name = deployment.engine.profile or deployment.profile or ""
+        if name not in self._by_name:
+            raise UnknownNameError("profile", name, tuple(self._by_name))
+        return self._by_name[name]
 
     def _workflows(self) -> dict[str, dict[str, Any]]:
         """Of all classes that any seed has."""
@@ -145,4 +149,10 @@ class Session:
             return RunningStage(self.deploy, self._address, self.workflows, say)
         self.export(folder)
         has_serve_llm = any(arm.completions for arm in self.experiment.arms)
-        return OwnStage(self.deploy, folder, say, has_serve_llm=has_serve_llm)
+        return OwnStage(
+            self.deploy,
+            folder,
+            say,
+            has_serve_llm=has_serve_llm,
+            others=self.experiment.others,
+        )

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import ray
@@ -22,7 +22,7 @@ from cato.bench.client import BenchError
 from cato.bench.live import serve_llm
 from cato.bench.live.experiments import Arm
 from cato.bench.live.rounds import ReplicaPoint
-from cato.bench.local_ray import start_ray, wait_until_answered
+from cato.bench.local_ray import Hosts, start_hosts, start_ray, wait_until_answered
 from cato.config.deploy_file import DeployFile
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control import actors
@@ -56,7 +56,7 @@ class Stage:
             p.name for p in deploy.topology.pools if p.policies.scheduler != RAY_SERVE
         )
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> Self:
         try:
             with _quiet():
                 self._start()
@@ -152,7 +152,8 @@ class OwnStage(Stage):
     """A Ray of its own on loopback, with the deployment file's applications.
 
     `workflows` and `profiles` in `folder` take the place of those that the file names. The
-    baseline `ray.serve.llm` stands beside them when an arm asks for it (`has_serve_llm`).
+    baseline `ray.serve.llm` stands beside them when an arm asks for it (`has_serve_llm`). With
+    `others` there are more hosts than one, which have that (see `cato.bench.local_ray.Hosts`).
     """
 
     def __init__(
@@ -162,9 +163,12 @@ class OwnStage(Stage):
         say: Callable[[str], None],
         *,
         has_serve_llm: bool = False,
+        others: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(deploy, say)
+        self.hosts: Hosts | None = None
         self._folder = folder
+        self._others = others
         self._has_serve_llm = has_serve_llm
         self._places: Mapping[str, dict[str, str]] = {
             actors.ENGINES_APP: {"profiles": str(folder / "profiles")},
@@ -176,7 +180,10 @@ class OwnStage(Stage):
         cpus = sum(
             d.cpus * d.max_replicas for p in self._deploy.topology.pools for d in p.deployments
         )
-        port = start_ray(self._folder, self._close, round(cpus) + 2)
+        if self._others:
+            port, self.hosts = start_hosts(self._folder, self._close, self._others, round(cpus) + 2)
+        else:
+            port = start_ray(self._folder, self._close, round(cpus) + 2)
         self.url = f"http://127.0.0.1:{port}"
         replicas = [
             (d.max_replicas, d.initial_replicas)

@@ -18,6 +18,7 @@ from cato.core.errors import EngineDeadError, EngineError, InputError
 from cato.core.topology import EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
 from cato.engines.vllm import dialects, stream, zygote
+from cato.engines.vllm.adapters import adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
 
@@ -71,6 +72,7 @@ def server_argv(
         argv += ["--scheduling-policy", "priority"]
     if enforce_eager:
         argv.append("--enforce-eager")
+    argv += adapter_argv(model.adapters)
     argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
     argv += ["--disable-uvicorn-access-log", *spec.args]
     return argv
@@ -176,7 +178,7 @@ class VllmEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
         session = self._ready_session()
         body = dict(request.body)
-        body["model"] = self._server_model
+        body["model"] = request.model or self._server_model
         if request.endpoint.generates:
             body["stream"] = request.stream
             if self._spec.priority_scheduling:

@@ -54,9 +54,9 @@ def _models(ingress: Ingress, caller: Caller) -> dict[str, dict[str, object]]:
     """By name what `caller` may use."""
     known: dict[str, dict[str, object]] = {}
     for pool in ingress.service.pools():
-        names = (pool.model.name, *pool.model.aliases)
-        for name in names if caller.may_call(names) else ():
-            known[name] = _model(ingress, name, pool.profile.context_tokens, pool.model.name)
+        for names in pool.model.groups:
+            for name in names if caller.may_call(names) else ():
+                known[name] = _model(ingress, name, pool.profile.context_tokens, names[0])
     tasks = [task for task in sorted(ingress.service.workflows) if caller.may_run(task)]
     for task in tasks:
         name = virtual.model_name(task)

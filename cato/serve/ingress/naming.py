@@ -131,9 +131,9 @@ def _resolved(
 def _names_of(ingress: Ingress, model: str) -> tuple[str, ...]:
     """Every name of the model that `model` names; that one alone when it is not known."""
     for pool in ingress.service.pools():
-        names = (pool.model.name, *pool.model.aliases)
-        if model in names:
-            return names
+        for names in pool.model.groups:
+            if model in names:
+                return names
     return (model,)
 
 
@@ -147,9 +147,9 @@ def pool_of(ingress: Ingress, model: str) -> PoolInfo:
     """The pool of a real model; raise `UnknownNameError` with all names that clients may use."""
     pools = ingress.service.pools()
     for pool in pools:
-        if model == pool.model.name or model in pool.model.aliases:
+        if model in pool.model.names:
             return pool
-    real = (name for pool in pools for name in (pool.model.name, *pool.model.aliases))
+    real = (name for pool in pools for name in pool.model.names)
     tasks = (virtual.model_name(task) for task in ingress.service.workflows)
     raise UnknownNameError("model", model, (*real, *sorted(tasks)))
 

@@ -1,0 +1,50 @@
+"""LoRA adapters as arguments of vLLM's server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from cato.config.places import model_path
+from cato.core.errors import EngineError
+from cato.core.topology import AdapterSpec
+
+# What `--max-lora-rank` may be; each adapter takes the memory of one so large.
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+DEFAULT_RANK = 16
+# That one batch may mix; more take turns. Memory is set aside for so many.
+MOST_IN_BATCH = 8
+
+
+def adapter_argv(adapters: Sequence[AdapterSpec]) -> list[str]:
+    """Nothing without adapters; raise `ConfigError` for a source that is not there,
+    `EngineError` for one that is no adapter.
+
+    The rank of one that is not on this host is not known: `args` of the engine can name it.
+    """
+    if not adapters:
+        return []
+    paths = [model_path(a.source) for a in adapters]
+    rank = max(_rank(path) for path in paths)
+    modules = [f"{a.name}={path}" for a, path in zip(adapters, paths, strict=True)]
+    return [
+        "--enable-lora",
+        "--max-loras", str(min(len(adapters), MOST_IN_BATCH)),
+        "--max-cpu-loras", str(len(adapters)),
+        "--max-lora-rank", str(next(r for r in RANKS if r >= rank)),
+        "--lora-modules", *modules,
+    ]  # fmt: skip
+
+
+def _rank(path: str) -> int:
+    if not Path(path).is_dir():
+        return DEFAULT_RANK
+    config = Path(path) / "adapter_config.json"
+    try:
+        rank = int(json.loads(config.read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"{path} is not a LoRA adapter: {config.name}: {error!r}") from error
+    if not 1 <= rank <= RANKS[-1]:
+        raise EngineError(f"{path}: vLLM serves adapters of rank 1 to {RANKS[-1]}, not {rank}")
+    return rank

@@ -68,6 +68,12 @@ class RayStage:
         return [r.id for r in picture.replicas if r.accepting]
 
     async def strike(self, fault: Fault, victim: str, pause_s: float) -> None:
+        try:
+            await self._strike(fault, victim, pause_s)
+        except (RayError, ValueError) as error:  # no actor of this name
+            raise MissedError(f"{fault}: {error!r}") from error
+
+    async def _strike(self, fault: Fault, victim: str, pause_s: float) -> None:
         match fault:
             case Fault.ENGINE_CRASH | Fault.FAILED_START:
                 await self._ask(victim, "crash_engine", failed_starts=fault is Fault.FAILED_START)

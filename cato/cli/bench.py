@@ -190,7 +190,7 @@ def core(
 @app.command()
 def live(
     experiment: Annotated[
-        str, typer.Argument(help="cato-rq3, cato-rq4, saber, azure-replay, vllm-mix, cace.")
+        str, typer.Argument(help="cato-rq3, cato-rq4, saber, azure-replay, vllm-mix, mixed, cace.")
     ],
     deployment: Annotated[
         str | None,

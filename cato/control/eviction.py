@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from cato.control.shared_pool import ATTEND_S, Ended, SharedPool
+from cato.core.arrival_rates import UsualArrivals
 from cato.core.commands import Dispatch
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
@@ -27,6 +29,7 @@ from cato.store.store import MetadataStore
 from cato.telemetry.decisions import PoolDecisions
 
 log = logging.getLogger("cato.eviction")
+T = TypeVar("T")
 
 SILENCE_S = 10.0
 TICK_S = 0.5
@@ -42,6 +45,7 @@ class EvictionManager:
         self._book = Residency()
         self._shared: dict[PoolName, SharedPool] = {}
         self._ticker: asyncio.Task[None] | None = None
+        self._store: str | None = None
 
     async def report(self, resident: Resident) -> None:
         self._book.report(time.monotonic(), resident)
@@ -70,6 +74,7 @@ class EvictionManager:
         """The deployment file's shared pools, and how each decides now; `store` holds the models
         that were added to them since. May be told again and again; a pool whose file changed begins
         with new books."""
+        self._store = store
         known = {spec.name for spec, _ in pools}
         self._shared = {name: pool for name, pool in self._shared.items() if name in known}
         for spec, profiles in pools:
@@ -79,6 +84,7 @@ class EvictionManager:
                 for added in await _added_models(store, spec.name):
                     if pool.why_not_add(added.hosted) is None:
                         pool.add_model(added.hosted, added.profile.to_profile())
+                pool.remember_arrivals(await _known_arrivals(store, spec.name))
                 self._shared[spec.name] = pool
             pool.configure(policies[spec.name])
         if self._ticker is None or self._ticker.done():
@@ -160,27 +166,49 @@ class EvictionManager:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for name, pool in self._shared.items():
+            for name, pool in list(self._shared.items()):
                 try:
                     pool.tick()
                 except Exception:
                     # One pool's broken books must not stop the others.
                     log.exception("shared pool %s could not look", name)
+                if slices := pool.learnt_arrivals():
+                    await self._keep_arrivals(name, slices)
+
+    async def _keep_arrivals(self, pool: PoolName, slices: tuple[UsualArrivals, ...]) -> None:
+        """Once in half an hour. What cannot be kept is learnt again on other days."""
+        try:
+            await _with_store(self._store, lambda store: store.save_arrivals(pool, slices))
+        except StoreError as error:
+            log.error("when the models of %s are asked for was not kept: %s", pool, error)
+
+
+async def _with_store(location: str | None, use: Callable[[MetadataStore], T]) -> T:
+    def open_and_use() -> T:
+        store = MetadataStore.open(location or default_location())
+        try:
+            return use(store)
+        finally:
+            store.close()
+
+    return await asyncio.to_thread(open_and_use)
 
 
 async def _added_models(location: str | None, pool: PoolName) -> tuple[RegisteredModel, ...]:
     """The newest version of each; none, and a line in the log, when the store cannot be read."""
-
-    def read() -> tuple[RegisteredModel, ...]:
-        store = MetadataStore.open(location or default_location())
-        try:
-            newest = {m.name: m for m in store.models() if m.pool == pool}
-        finally:
-            store.close()
-        return tuple(newest.values())
-
     try:
-        return await asyncio.to_thread(read)
+        models = await _with_store(location, lambda store: store.models())
     except StoreError as error:
         log.error("models that were added to %s are not served: %s", pool, error)
+        return ()
+    newest = {m.name: m for m in models if m.pool == pool}
+    return tuple(newest.values())
+
+
+async def _known_arrivals(location: str | None, pool: PoolName) -> tuple[UsualArrivals, ...]:
+    """None, and a line in the log, when the store cannot be read."""
+    try:
+        return await _with_store(location, lambda store: store.arrivals_of(pool))
+    except StoreError as error:
+        log.error("when the models of %s are asked for is not known: %s", pool, error)
         return ()

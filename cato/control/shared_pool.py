@@ -13,12 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from cato.core.arrival_rates import UsualArrivals
 from cato.core.cards import (
+    ArrivalsRemembered,
     CardAdded,
     CardEvent,
     CardLost,
     CardOrchestrator,
     CardPoliciesChanged,
+    ClockTold,
     CopyFound,
     GiveUp,
     HostMemorySized,
@@ -166,6 +169,14 @@ class SharedPool:
             raise InputError(f"{name!r} is a model of the deployment file: remove it there")
         self._handle(ModelRemoved(_now_s(), name))
         del self._hosted[name], self.profiles[name]
+
+    def remember_arrivals(self, slices: tuple[UsualArrivals, ...]) -> None:
+        """What was learnt of the times of day before this pool's books were opened."""
+        self._handle(ArrivalsRemembered(_now_s(), slices))
+
+    def learnt_arrivals(self) -> tuple[UsualArrivals, ...]:
+        """What was learnt of them since the last call."""
+        return self._core.learnt_arrivals()
 
     def reset(self) -> None:
         """Begin anew with empty slots and no memory of what was asked for; for measurements.
@@ -375,6 +386,7 @@ class SharedPool:
         for id, lease in list(self._leases.items()):
             if not lease.is_asked and now_s - lease.at_s > LEASE_GRACE_S:
                 self._end(id)
+        self._handle(ClockTold(now_s, _local_s()))
         self._handle(Ticked(now_s))
 
     def _lose(self, slot_id: ReplicaId) -> None:
@@ -540,3 +552,9 @@ class SharedPool:
 
 def _now_s() -> float:
     return time.monotonic()
+
+
+def _local_s() -> float:
+    """Seconds since 1970 of a clock that shows local time."""
+    now_s = time.time()
+    return now_s + time.localtime(now_s).tm_gmtoff

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf
+from math import inf
 from typing import assert_never
 
+from cato.core.arrival_rates import ArrivalRates, UsualArrivals
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.eviction import (
     Card,
@@ -25,11 +26,6 @@ from cato.core.eviction import (
 )
 from cato.core.ids import HostId, InvocationId, ModelName
 
-# Arrival rates forget with this time constant: long against the gaps between the arrivals of a
-# rare model (a minute), short against the hours in which a team changes what it works on.
-RATE_MEMORY_S = 1800.0
-# Arrivals are counted as if this time had passed before the first: one early arrival is no rate.
-RATE_PRIOR_S = 60.0
 # A load that failed is not tried again at once: what broke it is seldom gone in a second. Each
 # further failure in a row doubles the wait, up to the second value.
 LOAD_RETRY_S = 1.0
@@ -155,6 +151,22 @@ class CardPoliciesChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockTold:
+    """What the wall clock shows: seconds since 1970 of a clock that has local time."""
+
+    now_s: float
+    local_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalsRemembered:
+    """What was learnt before these books were opened."""
+
+    now_s: float
+    slices: tuple[UsualArrivals, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed: failed loads may be tried again."""
 
@@ -175,6 +187,8 @@ CardEvent = (
     | ModelRemoved
     | HostMemorySized
     | CardPoliciesChanged
+    | ClockTold
+    | ArrivalsRemembered
     | Ticked
 )
 
@@ -268,9 +282,6 @@ class _Model:
     last_use_s: float | None = None
     arrivals: int = 0
     mean_tokens: float = 0.0
-    # Arrivals, each decayed by exp(-age/RATE_MEMORY_S), as of `counted_at_s`.
-    count: float = 0.0
-    counted_at_s: float = 0.0
     retry_at_s: float = -inf
     failures: int = 0  # in a row
 
@@ -319,6 +330,7 @@ class CardOrchestrator:
         self._copy_of: dict[InvocationId, CopyId] = {}
         # Waiting invocations for whom a load was ordered: theirs is the miss.
         self._missed: set[InvocationId] = set()
+        self._rates = ArrivalRates()
         self._opened_at_s: float | None = None
         self._loads = 0
 
@@ -327,6 +339,7 @@ class CardOrchestrator:
         whose facts are impossible or that is in use when it is to be removed."""
         if self._opened_at_s is None:
             self._opened_at_s = event.now_s
+            self._rates.open(event.now_s)
         match event:
             case InvocationQueued():
                 self._enqueue(event)
@@ -343,6 +356,10 @@ class CardOrchestrator:
                 return self._failed(event) + self._pump(event.now_s)
             case CopyFound():
                 self._adopt(event)
+            case ClockTold():
+                self._rates.tell_clock(event.now_s, event.local_s)
+            case ArrivalsRemembered():
+                self._rates.remember(event.slices)
             case CardAdded():
                 self._cards.setdefault(event.card.id, event.card)
             case CardLost():
@@ -401,6 +418,10 @@ class CardOrchestrator:
         """How many wait for each model that anybody waits for."""
         return {name: len(m.queue) for name, m in self._models.items() if m.queue}
 
+    def learnt_arrivals(self) -> tuple[UsualArrivals, ...]:
+        """What was learnt of the times of day since the last call."""
+        return self._rates.learnt()
+
     def snapshot(self, now_s: float) -> FleetSnapshot:
         """What a policy sees."""
         positions: dict[ModelName, int] = {}
@@ -410,19 +431,17 @@ class CardOrchestrator:
         for copy in self._copies.values():
             copies[copy.model] = copies.get(copy.model, 0) + 1
         opened_at_s = now_s if self._opened_at_s is None else self._opened_at_s
-        watched_s = max(0.0, now_s - opened_at_s) + RATE_PRIOR_S
-        memory_s = RATE_MEMORY_S * (1 - exp(-watched_s / RATE_MEMORY_S))
         remembered = {m for names in self._in_memory.values() for m in names}
         states: dict[ModelName, ModelState] = {}
         for name, model in self._models.items():
             last_s = opened_at_s if model.last_use_s is None else model.last_use_s
-            evidence = self._evidence(name, now_s)
+            rate_per_s, evidence = self._rates.rate(now_s, name)
             states[name] = ModelState(
                 facts=model.facts,
                 load_s=model.facts.reload_s if name in remembered else model.facts.load_s,
                 idle_s=max(0.0, now_s - last_s),
                 uses=model.uses,
-                rate_per_s=evidence / memory_s,
+                rate_per_s=rate_per_s,
                 evidence=evidence,
                 expected_tokens=model.mean_tokens,
                 queue_position=positions.get(name),
@@ -443,9 +462,7 @@ class CardOrchestrator:
         model = self._model(wanted.model)
         if wanted.id in self._queue or wanted.id in self._copy_of:
             return
-        passed_s = max(0.0, event.now_s - model.counted_at_s)
-        model.count = model.count * exp(-passed_s / RATE_MEMORY_S) + 1.0
-        model.counted_at_s = max(model.counted_at_s, event.now_s)
+        self._rates.note(event.now_s, wanted.model)
         model.arrivals += 1
         model.mean_tokens += (wanted.expected_tokens - model.mean_tokens) / model.arrivals
         model.queue[wanted.id] = self._queue[wanted.id] = wanted
@@ -539,18 +556,13 @@ class CardOrchestrator:
 
         def saved_per_byte(name: ModelName) -> tuple[float, ModelName]:
             facts = self._models[name].facts
-            saved_s = self._evidence(name, now_s) * (facts.load_s - facts.reload_s)
+            saved_s = self._rates.rate(now_s, name)[0] * (facts.load_s - facts.reload_s)
             return saved_s / max(1, facts.weights_bytes), name
 
         for name in sorted(names, key=saved_per_byte):
             if sum(self._models[m].facts.weights_bytes for m in names) <= room_bytes:
                 return
             names.remove(name)
-
-    def _evidence(self, name: ModelName, now_s: float) -> float:
-        """Arrivals so far, each decayed by exp(-age/RATE_MEMORY_S)."""
-        model = self._models[name]
-        return model.count * exp(-max(0.0, now_s - model.counted_at_s) / RATE_MEMORY_S)
 
     def _adopt(self, event: CopyFound) -> None:
         self._model(event.model)

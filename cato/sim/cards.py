@@ -15,12 +15,14 @@ from cato.core.cards import (
     CardCommand,
     CardEvent,
     CardOrchestrator,
+    ClockTold,
     GiveUp,
     InvocationFinished,
     InvocationQueued,
     Load,
     LoadFinished,
     Serve,
+    Ticked,
 )
 from cato.core.eviction import (
     Card,
@@ -37,6 +39,9 @@ from cato.core.profile import UNMEASURED, Profile
 
 LANGUAGES = ("Java", "Python", "C++", "JavaScript", "TypeScript", "Go", "C#", "Rust")
 FAVOURITES = LANGUAGES[:4]
+# 5 January 1970.
+MONDAY_S = 4 * 86_400.0
+LOOK_S = 60.0
 COMPLETION, REASONING = "completion", "reasoning"
 CARDS = 4
 
@@ -323,6 +328,12 @@ class _Fleet:
                 self._engines[what.copy_id] = _Engine(PROFILES[kind], now_s)
             self._tell(what)
 
+    def tell_clock(self, midnight_s: float) -> None:
+        end_s = max(a.wanted.arrived_at_s for a in self._arrivals.values())
+        for at_s in np.arange(midnight_s, end_s, LOOK_S):
+            self._enter(float(at_s), ClockTold(float(at_s), float(at_s) - midnight_s + MONDAY_S))
+            self._enter(float(at_s), Ticked(float(at_s)))
+
     def _enter(self, at_s: float, what: CardEvent | tuple[CopyId, int]) -> None:
         heapq.heappush(self._agenda, (at_s, self._entries, what))
         self._entries += 1
@@ -384,8 +395,11 @@ def run(
     order: DispatchOrder,
     host_weights_bytes: int = 0,
     cards: int = CARDS,
+    midnight_s: float | None = None,
 ) -> FleetRun:
     """Serve all of `arrivals` on one host of `cards` cards, which are empty at first.
+
+    With `midnight_s` the fleet is told that a Monday begins then, and looks around every minute.
 
     The run goes on until the last invocation has finished, so that no policy gains by leaving
     the unlucky ones waiting.
@@ -399,6 +413,8 @@ def run(
         (HostMemory(host, host_weights_bytes),),
     )
     fleet = _Fleet(orchestrator, arrivals)
+    if midnight_s is not None:
+        fleet.tell_clock(midnight_s)
     fleet.run()
     assert len(fleet.served) == len(arrivals), "an invocation was lost"
     return FleetRun(tuple(fleet.served), tuple(fleet.loads), fleet.load_s, tuple(fleet.events))

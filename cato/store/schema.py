@@ -43,6 +43,17 @@ hosted_models = Table(
     Column("profile", Text, nullable=False),
 )
 
+usual_arrivals = Table(
+    "usual_arrivals",
+    metadata,
+    Column("pool", String, primary_key=True),
+    Column("model", String, primary_key=True),
+    Column("is_weekend", Boolean, primary_key=True),
+    Column("slice", Integer, primary_key=True),
+    Column("arrivals", Double, nullable=False),
+    Column("days", Integer, nullable=False),
+)
+
 length_samples = Table(
     "length_samples",
     metadata,

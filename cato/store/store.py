@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
+from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.tenancy import Access, ApiKey, Tenant, Usage
@@ -46,6 +47,7 @@ from cato.store.schema import (
     receipts,
     tenants,
     usage,
+    usual_arrivals,
 )
 
 BUSY_TIMEOUT_S = 5.0
@@ -322,6 +324,28 @@ class MetadataStore:
                 delete(hosted_models).where(columns.pool == pool, columns.name == name)
             )
             return gone.rowcount > 0
+
+    def save_arrivals(self, pool: PoolName, slices: Sequence[UsualArrivals]) -> None:
+        """The newest of each model and time of day counts."""
+        rows = [{"pool": pool, **asdict(s)} for s in slices]
+        if rows:
+            with self._transaction() as connection:
+                connection.execute(_upsert(connection, usual_arrivals), rows)
+
+    def arrivals_of(self, pool: PoolName) -> tuple[UsualArrivals, ...]:
+        """What was learnt of the times at which the models of `pool` are asked for."""
+        columns = usual_arrivals.c
+        query = (
+            select(usual_arrivals)
+            .where(columns.pool == pool)
+            .order_by(*usual_arrivals.primary_key.columns)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            UsualArrivals(ModelName(r.model), r.is_weekend, r.slice, r.arrivals, r.days)
+            for r in rows
+        )
 
     # Connections
 

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from sqlalchemy import create_engine, make_url
 from store_kit import NODE, TASK, a_mean, a_receipt, a_sample, an_execution, facts, rows
 
 from cato.config.places import RUN_DIR_VARIABLE
+from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import PoolErrors
-from cato.core.ids import PoolName, TaskName
+from cato.core.ids import ModelName, PoolName, TaskName
 from cato.core.receipt import WITHHELD
 from cato.estimators.dag_match import FROM_USER, SuperGraph, SuperNode
 from cato.estimators.stages import FinishedStages
@@ -120,6 +122,16 @@ def test_what_was_learnt_is_there_after_a_restart(location: str) -> None:
     store = MetadataStore.open(location)
     assert store.learnt() == Learnt((a_mean(1.5),), (ERRORS,), (a_sample(10),), (STAGES,))
     store.close()
+
+
+def test_usual_arrivals_are_kept_by_pool_the_newest_of_each(store: MetadataStore) -> None:
+    first, other = (UsualArrivals(ModelName(m), True, 18, 2.5, 3) for m in ("a", "b"))
+    store.save_arrivals(PoolName("cards"), [first, other])
+    newer = replace(first, arrivals=4.0, days=4)
+    store.save_arrivals(PoolName("cards"), [newer])
+    store.save_arrivals(PoolName("empty"), [])
+    assert store.arrivals_of(PoolName("cards")) == (newer, other)
+    assert store.arrivals_of(PoolName("empty")) == ()
 
 
 def test_samples_come_back_in_the_order_of_writing(store: MetadataStore) -> None:
@@ -237,7 +249,7 @@ def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:
     engine = create_engine(store_url(location))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0004.*name another"):
+    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0005.*name another"):
         MetadataStore.open(location)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM length_samples").scalar() == 1

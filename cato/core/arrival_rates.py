@@ -1,0 +1,178 @@
+"""How often each model is asked for: lately, and at this time on other days. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import exp, floor
+
+from cato.core.ids import ModelName
+
+# Arrival rates forget with this time constant: long against the gaps between the arrivals of a
+# rare model (a minute), short against the hours in which a team changes what it works on.
+RATE_MEMORY_S = 1800.0
+# Arrivals are counted as if this time had passed before the first: one early arrival is no rate.
+RATE_PRIOR_S = 60.0
+
+DAY_S = 86_400.0
+SLICE_S = 1800.0
+# What other days show is that of the time from now to so much later: a load is for what comes.
+AHEAD_S = 900.0
+# It counts as much as having watched today for so long.
+HISTORY_S = 1800.0
+# A mean forgets the days before these.
+MEMORY_DAYS = 10
+# A clock that moved by less is right.
+CLOCK_TOLERANCE_S = 2.0
+_SLICES = int(DAY_S / SLICE_S)
+# 1 January 1970 was a Thursday; Monday is 0.
+_FIRST_WEEKDAY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class UsualArrivals:
+    """Mean arrivals of a model in slice `slice` (of `SLICE_S`, from midnight) of working days or
+    of weekend days, over the last `days` of them."""
+
+    model: ModelName
+    is_weekend: bool
+    slice: int
+    arrivals: float
+    days: int
+
+
+@dataclass(slots=True)
+class _Recent:
+    # Arrivals, each decayed by exp(-age/RATE_MEMORY_S), as of `at_s`.
+    count: float = 0.0
+    at_s: float = 0.0
+
+
+_Key = tuple[bool, int]
+"""Whether a weekend day, and the slice of the day."""
+
+
+class ArrivalRates:
+    """Arrival rates of models. `now_s` is the driver's clock, `local_s` that of the wall: seconds
+    since 1970 of a clock that shows local time, or nothing is learnt of days.
+
+    The rate is the mean of a gamma distribution: what was counted lately, decayed, and what came
+    at this time of other days, as if it had been seen for `HISTORY_S`.
+    """
+
+    def __init__(self) -> None:
+        self._opened_at_s: float | None = None
+        self._recent: dict[ModelName, _Recent] = {}
+        self._local_minus_now_s: float | None = None
+        # Of the slice that is watched now: its number since 1970, its arrivals, and whether it
+        # was watched from its beginning.
+        self._slice = 0
+        self._counts: dict[ModelName, int] = {}
+        self._is_whole = False
+        self._means: dict[_Key, dict[ModelName, float]] = {}
+        self._days: dict[_Key, int] = {}
+        self._changed: set[_Key] = set()
+
+    def open(self, now_s: float) -> None:
+        """Watching begins, if it has not."""
+        if self._opened_at_s is None:
+            self._opened_at_s = now_s
+
+    def note(self, now_s: float, model: ModelName) -> None:
+        """Somebody asks for `model`."""
+        self.open(now_s)
+        self._close_slices(now_s)
+        recent = self._recent.setdefault(model, _Recent(at_s=now_s))
+        recent.count = recent.count * exp(-max(0.0, now_s - recent.at_s) / RATE_MEMORY_S) + 1.0
+        recent.at_s = max(recent.at_s, now_s)
+        self._counts[model] = self._counts.get(model, 0) + 1
+
+    def tell_clock(self, now_s: float, local_s: float) -> None:
+        """What the wall clock shows. One that was put right spoils the slice that is watched."""
+        offset_s, known_s = local_s - now_s, self._local_minus_now_s
+        if known_s is not None and abs(offset_s - known_s) <= CLOCK_TOLERANCE_S:
+            self._close_slices(now_s)
+            return
+        self._local_minus_now_s = offset_s
+        self._slice = floor(local_s / SLICE_S)
+        self._counts.clear()
+        self._is_whole = local_s % SLICE_S <= CLOCK_TOLERANCE_S
+
+    def remember(self, slices: Iterable[UsualArrivals]) -> None:
+        """What was learnt before; it takes the place of what is known of these slices."""
+        for s in slices:
+            key = (s.is_weekend, s.slice)
+            self._means.setdefault(key, {})[s.model] = s.arrivals
+            self._days[key] = max(self._days.get(key, 0), s.days)
+
+    def learnt(self) -> tuple[UsualArrivals, ...]:
+        """What changed since the last call."""
+        changed = tuple(
+            UsualArrivals(model, *key, arrivals, self._days[key])
+            for key in sorted(self._changed)
+            for model, arrivals in sorted(self._means[key].items())
+        )
+        self._changed.clear()
+        return changed
+
+    def evidence(self, now_s: float, model: ModelName) -> float:
+        """Arrivals so far, each decayed by exp(-age/RATE_MEMORY_S)."""
+        recent = self._recent.get(model)
+        if recent is None:
+            return 0.0
+        return recent.count * exp(-max(0.0, now_s - recent.at_s) / RATE_MEMORY_S)
+
+    def rate(self, now_s: float, model: ModelName) -> tuple[float, float]:
+        """Arrivals a second that are expected from now on, and the arrivals that this rests on."""
+        opened_at_s = now_s if self._opened_at_s is None else self._opened_at_s
+        watched_s = max(0.0, now_s - opened_at_s) + RATE_PRIOR_S
+        memory_s = RATE_MEMORY_S * (1 - exp(-watched_s / RATE_MEMORY_S))
+        evidence = self.evidence(now_s, model)
+        usual_per_s = self._usual_per_s(now_s, model)
+        if usual_per_s is not None:
+            evidence += usual_per_s * HISTORY_S
+            memory_s += HISTORY_S
+        return evidence / memory_s, evidence
+
+    def _usual_per_s(self, now_s: float, model: ModelName) -> float | None:
+        """At this time of other days; None when there was none."""
+        if self._local_minus_now_s is None:
+            return None
+        local_s = now_s + self._local_minus_now_s
+        first = floor(local_s / SLICE_S)
+        later = min(1.0, max(0.0, (local_s + AHEAD_S - (first + 1) * SLICE_S) / AHEAD_S))
+        arrivals = 0.0
+        for number, share in ((first, 1 - later), (first + 1, later)):
+            key = _key(number)
+            if share > 0 and not self._days.get(key):
+                return None
+            arrivals += share * self._means.get(key, {}).get(model, 0.0)
+        return arrivals / SLICE_S
+
+    def _close_slices(self, now_s: float) -> None:
+        """Add the slices that have passed to the means of their time of day."""
+        if self._local_minus_now_s is None:
+            return
+        current = floor((now_s + self._local_minus_now_s) / SLICE_S)
+        if current <= self._slice:
+            return
+        if self._is_whole:
+            # Nobody asked in those between; of a long silence a day of them says all.
+            for number in range(self._slice, min(current, self._slice + _SLICES)):
+                self._add_day(_key(number))
+                self._counts.clear()
+        self._counts.clear()
+        self._slice, self._is_whole = current, True
+
+    def _add_day(self, key: _Key) -> None:
+        days = self._days[key] = min(self._days.get(key, 0) + 1, MEMORY_DAYS)
+        means = self._means.setdefault(key, {})
+        for model in means.keys() | self._counts.keys():
+            known = means.get(model, 0.0)
+            means[model] = known + (self._counts.get(model, 0) - known) / days
+        self._changed.add(key)
+
+
+def _key(number: int) -> _Key:
+    day, slice = divmod(number, _SLICES)
+    return (day + _FIRST_WEEKDAY) % 7 >= 5, slice

@@ -197,18 +197,22 @@ def test_adapters_are_loaded_at_the_start_with_room_for_the_largest(tmp_path: Pa
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
     adapters = [AdapterSpec(ModelName(n), str(tmp_path / n)) for n in "ab"]
-    argv = adapter_argv([*adapters, AdapterSpec(ModelName("c"), "org/lora")])
+    adapters.append(AdapterSpec(ModelName("c"), "org/lora"))
+    argv = adapter_argv(adapters, "gpu")
     assert argv[argv.index("--max-lora-rank") + 1] == "32"
     at = argv.index("--lora-modules")
     assert argv[at + 1 :] == [f"a={tmp_path}/a", f"b={tmp_path}/b", "c=org/lora"]
-    assert adapter_argv([]) == []
+    assert argv[argv.index("--max-loras") + 1] == "3"
+    on_cpu = adapter_argv(adapters, "cpu")
+    assert on_cpu[on_cpu.index("--max-loras") + 1] == "4", "one place stays empty"
+    assert adapter_argv([], "cpu") == []
 
 
 @pytest.mark.parametrize(("config", "words"), [("{}", "not a LoRA"), ('{"r": 1024}', "1 to 512")])
 def test_a_folder_that_is_no_adapter_says_so(tmp_path: Path, config: str, words: str) -> None:
     (tmp_path / "adapter_config.json").write_text(config)
     with pytest.raises(EngineError, match=words):
-        adapter_argv([AdapterSpec(ModelName("a"), str(tmp_path))])
+        adapter_argv([AdapterSpec(ModelName("a"), str(tmp_path))], "gpu")
 
 
 def test_accelerator_gets_only_what_the_spec_says() -> None:

@@ -17,7 +17,7 @@ DEFAULT_RANK = 16
 MOST_IN_BATCH = 8
 
 
-def adapter_argv(adapters: Sequence[AdapterSpec]) -> list[str]:
+def adapter_argv(adapters: Sequence[AdapterSpec], accelerator: str) -> list[str]:
     """Nothing without adapters; raise `ConfigError` for a source that is not there,
     `EngineError` for one that is no adapter.
 
@@ -27,11 +27,16 @@ def adapter_argv(adapters: Sequence[AdapterSpec]) -> list[str]:
         return []
     paths = [model_path(a.source) for a in adapters]
     rank = max(_rank(path) for path in paths)
+    in_batch = min(len(adapters), MOST_IN_BATCH)
+    if accelerator == "cpu":
+        # There a call without an adapter is given what is in the last place, beside calls that have
+        # one (vLLM's pull request 48421): it must stay empty, and nobody takes turns.
+        in_batch = len(adapters) + 1
     modules = [f"{a.name}={path}" for a, path in zip(adapters, paths, strict=True)]
     return [
         "--enable-lora",
-        "--max-loras", str(min(len(adapters), MOST_IN_BATCH)),
-        "--max-cpu-loras", str(len(adapters)),
+        "--max-loras", str(in_batch),
+        "--max-cpu-loras", str(max(in_batch, len(adapters))),
         "--max-lora-rank", str(next(r for r in RANKS if r >= rank)),
         "--lora-modules", *modules,
     ]  # fmt: skip

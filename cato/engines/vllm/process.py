@@ -72,7 +72,7 @@ def server_argv(
         argv += ["--scheduling-policy", "priority"]
     if enforce_eager:
         argv.append("--enforce-eager")
-    argv += adapter_argv(model.adapters)
+    argv += adapter_argv(model.adapters, accelerator)
     argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
     argv += ["--disable-uvicorn-access-log", *spec.args]
     return argv

@@ -314,6 +314,7 @@ class SharedPool:
             deadline_s=invocation.deadline_s - invocation.downstream_s - after_first_s,
             expected_tokens=float(invocation.expected_tokens),
             value=invocation.weight,
+            user=invocation.user,
         )
 
     def _end(self, id: InvocationId) -> None:

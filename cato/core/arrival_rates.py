@@ -1,10 +1,11 @@
-"""How often each model is asked for: lately, and at this time on other days. Pure."""
+"""How often each model is asked for: lately, at this time of other days, by who is at work."""
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import exp, floor
+from dataclasses import dataclass, field
+from math import exp, floor, inf
 
 from cato.core.ids import ModelName
 
@@ -24,6 +25,11 @@ HISTORY_S = 1800.0
 MEMORY_DAYS = 10
 # A clock that moved by less is right.
 CLOCK_TOLERANCE_S = 2.0
+# Who asks again later than this has begun something else.
+SESSION_S = 600.0
+# Somebody is at work for so many mean gaps after the last call.
+GAPS = 2.0
+MAX_USERS = 10_000
 _SLICES = int(DAY_S / SLICE_S)
 # 1 January 1970 was a Thursday; Monday is 0.
 _FIRST_WEEKDAY = 3
@@ -48,6 +54,19 @@ class _Recent:
     at_s: float = 0.0
 
 
+@dataclass(slots=True)
+class _Follow:
+    """What people do after they asked for a model."""
+
+    calls: int = 0
+    gap_s: float = 0.0
+    next: Counter[ModelName] = field(default_factory=Counter)
+
+    def note(self, model: ModelName, gap_s: float) -> None:
+        self.next[model] += 1
+        self.gap_s += (gap_s - self.gap_s) / self.next.total()
+
+
 _Key = tuple[bool, int]
 """Whether a weekend day, and the slice of the day."""
 
@@ -57,7 +76,9 @@ class ArrivalRates:
     since 1970 of a clock that shows local time, or nothing is learnt of days.
 
     The rate is the mean of a gamma distribution: what was counted lately, decayed, and what came
-    at this time of other days, as if it had been seen for `HISTORY_S`.
+    at this time of other days, as if it had been seen for `HISTORY_S`. It is at least what is
+    expected of those who are at work: each asks next for model B with the share of B among the
+    calls that followed one for the model A that was asked for last, and after A's mean gap.
     """
 
     def __init__(self) -> None:
@@ -72,20 +93,36 @@ class ArrivalRates:
         self._means: dict[_Key, dict[ModelName, float]] = {}
         self._days: dict[_Key, int] = {}
         self._changed: set[_Key] = set()
+        # By user the last call, the latest at the end.
+        self._last: OrderedDict[str, tuple[ModelName, float]] = OrderedDict()
+        self._after: dict[ModelName, _Follow] = {}
+        self._at_work: tuple[float, dict[ModelName, int]] = (-inf, {})
 
     def open(self, now_s: float) -> None:
         """Watching begins, if it has not."""
         if self._opened_at_s is None:
             self._opened_at_s = now_s
 
-    def note(self, now_s: float, model: ModelName) -> None:
-        """Somebody asks for `model`."""
+    def note(self, now_s: float, model: ModelName, user: str = "") -> None:
+        """Somebody asks for `model`; `user` is empty where nobody knows who."""
         self.open(now_s)
         self._close_slices(now_s)
         recent = self._recent.setdefault(model, _Recent(at_s=now_s))
         recent.count = recent.count * exp(-max(0.0, now_s - recent.at_s) / RATE_MEMORY_S) + 1.0
         recent.at_s = max(recent.at_s, now_s)
         self._counts[model] = self._counts.get(model, 0) + 1
+        if user:
+            self._note_user(now_s, model, user)
+
+    def _note_user(self, now_s: float, model: ModelName, user: str) -> None:
+        last = self._last.pop(user, None)
+        if last is not None and now_s - last[1] <= SESSION_S:
+            self._after[last[0]].note(model, max(0.0, now_s - last[1]))
+        self._after.setdefault(model, _Follow()).calls += 1
+        self._last[user] = (model, now_s)
+        if len(self._last) > MAX_USERS:
+            self._last.popitem(last=False)
+        self._at_work = (-inf, {})
 
     def tell_clock(self, now_s: float, local_s: float) -> None:
         """What the wall clock shows. One that was put right spoils the slice that is watched."""
@@ -132,7 +169,31 @@ class ArrivalRates:
         if usual_per_s is not None:
             evidence += usual_per_s * HISTORY_S
             memory_s += HISTORY_S
-        return evidence / memory_s, evidence
+        rate_per_s = evidence / memory_s
+        next_per_s, seen = self._next_per_s(now_s, model)
+        return (next_per_s, seen) if next_per_s > rate_per_s else (rate_per_s, evidence)
+
+    def _next_per_s(self, now_s: float, model: ModelName) -> tuple[float, float]:
+        """What is expected of those at work, and the calls that this rests on."""
+        if self._at_work[0] != now_s:
+            self._at_work = (now_s, self._count_at_work(now_s))
+        rate_per_s, seen = 0.0, 0.0
+        for last, users in self._at_work[1].items():
+            follow = self._after[last]
+            if n := follow.next[model]:
+                rate_per_s += users * n / follow.calls / max(follow.gap_s, 1.0)
+                seen += n
+        return rate_per_s, seen
+
+    def _count_at_work(self, now_s: float) -> dict[ModelName, int]:
+        """By the model that they asked for last."""
+        found: dict[ModelName, int] = {}
+        for model, at_s in reversed(self._last.values()):
+            if now_s - at_s > SESSION_S:
+                break
+            if now_s - at_s <= GAPS * self._after[model].gap_s:
+                found[model] = found.get(model, 0) + 1
+        return found
 
     def _usual_per_s(self, now_s: float, model: ModelName) -> float | None:
         """At this time of other days; None when there was none."""

@@ -462,7 +462,7 @@ class CardOrchestrator:
         model = self._model(wanted.model)
         if wanted.id in self._queue or wanted.id in self._copy_of:
             return
-        self._rates.note(event.now_s, wanted.model)
+        self._rates.note(event.now_s, wanted.model, wanted.user)
         model.arrivals += 1
         model.mean_tokens += (wanted.expected_tokens - model.mean_tokens) / model.arrivals
         model.queue[wanted.id] = self._queue[wanted.id] = wanted

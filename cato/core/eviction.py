@@ -57,6 +57,7 @@ class Wanted:
     """An invocation that waits for a copy of `model`; `value` is what meeting its SLO is worth.
 
     `deadline_s` is the instant of its first token's SLO, `expected_tokens` its expected output.
+    `user` is whoever asks, for what they ask for next; empty where nobody knows.
     """
 
     id: InvocationId
@@ -65,6 +66,7 @@ class Wanted:
     deadline_s: float
     expected_tokens: float
     value: float = 1.0
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

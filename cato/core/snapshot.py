@@ -37,6 +37,7 @@ class Invocation:
 
     `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
     at which the run began: of two runs of a buffer the later one supersedes the earlier.
+    `user` tells whoever asks from others.
     """
 
     id: InvocationId
@@ -60,6 +61,7 @@ class Invocation:
     tenant: str = ""
     weight: float = 1.0
     buffer: str = ""
+    user: str = ""
     began_at_s: float = 0.0
 
     def continued(self, attempt: int, tokens: int) -> Invocation:

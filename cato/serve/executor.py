@@ -52,8 +52,10 @@ from cato.telemetry.tracing import TRACEPARENT
 log = logging.getLogger("cato.executor")
 
 # What a lost engine ran goes on elsewhere; engines that die under one invocation again and again,
-# before it has a token more, probably die of it.
-MAX_LOSSES = 3
+# before it has a token more, probably die of it. One that has had tokens has shown that engines can
+# live with it.
+MAX_LOSSES = 4
+MAX_LOSSES_BEGUN = 6
 # A stream that gets on between its losses may have more of them, but not without end.
 MAX_ALL_LOSSES = 20
 # Leases of replicas that turn out to be gone cost nothing but time; routers learn of each.
@@ -133,13 +135,15 @@ class RunningTask:
         weight: float = 1.0,
         head_start_s: float = 0.0,
         buffer: str = "",
+        user: str = "",
     ) -> None:
         """Pools are shared by `tenant` and `weight`, `retries` by all runs of the process.
         `head_start_s` is how long before its arrival the run stands in the pools' queues;
-        of one `buffer` they serve the latest run alone."""
+        of one `buffer` they serve the latest run alone. `user` is whoever asks."""
         self.run = run
         self.head_start_s = head_start_s
         self._buffer = buffer
+        self._user = user
         self._tenant = tenant
         self._weight = weight
         self.finish: FinishRun | None = None
@@ -391,7 +395,8 @@ class RunningTask:
         progress.losses = 1 if tokens > progress.tokens_when_lost else progress.losses + 1
         progress.all_losses += 1
         progress.tokens_when_lost = tokens
-        is_too_often = progress.losses >= MAX_LOSSES or progress.all_losses >= MAX_ALL_LOSSES
+        in_a_row = MAX_LOSSES_BEGUN if tokens else MAX_LOSSES
+        is_too_often = progress.losses >= in_a_row or progress.all_losses >= MAX_ALL_LOSSES
         return not is_too_often and self._retries.take(time.monotonic())
 
     async def _attempt(
@@ -495,6 +500,7 @@ class RunningTask:
             tenant=self._tenant,
             weight=self._weight,
             buffer=self._buffer,
+            user=self._user,
             began_at_s=run.arrived_at_s - time.monotonic(),
         )
         if progress.attempts == 1:

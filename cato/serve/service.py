@@ -52,7 +52,7 @@ class Origin:
 
     `replaces` is the run of the same buffer that this ingress replica knows; the pools know those
     of all. `weight` is the tenant's in a full pool; `spend` is told the tokens that the run has
-    used when it has ended.
+    used when it has ended. `user` tells whoever asks from others, and says nothing else.
     """
 
     key: str = ""
@@ -60,6 +60,7 @@ class Origin:
     weight: float = 1.0
     replaces: RunningTask | None = None
     buffer: str = ""
+    user: str = ""
     spend: Callable[[int], None] = lambda _: None
 
 
@@ -259,6 +260,7 @@ class TaskService:
             weight=origin.weight,
             head_start_s=_head_start_s(run, origin.replaces),
             buffer=origin.buffer,
+            user=origin.user,
         )
         _start_instead(task, origin.replaces)
         return task

@@ -135,3 +135,48 @@ def test_expectation_moves_without_jumps() -> None:
     rates = a_week()
     found = [rates.rate(at(7, NINE_S - 1800 + s), JAVA)[0] for s in range(0, 5400, 30)]
     assert max(abs(b - a) for a, b in pairwise(found)) < 0.1 * max(found)
+
+
+def at_work(gap_s: float = 60.0, rounds: int = 20) -> ArrivalRates:
+    """Somebody who asks for Java and Rust in turns, and somebody else once."""
+    rates = ArrivalRates()
+    rates.note(0.0, JAVA, "other")
+    for i in range(rounds):
+        rates.note(i * gap_s, (JAVA, RUST)[i % 2], "one")
+    return rates
+
+
+def test_who_asked_for_one_model_is_expected_to_ask_for_what_follows_it() -> None:
+    rates = at_work()
+    last_s = 19 * 60.0  # Rust
+    java, rust = (rates.rate(last_s + 10, m)[0] for m in (JAVA, RUST))
+    assert java == pytest.approx(0.9 / 60, rel=0.05)  # nine of ten went on with Java
+    assert rust < java / 1.5
+    rates.note(last_s + 60, JAVA, "one")
+    assert rates.rate(last_s + 70, RUST)[0] > 0.8 / 60
+
+
+def test_who_has_gone_home_is_expected_no_more() -> None:
+    rates, unknown = at_work(), ArrivalRates()
+    unknown.note(0.0, JAVA)
+    for i in range(20):
+        unknown.note(i * 60.0, (JAVA, RUST)[i % 2])
+    later_s = 19 * 60.0 + 130
+    assert rates.rate(later_s, RUST) == unknown.rate(later_s, RUST)
+    assert rates.rate(later_s, JAVA) == unknown.rate(later_s, JAVA)
+
+
+def test_two_who_are_at_work_are_expected_twice() -> None:
+    rates = at_work()
+    now_s = 19 * 60.0 + 5
+    before = rates.rate(now_s, JAVA)[0]
+    rates.note(now_s, RUST, "two")
+    assert rates.rate(now_s, JAVA)[0] == pytest.approx(2 * before, rel=0.1)
+
+
+def test_a_call_the_next_day_follows_nothing() -> None:
+    rates = ArrivalRates()
+    for day in range(10):
+        rates.note(day * DAY_S, JAVA, "one")
+        rates.note(day * DAY_S + 3600, RUST, "one")
+    assert rates.rate(9 * DAY_S + 10, RUST)[0] <= 1 / 1800

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 
 from cato.serve.access.buffers import BufferId
-from cato.serve.ingress.context import caller_of
+from cato.serve.ingress.context import whose
 
 BUFFER_HEADER = "X-CATO-Buffer"
 # opencode and load tools; Codex; Claude Code.
@@ -25,7 +25,7 @@ SESSION_HEADERS = (
 def named_buffer(request: Request) -> BufferId | None:
     """The buffer that a request names itself."""
     name = request.headers.get(BUFFER_HEADER)
-    return (*_whose(request, {}), "name", name) if name else None
+    return (*whose(request), "name", name) if name else None
 
 
 def completion_buffer(
@@ -38,17 +38,4 @@ def completion_buffer(
     session = next((v for h in SESSION_HEADERS if (v := request.headers.get(h))), "")
     if not session and isinstance(key := body.get("prompt_cache_key"), str):
         session = key
-    return (*_whose(request, body), session, path) if session or path else None
-
-
-def _whose(request: Request, body: Mapping[str, object]) -> tuple[str, ...]:
-    """The API key and the machine behind a request. What can be forged here only separates more
-    within a key.
-
-    The peer is a proxy where one says for whom it asks, and every ingress replica may have another.
-    """
-    forwarded = request.headers.get("x-forwarded-for", "")
-    peer = request.client.host if request.client is not None and not forwarded else ""
-    user = body.get("user")
-    agent = request.headers.get("user-agent", "")
-    return caller_of(request).key, peer, forwarded, agent, user if isinstance(user, str) else ""
+    return (*whose(request, body.get("user")), session, path) if session or path else None

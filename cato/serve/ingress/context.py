@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,8 +55,21 @@ class Ingress:
         def spend(tokens: int) -> None:
             self.access.spend(caller, tokens)
 
-        origin = Origin(caller.key, caller.tenant, caller.weight, spend=spend)
+        user = hashlib.blake2b(repr(whose(request)).encode(), digest_size=8).hexdigest()
+        origin = Origin(caller.key, caller.tenant, caller.weight, user=user, spend=spend)
         return self.buffers.started(buffer, origin, start)
+
+
+def whose(request: Request, user: object = "") -> tuple[str, ...]:
+    """The API key and the machine behind a request, and the `user` that its body names. What can be
+    forged here only separates more within a key.
+
+    The peer is a proxy where one says for whom it asks, and every ingress replica may have another.
+    """
+    forwarded = request.headers.get("x-forwarded-for", "")
+    peer = request.client.host if request.client is not None and not forwarded else ""
+    agent = request.headers.get("user-agent", "")
+    return caller_of(request).key, peer, forwarded, agent, user if isinstance(user, str) else ""
 
 
 def remember_caller(request: Request, caller: Caller) -> None:

@@ -147,13 +147,14 @@ def at_work(gap_s: float = 60.0, rounds: int = 20) -> ArrivalRates:
 
 
 def test_who_asked_for_one_model_is_expected_to_ask_for_what_follows_it() -> None:
-    rates = at_work()
-    last_s = 19 * 60.0  # Rust
+    rates = at_work(rounds=200)
+    last_s = 199 * 60.0  # Rust
     java, rust = (rates.rate(last_s + 10, m)[0] for m in (JAVA, RUST))
-    assert java == pytest.approx(0.9 / 60, rel=0.05)  # nine of ten went on with Java
+    assert java == pytest.approx((99 - 99**0.5) / 100 / 60)  # a standard error below the share
     assert rust < java / 1.5
     rates.note(last_s + 60, JAVA, "one")
     assert rates.rate(last_s + 70, RUST)[0] > 0.8 / 60
+    assert rates.rate(last_s + 70, JAVA)[0] < 0.6 / 60
 
 
 def test_who_has_gone_home_is_expected_no_more() -> None:

@@ -51,6 +51,12 @@ MAX_HEAD_START_S = 10.0
 MAX_BUFFERS = 10_000
 # A predicted wait is wrong by about so much; what is admitted should be in time all the same.
 WAIT_MARGIN = 1.15
+# How much longer waits are than predicted is learnt from those that end; it counts up to so much,
+# and each wait for this part of it.
+MAX_WAIT_RATIO = 4.0
+WAIT_LEARNING = 0.05
+# Of shorter ones the ratio is chance.
+LEAST_LEARNT_WAIT_S = 0.5
 # How much of the queue a preemption policy is shown: more could not start at once anyway.
 PREEMPTORS_SHOWN = 8
 
@@ -91,6 +97,9 @@ class _Waiting:
     # What it adds to the backlog, in replica-seconds, and the wait it was expected to have.
     load_s: float = 0.0
     predicted_s: float = 0.0
+    # Under `refuse_late`, the wait that it was admitted with, and when.
+    admitted_wait_s: float = 0.0
+    admitted_at_s: float = 0.0
     prompt_tokens: int = 0
     # Of its present rank; an entry of a heap with another number is an old one.
     version: int = 0
@@ -483,6 +492,7 @@ class PoolOrchestrator:
         self._queued_tokens = 0
         self._dispatched = 0
         self._refused = 0
+        self._wait_ratio = 1.0
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         now_s = self._clock.now_s = event.now_s
@@ -645,9 +655,19 @@ class PoolOrchestrator:
             return f"prompts of {bound} tokens wait, the bound of pool {self.name!r}"
         if not self._policies.refuse_late or not self._may_be_shed(waiting):
             return ""
-        late_s = now_s + WAIT_MARGIN * self._wait_s(waiting) + self._alone_s(waiting)
+        wait_s = self._wait_s(waiting)
+        late_s = now_s + WAIT_MARGIN * self._wait_ratio * wait_s + self._alone_s(waiting)
         late_s -= waiting.invocation.deadline_s
+        waiting.admitted_wait_s, waiting.admitted_at_s = wait_s, now_s
         return f"it would miss its SLO by {late_s:.2f} s" if late_s > 0 else ""
+
+    def _learn_wait(self, waiting: _Waiting, now_s: float) -> None:
+        """A wait has ended, with a lease or without."""
+        if waiting.admitted_wait_s < LEAST_LEARNT_WAIT_S:
+            return
+        ratio = (now_s - waiting.admitted_at_s) / waiting.admitted_wait_s
+        ratio = min(MAX_WAIT_RATIO, max(1.0, ratio))
+        self._wait_ratio += WAIT_LEARNING * (ratio - self._wait_ratio)
 
     def _may_be_shed(self, waiting: _Waiting) -> bool:
         """Work with an SLO that no engine has begun: what has had a part of them goes on."""
@@ -675,6 +695,8 @@ class PoolOrchestrator:
             for w in self._waiting.values()
             if self._may_be_shed(w) and now_s + self._alone_s(w) > w.invocation.deadline_s
         ]
+        for waiting in hopeless:
+            self._learn_wait(waiting, now_s)
         return tuple(self._refuse(w, "it can no longer meet its SLO") for w in hopeless)
 
     def _alone_s(self, waiting: _Waiting) -> float:
@@ -1091,6 +1113,7 @@ class PoolOrchestrator:
             predicted_queue_s=waiting.predicted_s,
             service_s=service_s,
         )
+        self._learn_wait(waiting, now_s)
         self._unqueue(waiting)
         self._shares.charge(
             invocation.tenant,

@@ -119,7 +119,8 @@ class PoolPolicies:
     published methods do). `cap` is that of the scheduler `static-cap`. `max_queued` and
     `max_queued_tokens` (of prompts; None: no bound) bound the pool's queue. With `refuse_late` work
     that will miss its SLO is refused: on arrival when too much is before it, in the queue once it
-    could not even meet it alone.
+    could not even meet it alone; what was admitted is served by its deadline, unless `ordering`
+    says otherwise.
     """
 
     scheduler: str = "foresight"

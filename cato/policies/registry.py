@@ -77,10 +77,13 @@ def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
     if names.binding is not None and names.binding not in BINDINGS:
         raise UnknownNameError("binding", names.binding, BINDINGS)
     chosen = schedulers.OF_PROFILE[names.scheduler](profile, names.cap or profile.max_running)
+    ordering = names.ordering
+    if ordering is None and names.refuse_late and chosen.late_binding:
+        ordering = "edf"  # what was promised comes before what would count more
     return replace(
         chosen,
         routing=chosen.routing if names.routing is None else ROUTING[names.routing],
-        ordering=chosen.ordering if names.ordering is None else ORDERING[names.ordering],
+        ordering=chosen.ordering if ordering is None else ORDERING[ordering],
         late_binding=chosen.late_binding if names.binding is None else names.binding == "late",
         max_queued=names.max_queued,
         max_queued_tokens=names.max_queued_tokens,

@@ -54,11 +54,21 @@ class Load:
         return len(met) / len(admitted)
 
 
-def under_load(policies: PoolPolicies, *, factor: float, seed: int = 0) -> Load:
-    """Poisson arrivals at `factor` of the pool's capacity for a while, then at a half of it."""
+def under_load(
+    policies: PoolPolicies,
+    *,
+    factor: float,
+    seed: int = 0,
+    shortest: int = TOKENS,
+    first_token_s: float = 0.1,
+) -> Load:
+    """Poisson arrivals at `factor` of the pool's capacity for a while, then at a half of it.
+
+    Answers have `shortest` to `TOKENS` tokens, which the pool is told.
+    """
     draw, load = random.Random(seed), Load()
     core = PoolOrchestrator(PoolName("p"), policies_of(policies, PROFILE))
-    service_s = PROFILE.service_s(PROMPT, TOKENS, SLOTS)
+    mean_s = PROFILE.service_s(PROMPT, (shortest + TOKENS) // 2, SLOTS)
     held: dict[ReplicaId, set[InvocationId]] = {ReplicaId(f"r{i}"): set() for i in range(REPLICAS)}
     number = itertools.count()
     agenda: list[tuple[float, int, str, object]] = []
@@ -82,13 +92,13 @@ def under_load(policies: PoolPolicies, *, factor: float, seed: int = 0) -> Load:
                     commands += core.handle(report)
             case "arrive", _:
                 rate = factor if now_s < OVERLOAD_S else 0.5
-                next_s = now_s + draw.expovariate(rate * REPLICAS * SLOTS / service_s)
+                next_s = now_s + draw.expovariate(rate * REPLICAS * SLOTS / mean_s)
                 if next_s < OVERLOAD_S + AFTER_S:
                     at(next_s, "arrive")
                 offered = an_invocation(
                     f"i{next(number)}",
                     prompt=PROMPT,
-                    tokens=TOKENS,
+                    tokens=draw.randint(shortest, TOKENS),
                     arrived_at_s=now_s,
                     deadline_s=now_s + E2E_S,
                 )
@@ -100,13 +110,21 @@ def under_load(policies: PoolPolicies, *, factor: float, seed: int = 0) -> Load:
                 held[lease.replica_id].remove(lease.invocation_id)
                 load.ended[lease.invocation_id] = now_s
                 commands = core.handle(
-                    InvocationEnded(now_s, lease.invocation_id, lease.attempt, TOKENS, "done")
+                    InvocationEnded(
+                        now_s,
+                        lease.invocation_id,
+                        lease.attempt,
+                        load.offered[lease.invocation_id].expected_tokens,
+                        "done",
+                    )
                 )
         for command in commands:
             match command:
                 case Dispatch():
                     held[command.replica_id].add(command.invocation_id)
-                    at(now_s + 0.1, "token", command)
+                    at(now_s + first_token_s, "token", command)
+                    tokens = load.offered[command.invocation_id].expected_tokens
+                    service_s = PROFILE.service_s(PROMPT, tokens, SLOTS)
                     at(now_s + service_s * draw.uniform(0.8, 1.2), "end", command)
                 case Refuse(id, _, retry_after_s):
                     load.retry_after_s.append(retry_after_s)
@@ -128,6 +146,16 @@ def test_what_is_admitted_in_five_fold_overload_is_in_time(overload: Load) -> No
     served = len([e for e in overload.ended.values() if e < OVERLOAD_S])
     capacity = OVERLOAD_S * REPLICAS * SLOTS / PROFILE.service_s(PROMPT, TOKENS, SLOTS)
     assert served >= 0.9 * capacity, "the replicas were kept busy"
+
+
+@pytest.mark.parametrize("first_token_s", [0.02, 0.1])
+def test_short_answers_do_not_push_out_what_was_admitted_before(first_token_s: float) -> None:
+    """Shortest first would serve more, and break what was promised; prompts that take longer than
+    the profile says let fewer in than foretold, which is learnt."""
+    policies = PoolPolicies(refuse_late=True, max_queued=500)
+    load = under_load(policies, factor=5.0, shortest=2, first_token_s=first_token_s)
+    assert load.attainment(0.0, OVERLOAD_S) >= 0.95
+    assert load.attainment(OVERLOAD_S + 30.0, OVERLOAD_S + AFTER_S) >= 0.99
 
 
 def test_the_queue_is_no_longer_than_what_can_be_in_time(overload: Load) -> None:

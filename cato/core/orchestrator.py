@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import inf
+from math import exp, inf
 from operator import attrgetter
 from typing import Any, TypeVar, assert_never
 
@@ -51,12 +51,9 @@ MAX_HEAD_START_S = 10.0
 MAX_BUFFERS = 10_000
 # A predicted wait is wrong by about so much; what is admitted should be in time all the same.
 WAIT_MARGIN = 1.15
-# How much longer waits are than predicted is learnt from those that end; it counts up to so much,
-# and each wait for this part of it.
-MAX_WAIT_RATIO = 4.0
-WAIT_LEARNING = 0.05
-# Of shorter ones the ratio is chance.
-LEAST_LEARNT_WAIT_S = 0.5
+# How fast a queue moves is seen, and forgotten with this time constant; less of it says nothing.
+DRAIN_MEMORY_S = 10.0
+LEAST_DRAIN_S = 1.0
 # How much of the queue a preemption policy is shown: more could not start at once anyway.
 PREEMPTORS_SHOWN = 8
 
@@ -97,9 +94,6 @@ class _Waiting:
     # What it adds to the backlog, in replica-seconds, and the wait it was expected to have.
     load_s: float = 0.0
     predicted_s: float = 0.0
-    # Under `refuse_late`, the wait that it was admitted with, and when.
-    admitted_wait_s: float = 0.0
-    admitted_at_s: float = 0.0
     prompt_tokens: int = 0
     # Of its present rank; an entry of a heap with another number is an old one.
     version: int = 0
@@ -492,10 +486,15 @@ class PoolOrchestrator:
         self._queued_tokens = 0
         self._dispatched = 0
         self._refused = 0
-        self._wait_ratio = 1.0
+        # How many left the queue for a replica while others waited, and for how long some did.
+        self._drained = 0.0
+        self._queueing_s = 0.0
+        self._watched_at_s = 0.0
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         now_s = self._clock.now_s = event.now_s
+        if self._policies.refuse_late:
+            self._watch_queue(now_s)
         match event:
             case InvocationOffered():
                 return self._offer(event)
@@ -655,19 +654,19 @@ class PoolOrchestrator:
             return f"prompts of {bound} tokens wait, the bound of pool {self.name!r}"
         if not self._policies.refuse_late or not self._may_be_shed(waiting):
             return ""
-        wait_s = self._wait_s(waiting)
-        late_s = now_s + WAIT_MARGIN * self._wait_ratio * wait_s + self._alone_s(waiting)
+        late_s = now_s + WAIT_MARGIN * self._wait_s(waiting) + self._alone_s(waiting)
         late_s -= waiting.invocation.deadline_s
-        waiting.admitted_wait_s, waiting.admitted_at_s = wait_s, now_s
         return f"it would miss its SLO by {late_s:.2f} s" if late_s > 0 else ""
 
-    def _learn_wait(self, waiting: _Waiting, now_s: float) -> None:
-        """A wait has ended, with a lease or without."""
-        if waiting.admitted_wait_s < LEAST_LEARNT_WAIT_S:
-            return
-        ratio = (now_s - waiting.admitted_at_s) / waiting.admitted_wait_s
-        ratio = min(MAX_WAIT_RATIO, max(1.0, ratio))
-        self._wait_ratio += WAIT_LEARNING * (ratio - self._wait_ratio)
+    def _watch_queue(self, now_s: float) -> None:
+        """Time has passed, with a queue or without."""
+        passed_s = max(0.0, now_s - self._watched_at_s)
+        kept = exp(-passed_s / DRAIN_MEMORY_S)
+        self._drained *= kept
+        self._queueing_s *= kept
+        if self._waiting:
+            self._queueing_s += DRAIN_MEMORY_S * (1 - kept)
+        self._watched_at_s = now_s
 
     def _may_be_shed(self, waiting: _Waiting) -> bool:
         """Work with an SLO that no engine has begun: what has had a part of them goes on."""
@@ -676,15 +675,18 @@ class PoolOrchestrator:
         return is_new and invocation.deadline_s < inf and bool(self._profiles)
 
     def _wait_s(self, newcomer: _Waiting) -> float:
-        """Expected wait behind what runs, and behind what waits with an earlier deadline."""
+        """Expected wait behind what runs, and behind what waits with an earlier deadline: as long
+        as profiles say, or as the queue was seen to take for so many."""
         deadline_s = newcomer.invocation.deadline_s
-        before_s = sum(
+        before = [
             w.load_s
             for w in self._waiting.values()
             if w is not newcomer and w.invocation.deadline_s <= deadline_s
-        )
-        free_s = min((r.wait_s for r in self._accepting), default=0.0)
-        return free_s + before_s / len(self._accepting)
+        ]
+        wait_s = sum(before) / len(self._accepting)
+        if self._queueing_s >= LEAST_DRAIN_S and self._drained > 0:
+            wait_s = max(wait_s, len(before) * self._queueing_s / self._drained)
+        return wait_s + min((r.wait_s for r in self._accepting), default=0.0)
 
     def _shed_hopeless(self, now_s: float) -> tuple[Command, ...]:
         """Refuse what would be late even if it ran now, alone: others need its place more."""
@@ -695,8 +697,6 @@ class PoolOrchestrator:
             for w in self._waiting.values()
             if self._may_be_shed(w) and now_s + self._alone_s(w) > w.invocation.deadline_s
         ]
-        for waiting in hopeless:
-            self._learn_wait(waiting, now_s)
         return tuple(self._refuse(w, "it can no longer meet its SLO") for w in hopeless)
 
     def _alone_s(self, waiting: _Waiting) -> float:
@@ -1113,8 +1113,9 @@ class PoolOrchestrator:
             predicted_queue_s=waiting.predicted_s,
             service_s=service_s,
         )
-        self._learn_wait(waiting, now_s)
         self._unqueue(waiting)
+        if self._waiting:
+            self._drained += 1.0
         self._shares.charge(
             invocation.tenant,
             invocation.weight,

@@ -69,7 +69,8 @@ def start_ray(folder: Path, close: contextlib.ExitStack, cpus: int = LEAST_LOGIC
 
     `cpus` are logical: what is measured shares the real ones.
     """
-    return _started(close, {"address": "local", **_host(folder, cpus)})
+    first = _host(max(LEAST_LOGICAL_CPUS, cpus))
+    return _started(close, {"address": "local", "_temp_dir": str(folder / "ray"), **first})
 
 
 def start_hosts(
@@ -79,20 +80,17 @@ def start_hosts(
     cpus: int = LEAST_LOGICAL_CPUS,
 ) -> tuple[int, Hosts]:
     """As `start_ray`, on several hosts: each has the same logical CPUs, and what `others` say."""
-    first = _host(folder, cpus)
-    temp = {"temp_dir": first.pop("_temp_dir")}
-    less = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    hosts = Hosts({**first, **temp}, [{"num_cpus": cpus, **less, **has} for has in others])
+    first = {"temp_dir": str(folder / "ray"), **_host(max(LEAST_LOGICAL_CPUS, cpus))}
+    hosts = Hosts(first, [{**_host(cpus), **has} for has in others])
     close.callback(hosts.end)
     return _started(close, {"address": hosts.address}), hosts
 
 
-def _host(folder: Path, cpus: int) -> dict[str, Any]:
+def _host(cpus: int) -> dict[str, Any]:
     return {
-        "num_cpus": max(LEAST_LOGICAL_CPUS, cpus),
+        "num_cpus": cpus,
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE_BYTES,
-        "_temp_dir": str(folder / "ray"),
     }
 
 

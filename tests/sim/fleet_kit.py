@@ -10,7 +10,7 @@ import numpy as np
 
 from cato.core.commands import Command
 from cato.core.events import Event
-from cato.core.ids import PoolName, TaskName
+from cato.core.ids import InvocationId, PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
 from cato.core.policies import Policies
@@ -19,6 +19,7 @@ from cato.core.slo import SloMetric
 from cato.estimators.usl import UslFit
 from cato.policies import schedulers
 from cato.policies.ordering.tempo import GainDensity
+from cato.sim.cards import OUTPUT_TOKENS, SLO_S, CardArrival, Wanted, model_name
 from cato.sim.fleet import Fleet, PoolSetup, Recorder
 from cato.sim.tasks import SimNode, SimTask
 from cato.testing.builders import a_profile
@@ -145,3 +146,12 @@ class Scribe:
 
     def picture(self, now_s: float) -> PoolPicture:
         return self.orchestrator.picture(now_s)
+
+
+def a_card_arrival(id: str, language: str, kind: str, at_s: float, user: str = "") -> CardArrival:
+    """A call of the `kind` model for `language`, with a prompt and an answer of usual lengths."""
+    tokens = OUTPUT_TOKENS[kind][0]
+    deadline_s = at_s + SLO_S[kind]
+    model = model_name(language, kind)
+    wanted = Wanted(InvocationId(id), model, at_s, deadline_s, tokens, user=user)
+    return CardArrival(wanted, kind, 600, round(tokens))

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from fleet_kit import a_card_arrival
 
-from cato.core.ids import InvocationId
 from cato.core.topology import SharedPoolPolicies
 from cato.policies.eviction.registry import card_policies
 from cato.sim.cards import (
     COMPLETION,
     LANGUAGES,
-    OUTPUT_TOKENS,
     REASONING,
-    SLO_S,
     CardArrival,
-    Wanted,
-    model_name,
     run,
 )
 
@@ -33,16 +29,8 @@ def people_at_work(seed: int) -> tuple[CardArrival, ...]:
     for person in range(PEOPLE):
         at_s, kind, language = float(draw.uniform(0, 600)), COMPLETION, str(draw.choice(LANGUAGES))
         while at_s < HOURS * 3600:
-            tokens = OUTPUT_TOKENS[kind][0]
-            wanted = Wanted(
-                InvocationId(f"{person}.{at_s:.3f}"),
-                model_name(language, kind),
-                at_s,
-                at_s + SLO_S[kind],
-                tokens,
-                user=f"person {person}",
-            )
-            found.append(CardArrival(wanted, kind, 600, round(tokens)))
+            id = f"{person}.{at_s:.3f}"
+            found.append(a_card_arrival(id, language, kind, at_s, user=f"person {person}"))
             asks = kind == COMPLETION and draw.random() < 0.5
             kind = REASONING if asks else COMPLETION
             at_s += float(draw.gamma(4.0, GAP_S / 4))

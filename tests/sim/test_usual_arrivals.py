@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fleet_kit import a_card_arrival
 
-from cato.core.ids import InvocationId
 from cato.core.topology import SharedPoolPolicies
 from cato.policies.eviction.registry import card_policies
 from cato.sim.cards import (
     COMPLETION,
     LANGUAGES,
-    OUTPUT_TOKENS,
     REASONING,
-    SLO_S,
     CardArrival,
     Served,
-    Wanted,
-    model_name,
     run,
 )
 
@@ -37,15 +33,7 @@ def some_working_days(seed: int) -> tuple[CardArrival, ...]:
             for at_s in (day * DAY_S + hour * 3600 + moments).tolist():
                 language = favourite if draw.random() < 0.7 else str(draw.choice(LANGUAGES))
                 kind = COMPLETION if draw.random() < 0.7 else REASONING
-                tokens = OUTPUT_TOKENS[kind][0]
-                wanted = Wanted(
-                    InvocationId(f"{len(found):06d}"),
-                    model_name(language, kind),
-                    at_s,
-                    at_s + SLO_S[kind],
-                    tokens,
-                )
-                found.append(CardArrival(wanted, kind, 600, round(tokens)))
+                found.append(a_card_arrival(f"{len(found):06d}", language, kind, at_s))
     return tuple(found)
 
 

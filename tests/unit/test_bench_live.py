@@ -31,7 +31,7 @@ from cato.bench.live.experiments import (
 )
 from cato.bench.live.intervals import mean_interval
 from cato.bench.live.plots import pictures
-from cato.bench.live.prediction import Prediction, simulated
+from cato.bench.live.prediction import Prediction, router_profiles, simulated
 from cato.bench.live.prompts import TOLERANCE, prompt_for, stops_for
 from cato.bench.live.report import as_json, tables
 from cato.bench.live.rounds import (
@@ -91,14 +91,13 @@ def engines_of(deploy: DeployFile, slowdown: float = 1.0) -> dict[DeploymentName
 
 
 def profiles_of(deploy: DeployFile, slowdown: float = 1.0) -> dict[PoolName, Profile]:
-    engines = engines_of(deploy, slowdown)
-    return {p.name: engines[p.deployments[0].name] for p in deploy.topology.pools}
+    return router_profiles(deploy.topology, engines_of(deploy, slowdown))
 
 
 def predicted(name: str, arm: Arm, tasks: Sequence[SimTask], slowdown: float = 1.0) -> Prediction:
     deploy = the_deployment(name)
-    profiles, engines = profiles_of(deploy, slowdown), engines_of(deploy, slowdown)
-    return simulated(tasks, arm, live_experiment(name), deploy.topology, profiles, engines)
+    engines = engines_of(deploy, slowdown)
+    return simulated(tasks, arm, live_experiment(name), deploy.topology, engines)
 
 
 def saber_tasks(n: int = 60, seed: int = 0, slowdown: float = 1.0) -> list[SimTask]:
@@ -357,7 +356,7 @@ def a_report(
 ) -> dict[str, Any]:
     deploy = deploy or the_deployment("saber")
     experiment = experiment or live_experiment("saber").chosen(["W3 at 10/s"], [])
-    subject = Subject(experiment, deploy.topology, profiles_of(deploy), engines_of(deploy))
+    subject = Subject(experiment, deploy.topology, engines_of(deploy))
     facts = {
         "date": "2026-11-21",
         "cores": 2,

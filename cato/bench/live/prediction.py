@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from cato.bench.live.experiments import Arm, LiveExperiment
 from cato.core.ids import DeploymentName, PoolName
@@ -25,17 +26,27 @@ class Prediction:
     replicas: float | None = None
 
 
+def router_profiles(
+    topology: Topology, engines: Mapping[DeploymentName, Profile]
+) -> dict[PoolName, Profile]:
+    """What the router of each pool is given: the profile of its fastest deployment."""
+    return {
+        p.name: min((engines[d.name] for d in p.deployments), key=attrgetter("typical_call_s"))
+        for p in topology.pools
+    }
+
+
 def simulated(
     tasks: Sequence[SimTask],
     arm: Arm,
     experiment: LiveExperiment,
     topology: Topology,
-    profiles: Mapping[PoolName, Profile],
     engines: Mapping[DeploymentName, Profile],
 ) -> Prediction:
-    """How `tasks` fare; see `Subject` for `profiles` and `engines`."""
+    """How `tasks` fare; `engines` by deployment, as they run."""
     used = {node.pool for task in tasks for node in task.nodes}
     pools = {p.name: p for p in topology.pools if p.name in used}
+    profiles = router_profiles(topology, engines)
     setups = {n: _setup(p, arm, profiles[n], engines, experiment) for n, p in pools.items()}
     if experiment.cold_start_s is None:
         return Prediction(Fleet(list(setups.values())).run(tasks))

@@ -18,7 +18,7 @@ from cato.bench.cpu import cpu_s
 from cato.bench.live import real
 from cato.bench.live.client import Ask, Seen, TaskClient
 from cato.bench.live.experiments import WARM_UP_SEED, Arm, LiveExperiment, scaled
-from cato.bench.live.prediction import Prediction, simulated
+from cato.bench.live.prediction import Prediction, router_profiles, simulated
 from cato.bench.live.workflows import LiveTask, live_tasks, pool_named, workflow_name
 from cato.core.ids import DeploymentName, PoolName, TaskName
 from cato.core.length import LengthBelief
@@ -49,13 +49,17 @@ class Settings:
 class Subject:
     """What is measured: the experiment, and the deployment with its profiles as they run.
 
-    `profiles` are what the pools' routers are given, `engines` what the deployments' engines keep.
+    `engines` are what the deployments' engines keep.
     """
 
     experiment: LiveExperiment
     topology: Topology
-    profiles: Mapping[PoolName, Profile]
     engines: Mapping[DeploymentName, Profile]
+
+    @property
+    def profiles(self) -> Mapping[PoolName, Profile]:
+        """What the pools' routers are given."""
+        return router_profiles(self.topology, self.engines)
 
     def sim_tasks(self, workload: str, seed: int, settings: Settings, n: int) -> list[SimTask]:
         made = self.experiment.workloads[workload](seed, n)
@@ -244,9 +248,7 @@ def _predicted(subject: Subject, arm: Arm, tasks: Sequence[LiveTask]) -> Predict
     if not arm.is_simulated:
         return None
     sim = [task.sim for task in tasks]
-    return simulated(
-        sim, arm, subject.experiment, subject.topology, subject.profiles, subject.engines
-    )
+    return simulated(sim, arm, subject.experiment, subject.topology, subject.engines)
 
 
 def _asker(subject: Subject, arm: Arm) -> Callable[[LiveTask], Ask]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +79,7 @@ class Session:
         }
         pools = self.deploy.topology.pools
         engines = {d.name: self._engine(d) for p in pools for d in p.deployments}
-        # A pool's router is given its fastest deployment's.
-        fastest = {
-            p.name: min((engines[d.name] for d in p.deployments), key=attrgetter("typical_call_s"))
-            for p in pools
-        }
-        self.subject = Subject(self.experiment, self.deploy.topology, fastest, engines)
+        self.subject = Subject(self.experiment, self.deploy.topology, engines)
         self.workflows = self._workflows()
 
     def _engine(self, deployment: DeploymentSpec) -> Profile:

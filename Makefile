@@ -49,8 +49,13 @@ test: lint  ## check with its slow tests, then live ones on a local Ray with rea
 bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead
 
-fuzz: $(STAMP)  ## 5,000 questions to each API document, CATO's own and Tabby's (minutes)
-	@CATO_FUZZ_CASES=5000 $(BIN)/python -m pytest -q tests/unit/test_ingress_fuzz.py
+fuzz: $(STAMP)  ## 110,000 malformed requests, 20,000 broken files (an hour)
+	$(say) "5,000 questions to each API document, CATO's own and Tabby's"
+	@CATO_FUZZ_CASES=5000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_ingress_fuzz.py
+	$(say) '10,000 broken workflow and deployment files, twice'
+	@CATO_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k files
+	$(say) '50,000 bodies of every dialect changed, 50,000 that are no JSON'
+	@CATO_FUZZ_CASES=50000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k 'bodies or bytes'
 
 soak: $(STAMP)  ## an hour of work and faults in one process; memory must stay flat
 	@$(BIN)/cato chaos --plan deployments/drills/soak.yaml --growth 20

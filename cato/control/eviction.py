@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -46,6 +47,11 @@ class EvictionManager:
         self._shared: dict[PoolName, SharedPool] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._store: str | None = None
+        self._life = uuid.uuid4().hex
+
+    async def life(self) -> str:
+        """A name of this life of the actor; after a restart it is another."""
+        return self._life
 
     async def report(self, resident: Resident) -> None:
         self._book.report(time.monotonic(), resident)

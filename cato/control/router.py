@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
@@ -75,6 +76,7 @@ class ReplicaRouter:
         self._gone: set[ReplicaId] = set()
         self._ingress_seen_s: dict[str, float] = {}
         self._ticker: asyncio.Task[None] | None = None
+        self._life = uuid.uuid4().hex
 
     async def configure(self, policies: PoolPolicies) -> None:
         """Change how the pool decides; raise `UnknownNameError` for a name that is none."""
@@ -92,12 +94,7 @@ class ReplicaRouter:
         """
         now_s = _now_s()
         self._ensure_ticking()
-        mine = replace(
-            invocation,
-            arrived_at_s=now_s + invocation.arrived_at_s,
-            deadline_s=now_s + invocation.deadline_s,
-            began_at_s=now_s + invocation.began_at_s,
-        )
+        mine = invocation.on_clock(now_s)
         asked = self._asked.get(mine.id)
         if asked is None or asked.answer.done():
             answer = asyncio.get_running_loop().create_future()
@@ -165,9 +162,10 @@ class ReplicaRouter:
             self._to_stop.pop(replica, None)
             self._handle(ReplicaLost(_now_s(), replica, "left the deployment"))
 
-    async def alive(self, ingress: str) -> None:
-        """`ingress` is there for what it has waiting."""
+    async def alive(self, ingress: str) -> str:
+        """`ingress` is there for what it has waiting. Returns a name of this life of the actor."""
         self._ingress_seen_s[ingress] = _now_s()
+        return self._life
 
     async def picture(self) -> PoolPicture:
         return self._core.picture(_now_s())

@@ -257,7 +257,7 @@ class SharedPool:
         if lease is not None and self._is_still_good(lease, invocation):
             lease.dispatch = replace(lease.dispatch, attempt=invocation.attempt)
             lease.at_s, lease.is_asked = now_s, True
-            self._offers[id] = self._mine(invocation, now_s)
+            self._offers[id] = invocation.on_clock(now_s)
             return lease.dispatch
         is_waiting = lease is None and id in self._offers
         if not is_waiting:
@@ -265,7 +265,7 @@ class SharedPool:
             if len(self._core.waiting()) >= self._policies.max_queued:
                 problem = f"its queue of {self._policies.max_queued} is full"
                 raise CapacityError(self.spec.name, problem, FULL_RETRY_AFTER_S)
-        mine = self._offers[id] = self._mine(invocation, now_s)
+        mine = self._offers[id] = invocation.on_clock(now_s)
         answer = self._answers.get(id)
         if answer is None or answer.done():
             answer = self._answers[id] = asyncio.get_running_loop().create_future()
@@ -295,13 +295,6 @@ class SharedPool:
     def _is_still_good(self, lease: _Lease, invocation: Invocation) -> bool:
         """The answer to this very offer went astray, or the lease was given to nobody so far."""
         return not lease.is_asked or lease.dispatch.attempt == invocation.attempt
-
-    def _mine(self, invocation: Invocation, now_s: float) -> Invocation:
-        return replace(
-            invocation,
-            arrived_at_s=now_s + invocation.arrived_at_s,
-            deadline_s=now_s + invocation.deadline_s,
-        )
 
     def _wanted(self, model: ModelName, invocation: Invocation) -> Wanted:
         """The first token must come so early that the rest of the way meets the SLO."""

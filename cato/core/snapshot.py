@@ -74,6 +74,15 @@ class Invocation:
             generated=self.generated + tokens,
         )
 
+    def on_clock(self, now_s: float) -> Invocation:
+        """The same with times of a clock that shows `now_s`, where they counted from now."""
+        return replace(
+            self,
+            arrived_at_s=now_s + self.arrived_at_s,
+            deadline_s=now_s + self.deadline_s,
+            began_at_s=now_s + self.began_at_s,
+        )
+
     def left_tokens(self, tokens: int = 0) -> float:
         """Expected tokens still to come once this attempt has generated `tokens`."""
         if self.length is not None:

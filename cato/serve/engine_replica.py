@@ -46,6 +46,9 @@ from cato.telemetry.tracing import from_environment
 log = logging.getLogger("cato.engine_replica")
 
 REPORT_S = 0.5
+# To a router that is being restarted.
+RETRY_S = 0.1
+MAX_UNANSWERED = 8
 # What is loaded seldom changes; a manager that was restarted knows all after so long.
 RESIDENT_EVERY_S = 2.0
 # An actor call costs about a millisecond of CPU on both sides together, more than a token: news for
@@ -75,6 +78,7 @@ class EngineReplica:
         self._held: dict[InvocationId, int] = {}  # with the attempt
         self._broken = ""
         self._router: Any = None
+        self._is_heard = True
         self._eviction: Any = None
         self._news = _News(lambda: self._router)
         self._progress = _Progress(self._id, self._held, lambda: self._router)
@@ -244,13 +248,25 @@ class EngineReplica:
     # Reports
 
     async def _report_forever(self) -> None:
+        unanswered: set[asyncio.Task[None]] = set()
         while True:
-            try:
-                await self._report()
-            except Exception:
-                # A control actor that is being restarted must not end the replica's reports.
+            # Ray tells late that a call's actor has died: the next report does not wait for it.
+            if len(unanswered) < MAX_UNANSWERED:
+                report = asyncio.get_running_loop().create_task(self._try_to_report())
+                unanswered.add(report)
+                report.add_done_callback(unanswered.discard)
+            await asyncio.sleep(REPORT_S if self._is_heard else RETRY_S)
+
+    async def _try_to_report(self) -> None:
+        """A control actor that is being restarted must not end the replica's reports."""
+        try:
+            await self._report()
+        except Exception:
+            if self._is_heard:
                 log.warning("report of %s failed; trying again", self._id, exc_info=True)
-            await asyncio.sleep(REPORT_S)
+            self._is_heard = False
+        else:
+            self._is_heard = True
 
     async def _report(self) -> None:
         if self._router is None:

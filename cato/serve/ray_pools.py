@@ -7,11 +7,12 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors, replica_sets
@@ -19,7 +20,6 @@ from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
 from cato.core.errors import (
-    CapacityError,
     CatoError,
     EngineDeadError,
     ReplicaLostError,
@@ -42,6 +42,7 @@ from cato.serve.access.control import AccessControl
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.pools import PoolInfo
 from cato.serve.ray_fleet import fleet_state
+from cato.serve.router_link import RouterLink
 from cato.serve.shared_parts import SharedParts
 from cato.store.errors import StoreUnavailableError
 from cato.telemetry.metrics import render_fleet
@@ -53,9 +54,6 @@ log = logging.getLogger("cato.pools")
 REFRESH_S = 1.0
 # Receipts are sent together: an actor call costs about a millisecond of CPU.
 RECORD_WITHIN_S = 0.1
-# A control actor that was killed is usable again after 1.5 s.
-ACTOR_RETRY_S = (0.1, 0.3, 0.6, 1.0, 2.0, 3.0)
-NO_ROUTER_RETRY_AFTER_S = 5.0
 
 
 class RayPools:
@@ -69,10 +67,10 @@ class RayPools:
         self._pictures: dict[PoolName, PoolPicture] = {}
         self._pool_by_model: dict[str, PoolName] = {}
         self._routers: dict[PoolName, Any] = {}
+        self._links: dict[str, RouterLink] = {}
         self._handles: dict[str, Any] = {}
         self._told_left: dict[str, frozenset[str]] = {}
         self._me = uuid.uuid4().hex
-        self._shower: asyncio.Task[None] | None = None
         self._refresher: asyncio.Task[None] | None = None
 
     def follow(self, calls: Mapping[TaskName, CallsBefore]) -> None:
@@ -83,7 +81,6 @@ class RayPools:
         """Begin to follow the control plane; call once, inside the event loop."""
         loop = asyncio.get_running_loop()
         self._refresher = loop.create_task(self._refresh_forever())
-        self._shower = loop.create_task(self._show_life_forever())
 
     # Pools
 
@@ -116,23 +113,14 @@ class RayPools:
         spec = self._specs.get(pool)
         if spec is not None and spec.policies.scheduler == RAY_SERVE:
             return _left_to_serve(spec, invocation)
-        for delay_s in ACTOR_RETRY_S:
-            call = self._offer(pool, invocation)
-            try:
-                lease: Dispatch = await call
-                return lease
-            except asyncio.CancelledError:
-                why = "the ingress gave up waiting"
-                self._withdraw(pool, invocation.id, invocation.attempt, why)
-                raise
-            except (RayActorError, TaskCancelledError) as error:
-                # The router is being restarted: the same offer again is harmless.
-                log.warning("router of pool %s: %s", pool, error)
-                await asyncio.sleep(delay_s)
-            except RayTaskError as error:
-                cause = error.cause
-                raise cause if isinstance(cause, CatoError) else error from error
-        raise CapacityError(pool, "its router does not answer", NO_ROUTER_RETRY_AFTER_S)
+        try:
+            return await self._link(pool).lease(
+                pool, lambda waited_s: self._offer(pool, invocation.on_clock(-waited_s))
+            )
+        except asyncio.CancelledError:
+            why = "the ingress gave up waiting"
+            self._withdraw(pool, invocation.id, invocation.attempt, why)
+            raise
 
     async def stream(
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
@@ -189,6 +177,19 @@ class RayPools:
             return self._shared.offer(pool, invocation)
         return self._router(pool).offer.remote(invocation, self._me)
 
+    def _link(self, pool: PoolName) -> RouterLink:
+        """One to each actor; the Eviction Manager leases all shared pools."""
+        is_shared = pool in self._shared
+        actor = actors.EVICTION_MANAGER if is_shared else actors.router_name(pool)
+        if actor not in self._links:
+            ping = self._shared.ping if is_shared else partial(self._show_life, pool)
+            self._links[actor] = RouterLink(ping)
+        return self._links[actor]
+
+    async def _show_life(self, pool: PoolName) -> str:
+        life: str = await self._router(pool).alive.remote(self._me)
+        return life
+
     def _router(self, pool: PoolName) -> Any:
         if pool not in self._routers:
             self._routers[pool] = actors.get(actors.router_name(pool))
@@ -216,16 +217,6 @@ class RayPools:
         )
 
     # Following the control plane
-
-    async def _show_life_forever(self) -> None:
-        """Apart from the rest: a control actor that does not answer must not hold it up."""
-        while True:
-            for pool, router in self._routers.items():
-                try:
-                    router.alive.remote(self._me)
-                except RayError as error:
-                    log.info("router of pool %s: %s", pool, error)
-            await asyncio.sleep(REFRESH_S)
 
     async def _refresh_forever(self) -> None:
         while True:

@@ -44,6 +44,11 @@ class SharedParts:
         part = self._parts[name]
         return self._eviction_manager().offer.remote(part.pool, part.model.name, invocation)
 
+    async def ping(self) -> str:
+        """The name of the manager's present life."""
+        life: str = await self._eviction_manager().life.remote()
+        return life
+
     def withdraw(self, name: PoolName, id: InvocationId, attempt: int) -> None:
         self._eviction_manager().withdraw.remote(self._parts[name].pool, id, attempt)
 

@@ -186,12 +186,7 @@ class LocalPool:
         now_s = time.monotonic()
         lease: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
         self._leases[invocation.id] = lease
-        offered = replace(
-            invocation,
-            arrived_at_s=now_s + invocation.arrived_at_s,
-            deadline_s=now_s + invocation.deadline_s,
-            began_at_s=now_s + invocation.began_at_s,
-        )
+        offered = invocation.on_clock(now_s)
         self._offered[invocation.id] = offered
         try:
             self._handle(InvocationOffered(now_s, offered))

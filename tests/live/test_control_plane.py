@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from cato.serve.service import CALL_SLO
 from tests.live.conftest import App
 from tests.live.test_tasks import PYTHON
 
@@ -35,16 +36,30 @@ def complete(app: App) -> httpx.Response:
     return app.post("/v1/completions", body)
 
 
+def llm_facts(app: App, request_id: str) -> dict[str, Any]:
+    deadline_s = time.monotonic() + 20
+    while (answer := app.get(f"/v1/requests/{request_id}")).status_code != 200:
+        assert time.monotonic() < deadline_s, answer.text
+        time.sleep(0.2)
+    facts: dict[str, Any] = answer.json()["nodes"][0]["llm"]
+    return facts
+
+
 def test_a_killed_router_is_whole_again_and_no_task_is_lost(app: App) -> None:
     import ray
 
     assert complete(app).status_code == 200
     with ThreadPoolExecutor(20) as threads:
-        answers = [threads.submit(complete, app) for _ in range(20)]
+        asked = [threads.submit(complete, app) for _ in range(20)]
         ray.kill(actor("router:small"), no_restart=False)
-        answers += [threads.submit(complete, app) for _ in range(20)]
-        assert [a.result().status_code for a in answers] == [200] * 40
+        asked += [threads.submit(complete, app) for _ in range(20)]
+        answers = [a.result() for a in asked]
+    assert [a.status_code for a in answers] == [200] * 40
     assert {r.deployment for r in picture("small").replicas} == {"small-sim"}
+    # The clock of a call's SLO goes on while there is no router.
+    calls = [llm_facts(app, a.headers["x-request-id"]) for a in answers]
+    targets_s = [call["slack_s"] + call["queue_s"] for call in calls]
+    assert targets_s == pytest.approx([CALL_SLO.target_s] * 40, abs=0.8)
 
 
 def test_slots_do_not_leak(app: App) -> None:

@@ -16,7 +16,13 @@ import pytest
 
 from cato.engines.simulated import simulated_text
 from tests.live.conftest import App
-from tests.live.test_control_plane import actor, engine_pids, picture, wait_for_replicas
+from tests.live.test_control_plane import (
+    actor,
+    engine_pids,
+    llm_facts,
+    picture,
+    wait_for_replicas,
+)
 from tests.live.test_tasks import PYTHON
 
 pytestmark = pytest.mark.live
@@ -67,15 +73,6 @@ class Stream:
             self.text += choice["text"] if delta is None else delta.get("content") or ""
             if choice["finish_reason"] is not None:
                 self.ends.append(choice["finish_reason"])
-
-
-def llm_facts(app: App, request_id: str) -> dict[str, Any]:
-    deadline_s = time.monotonic() + 20
-    while (answer := app.get(f"/v1/requests/{request_id}")).status_code != 200:
-        assert time.monotonic() < deadline_s, answer.text
-        time.sleep(0.2)
-    facts: dict[str, Any] = answer.json()["nodes"][0]["llm"]
-    return facts
 
 
 def until(holds: Callable[[], bool], within_s: float = 60.0) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 
 from cato.core.ids import ModelName, TaskName
@@ -22,6 +20,7 @@ from cato.core.profile import Profile
 from cato.core.tenancy import Access
 from cato.core.topology import ModelSpec, PoolPolicies
 from cato.core.workflow import Workflow
+from cato.serve import loopback
 from cato.serve.access.control import AccessControl
 from cato.serve.ingress.app import create_app
 from cato.serve.ingress.feedback import Feedback
@@ -185,19 +184,9 @@ class Kit:
         """A client of the application itself; answers come whole, even streamed ones."""
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://cato")
 
-    @contextlib.asynccontextmanager
-    async def server(self) -> AsyncIterator[str]:
+    def server(self) -> contextlib.AbstractAsyncContextManager[str]:
         """A real server on a free port of this machine; gives its URL."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            config = uvicorn.Config(self.app, log_level="warning", lifespan="off", ws="none")
-            server = uvicorn.Server(config)
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            await until(lambda: server.started, within_s=5)
-            try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                server.should_exit = True
-                await serving
+        return loopback.served(self.app)
 
 
 @contextlib.asynccontextmanager

@@ -49,7 +49,7 @@ test: lint  ## check with its slow tests, then live ones on a local Ray with rea
 bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead
 
-fuzz: $(STAMP)  ## 110,000 malformed requests, 20,000 broken files (an hour)
+fuzz: $(STAMP)  ## 110,000 malformed requests, 20,000 broken files (half an hour)
 	$(say) "5,000 questions to each API document, CATO's own and Tabby's"
 	@CATO_FUZZ_CASES=5000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_ingress_fuzz.py
 	$(say) '10,000 broken workflow and deployment files, twice'

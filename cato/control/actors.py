@@ -1,7 +1,8 @@
 """Names and life of the control plane's actors.
 
-They are named, detached and restart for ever: usable 1.5 s after a kill under the same handle. They
-survive `serve shutdown`, so `remove_all` ends them.
+They are named, detached and restart for ever: usable 1.5 s after a kill under the same handle. All
+but the host agents run on the head node, without which there is no cluster, so that no other host
+takes one along when it is lost. They survive `serve shutdown`, so `remove_all` ends them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cato.control.ray_private import ON_HEAD_NODE
 from cato.telemetry import logs
 
 NAMESPACE = "cato"
@@ -34,8 +37,14 @@ def host_agent_name(node_id: str) -> str:
     return f"host-agent:{node_id}"
 
 
-def create(cls: type, name: str, *args: object, **options: Any) -> Any:
-    """The actor `name`, made from `cls` when there is none. Returns its handle."""
+def create(cls: type, name: str, *args: object, host: str | None = None) -> Any:
+    """The actor `name`, made from `cls` when there is none. Returns its handle.
+
+    It runs on the Ray node `host`, or on the head node.
+    """
+    place: dict[str, Any] = {"resources": ON_HEAD_NODE}
+    if host is not None:
+        place = {"scheduling_strategy": NodeAffinitySchedulingStrategy(host, soft=False)}
     return (
         ray.remote(_with_logs(cls))
         .options(
@@ -46,7 +55,7 @@ def create(cls: type, name: str, *args: object, **options: Any) -> Any:
             max_restarts=-1,
             num_cpus=0,
             max_concurrency=MAX_WAITING_CALLS,
-            **options,
+            **place,
         )
         .remote(*args)
     )

@@ -33,9 +33,6 @@ class HostAgent:
 
 def zygote_socket_of(host: HostId, python: str) -> Awaitable[str]:
     """Path of the socket of a ready zygote on `host`, whose agent is made when it has none."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(host, soft=False)
-    agent: Any = actors.create(HostAgent, actors.host_agent_name(host), scheduling_strategy=here)
+    agent: Any = actors.create(HostAgent, actors.host_agent_name(host), host=host)
     socket: Awaitable[str] = agent.zygote_socket.remote(python)
     return socket

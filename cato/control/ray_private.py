@@ -5,8 +5,8 @@ public subclass unusable: calls hang under fan-out from one request, and the FIF
 replica to the wrong call); of the Serve controller `update_deployment_replicas` (the public REST
 route needs the dashboard and a token) and `get_serve_instance_details` (the public `serve.status`
 asks it too, and leaves out the targets and which replicas drain); its client, for the address that
-Serve's proxies listen on; and Ray's free resources by host
-(the public function adds them up). A test fans 40 calls out of one request.
+Serve's proxies listen on; Ray's free resources by host (the public function adds them up); and the
+name of the resource that only the head node has. A test fans 40 calls out of one request.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray._private.state import available_resources_per_node
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve.context import _get_global_client
@@ -27,6 +28,8 @@ from cato.core.fleet import HostResources, ServedDeployment
 from cato.core.ids import DeploymentName, ReplicaId
 
 SUPPORTED = "2.60."
+# So little that any number of actors fits; as Serve does for its controller.
+ON_HEAD_NODE = {HEAD_NODE_RESOURCE_NAME: 0.001}
 # A new replica may report to its pool's router before Serve has told this process of it.
 UNLISTED_WAIT_S = 5.0
 POLL_S = 0.01

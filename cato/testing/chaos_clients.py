@@ -23,6 +23,8 @@ from cato.testing.chaos_plan import LEAST_TOKENS, Dialect, Planned
 HANG_S = 60.0
 # A call that begins so long after a fault may still wait because of it.
 AFTERMATH_S = 2.0
+# Uvicorn's own says which character set it is in.
+PROXYS_500 = (500, b"Internal Server Error")
 # Errors that a client is told to try again after.
 RETRY_STATUSES = (429, 503)
 _DONE = b"data: [DONE]"
@@ -304,8 +306,10 @@ def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> Exception:
         code = str(error["code"])
         has_all = {"message", "type", "param", "code"} <= error.keys()
     except (ValueError, KeyError, TypeError):
-        # A proxy that has no ingress replica speaks for itself.
-        is_proxy = answer.status in (502, 503, 504)
+        # A proxy that has no ingress replica speaks for itself; Serve's says 500 for 502 and 504.
+        is_proxy = answer.status in (502, 503, 504) or (
+            (answer.status, body) == PROXYS_500 and answer.headers["Content-Type"] == "text/plain"
+        )
         return aiohttp.ClientPayloadError(what) if is_proxy else _Wrong(what)
     if answer.status not in RETRY_STATUSES or not has_all:
         return _Wrong(what)

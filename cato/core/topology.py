@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,10 @@ class PoolSpec:
     def may_be_empty(self) -> bool:
         """Without work it has no replica; the first call starts one."""
         return all(d.min_replicas == 0 for d in self.deployments)
+
+    def fastest(self, profiles: Mapping[DeploymentName, Profile]) -> Profile:
+        """The profile of its fastest deployment: the one that its router is given."""
+        return min((profiles[d.name] for d in self.deployments), key=attrgetter("typical_call_s"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from ray.exceptions import RayError
@@ -56,7 +55,7 @@ class ControlPlane:
                 actors.router_name(pool.name),
                 pool.name,
                 self._policies[pool.name],
-                min((profiles[d.name] for d in pool.deployments), key=attrgetter("typical_call_s")),
+                pool.fastest(profiles),
                 topology.event_log,
             )
         await self._assert()

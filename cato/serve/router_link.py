@@ -39,10 +39,6 @@ class RouterLink:
         self._coming_back: asyncio.Task[None] | None = None
         self._watching = asyncio.get_running_loop().create_task(self._watch_forever())
 
-    def close(self) -> None:
-        """Watch no longer."""
-        self._watching.cancel()
-
     async def lease(
         self, pool: PoolName, offer: Callable[[float], Awaitable[Dispatch]]
     ) -> Dispatch:
@@ -62,7 +58,7 @@ class RouterLink:
                     raise
                 # The actor that answers now has never heard of the offer.
             except (RayActorError, TaskCancelledError) as error:
-                await self._is_back(pool, error)
+                await self._until_back(pool, error)
             except RayTaskError as error:
                 cause = error.cause
                 raise cause if isinstance(cause, CatoError) else error from error
@@ -71,7 +67,7 @@ class RouterLink:
                 offered.cancel()
         raise CapacityError(pool, "its router does not answer", RETRY_AFTER_S)
 
-    async def _is_back(self, pool: PoolName, error: RayError) -> None:
+    async def _until_back(self, pool: PoolName, error: RayError) -> None:
         """Return when the actor answers again, or has not for long. One asks for all offers."""
         if self._coming_back is None:
             log.warning("router of pool %s: %s", pool, error)
@@ -94,7 +90,8 @@ class RouterLink:
 
     async def _answers(self) -> bool:
         try:
-            life = await asyncio.wait_for(self._ping(), ANSWER_WITHIN_S)
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                life = await self._ping()
         except (ValueError, RayError, TimeoutError):  # not made yet, being restarted, busy
             return False
         if self._life and life != self._life:

@@ -24,7 +24,7 @@ HANG_S = 60.0
 # A call that begins so long after a fault may still wait because of it.
 AFTERMATH_S = 2.0
 # Uvicorn's own says which character set it is in.
-PROXYS_500 = (500, b"Internal Server Error")
+PROXYS_500 = (500, "text/plain", b"Internal Server Error")
 # Errors that a client is told to try again after.
 RETRY_STATUSES = (429, 503)
 _DONE = b"data: [DONE]"
@@ -307,9 +307,8 @@ def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> Exception:
         has_all = {"message", "type", "param", "code"} <= error.keys()
     except (ValueError, KeyError, TypeError):
         # A proxy that has no ingress replica speaks for itself; Serve's says 500 for 502 and 504.
-        is_proxy = answer.status in (502, 503, 504) or (
-            (answer.status, body) == PROXYS_500 and answer.headers["Content-Type"] == "text/plain"
-        )
+        told = (answer.status, answer.headers.get("Content-Type"), body)
+        is_proxy = answer.status in (502, 503, 504) or told == PROXYS_500
         return aiohttp.ClientPayloadError(what) if is_proxy else _Wrong(what)
     if answer.status not in RETRY_STATUSES or not has_all:
         return _Wrong(what)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
-from cato.core.events import InvocationEnded, InvocationOffered, ReplicaReported
-from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
+from cato.core.events import InvocationEnded, InvocationOffered
+from cato.core.ids import InvocationId, PoolName, ReplicaId, RunId
 from cato.core.orchestrator import MAX_BUFFERS, MAX_HEAD_START_S, PoolOrchestrator
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.testing.builders import a_profile, an_invocation
+from cato.testing.builders import a_profile, a_report, an_invocation
 
 
 def a_pool(*, slots: int = 1, binding: str = "late") -> PoolOrchestrator:
@@ -21,9 +21,7 @@ def a_pool(*, slots: int = 1, binding: str = "late") -> PoolOrchestrator:
     profile = a_profile()
     names = PoolPolicies(scheduler="least-wait", ordering="fcfs", binding=binding)
     pool = PoolOrchestrator(PoolName("p"), policies_of(names, profile))
-    pool.handle(
-        ReplicaReported(0.0, ReplicaId("r"), DeploymentName("d"), profile, slots, 0, True, ())
-    )
+    pool.handle(a_report(slots=slots, profile=profile))
     return pool
 
 

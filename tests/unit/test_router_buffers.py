@@ -9,11 +9,10 @@ import pytest
 
 from cato.control.router import ReplicaRouter
 from cato.core.errors import SupersededError
-from cato.core.events import ReplicaReported
-from cato.core.ids import DeploymentName, PoolName, ReplicaId, RunId
+from cato.core.ids import PoolName, ReplicaId, RunId
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
-from cato.testing.builders import a_profile, an_invocation
+from cato.testing.builders import a_profile, a_report, an_invocation
 
 REPLICA = ReplicaId("r")
 
@@ -21,9 +20,7 @@ REPLICA = ReplicaId("r")
 async def a_router() -> ReplicaRouter:
     """With one replica that runs one call at a time."""
     router = ReplicaRouter(PoolName("p"), PoolPolicies(), a_profile())
-    await router.report(
-        ReplicaReported(0.0, REPLICA, DeploymentName("d"), a_profile(), 1, 0, True, ())
-    )
+    await router.report(a_report(REPLICA))
     return router
 
 
@@ -70,8 +67,6 @@ async def test_a_replica_whose_calls_show_no_progress_is_told_with_its_heartbeat
     older, newer = a_call("old", began_s_ago=2.0), a_call("new", began_s_ago=1.0)
     await router.offer(older)
     await router.offer(newer)
-    beat = ReplicaReported(
-        0.0, REPLICA, DeploymentName("d"), a_profile(), 1, 0, True, (older.id, newer.id)
-    )
+    beat = a_report(REPLICA, held=[older.id, newer.id])
     assert await router.report(beat) == ((older.id, 1),)
     assert await router.report(beat) == ()

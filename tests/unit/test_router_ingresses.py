@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -11,23 +10,9 @@ from cato.control import router as module
 from cato.control.router import ReplicaRouter
 from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError
-from cato.core.events import ReplicaReported
-from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
+from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.topology import PoolPolicies
-from cato.testing.builders import a_profile, an_invocation
-
-
-def a_report(*, accepting: bool = True) -> ReplicaReported:
-    return ReplicaReported(
-        now_s=0.0,
-        replica_id=ReplicaId("r"),
-        deployment=DeploymentName("d"),
-        profile=a_profile(),
-        max_running=1,
-        standby=0,
-        accepting=accepting,
-        held=(),
-    )
+from cato.testing.builders import a_profile, a_report, an_invocation
 
 
 class Clock:
@@ -89,7 +74,7 @@ async def test_a_restarted_router_gets_the_same_offers_again_and_leaks_no_slot()
     first, second = a_router(), a_router()
     await first.report(a_report())
     lease = await first.offer(an_invocation("runs"), "me")
-    await second.report(replace(a_report(), held=(InvocationId("runs"),)))
+    await second.report(a_report(held=["runs"]))
     waiting = asyncio.ensure_future(second.offer(an_invocation("waits"), "me"))
     await asyncio.sleep(0.01)
     assert not waiting.done(), "the one slot is still held"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from ray.exceptions import RayActorError
@@ -11,12 +11,11 @@ from ray.exceptions import RayActorError
 from cato.control.router import ReplicaRouter
 from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError
-from cato.core.events import ReplicaReported
-from cato.core.ids import DeploymentName, PoolName, ReplicaId
+from cato.core.ids import PoolName
 from cato.core.topology import PoolPolicies
 from cato.serve import router_link
 from cato.serve.router_link import RouterLink
-from cato.testing.builders import a_profile, an_invocation
+from cato.testing.builders import a_profile, a_report, an_invocation
 
 POOL = PoolName("p")
 
@@ -38,17 +37,7 @@ class Actor:
         return self.router
 
     async def report(self) -> None:
-        report = ReplicaReported(
-            now_s=0.0,
-            replica_id=ReplicaId("r"),
-            deployment=DeploymentName("d"),
-            profile=a_profile(),
-            max_running=20,
-            standby=0,
-            accepting=True,
-            held=(),
-        )
-        await self.present().report(report)
+        await self.present().report(a_report(slots=20))
 
     async def ping(self) -> str:
         self.pings += 1
@@ -74,10 +63,8 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> Actor:
 
 
 @pytest.fixture
-async def link(actor: Actor) -> AsyncIterator[RouterLink]:
-    link = RouterLink(actor.ping)
-    yield link
-    link.close()
+async def link(actor: Actor) -> RouterLink:
+    return RouterLink(actor.ping)
 
 
 async def test_what_an_earlier_life_was_offered_is_offered_to_the_next(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from cato.bench.live.experiments import Arm, LiveExperiment
 from cato.core.ids import DeploymentName, PoolName
@@ -29,11 +28,8 @@ class Prediction:
 def router_profiles(
     topology: Topology, engines: Mapping[DeploymentName, Profile]
 ) -> dict[PoolName, Profile]:
-    """What the router of each pool is given: the profile of its fastest deployment."""
-    return {
-        p.name: min((engines[d.name] for d in p.deployments), key=attrgetter("typical_call_s"))
-        for p in topology.pools
-    }
+    """What the router of each pool is given."""
+    return {p.name: p.fastest(engines) for p in topology.pools}
 
 
 def simulated(

@@ -56,6 +56,8 @@ DRAIN_MEMORY_S = 10.0
 LEAST_DRAIN_S = 1.0
 # How much of the queue a preemption policy is shown: more could not start at once anyway.
 PREEMPTORS_SHOWN = 8
+# Of how many replicas, spread evenly, it is told when the first has a place.
+PLACES_LOOKED_AT = 16
 
 T = TypeVar("T")
 
@@ -1147,7 +1149,9 @@ class PoolOrchestrator:
             head.append(entry)
         for entry in head:
             queue.push(entry)
-        victims = policy.preempt(replica, [e[5].invocation for e in head], now_s)
+        looked_at = self._accepting[:: max(1, len(self._accepting) // PLACES_LOOKED_AT)]
+        place_s = min((r.wait_s for r in looked_at), default=inf)
+        victims = policy.preempt(replica, [e[5].invocation for e in head], now_s, place_s)
         return tuple(
             self._take_back(replica, id, reason)
             for id, reason in victims

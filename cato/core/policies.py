@@ -50,11 +50,12 @@ class AdmissionPolicy(Protocol):
 class PreemptionPolicy(Protocol):
     """Which of the running invocations should give way to those that wait?
 
-    Asked at every progress report of a replica; `waiting` is the head of the queue, in order.
+    Asked at every progress report of a replica; `waiting` is the head of the queue, in order, and
+    `place_s` when the pool's next place is expected to be free, in seconds from now.
     """
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
     ) -> Sequence[tuple[InvocationId, str]]: ...
 
 

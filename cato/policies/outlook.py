@@ -145,13 +145,21 @@ def joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joini
     profile = replica.profile
     outlook = replica.derived(outlook_of, now_s)
     mine = prospect_of_newcomer(invocation)
-    at = bisect_right(outlook.prospects, mine.left_tokens, key=BY_TOKENS_LEFT)
-    joined = [*outlook.prospects[:at], mine, *outlook.prospects[at:]]
     start_s = now_s + profile.prefill_s(invocation.prompt_tokens) - saved_s(invocation, replica)
-    after = chances(profile, start_s, joined)
-    own = after[at]
-    loss = outlook.total - (sum(after) - own)
+    own, others = beside(profile, outlook.prospects, mine, start_s)
+    return Joining(own, outlook.total - others)
+
+
+def beside(
+    profile: Profile, running: Sequence[Prospect], newcomer: Prospect, start_s: float
+) -> tuple[float, float]:
+    """The newcomer's chance in a batch with `running`, all from `start_s` on; the sum of theirs."""
+    at = bisect_right(running, newcomer.left_tokens, key=BY_TOKENS_LEFT)
+    each = chances(profile, start_s, [*running[:at], newcomer, *running[at:]])
+    own = each[at]
+    others = sum(each) - own
+    invocation = newcomer.invocation
     if invocation.until_first_token:
         in_time = start_s <= invocation.deadline_s
-        own = (own if mine.due_s < inf else 1.0) if in_time else 0.0
-    return Joining(own, loss)
+        own = (own if newcomer.due_s < inf else 1.0) if in_time else 0.0
+    return own, others

@@ -82,7 +82,7 @@ class TakesBackSome:
     """Takes back what runs and has a draw of at least 0.3, as many as wait."""
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
     ) -> Sequence[tuple[InvocationId, str]]:
         some = [r.invocation.id for r in replica.running if r.invocation.draw >= 0.3]
         return [(id, "gives way") for id in some[: len(waiting)]]
@@ -903,6 +903,31 @@ def test_nothing_gives_way_while_no_replica_accepts_work() -> None:
     pool.handle(drawn("j", 0.1))
     pool.handle(a_report("r", accepting=False, held=("i",)))
     assert pool.handle(progressed("r", ("i", 7))) == ()
+
+
+@dataclass(frozen=True, slots=True)
+class HearsOfPlaces:
+    heard_s: list[float] = field(default_factory=list)
+
+    def preempt(
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
+    ) -> Sequence[tuple[InvocationId, str]]:
+        self.heard_s.append(place_s)
+        return ()
+
+
+def test_a_preemption_policy_hears_when_the_first_of_all_replicas_has_a_place() -> None:
+    hears = HearsOfPlaces()
+    pool = a_pool(Policies(CatoRouting(), FirstComeFirstServed(), preemption=hears))
+    for id in ("a", "b"):
+        pool.handle(a_report(id, profile=a_profile(prefill_s=1.0, token_s=0.1)))
+    pool.handle(offer("i"))  # 50 tokens: until 5.9 s
+    pool.handle(offer("j"))
+    pool.handle(progressed("a", ("i", 1), now_s=1.0))
+    assert hears.heard_s == []  # nobody waits for one
+    pool.handle(offer("k"))
+    pool.handle(progressed("a", ("i", 2), now_s=3.0))  # 48 more tokens: until 7.8 s
+    assert hears.heard_s == [pytest.approx(2.9)]  # that of "b"
 
 
 # Expected waits

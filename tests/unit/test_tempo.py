@@ -142,19 +142,21 @@ def test_preempts_when_the_gain_exceeds_the_context_to_be_processed_again() -> N
     lost = running(an_invocation("lost", tokens=500, due_s=1.0), 20)
     sound = running(an_invocation("sound"), 20)
     replica = a_full_replica(lost, sound)
-    (victim,) = policy.preempt(replica, [an_invocation("new")], 6.0)
+    (victim,) = policy.preempt(replica, [an_invocation("new")], 6.0, 1.0)
     assert victim[0] == "lost"
     costly = replace(lost, invocation=replace(lost.invocation, prompt_tokens=30_000))
-    assert policy.preempt(a_full_replica(costly, sound), [an_invocation("new")], 6.0) == []
+    assert policy.preempt(a_full_replica(costly, sound), [an_invocation("new")], 6.0, 1.0) == []
     heedless = replace(policy, counts_loss=False)
-    assert heedless.preempt(a_full_replica(lost, sound), [an_invocation("new")], 6.0)
+    assert heedless.preempt(a_full_replica(lost, sound), [an_invocation("new")], 6.0, 1.0)
 
 
 def test_what_has_just_begun_is_not_preempted() -> None:
     lost = running(an_invocation("lost", tokens=500, due_s=1.0), 19)
-    assert TempoPreemption(DENSITY).preempt(a_full_replica(lost), [an_invocation("n")], 6.0) == []
+    assert (
+        TempoPreemption(DENSITY).preempt(a_full_replica(lost), [an_invocation("n")], 6.0, 1.0) == []
+    )
     unsafe = TempoPreemption(DENSITY, quantum_tokens=1)
-    assert unsafe.preempt(a_full_replica(lost), [an_invocation("n")], 6.0)
+    assert unsafe.preempt(a_full_replica(lost), [an_invocation("n")], 6.0, 1.0)
 
 
 @given(
@@ -170,7 +172,7 @@ def test_preemption_names_each_running_one_once_and_no_more_than_wait(
     )
     waiting = [an_invocation(f"w{i}", due_s=d) for i, d in enumerate(dues_s)]
     for policy in (TempoPreemption(DENSITY), LeastAttainedPreemption(LeastAttainedService())):
-        victims = [id for id, _ in policy.preempt(replica, waiting, now_s)]
+        victims = [id for id, _ in policy.preempt(replica, waiting, now_s, 1.0)]
         assert len(set(victims)) == len(victims) <= len(waiting)
         assert set(victims) <= {r.invocation.id for r in replica.running}
 
@@ -188,7 +190,7 @@ def test_what_has_been_demoted_gives_way_to_what_has_not() -> None:
     young = running(an_invocation("young"), 50)  # level 0
     replica = a_full_replica(old, young)
     newcomers = [an_invocation("n1"), an_invocation("n2")]
-    assert [id for id, _ in policy.preempt(replica, newcomers, 9.0)] == ["old"]
-    assert policy.preempt(replica, [an_invocation("n", served_s=4.0)], 9.0) == []
+    assert [id for id, _ in policy.preempt(replica, newcomers, 9.0, 1.0)] == ["old"]
+    assert policy.preempt(replica, [an_invocation("n", served_s=4.0)], 9.0, 1.0) == []
     with_room = a_full_replica(old, young, places=3)
-    assert policy.preempt(with_room, newcomers, 9.0) == ()
+    assert policy.preempt(with_room, newcomers, 9.0, 1.0) == ()

@@ -9,22 +9,33 @@ from math import inf
 from cato.core.ids import InvocationId
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView
-from cato.policies.outlook import chances, outlook_of
+from cato.policies.outlook import (
+    Outlook,
+    Prospect,
+    beside,
+    chances,
+    outlook_of,
+    prospect_of_newcomer,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ForesightPreemption:
-    """What cannot be in time any more gives way when others can gain by it.
+    """What cannot be in time any more gives way when others can gain by it; what can wait gives
+    its place to what cannot.
 
-    Either those that run beside it, by shorter steps, or one that waits for its place and can
-    still be in time. It goes behind all that can be met, and comes back when there is room: its
-    tokens are kept, its context is processed again.
+    Cannot be in time: those that run beside it gain by shorter steps, or one that waits for its
+    place and can still be in time. It goes behind all that can be met. Can wait: the pool is full,
+    and of the call that runs and one that waits, more SLOs are met when they change places until
+    the next place becomes free, by `least_exchange` or more. Tokens are kept; the context is
+    processed again.
     """
 
     least_gain: float = 0.1
+    least_exchange: float = 0.2
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
@@ -36,13 +47,61 @@ class ForesightPreemption:
             if gain >= self.least_gain:
                 reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
                 return [(p.invocation.id, reason) for p in lost]
-        if not lost or replica.held < replica.max_running:
+        if replica.held < replica.max_running:
             return ()
-        wanting = sum(_can_be_met(i, profile, now_s) for i in waiting)
-        worst = sorted(lost, key=lambda p: (-p.left_tokens, p.invocation.id))[:wanting]
-        return [
-            (p.invocation.id, "cannot be in time; one that can waits for its place") for p in worst
+        if lost:
+            wanting = sum(_can_be_met(i, profile, now_s) for i in waiting)
+            worst = sorted(lost, key=lambda p: (-p.left_tokens, p.invocation.id))[:wanting]
+            reason = "cannot be in time; one that can waits for its place"
+            return [(p.invocation.id, reason) for p in worst]
+        if replica.prefilling or place_s <= 0:
+            return ()
+        return self._exchange(replica, outlook, waiting, now_s, place_s)
+
+    def _exchange(
+        self,
+        replica: ReplicaView,
+        outlook: Outlook,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: float,
+    ) -> Sequence[tuple[InvocationId, str]]:
+        profile, running = replica.profile, outlook.prospects
+        context_tokens = max(p.context_tokens for p in running)
+        back_s = now_s + place_s + profile.prefill_s(int(context_tokens))
+        later = chances(profile, back_s, running)
+        losses = [
+            ((now - then) * _share(p, profile, len(running)), i)
+            for i, (p, now, then) in enumerate(zip(running, outlook.chances, later, strict=True))
+            if p.due_s < inf and p.invocation.resumable
         ]
+        if not losses:
+            return ()
+        loss, at = min(losses)
+        rest = [*running[:at], *running[at + 1 :]]
+        others_before = outlook.total - outlook.chances[at]
+        most, best = 0.0, None
+        for invocation in waiting:
+            if invocation.deadline_s == inf:
+                continue
+            newcomer = prospect_of_newcomer(invocation)
+            start_s = now_s + profile.prefill_s(invocation.prompt_tokens)
+            own, others = beside(profile, rest, newcomer, start_s)
+            waited, _ = beside(profile, rest, newcomer, start_s + place_s)
+            gain = (own - waited) * _share(newcomer, profile, len(running))
+            gain += others - others_before - loss
+            if gain > most:
+                most, best = gain, invocation
+        if best is None or most < self.least_exchange:
+            return ()
+        reason = f"can wait {place_s:.2f} s for a place, {best.id} cannot: {most:.2f} SLOs more"
+        return [(running[at].invocation.id, reason)]
+
+
+def _share(prospect: Prospect, profile: Profile, batch: int) -> float:
+    """How far its own end decides the SLO: the expected calls downstream decide the rest."""
+    left_s = prospect.left_tokens * profile.decode_step_s(batch)
+    return left_s / (left_s + prospect.invocation.downstream_s) if left_s > 0 else 1.0
 
 
 def _can_be_met(invocation: Invocation, profile: Profile, now_s: float) -> bool:

@@ -22,7 +22,7 @@ class LeastAttainedPreemption:
     ordering: LeastAttainedService
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
     ) -> Sequence[tuple[InvocationId, str]]:
         if replica.held < replica.max_running:
             return ()

@@ -28,7 +28,7 @@ class TempoPreemption:
     counts_loss: bool = True
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float
+        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
     ) -> Sequence[tuple[InvocationId, str]]:
         density, profile = self.density, replica.profile
         if replica.held < replica.max_running:

@@ -1,0 +1,115 @@
+"""Who gives way under the default policy: what is lost, and what can wait for what cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from cato.core.ids import DeploymentName, ReplicaId
+from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
+from cato.policies.preemption.foresight import ForesightPreemption
+from cato.testing.builders import a_profile, an_invocation
+
+# A token takes 10 ms whatever the batch, a prompt 100 ms: 100 tokens take 1.1 s.
+PROFILE = a_profile(prefill_s=0.1, token_s=0.01)
+POLICY = ForesightPreemption()
+NOW_S = 1.0
+PLACE_S = 0.5
+"""When the next place of the pool is expected to be free, from now."""
+
+
+def an_exchangeable(
+    id: str, *, tokens: int = 100, due_s: float, downstream_s: float = 0.0, resumable: bool = True
+) -> Invocation:
+    invocation = an_invocation(id, tokens=tokens, deadline_s=due_s, downstream_s=downstream_s)
+    return replace(invocation, resumable=resumable)
+
+
+def a_full_replica(*running: Invocation, slots: int | None = None) -> ReplicaSnapshot:
+    """Each has been running since its prompt was done at 0 s, and has no token reported yet."""
+    return ReplicaSnapshot(
+        ReplicaId("r"),
+        DeploymentName("d"),
+        PROFILE,
+        held=len(running),
+        max_running=slots or len(running),
+        standby=0,
+        running=tuple(Running(i, 0.0, 1.0, 0, 0.0) for i in running),
+    )
+
+
+def gives_way(
+    replica: ReplicaSnapshot, *waiting: Invocation, place_s: float = PLACE_S
+) -> list[str]:
+    return [id for id, _ in POLICY.preempt(replica, waiting, NOW_S, place_s)]
+
+
+# What runs needs 1 s more: due at 20 s it can wait, due at 2.2 s it cannot. A newcomer of
+# 100 tokens needs 1.1 s: due at 2.3 s it is in time at once, but not half a second later.
+PATIENT = an_exchangeable("patient", due_s=20.0)
+PRESSED = an_exchangeable("pressed", due_s=2.2)
+URGENT = an_exchangeable("urgent", due_s=2.3)
+
+
+def test_what_can_wait_gives_its_place_to_what_cannot() -> None:
+    assert gives_way(a_full_replica(PATIENT), URGENT) == ["patient"]
+    (_, why), *_ = POLICY.preempt(a_full_replica(PATIENT), [URGENT], NOW_S, PLACE_S)
+    assert why == "can wait 0.50 s for a place, urgent cannot: 1.00 SLOs more"
+
+
+@pytest.mark.parametrize(
+    ("runs", "waits", "place_s"),
+    [
+        pytest.param(PRESSED, URGENT, PLACE_S, id="neither can wait"),
+        pytest.param(PATIENT, an_exchangeable("w", due_s=20.0), PLACE_S, id="both can wait"),
+        pytest.param(PATIENT, URGENT, 0.1, id="a place is free in time"),
+        pytest.param(PATIENT, URGENT, 0.0, id="a place is free now"),
+        pytest.param(PATIENT, an_exchangeable("w", due_s=1.9), PLACE_S, id="late at any rate"),
+        pytest.param(PATIENT, an_exchangeable("w", due_s=inf), PLACE_S, id="no SLO waits"),
+        pytest.param(an_exchangeable("r", due_s=inf), URGENT, PLACE_S, id="no SLO runs"),
+        pytest.param(
+            an_exchangeable("r", due_s=20.0, resumable=False), URGENT, PLACE_S, id="cannot go on"
+        ),
+    ],
+)
+def test_nobody_changes_places_without_gain(
+    runs: Invocation, waits: Invocation, place_s: float
+) -> None:
+    assert gives_way(a_full_replica(runs), waits, place_s=place_s) == []
+
+
+def test_nobody_changes_places_while_there_is_room() -> None:
+    assert gives_way(a_full_replica(PATIENT, slots=2), URGENT) == []
+
+
+def test_the_most_patient_of_a_batch_gives_way() -> None:
+    assert gives_way(a_full_replica(PRESSED, PATIENT), URGENT) == ["patient"]
+
+
+def test_any_of_those_that_wait_may_take_the_place() -> None:
+    can_wait = an_exchangeable("can-wait", due_s=20.0)
+    assert gives_way(a_full_replica(PATIENT), can_wait, URGENT) == ["patient"]
+
+
+def test_a_call_whose_task_is_decided_downstream_gains_little() -> None:
+    # Its own second decides a tenth of what the task still takes.
+    inner = an_exchangeable("inner", due_s=12.3, downstream_s=10.0)
+    assert gives_way(a_full_replica(PATIENT), inner) == []
+
+
+def test_the_first_token_counts_where_the_slo_is_on_it() -> None:
+    stream = replace(an_exchangeable("stream", due_s=1.3), until_first_token=True)
+    assert gives_way(a_full_replica(PATIENT), stream) == ["patient"]
+
+
+def test_a_stream_that_has_begun_in_time_is_not_paused() -> None:
+    stream = replace(an_exchangeable("stream", due_s=1.3), until_first_token=True)
+    assert gives_way(a_full_replica(stream), URGENT) == []
+
+
+def test_what_is_lost_gives_way_to_what_can_be_met() -> None:
+    lost = an_exchangeable("lost", due_s=1.5)
+    assert gives_way(a_full_replica(lost), URGENT) == ["lost"]
+    assert gives_way(a_full_replica(lost), an_exchangeable("w", due_s=1.5)) == []

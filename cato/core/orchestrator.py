@@ -366,6 +366,13 @@ class _Replica:
         self._free_at_s = now_s + wait_s
         return wait_s
 
+    @property
+    def serial_s(self) -> float:
+        if self.max_running == 1:
+            return self.wait_s
+        running_s = sum(_left_alone_s(r, self.profile) for r in self.leases.values())
+        return running_s + sum(self.queued_s.values())
+
     def changed(self) -> None:
         self.held = len(self.leases) + len(self.adopted)
         self._free_holds_until_s = -inf
@@ -412,6 +419,7 @@ class _Replica:
             standby=self.standby,
             queued=self.queued,
             wait_s=self.wait_s,
+            serial_s=self.serial_s,
             accepting=self.accepting,
             prefilling=self.prefilling,
         )
@@ -1190,6 +1198,13 @@ def _list(replicas: list[_Replica], replica: _Replica, belongs: bool) -> None:
 
 def _alone_s(invocation: Invocation, profile: Profile) -> float:
     return profile.service_s(invocation.prompt_tokens, invocation.expected_tokens)
+
+
+def _left_alone_s(running: Running, profile: Profile) -> float:
+    prompt_s = 0.0
+    if running.first_token_at_s is None:
+        prompt_s = profile.prefill_s(running.invocation.prompt_tokens)
+    return prompt_s + running.left_tokens * profile.decode_step_s(1, running.context_tokens)
 
 
 def _work(invocation: Invocation, profile: Profile) -> Work:

@@ -139,8 +139,9 @@ class ReplicaView(Protocol):
 
     `held` counts leases (running in the engine or standing by before it), `queued` what is
     bound to it but not sent (early binding only). `wait_s` is the expected queueing time of a
-    newcomer. `prefilling` counts what it holds that has no token yet. `running` lists the
-    leases; what was leased before a restart of the router is counted in `held` alone.
+    newcomer, `serial_s` what it would be if all that is there ran alone, one after another.
+    `prefilling` counts what it holds that has no token yet. `running` lists the leases; what was
+    leased before a restart of the router is counted in `held` alone.
     """
 
     @property
@@ -159,6 +160,8 @@ class ReplicaView(Protocol):
     def queued(self) -> int: ...
     @property
     def wait_s(self) -> float: ...
+    @property
+    def serial_s(self) -> float: ...
     @property
     def accepting(self) -> bool: ...
     @property
@@ -189,6 +192,7 @@ class ReplicaSnapshot:
     standby: int
     queued: int = 0
     wait_s: float = 0.0
+    serial_s: float = 0.0
     accepting: bool = True
     prefilling: int = 0
     running: tuple[Running, ...] = ()

@@ -86,9 +86,11 @@ def a_replica(
     standby: int = 0,
     queued: int = 0,
     wait_s: float = 0.0,
+    serial_s: float | None = None,
     profile: Profile | None = None,
     accepting: bool = True,
 ) -> ReplicaSnapshot:
+    """`serial_s` is the wait unless it says more."""
     return ReplicaSnapshot(
         id=ReplicaId(id),
         deployment=DeploymentName("d"),
@@ -98,6 +100,7 @@ def a_replica(
         standby=standby,
         queued=queued,
         wait_s=wait_s,
+        serial_s=wait_s if serial_s is None else serial_s,
         accepting=accepting,
     )
 

@@ -933,6 +933,19 @@ def test_a_preemption_policy_hears_when_the_first_of_all_replicas_has_a_place() 
 # Expected waits
 
 
+def test_what_a_batch_holds_is_as_much_as_it_would_take_alone_one_after_another() -> None:
+    pool = a_pool(Policies(CatoRouting(), FirstComeFirstServed(), late_binding=False))
+    profile = a_profile(prefill_s=1.0, token_s=0.1, batch_token_s=0.05)  # 0.15 s a token alone
+    pool.handle(a_report("r", slots=2, profile=profile))
+    for id in "ijk":  # 50 tokens each; the third is bound and waits
+        pool.handle(offer(id))
+    assert pool.picture(0.0).replicas[0].serial_s == pytest.approx(
+        1 + 7.5 + 1 + 7.5 + 1 + 49 * 0.15
+    )
+    pool.handle(progressed("r", ("i", 30)))
+    assert pool.picture(1.0).replicas[0].serial_s == pytest.approx(20 * 0.15 + 8.5 + 8.35)
+
+
 def test_the_wait_at_a_full_replica_is_what_its_running_invocation_still_needs() -> None:
     pool = a_pool()
     pool.handle(a_report("r", profile=a_profile(prefill_s=1.0, token_s=0.1)))

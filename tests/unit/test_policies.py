@@ -49,8 +49,8 @@ def algorithm_1(invocation: Invocation, pool: PoolSnapshot) -> str:
     by_wait = sorted(
         pool.replicas,
         key=lambda r: (
-            r.wait_s,
-            invocation.remaining_s(r.profile, r.batch),
+            r.serial_s,
+            invocation.remaining_s(r.profile),
             r.held + r.queued,
             r.id,
         ),
@@ -58,7 +58,7 @@ def algorithm_1(invocation: Invocation, pool: PoolSnapshot) -> str:
     if slack_s < 0:
         return by_wait[0].id
     for replica in by_wait:
-        if replica.wait_s + invocation.remaining_s(replica.profile, replica.batch) <= slack_s:
+        if replica.serial_s + invocation.remaining_s(replica.profile) <= slack_s:
             return replica.id
     return by_wait[0].id
 
@@ -117,6 +117,15 @@ def test_cato_counts_the_nodes_downstream_as_remaining() -> None:
     near, far = a_replica("a", profile=SLOW), a_replica("b", wait_s=0.5, profile=FAST)
     invocation = an_invocation(deadline_s=4.0, downstream_s=2.0)
     assert chosen(CatoRouting().route(invocation, a_pool(near, far))) == "b"
+
+
+def test_cato_as_printed_ignores_that_a_batch_runs_together() -> None:
+    profile = a_profile(prefill_s=1.0, token_s=0.0, batch_token_s=0.0)
+    in_batch = a_replica("a", held=2, serial_s=5.0, profile=profile)
+    full = a_replica("b", held=8, wait_s=2.0, serial_s=2.0, profile=profile)
+    assert chosen(CatoRouting().route(an_invocation(), a_pool(in_batch, full))) == "b"
+    knowing = CatoRouting(knows_batches=True)
+    assert chosen(knowing.route(an_invocation(), a_pool(in_batch, full))) == "a"
 
 
 def test_cato_breaks_ties_of_wait_by_remaining_work_then_load_then_id() -> None:

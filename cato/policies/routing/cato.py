@@ -15,31 +15,39 @@ class CatoRouting:
 
     slack = deadline - now; a replica is feasible when wait + remaining <= slack, where remaining
     is the invocation's own execution plus the downstream nodes up to the SLO event. Slack below
-    zero, or no feasible replica: the least wait of all.
+    zero, or no feasible replica: the least wait of all. As printed, wait and remaining ignore that
+    a batch runs together: what a replica holds is taken to run one after another.
 
     Deviations from the printed text: its line 24 takes the *first* replica when none is
     feasible, so that overload piles on one; here all are evaluated first. `wait = 0` ties every
-    replica with room: ties go by remaining work, then load, then id.
+    idle replica: ties go by remaining work, then load, then id. `knows_batches` (not as printed):
+    what finds a place in the batch waits for nothing, and runs as fast as a batch does.
     """
+
+    knows_batches: bool = False
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         if not pool.replicas:
             return Hold("no replica has room")
         slack_s = invocation.deadline_s - pool.now_s
 
+        def wait_s(replica: ReplicaView) -> float:
+            return replica.wait_s if self.knows_batches else replica.serial_s
+
         def remaining_s(replica: ReplicaView) -> float:
-            return invocation.remaining_s(replica.profile, replica.batch)
+            batch = replica.batch if self.knows_batches else 1
+            return invocation.remaining_s(replica.profile, batch)
 
         def least_wait(replica: ReplicaView) -> tuple[float, float, int, str]:
             return (
-                replica.wait_s,
+                wait_s(replica),
                 remaining_s(replica),
                 replica.held + replica.queued,
                 replica.id,
             )
 
         feasible = [
-            r for r in pool.replicas if slack_class(slack_s, r.wait_s, remaining_s(r)) == FEASIBLE
+            r for r in pool.replicas if slack_class(slack_s, wait_s(r), remaining_s(r)) == FEASIBLE
         ]
         best = min(feasible or pool.replicas, key=least_wait)
         n = len(pool.replicas)
@@ -49,4 +57,4 @@ class CatoRouting:
             why = f"slack {slack_s:.3f} s, feasible on {len(feasible)} of {n}: least wait"
         else:
             why = f"slack {slack_s:.3f} s, feasible on none of {n}: least wait of all"
-        return Route(best.id, f"{why} {best.wait_s:.3f} s, remaining {remaining_s(best):.3f} s")
+        return Route(best.id, f"{why} {wait_s(best):.3f} s, remaining {remaining_s(best):.3f} s")

@@ -1,12 +1,13 @@
-"""`cato models`: models of shared pools that come and go while CATO runs.
+"""`cato models`: models of shared pools and adapters that come and go while CATO runs.
 
-A model is loaded and measured in a place of its own before anybody can ask for it. It is kept in
-the metadata store, so that it is there again after a restart.
+A model is loaded and measured in a place of its own before anybody can ask for it, an adapter is
+tried by the replicas of its base. Both are kept in the metadata store, for the next start too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,15 +18,17 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from cato.cli.adapters import base_pool, dated, try_out
 from cato.cli.client import fail
 from cato.cli.cluster import connect
+from cato.cli.profile import TRANSPORT_VARIABLE
 from cato.config.paths import resolve
 from cato.config.schema import PublicName, ray_actor_options
 from cato.core.errors import CatoError
 from cato.core.fleet import resource_needs, why_full, why_infeasible
 from cato.core.ids import ModelName, PoolName
 from cato.core.profile import Profile
-from cato.core.topology import HostedModel, ModelSpec, SharedPoolSpec, Topology
+from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, SharedPoolSpec, Topology
 from cato.profiles.load import load_profiles
 from cato.store.location import default_location
 from cato.store.records import RegisteredModel
@@ -35,9 +38,7 @@ from cato.workflows.fim import FAMILIES, family_of
 if TYPE_CHECKING:
     from cato.serve.staging import Staged
 
-app = typer.Typer(
-    no_args_is_help=True, help="Add, list, measure and remove models of shared pools."
-)
+app = typer.Typer(no_args_is_help=True, help="Add, list, measure and remove models and adapters.")
 console = Console()
 
 ASK_TIMEOUT_S = 30.0
@@ -53,6 +54,10 @@ Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
 def add(
     name: Name,
     source: Annotated[str, typer.Option(help="A folder, `demo` or a Hugging Face id.")],
+    base: Annotated[
+        str | None,
+        typer.Option(help="The source is a LoRA adapter of this model, served by its replicas."),
+    ] = None,
     pool: Pool = None,
     family: Annotated[
         str | None, typer.Option(help=f"Of its fill-in-the-middle form: {', '.join(FAMILIES)}.")
@@ -77,6 +82,11 @@ def add(
             _check_name(one)
         if family is not None and family not in FAMILIES:
             fail(f"--family must be one of {', '.join(FAMILIES)}")
+        if base is not None:
+            if pool or family or profile:
+                fail("--base: an adapter has the pool, family and profile of its base")
+            _add_adapter(AdapterSpec(ModelName(name), source, tuple(alias or ())), base, address)
+            return
         spec, topology = _shared_pool(address, pool)
         _check_free(topology, (name, *(alias or ())))
         model = ModelSpec(ModelName(name), source, family or family_of(source), tuple(alias or ()))
@@ -95,9 +105,16 @@ def measure_anew(name: Name, pool: Pool = None, address: Address = "auto") -> No
 
 @app.command("list")
 def list_models(address: Address = "auto") -> None:
-    """Show the models of all shared pools, and where they are loaded."""
+    """Show the models of all shared pools, where they are loaded, and the adapters."""
     with _errors():
         topology = _topology(address)
+        adapters = [(p.model.name, a) for p in topology.pools for a in p.model.adapters]
+        if adapters:
+            console.print(_adapter_table(adapters))
+        if not topology.shared_pools:
+            if not adapters:
+                console.print("There are no shared pools and no adapters.")
+            return
         table = Table("pool", "model", "from", "load s", "reload s", "weights", "slo s", "loaded")
         loaded = _loaded()
         for spec in topology.shared_pools:
@@ -143,14 +160,55 @@ def show(name: Name, pool: Pool = None, address: Address = "auto") -> None:
 
 @app.command()
 def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
-    """Let nobody ask for a model any more, and forget its measurements."""
+    """Let nobody ask for a model or an adapter any more, and forget its measurements."""
     with _errors():
+        topology = _topology(address)
+        if _removed_adapter(topology, name):
+            console.print(f"{name} is no longer served.", highlight=False)
+            return
         spec, topology = _shared_pool(address, pool)
         _newest(topology, spec.name, name)
         _ask("remove_model", spec.name, ModelName(name))
         with _opened(topology) as store:
             store.remove_model(spec.name, ModelName(name))
         console.print(f"{name} is no longer served.", highlight=False)
+
+
+def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
+    os.environ.setdefault(TRANSPORT_VARIABLE, "1")  # before Ray is there
+    topology = _topology(address)
+    _check_free(topology, (adapter.name, *adapter.aliases))
+    pool = base_pool(topology, base)
+    adapter = dated(adapter)
+    took_s = try_out(pool, adapter)
+    with _opened(topology) as store:
+        added = store.add_adapter(pool.model.name, adapter)
+    _ask_provisioner("add_adapter", added)
+    console.print(
+        f"{adapter.name} is served by {pool.name}, beside {pool.model.name}: loaded and answered "
+        f"in {took_s:.2f} s.",
+        highlight=False,
+    )
+
+
+def _removed_adapter(topology: Topology, name: str) -> bool:
+    """False when no adapter of that name was added."""
+    with _opened(topology) as store:
+        if not store.remove_adapter(ModelName(name)):
+            return False
+    _ask_provisioner("remove_adapter", ModelName(name))
+    return True
+
+
+def _adapter_table(adapters: Sequence[tuple[ModelName, AdapterSpec]]) -> Table:
+    table = Table("adapter", "base", "source", "from")
+    for base, adapter in adapters:
+        origin = "the file"
+        if adapter.version:
+            at = datetime.fromtimestamp(adapter.version / 1000, UTC)
+            origin = f"added {at:%Y-%m-%d %H:%M}"
+        table.add_row(adapter.name, base, adapter.source, origin)
+    return table
 
 
 def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedModel) -> None:
@@ -273,13 +331,15 @@ def _topology(address: str) -> Topology:
     except ValueError:
         fail("CATO is not deployed on this cluster (no provisioner)")
     topology: Topology | None = ray.get(provisioner.topology.remote(), timeout=ASK_TIMEOUT_S)
-    if topology is None or not topology.shared_pools:
-        fail("the deployment has no shared pool; see deployments/shared.yaml")
+    if topology is None:
+        fail("CATO's control plane has not started; see `cato status`")
     return topology
 
 
 def _shared_pool(address: str, name: str | None) -> tuple[SharedPoolSpec, Topology]:
     topology = _topology(address)
+    if not topology.shared_pools:
+        fail("the deployment has no shared pool; see deployments/shared.yaml")
     known = {s.name: s for s in topology.shared_pools}
     if name is None and len(known) == 1:
         return topology.shared_pools[0], topology
@@ -290,14 +350,25 @@ def _shared_pool(address: str, name: str | None) -> tuple[SharedPoolSpec, Topolo
 
 def _ask(method: str, *args: object) -> Any:
     """The Eviction Manager's answer; raises what it raises."""
+    from cato.control import actors
+
+    return _ask_actor(actors.EVICTION_MANAGER, method, *args)
+
+
+def _ask_provisioner(method: str, *args: object) -> Any:
+    from cato.control import actors
+
+    return _ask_actor(actors.PROVISIONER, method, *args)
+
+
+def _ask_actor(name: str, method: str, *args: object) -> Any:
     import ray
     from ray.exceptions import RayTaskError
 
     from cato.control import actors
 
-    manager = actors.get(actors.EVICTION_MANAGER)
     try:
-        return ray.get(getattr(manager, method).remote(*args), timeout=ASK_TIMEOUT_S)
+        return ray.get(getattr(actors.get(name), method).remote(*args), timeout=ASK_TIMEOUT_S)
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, CatoError) else error from error
 

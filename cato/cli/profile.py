@@ -23,7 +23,7 @@ from rich.table import Table
 
 from cato.cli.cluster import connect
 from cato.core.errors import CatoError, ReplicaLostError
-from cato.core.topology import DeploymentSpec, PoolSpec, Topology
+from cato.core.topology import AdapterSpec, DeploymentSpec, PoolSpec, Topology
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.profiles.load import profile_name, save_profile
 from cato.profiles.schema import ProfileFile, Provenance
@@ -94,7 +94,7 @@ def profile(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """The replica to measure, and what the control plane knows about it."""
 
     pool: PoolSpec
@@ -113,7 +113,7 @@ async def _check_alone(deployment: str, seed: int) -> None:
     await _check(caller, found, found.profile, seed)
 
 
-async def _check(caller: ReplicaCaller, found: _Found, profile: Profile, seed: int) -> None:
+async def _check(caller: ReplicaCaller, found: Found, profile: Profile, seed: int) -> None:
     """A mixed run that the profile was not made from, foretold by the simulator and measured."""
     from cato.control.profile_check import CALLS, check, median_error
     from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
@@ -241,7 +241,7 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores, {name}"
 
 
-async def _find(deployment: str) -> _Found:
+async def _find(deployment: str) -> Found:
     from cato.control import actors
 
     try:
@@ -253,12 +253,12 @@ async def _find(deployment: str) -> _Found:
     for pool in topology.pools:
         for spec in pool.deployments:
             if spec.name == deployment:
-                return await _find_replica(pool, spec)
+                return await find_replica(pool, spec)
     known = ", ".join(d.name for p in topology.pools for d in p.deployments)
     raise CatoError(f"no deployment {deployment!r}; there are: {known}")
 
 
-async def _find_replica(pool: PoolSpec, spec: DeploymentSpec) -> _Found:
+async def find_replica(pool: PoolSpec, spec: DeploymentSpec) -> Found:
     """The replica with the least work."""
     from cato.control import actors
 
@@ -269,7 +269,7 @@ async def _find_replica(pool: PoolSpec, spec: DeploymentSpec) -> _Found:
     best = min(ready, key=lambda r: (r.held, r.id))
     residents = await actors.get(actors.EVICTION_MANAGER).residents.remote()
     load_s = next((r.load_s for r in residents if r.replica_id == best.id), 0.0)
-    return _Found(
+    return Found(
         pool,
         spec,
         best.id,
@@ -284,7 +284,7 @@ async def _find_replica(pool: PoolSpec, spec: DeploymentSpec) -> _Found:
 class ReplicaCaller:
     """The pinned calls of one replica; see `cato.control.profile_sweep.EngineCaller`."""
 
-    def __init__(self, deployment: str, replica: str) -> None:
+    def __init__(self, deployment: str, replica: str, adapter: AdapterSpec | None = None) -> None:
         from ray import serve
 
         from cato.control import actors
@@ -294,6 +294,7 @@ class ReplicaCaller:
         self._handle = handle
         self._stream = handle.options(stream=True)
         self._replica = replica
+        self._adapter = adapter
         self._prefix = f"profile-{secrets.token_hex(4)}"
         self._numbers = itertools.count()
 
@@ -302,7 +303,7 @@ class ReplicaCaller:
 
         id = f"{self._prefix}.{next(self._numbers)}"
         pin = {"replica": self._replica, "invocation": id, "attempt": 1}
-        request = EngineRequest(id, Endpoint.COMPLETIONS, body)
+        request = EngineRequest(id, Endpoint.COMPLETIONS, body, adapter=self._adapter)
         response = self._stream.generate.remote(request, cato=pin)
         try:
             async for chunk in response:

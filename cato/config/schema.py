@@ -131,19 +131,28 @@ class ModelArgs(StrictModel):
     """A model; `source` is a folder, `demo` or a Hugging Face id; it suggests the `family`.
 
     `adapters` are called like models, by their names, and served by this model's replicas.
+    `adapter_places`: how many more may be added while they run; memory is set aside for them.
     """
 
     source: NonEmpty
     family: Annotated[str, AfterValidator(lambda v: _one_of(v, tuple(FAMILIES)))] | None = None
     aliases: list[PublicName] = Field(default_factory=list)
     adapters: dict[PublicName, AdapterArgs] = Field(default_factory=dict)
+    adapter_places: Annotated[int, Field(ge=0, le=100)] = 0
 
     def to_spec(self, name: str) -> ModelSpec:
         family = self.family or family_of(self.source)
         adapters = tuple(
             AdapterSpec(ModelName(n), a.source, tuple(a.aliases)) for n, a in self.adapters.items()
         )
-        return ModelSpec(ModelName(name), self.source, family, tuple(self.aliases), adapters)
+        return ModelSpec(
+            ModelName(name),
+            self.source,
+            family,
+            tuple(self.aliases),
+            adapters,
+            self.adapter_places,
+        )
 
 
 class EngineArgs(StrictModel):
@@ -668,7 +677,7 @@ def _shared_names(
                 found.append((loc, model, f"{rule}; known: {', '.join(models) or 'none'}"))
             elif model in homes:
                 found.append((loc, model, f"{homes[model]} serves this model already"))
-            elif _mapping(models[model]).get("adapters"):
+            elif any(_mapping(models[model]).get(k) for k in ("adapters", "adapter_places")):
                 rule = "models of shared pools have no adapters: serve it from a pool of its own"
                 found.append((loc, model, rule))
             homes.setdefault(model, f"shared pool {name!r}")

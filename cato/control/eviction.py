@@ -10,8 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from cato.control.shared_pool import ATTEND_S, Ended, SharedPool
 from cato.core.arrival_rates import UsualArrivals
@@ -24,14 +23,11 @@ from cato.core.slots import HostedPart, SharedPoolPicture, SlotOrder, SlotReport
 from cato.core.snapshot import Invocation
 from cato.core.topology import SharedPoolPolicies, SharedPoolSpec
 from cato.store.errors import StoreError
-from cato.store.location import default_location
+from cato.store.in_thread import with_store
 from cato.store.records import RegisteredModel
-from cato.store.store import MetadataStore
 from cato.telemetry.decisions import PoolDecisions
 
 log = logging.getLogger("cato.eviction")
-T = TypeVar("T")
-
 SILENCE_S = 10.0
 TICK_S = 0.5
 # After a restart of this actor the control plane tells it its pools within two seconds.
@@ -184,26 +180,15 @@ class EvictionManager:
     async def _keep_arrivals(self, pool: PoolName, slices: tuple[UsualArrivals, ...]) -> None:
         """Once in half an hour. What cannot be kept is learnt again on other days."""
         try:
-            await _with_store(self._store, lambda store: store.save_arrivals(pool, slices))
+            await with_store(self._store, lambda store: store.save_arrivals(pool, slices))
         except StoreError as error:
             log.error("when the models of %s are asked for was not kept: %s", pool, error)
-
-
-async def _with_store(location: str | None, use: Callable[[MetadataStore], T]) -> T:
-    def open_and_use() -> T:
-        store = MetadataStore.open(location or default_location())
-        try:
-            return use(store)
-        finally:
-            store.close()
-
-    return await asyncio.to_thread(open_and_use)
 
 
 async def _added_models(location: str | None, pool: PoolName) -> tuple[RegisteredModel, ...]:
     """The newest version of each; none, and a line in the log, when the store cannot be read."""
     try:
-        models = await _with_store(location, lambda store: store.models())
+        models = await with_store(location, lambda store: store.models())
     except StoreError as error:
         log.error("models that were added to %s are not served: %s", pool, error)
         return ()
@@ -214,7 +199,7 @@ async def _added_models(location: str | None, pool: PoolName) -> tuple[Registere
 async def _known_arrivals(location: str | None, pool: PoolName) -> tuple[UsualArrivals, ...]:
     """None, and a line in the log, when the store cannot be read."""
     try:
-        return await _with_store(location, lambda store: store.arrivals_of(pool))
+        return await with_store(location, lambda store: store.arrivals_of(pool))
     except StoreError as error:
         log.error("when the models of %s are asked for is not known: %s", pool, error)
         return ()

@@ -20,11 +20,14 @@ from cato.control import actors, ray_private
 from cato.core.demand import CallsBefore, PoolDemand
 from cato.core.errors import UnknownNameError
 from cato.core.fleet import ScaleTo, ServedDeployment
-from cato.core.ids import DeploymentName, PoolName, TaskName
+from cato.core.ids import DeploymentName, ModelName, PoolName, TaskName
 from cato.core.profile import Profile
 from cato.core.provisioning import FleetOrchestrator
-from cato.core.topology import PoolScaling, Topology
+from cato.core.topology import AdapterSpec, PoolScaling, Topology
 from cato.policies.scaling.registry import scaling_policy
+from cato.store.errors import StoreError
+from cato.store.in_thread import with_store
+from cato.store.records import AddedAdapter
 
 log = logging.getLogger("cato.provisioner")
 
@@ -42,6 +45,8 @@ class ResourceProvisioner:
     def __init__(self) -> None:
         self._fleet: FleetOrchestrator | None = None
         self._looking: asyncio.Task[None] | None = None
+        # That were added to a base since the deployment; None until the store was read.
+        self._adapters: dict[ModelName, AddedAdapter] | None = None
 
     async def register(
         self,
@@ -55,6 +60,8 @@ class ResourceProvisioner:
         policies = {pool: scaling_policy(s) for pool, s in scaling.items()}
         if self._fleet is None or topology != self._fleet.topology:
             self._fleet = FleetOrchestrator(topology, profiles)
+        if self._adapters is None:
+            self._adapters = await _added_adapters(topology.store)
         for pool, policy in policies.items():
             self._fleet.configure(pool, scaling[pool], policy)
         if self._looking is None or self._looking.done():
@@ -66,7 +73,21 @@ class ResourceProvisioner:
             self._fleet.announce(tasks)
 
     async def topology(self) -> Topology | None:
-        return None if self._fleet is None else self._fleet.topology
+        """What is deployed, and the adapters that were added to it."""
+        if self._fleet is None:
+            return None
+        added: dict[ModelName, list[AdapterSpec]] = {}
+        for one in (self._adapters or {}).values():
+            added.setdefault(one.base, []).append(one.adapter)
+        return self._fleet.topology.with_adapters(added)
+
+    async def add_adapter(self, added: AddedAdapter) -> None:
+        """It can be called from now on, in the place of one of its name."""
+        self._adapters = {**(self._adapters or {}), added.adapter.name: added}
+
+    async def remove_adapter(self, name: ModelName) -> None:
+        """It can not be called any more."""
+        self._adapters = {n: a for n, a in (self._adapters or {}).items() if n != name}
 
     async def scale(self, deployment: str, replicas: int) -> int:
         """Ask for `replicas`; returns what the bounds allow.
@@ -109,6 +130,15 @@ class ResourceProvisioner:
         fewer = [o for o in orders if o.replicas < served[o.deployment].target]
         if fewer:
             await _tell_who_leaves(fleet.topology, fewer, served)
+
+
+async def _added_adapters(store: str | None) -> dict[ModelName, AddedAdapter]:
+    """None, and a line in the log, when the store cannot be read."""
+    try:
+        return {a.adapter.name: a for a in await with_store(store, lambda s: s.adapters())}
+    except StoreError as error:
+        log.error("adapters that were added are not served: %s", error)
+        return {}
 
 
 async def _demand(pool: PoolName) -> PoolDemand | None:

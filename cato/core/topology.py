@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
@@ -15,12 +15,14 @@ from cato.core.profile import Profile
 class AdapterSpec:
     """A LoRA adapter: a fine-tune that its base model's replicas serve too, called like a model.
 
-    `source`: a folder or a Hugging Face id.
+    `source`: a folder or a Hugging Face id. `version`: 0 for those that the engines start with;
+    one that was added later has another than any before of its name.
     """
 
     name: ModelName
     source: str
     aliases: tuple[str, ...] = ()
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class ModelSpec:
     """A model and the names it answers to.
 
     `source`: a folder, `demo` for the model that ships with CATO, or a Hugging Face id.
-    `family` names the fill-in-the-middle form (see `cato.workflows.fim`).
+    `family` names the fill-in-the-middle form (see `cato.workflows.fim`). `adapter_places`: how
+    many adapters may be added to those that the engines start with.
     """
 
     name: ModelName
@@ -36,6 +39,7 @@ class ModelSpec:
     family: str
     aliases: tuple[str, ...] = ()
     adapters: tuple[AdapterSpec, ...] = ()
+    adapter_places: int = 0
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -51,6 +55,10 @@ class ModelSpec:
     def called(self, name: str) -> ModelName:
         """What answers to `name`: this model, or one of its adapters."""
         return ModelName(next((g[0] for g in self.groups if name in g), self.name))
+
+    def adapter(self, name: ModelName) -> AdapterSpec | None:
+        """The adapter of that name; None when it is this model's own."""
+        return next((a for a in self.adapters if a.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +241,17 @@ class Topology:
     event_log: str | None = None
     store: str | None = None
     shared_pools: tuple[SharedPoolSpec, ...] = ()
+
+    def with_adapters(self, added: Mapping[ModelName, Sequence[AdapterSpec]]) -> Topology:
+        """The same with what was `added` to each base, as far as it has names and places for it."""
+        taken = {name for pool in self.pools for name in pool.model.names}
+        pools = []
+        for pool in self.pools:
+            model = pool.model
+            more = [a for a in added.get(model.name, ()) if taken.isdisjoint((a.name, *a.aliases))]
+            adapters = (*model.adapters, *more[: model.adapter_places])
+            pools.append(replace(pool, model=replace(model, adapters=adapters)))
+        return replace(self, pools=tuple(pools))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from cato.core.topology import AdapterSpec
+
 
 class Endpoint(StrEnum):
     """Which of vLLM's dialects the engine is asked in; the body is that dialect's."""
@@ -50,8 +52,8 @@ class EngineRequest:
     id and the priority (smaller is sooner). With `raw` the chunks carry the engine's own bytes, for
     requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
     Only completions and chat are also answered without `raw`. `traceparent` is the W3C trace
-    context of the run; empty when it is not traced. `model` names an adapter of the engine's model;
-    empty for that itself.
+    context of the run; empty when it is not traced. `adapter` of the engine's model; None for that
+    itself.
     """
 
     id: str
@@ -61,7 +63,7 @@ class EngineRequest:
     stream: bool = True
     raw: bool = False
     traceparent: str = ""
-    model: str = ""
+    adapter: AdapterSpec | None = None
 
 
 PREEMPTED = "preempted"

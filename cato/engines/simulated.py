@@ -224,7 +224,8 @@ class SimulatedEngine:
             yield self._counted(request)
             return
         options = self._read(request)
-        seed = simulated_seed(self._seed, request.model) if request.model else self._seed
+        adapter = request.adapter.name if request.adapter else ""
+        seed = simulated_seed(self._seed, adapter) if adapter else self._seed
         pieces, finish_reason = _answer(seed, options)
         run = _Run(request, options.prompt_tokens, pieces, finish_reason)
         if run.kv_tokens > self._profile.kv_capacity_tokens:
@@ -235,7 +236,7 @@ class SimulatedEngine:
         priority = request.priority if self._has_priority else 0
         heapq.heappush(self._waiting, (priority, next(self._arrivals), run))
         self._work.set()
-        model = request.model or self._served_model
+        model = adapter or self._served_model
         answer = _answer_form(request, options, model, finish_reason)
         try:
             sent = 0

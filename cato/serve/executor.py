@@ -431,7 +431,7 @@ class RunningTask:
             stream=call.stream,
             raw=call.raw,
             traceparent=TRACEPARENT.get(),
-            model="" if call.model == pool.model.name else call.model,
+            adapter=pool.model.adapter(call.model),
         )
         sent_s = time.monotonic()
         try:

@@ -231,10 +231,10 @@ class RayPools:
         provisioner = actors.get(actors.PROVISIONER)
         provisioner.announce.remote(self._calls)
         topology: Topology | None = await provisioner.topology.remote()
-        for pool in topology.pools if topology else ():
-            self._specs[pool.name] = pool
-            for model in pool.model.names:
-                self._pool_by_model[model] = pool.name
+        pools = topology.pools if topology else ()
+        self._specs |= {pool.name: pool for pool in pools}
+        self._name_models()
+        for pool in pools:
             router = self._router(pool.name)
             self._pictures[pool.name] = await router.picture.remote()
             for deployment in pool.deployments:
@@ -247,12 +247,15 @@ class RayPools:
 
     async def _refresh_shared(self) -> None:
         await self._shared.refresh()
-        # Models of shared pools come and go at run time.
-        self._pool_by_model = {m: p for m, p in self._pool_by_model.items() if p in self._specs}
         for part in self._shared:
             self._handle(part.deployment)
-            for model in part.model.names:
-                self._pool_by_model[model] = part.name
+        self._name_models()
+
+    def _name_models(self) -> None:
+        """Adapters and models of shared pools come and go at run time."""
+        named = [(pool.name, pool.model) for pool in self._specs.values()]
+        named += [(part.name, part.model) for part in self._shared]
+        self._pool_by_model = {name: pool for pool, model in named for name in model.names}
 
 
 class RayRecords:

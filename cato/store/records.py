@@ -8,7 +8,7 @@ from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, PoolName
 from cato.core.receipt import SlaReceipt
 from cato.core.tenancy import Usage
-from cato.core.topology import HostedModel
+from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
 from cato.profiles.schema import ProfileFile
@@ -74,6 +74,17 @@ class RegisteredModel:
     @property
     def name(self) -> ModelName:
         return self.hosted.model.name
+
+
+@dataclass(frozen=True, slots=True)
+class AddedAdapter:
+    """An adapter that was added to the model `base` at run time.
+
+    Its `version` is the instant at which it was, in milliseconds since the epoch.
+    """
+
+    base: ModelName
+    adapter: AdapterSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,16 @@ hosted_models = Table(
     Column("profile", Text, nullable=False),
 )
 
+added_adapters = Table(
+    "added_adapters",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("base", String, nullable=False),
+    Column("source", String, nullable=False),
+    Column("aliases", Text, nullable=False),
+)
+
 usual_arrivals = Table(
     "usual_arrivals",
     metadata,

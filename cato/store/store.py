@@ -19,7 +19,7 @@ from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.tenancy import Access, ApiKey, Tenant, Usage
-from cato.core.topology import HostedModel
+from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
@@ -34,8 +34,17 @@ from cato.store.errors import (
     translated,
 )
 from cato.store.location import shown, store_url
-from cato.store.records import KeptReceipt, Learnt, Limits, Reaction, Record, RegisteredModel
+from cato.store.records import (
+    AddedAdapter,
+    KeptReceipt,
+    Learnt,
+    Limits,
+    Reaction,
+    Record,
+    RegisteredModel,
+)
 from cato.store.schema import (
+    added_adapters,
     api_keys,
     dag_runs,
     hosted_models,
@@ -323,6 +332,42 @@ class MetadataStore:
             gone = connection.execute(
                 delete(hosted_models).where(columns.pool == pool, columns.name == name)
             )
+            return gone.rowcount > 0
+
+    # Adapters that were added to a base
+
+    def add_adapter(self, base: ModelName, adapter: AdapterSpec) -> AddedAdapter:
+        """Keep an adapter, in the place of one of its name."""
+        row = {
+            "name": adapter.name,
+            "version": adapter.version,
+            "base": base,
+            "source": adapter.source,
+            "aliases": json.dumps(adapter.aliases),
+        }
+        with self._transaction() as connection:
+            columns = added_adapters.c
+            connection.execute(delete(added_adapters).where(columns.name == adapter.name))
+            connection.execute(insert(added_adapters), row)
+        return AddedAdapter(base, adapter)
+
+    def adapters(self) -> tuple[AddedAdapter, ...]:
+        """All that were added, by their age."""
+        query = select(added_adapters).order_by(added_adapters.c.version)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            AddedAdapter(
+                ModelName(r.base),
+                AdapterSpec(ModelName(r.name), r.source, tuple(json.loads(r.aliases)), r.version),
+            )
+            for r in rows
+        )
+
+    def remove_adapter(self, name: ModelName) -> bool:
+        """Forget it; False when there was none."""
+        with self._transaction() as connection:
+            gone = connection.execute(delete(added_adapters).where(added_adapters.c.name == name))
             return gone.rowcount > 0
 
     def save_arrivals(self, pool: PoolName, slices: Sequence[UsualArrivals]) -> None:

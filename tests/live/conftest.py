@@ -90,7 +90,12 @@ def wait_ready(url: str, timeout_s: float = 120.0) -> None:
 
 ENGINES: dict[str, Any] = {
     "models": {
-        "sim-small": {"source": "simulated", "family": "qwen", "aliases": ["coder-fast"]},
+        "sim-small": {
+            "source": "simulated",
+            "family": "qwen",
+            "aliases": ["coder-fast"],
+            "adapter_places": 1,
+        },
         "sim-large": {
             "source": "simulated",
             "family": "qwen",

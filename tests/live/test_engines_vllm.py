@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -111,20 +112,56 @@ class TestVllmEngine(EngineConformance):
         engine = VllmEngine(SPEC, model, str(MODEL_PATH), folder, zygote.socket)
         await engine.start()
 
-        async def answer(model: str) -> str:
+        by_name = {str(a.name): a for a in adapters}
+
+        async def answer(name: str) -> str:
             request = a_request(prompt="def add(a, b):\n", max_tokens=24, temperature=0)
             chunks = await collect(
-                engine, replace(request, id=f"{request.id}-{model}", model=model)
+                engine, replace(request, id=f"{request.id}-{name}", adapter=by_name.get(name))
             )
             return "".join(chunk.text for chunk in chunks)
 
         try:
-            alone = [await answer(model) for model in ("", *names)]
+            alone = [await answer(name) for name in ("", *names)]
             together = await asyncio.gather(*map(answer, ("", *names)))
         finally:
             await engine.stop()
         assert len(set(alone)) == 3
         assert together == alone
+
+    async def test_adapters_come_and_change_while_the_engine_runs(
+        self, zygote: Zygote, tmp_path: Path
+    ) -> None:
+        def an_adapter(name: str, seed: int, version: int) -> AdapterSpec:
+            path = write_adapter(tmp_path / name, seed)
+            return AdapterSpec(ModelName(name), str(path), version=version)
+
+        model = replace(MODEL, adapter_places=2)
+        folder = os.path.dirname(zygote.socket)
+        engine = VllmEngine(SPEC, model, str(MODEL_PATH), folder, zygote.socket)
+        await engine.start()
+
+        async def answer(adapter: AdapterSpec | None) -> str:
+            request = a_request(prompt="def add(a, b):\n", max_tokens=24, temperature=0)
+            asked = replace(request, id=f"{request.id}-{uuid.uuid4().hex}", adapter=adapter)
+            return "".join(chunk.text for chunk in await collect(engine, asked))
+
+        try:
+            own = await answer(None)
+            with pytest.raises(EngineError, match="nowhere"):
+                await answer(AdapterSpec(ModelName("x"), "nowhere/at-all", version=1))
+            team = an_adapter("team", 0, 2)
+            first = await asyncio.gather(*(answer(team) for _ in range(3)))
+            changed = await answer(an_adapter("team", 1, 3))
+            other = an_adapter("other", 2, 4)
+            assert len({own, *first, changed, await answer(other)}) == 4
+            assert await answer(team) == changed, "an older one does not come back"
+            with pytest.raises(EngineError, match="2 places"):
+                await answer(an_adapter("third", 3, 5))
+            together = await asyncio.gather(answer(None), answer(other), answer(None))
+            assert together == [own, await answer(other), own]
+        finally:
+            await engine.stop()
 
 
 # The tests below end what the fixtures made, so they come last and make their own.

@@ -16,8 +16,8 @@ from tests.live.conftest import ROOT, App
 pytestmark = pytest.mark.live
 
 
-def run_cato(*words: str, timeout_s: float) -> str:
-    """The output of a command line that must end well."""
+def run_cato(*words: str, timeout_s: float, fails: bool = False) -> str:
+    """The output of a command line that must end well, or must not."""
     program = [sys.executable, "-c", "from cato.cli import main; main()", *words]
     done = subprocess.run(
         program,
@@ -29,7 +29,7 @@ def run_cato(*words: str, timeout_s: float) -> str:
         text=True,
         timeout=timeout_s,
     )
-    assert done.returncode == 0, done.stdout
+    assert (done.returncode != 0) == fails, done.stdout
     return done.stdout
 
 

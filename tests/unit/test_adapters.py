@@ -8,9 +8,9 @@ from pathlib import Path
 from ingress_kit import COMPLETION, a_profile, an_access, running
 from test_keys import a_key, bearer
 
-from cato.core.ids import ModelName
+from cato.core.ids import ModelName, PoolName
 from cato.core.tenancy import Access
-from cato.core.topology import AdapterSpec, ModelSpec
+from cato.core.topology import AdapterSpec, ModelSpec, PoolSpec, Topology
 from cato.engines.simulated import simulated_seed, simulated_text
 from cato.serve.prompts import prefix_of
 from cato.testing.local_pools import LocalPool
@@ -78,6 +78,24 @@ def test_a_prompt_in_the_cache_of_one_fine_tune_is_none_in_anothers() -> None:
     text = PROMPT * 50
     assert set(prefix_of(text, 3.5, "a")).isdisjoint(prefix_of(text, 3.5, "b"))
     assert prefix_of(text, 3.5, "a") == prefix_of(text, 3.5, "a")
+
+
+def test_what_was_added_is_served_as_far_as_there_are_names_and_places() -> None:
+    base = replace(BASE, adapter_places=2)
+    topology = Topology((PoolSpec(PoolName("p"), base, ()),))
+    added = [
+        AdapterSpec(ModelName(name), "/lora", aliases, version=i)
+        for i, (name, aliases) in enumerate(
+            [("other-coder", ()), ("x", ("fast",)), ("one", ("uno",)), ("two", ()), ("three", ())],
+            1,
+        )
+    ]
+    (pool,) = topology.with_adapters({base.name: added}).pools
+    assert [a.name for a in pool.model.adapters] == ["team-coder", "other-coder", "one", "two"]
+    assert pool.model.called("uno") == "one"
+    assert pool.model.adapter(ModelName("one")) == added[2]
+    assert pool.model.adapter(base.name) is None
+    assert topology.with_adapters({ModelName("gone"): added}) == topology
 
 
 def test_a_model_without_adapters_has_one_group_of_names() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,9 +180,11 @@ def test_missing_metrics_are_zero_and_older_names_are_known() -> None:
     assert load_of_metrics(b"vllm:gpu_cache_usage_perc 0.5").kv_cache_usage == 0.5
 
 
+MODEL = ModelSpec(ModelName("m"), "demo", "plain")
+
+
 def an_argv(spec: EngineSpec, accelerator: str, cards: int = 0) -> list[str]:
-    model = ModelSpec("m", "demo", "plain")  # type: ignore[arg-type]
-    return server_argv(spec, model, "/m", "/s.sock", accelerator=accelerator, cards=cards)
+    return server_argv(spec, MODEL, "/m", "/s.sock", accelerator=accelerator, cards=cards)
 
 
 def test_cpu_engine_gets_bounded_memory_and_small_prompt_pieces() -> None:
@@ -198,21 +201,34 @@ def test_adapters_are_loaded_at_the_start_with_room_for_the_largest(tmp_path: Pa
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
     adapters = [AdapterSpec(ModelName(n), str(tmp_path / n)) for n in "ab"]
     adapters.append(AdapterSpec(ModelName("c"), "org/lora"))
-    argv = adapter_argv(adapters, "gpu")
+    model = replace(MODEL, adapters=tuple(adapters))
+    argv = adapter_argv(model, "gpu")
     assert argv[argv.index("--max-lora-rank") + 1] == "32"
     at = argv.index("--lora-modules")
     assert argv[at + 1 :] == [f"a={tmp_path}/a", f"b={tmp_path}/b", "c=org/lora"]
     assert argv[argv.index("--max-loras") + 1] == "3"
-    on_cpu = adapter_argv(adapters, "cpu")
+    on_cpu = adapter_argv(model, "cpu")
     assert on_cpu[on_cpu.index("--max-loras") + 1] == "4", "one place stays empty"
-    assert adapter_argv([], "cpu") == []
+    assert adapter_argv(MODEL, "cpu") == []
+
+
+def test_places_are_kept_for_adapters_that_come_later(tmp_path: Path) -> None:
+    argv = adapter_argv(replace(MODEL, adapter_places=2), "gpu")
+    assert argv[argv.index("--max-loras") + 1] == "2"
+    assert "--lora-modules" not in argv
+    (tmp_path / "adapter_config.json").write_text('{"r": 1}')
+    small = AdapterSpec(ModelName("a"), str(tmp_path))
+    argv = adapter_argv(replace(MODEL, adapters=(small,), adapter_places=9), "gpu")
+    assert argv[argv.index("--max-loras") + 1] == "8"
+    assert argv[argv.index("--max-cpu-loras") + 1] == "10"
+    assert argv[argv.index("--max-lora-rank") + 1] == "16", "of those that come nothing is known"
 
 
 @pytest.mark.parametrize(("config", "words"), [("{}", "not a LoRA"), ('{"r": 1024}', "1 to 512")])
 def test_a_folder_that_is_no_adapter_says_so(tmp_path: Path, config: str, words: str) -> None:
     (tmp_path / "adapter_config.json").write_text(config)
     with pytest.raises(EngineError, match=words):
-        adapter_argv([AdapterSpec(ModelName("a"), str(tmp_path))], "gpu")
+        adapter_argv(replace(MODEL, adapters=(AdapterSpec(ModelName("a"), str(tmp_path)),)), "gpu")
 
 
 def test_accelerator_gets_only_what_the_spec_says() -> None:

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +22,13 @@ from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import PoolErrors
 from cato.core.ids import ModelName, PoolName, TaskName
 from cato.core.receipt import WITHHELD
+from cato.core.topology import AdapterSpec
 from cato.estimators.dag_match import FROM_USER, SuperGraph, SuperNode
 from cato.estimators.stages import FinishedStages
 from cato.profiles.schema import DecodeSection, PrefillSection, ProfileFile, Provenance
 from cato.store.errors import StoreError, StoreRecordError, StoreTooNewError
 from cato.store.location import STORE_VARIABLE, default_location, store_url
-from cato.store.records import KeptReceipt, Learnt, Limits
+from cato.store.records import AddedAdapter, KeptReceipt, Learnt, Limits
 from cato.store.schema import metadata
 from cato.store.store import MetadataStore
 
@@ -249,7 +251,7 @@ def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:
     engine = create_engine(store_url(location))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0005.*name another"):
+    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0006.*name another"):
         MetadataStore.open(location)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM length_samples").scalar() == 1
@@ -267,6 +269,27 @@ def test_the_file_is_for_its_owner_in_wal_mode_with_foreign_keys(tmp_path: Path)
     with store._engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
     store.close()
+
+
+# Adapters that were added to a base
+
+
+def test_adapters_are_there_after_a_restart_until_they_are_removed(tmp_path: Path) -> None:
+    base = ModelName("base")
+    first = AdapterSpec(ModelName("a"), "/lora/a", ("alias",), version=5)
+    other = AdapterSpec(ModelName("b"), "org/b", version=6)
+    again = AdapterSpec(ModelName("a"), "/lora/new", version=7)
+    with closing(MetadataStore.open(tmp_path / "m.db")) as store:
+        assert store.adapters() == ()
+        assert store.add_adapter(base, first) == AddedAdapter(base, first)
+        store.add_adapter(base, other)
+    with closing(MetadataStore.open(tmp_path / "m.db")) as store:
+        assert [a.adapter for a in store.adapters()] == [first, other]
+        store.add_adapter(base, again)
+        assert [a.adapter for a in store.adapters()] == [other, again]
+        assert store.remove_adapter(ModelName("a"))
+        assert not store.remove_adapter(ModelName("a"))
+        assert [a.adapter for a in store.adapters()] == [other]
 
 
 # Where

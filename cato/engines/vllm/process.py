@@ -14,11 +14,12 @@ from pathlib import Path
 
 import aiohttp
 
+from cato.config import places
 from cato.core.errors import EngineDeadError, EngineError, InputError
-from cato.core.topology import EngineSpec, ModelSpec
+from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
 from cato.engines.vllm import dialects, stream, zygote
-from cato.engines.vllm.adapters import adapter_argv
+from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
 
@@ -72,7 +73,7 @@ def server_argv(
         argv += ["--scheduling-policy", "priority"]
     if enforce_eager:
         argv.append("--enforce-eager")
-    argv += adapter_argv(model.adapters, accelerator)
+    argv += adapter_argv(model, accelerator)
     argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
     argv += ["--disable-uvicorn-access-log", *spec.args]
     return argv
@@ -117,6 +118,9 @@ class VllmEngine:
         self._facts = EngineFacts("vllm", model.name, spec.max_num_seqs, 0, simulated=False)
         self._death: asyncio.Future[str] | None = None
         self._lock = asyncio.Lock()
+        # Adapters that came after the start, by name, and who may change them.
+        self._added: dict[str, AdapterSpec] = {}
+        self._adding = asyncio.Lock()
         self._own_zygote: Zygote | None = None
         self._owner: asyncio.StreamWriter | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -178,7 +182,10 @@ class VllmEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
         session = self._ready_session()
         body = dict(request.body)
-        body["model"] = request.model or self._server_model
+        body["model"] = self._server_model
+        if request.adapter is not None:
+            await self._hold(request.adapter)
+            body["model"] = request.adapter.name
         if request.endpoint.generates:
             body["stream"] = request.stream
             if self._spec.priority_scheduling:
@@ -253,6 +260,37 @@ class VllmEngine:
         self._facts = replace(self._facts, served_model=model.name)
         return float(answer["results"][0])
 
+    async def _hold(self, adapter: AdapterSpec) -> None:
+        """Load an adapter that the server was not started with; raise `EngineError` if it is none.
+
+        When one of the name comes again its weights may have changed under the same path, which the
+        server's prefix cache would not notice.
+        """
+        if adapter.version == 0 or self._added.get(adapter.name) == adapter:
+            return
+        async with self._adding:
+            held = self._added.get(adapter.name)
+            if held is not None and held.version >= adapter.version:
+                return
+            had, most = len(self._added), self._model.adapter_places
+            if held is None and self._accelerator == "cpu" and had >= most:
+                # One more would be given to calls without an adapter: see `adapter_argv`.
+                raise EngineError(
+                    f"this engine has had {had} adapters since its start, of {most} places on a "
+                    f"CPU, so {adapter.name} needs new replicas: `serve deploy` starts some"
+                )
+            body = {
+                "lora_name": adapter.name,
+                "lora_path": places.model_path(adapter.source),
+                "load_inplace": held is not None,
+            }
+            await self._ask(
+                "POST", "/v1/load_lora_adapter", json.dumps(body).encode(), _SWAP_TIMEOUT
+            )
+            if held is not None:
+                await self._ask("POST", "/reset_prefix_cache")
+            self._added[adapter.name] = adapter
+
     def _renamed(self, chunk: EngineChunk) -> EngineChunk:
         """The engine names the model that it was started with."""
         if not chunk.raw or self._server_model == self._model.name:
@@ -290,7 +328,12 @@ class VllmEngine:
             cards=self._cards,
         )
         self._server_model = self._model.name
-        env = {**(SWAP_ENV if spec.swap else {}), **spec.env}
+        self._added.clear()
+        env = {
+            **(SWAP_ENV if spec.swap else {}),
+            **(ADAPTER_ENV if self._model.adapter_places else {}),
+            **spec.env,
+        }
         request = {"argv": argv, "env": env, "log": self.log}
         try:
             reader, self._owner = await asyncio.open_unix_connection(zygote_socket)

@@ -1,0 +1,63 @@
+"""LoRA adapters that `cato models` adds to a base while its replicas run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from cato.cli.client import fail
+from cato.cli.profile import ReplicaCaller, find_replica
+from cato.core.topology import AdapterSpec, PoolSpec, Topology
+
+TRIAL = {"prompt": "def add(a, b):\n", "max_tokens": 1}
+
+
+def base_pool(topology: Topology, base: str) -> PoolSpec:
+    """The pool of the model that `base` names, when it has a place for one more adapter."""
+    for pool in topology.pools:
+        if base in pool.model.groups[0]:
+            break
+    else:
+        known = ", ".join(p.model.name for p in topology.pools) or "none"
+        fail(f"--base: no pool serves a model {base!r}; there are: {known}")
+    model = pool.model
+    added = sum(a.version > 0 for a in model.adapters)
+    if added >= model.adapter_places:
+        has = f"has places for {model.adapter_places}" if added else "has no place for one"
+        fail(
+            f"{model.name} {has}: set models.{model.name}.adapter_places in the deployment file "
+            "and deploy it again, or remove one"
+        )
+    return pool
+
+
+def try_out(pool: PoolSpec, adapter: AdapterSpec) -> float:
+    """Let a replica of each deployment load it and answer once; the most seconds it took.
+
+    Raise `EngineError` with the engine's words when that fails.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(f"loading {adapter.name} beside {pool.model.name}")
+        return asyncio.run(_try_out(pool, adapter))
+
+
+async def _try_out(pool: PoolSpec, adapter: AdapterSpec) -> float:
+    took_s = 0.0
+    for deployment in pool.deployments:
+        found = await find_replica(pool, deployment)
+        caller = ReplicaCaller(deployment.name, found.replica, adapter)
+        started_s = time.monotonic()
+        async for _ in caller.stream(TRIAL):
+            pass
+        took_s = max(took_s, time.monotonic() - started_s)
+    return took_s
+
+
+def dated(adapter: AdapterSpec) -> AdapterSpec:
+    """With the version of now: engines load it even when they had one of its name."""
+    return replace(adapter, version=time.time_ns() // 1_000_000)

@@ -87,6 +87,12 @@ def profile(
             asyncio.run(_profile(deployment, out, command, plan, seed))
     except CatoError as error:
         console.print(str(error), style="red", markup=False)
+        if isinstance(error, ReplicaLostError):
+            console.print(
+                "Nothing was written. A pool without work lets replicas go while one is measured: "
+                "try again, or keep them with `scaling: {policy: none}`.",
+                highlight=False,
+            )
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         console.print("Interrupted; nothing was written.")

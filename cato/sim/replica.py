@@ -3,7 +3,8 @@
 The engine runs steps. A step gives each decoding sequence one token and may process prompts:
 without chunking a prompt step stalls the decoding (vLLM's first scheduler, SABER's testbed), with
 chunking each step has a token budget that decoding uses first (vLLM V1). Step times come from a
-`Profile`: decode_base + decode_per_request · b + decode_per_context_token · Σ context.
+`Profile`: decode_base + decode_per_request · b + decode_per_context_token · Σ context. What a
+prompt costs as such (prefill_per_request) is charged with the last of its chunks.
 
 Steps in which nothing but decoding happens are not run one by one: k steps of the same batch take
 k·(base + per_request·b + per_context·S) + per_context·b·k(k-1)/2 with S the context at the first,
@@ -332,7 +333,9 @@ class SimReplica:
                 break
             chunk.append((sequence, tokens))
             left -= tokens
+        ended = sum(tokens == sequence.prefill_left for sequence, tokens in chunk)
         extra_s = (budget - left) * self._per_prompt_token_s()
+        extra_s += ended * self.profile.prefill_per_request_s
         return self._decode(now_s, batch, 1, extra_s, tuple(chunk))
 
     def _decode(

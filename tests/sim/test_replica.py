@@ -200,7 +200,8 @@ class PlainEngine:
         base_s = p.decode_base_s if batch else 0.0
         if prompts:
             base_s = max(base_s, p.prefill_base_s)
-        step_s = base_s + token_s * tokens
+        ended = sum(job.processed + n == job.whole for job, n in prompts)
+        step_s = base_s + token_s * tokens + p.prefill_per_request_s * ended
         if batch:
             step_s += p.decode_per_request_s * batch
             step_s += p.decode_per_context_token_s * self.context()

@@ -88,9 +88,15 @@ def test_the_most_patient_of_a_batch_gives_way() -> None:
     assert gives_way(a_full_replica(PRESSED, PATIENT), URGENT) == ["patient"]
 
 
-def test_any_of_those_that_wait_may_take_the_place() -> None:
+def test_the_place_would_go_to_the_first_of_the_queue() -> None:
     can_wait = an_exchangeable("can-wait", due_s=20.0)
-    assert gives_way(a_full_replica(PATIENT), can_wait, URGENT) == ["patient"]
+    assert gives_way(a_full_replica(PATIENT), URGENT, can_wait) == ["patient"]
+    assert gives_way(a_full_replica(PATIENT), can_wait, URGENT) == []
+
+
+def test_nobody_changes_places_in_a_long_queue() -> None:
+    assert gives_way(a_full_replica(PATIENT), *[URGENT] * 7) == ["patient"]
+    assert gives_way(a_full_replica(PATIENT), *[URGENT] * 8) == []
 
 
 def test_a_call_whose_task_is_decided_downstream_gains_little() -> None:

@@ -26,13 +26,14 @@ class ForesightPreemption:
 
     Cannot be in time: those that run beside it gain by shorter steps, or one that waits for its
     place and can still be in time. It goes behind all that can be met. Can wait: the pool is full,
-    and of the call that runs and one that waits, more SLOs are met when they change places until
-    the next place becomes free, by `least_exchange` or more. Tokens are kept; the context is
-    processed again.
+    and of the call that runs and the first that waits, more SLOs are met when they change places
+    until the next place becomes free, by `least_exchange` or more. In a queue longer than
+    `longest_queue` it would not come back in time. Tokens are kept; the context is processed again.
     """
 
     least_gain: float = 0.1
     least_exchange: float = 0.2
+    longest_queue: int = 7
 
     def preempt(
         self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
@@ -54,18 +55,20 @@ class ForesightPreemption:
             worst = sorted(lost, key=lambda p: (-p.left_tokens, p.invocation.id))[:wanting]
             reason = "cannot be in time; one that can waits for its place"
             return [(p.invocation.id, reason) for p in worst]
-        if replica.prefilling or place_s <= 0:
+        may_exchange = 0 < len(waiting) <= self.longest_queue and waiting[0].deadline_s < inf
+        if not may_exchange or replica.prefilling or place_s <= 0:
             return ()
-        return self._exchange(replica, outlook, waiting, now_s, place_s)
+        return self._exchange(replica, outlook, waiting[0], now_s, place_s)
 
     def _exchange(
         self,
         replica: ReplicaView,
         outlook: Outlook,
-        waiting: Sequence[Invocation],
+        first: Invocation,
         now_s: float,
         place_s: float,
     ) -> Sequence[tuple[InvocationId, str]]:
+        """Whether the first of the queue, to whom a place goes, should have that of another."""
         profile, running = replica.profile, outlook.prospects
         context_tokens = max(p.context_tokens for p in running)
         back_s = now_s + place_s + profile.prefill_s(int(context_tokens))
@@ -73,29 +76,28 @@ class ForesightPreemption:
         losses = [
             ((now - then) * _share(p, profile, len(running)), i)
             for i, (p, now, then) in enumerate(zip(running, outlook.chances, later, strict=True))
-            if p.due_s < inf and p.invocation.resumable
+            if _may_be_taken_back(p)
         ]
         if not losses:
             return ()
         loss, at = min(losses)
         rest = [*running[:at], *running[at + 1 :]]
-        others_before = outlook.total - outlook.chances[at]
-        most, best = 0.0, None
-        for invocation in waiting:
-            if invocation.deadline_s == inf:
-                continue
-            newcomer = prospect_of_newcomer(invocation)
-            start_s = now_s + profile.prefill_s(invocation.prompt_tokens)
-            own, others = beside(profile, rest, newcomer, start_s)
-            waited, _ = beside(profile, rest, newcomer, start_s + place_s)
-            gain = (own - waited) * _share(newcomer, profile, len(running))
-            gain += others - others_before - loss
-            if gain > most:
-                most, best = gain, invocation
-        if best is None or most < self.least_exchange:
+        newcomer = prospect_of_newcomer(first)
+        start_s = now_s + profile.prefill_s(first.prompt_tokens)
+        own, others = beside(profile, rest, newcomer, start_s)
+        waited, _ = beside(profile, rest, newcomer, start_s + place_s)
+        gain = (own - waited) * _share(newcomer, profile, len(running)) - loss
+        gain += others - (outlook.total - outlook.chances[at])
+        if gain < self.least_exchange:
             return ()
-        reason = f"can wait {place_s:.2f} s for a place, {best.id} cannot: {most:.2f} SLOs more"
+        reason = f"can wait {place_s:.2f} s for a place, {first.id} cannot: {gain:.2f} SLOs more"
         return [(running[at].invocation.id, reason)]
+
+
+def _may_be_taken_back(prospect: Prospect) -> bool:
+    """It has something to be in time for, and is no stream, whose start would look missed then."""
+    invocation = prospect.invocation
+    return prospect.due_s < inf and invocation.resumable and not invocation.until_first_token
 
 
 def _share(prospect: Prospect, profile: Profile, batch: int) -> float:

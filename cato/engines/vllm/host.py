@@ -19,6 +19,7 @@ MAX_SOCKET_PATH_BYTES = 107 - len(".starting")
 PRELOAD_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = zygote.KILL_AFTER_S + 2.0
 _POLL_S = 0.02
+_ANSWERS_WITHIN_S = 5.0
 _LAST_WORDS_BYTES = 8192
 _LAST_WORDS_LINES = 30
 
@@ -115,14 +116,24 @@ class Zygote:
             ) from exc
 
     async def _answers(self) -> bool:
+        """A connection alone says nothing: the kernel closes the socket of a process that was
+        killed after it has told others of the end. A request is answered, if only by an error."""
         try:
-            _, writer = await asyncio.open_unix_connection(self.socket)
+            reader, writer = await asyncio.open_unix_connection(self.socket)
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except BlockingIOError:  # more connections wait than it has accepted
             return True
-        writer.close()
-        return True
+        try:
+            writer.write(b"{}\n")
+            async with asyncio.timeout(_ANSWERS_WITHIN_S):
+                return bool(await reader.readline())
+        except TimeoutError:  # it forks
+            return True
+        except ConnectionError:
+            return False
+        finally:
+            writer.close()
 
     async def wait_dead(self) -> str:
         """Return, with the reason, when the process has ended."""

@@ -87,7 +87,8 @@ def add(
                 fail("--base: an adapter has the pool, family and profile of its base")
             _add_adapter(AdapterSpec(ModelName(name), source, tuple(alias or ())), base, address)
             return
-        spec, topology = _shared_pool(address, pool)
+        topology = _topology(address)
+        spec = _shared_pool(topology, pool)
         _check_free(topology, (name, *(alias or ())))
         model = ModelSpec(ModelName(name), source, family or family_of(source), tuple(alias or ()))
         hosted = HostedModel(model, profile, weights_bytes=weights, slo_s=slo)
@@ -98,7 +99,8 @@ def add(
 def measure_anew(name: Name, pool: Pool = None, address: Address = "auto") -> None:
     """Measure a model that was added once more; what is found counts from then on."""
     with _errors():
-        spec, topology = _shared_pool(address, pool)
+        topology = _topology(address)
+        spec = _shared_pool(topology, pool)
         known = _newest(topology, spec.name, name)
         _measure_and_keep(spec, topology, known.hosted)
 
@@ -139,7 +141,8 @@ def list_models(address: Address = "auto") -> None:
 def show(name: Name, pool: Pool = None, address: Address = "auto") -> None:
     """Show every measurement of a model that was added."""
     with _errors():
-        spec, topology = _shared_pool(address, pool)
+        topology = _topology(address)
+        spec = _shared_pool(topology, pool)
         _newest(topology, spec.name, name)
         table = Table("version", "measured", "source", "load s", "reload s", "TTFT ms", "tokens/s")
         for m in _registered(topology):
@@ -166,7 +169,7 @@ def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
         if _removed_adapter(topology, name):
             console.print(f"{name} is no longer served.", highlight=False)
             return
-        spec, topology = _shared_pool(address, pool)
+        spec = _shared_pool(topology, pool)
         _newest(topology, spec.name, name)
         _ask("remove_model", spec.name, ModelName(name))
         with _opened(topology) as store:
@@ -336,16 +339,15 @@ def _topology(address: str) -> Topology:
     return topology
 
 
-def _shared_pool(address: str, name: str | None) -> tuple[SharedPoolSpec, Topology]:
-    topology = _topology(address)
+def _shared_pool(topology: Topology, name: str | None) -> SharedPoolSpec:
     if not topology.shared_pools:
         fail("the deployment has no shared pool; see deployments/shared.yaml")
     known = {s.name: s for s in topology.shared_pools}
     if name is None and len(known) == 1:
-        return topology.shared_pools[0], topology
+        return topology.shared_pools[0]
     if name is None or name not in known:
         fail(f"--pool must name one of the shared pools: {', '.join(known)}")
-    return known[PoolName(name)], topology
+    return known[PoolName(name)]
 
 
 def _ask(method: str, *args: object) -> Any:

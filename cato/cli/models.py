@@ -166,14 +166,12 @@ def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
     """Let nobody ask for a model or an adapter any more, and forget its measurements."""
     with _errors():
         topology = _topology(address)
-        if _removed_adapter(topology, name):
-            console.print(f"{name} is no longer served.", highlight=False)
-            return
-        spec = _shared_pool(topology, pool)
-        _newest(topology, spec.name, name)
-        _ask("remove_model", spec.name, ModelName(name))
-        with _opened(topology) as store:
-            store.remove_model(spec.name, ModelName(name))
+        if not _removed_adapter(topology, name):
+            spec = _shared_pool(topology, pool)
+            _newest(topology, spec.name, name)
+            _ask("remove_model", spec.name, ModelName(name))
+            with _opened(topology) as store:
+                store.remove_model(spec.name, ModelName(name))
         console.print(f"{name} is no longer served.", highlight=False)
 
 
@@ -185,8 +183,8 @@ def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
     adapter = dated(adapter)
     took_s = try_out(pool, adapter)
     with _opened(topology) as store:
-        added = store.add_adapter(pool.model.name, adapter)
-    _ask_provisioner("add_adapter", added)
+        store.add_adapter(pool.model.name, adapter)
+    _ask_provisioner("read_adapters")
     console.print(
         f"{adapter.name} is served by {pool.name}, beside {pool.model.name}: loaded and answered "
         f"in {took_s:.2f} s.",
@@ -199,7 +197,7 @@ def _removed_adapter(topology: Topology, name: str) -> bool:
     with _opened(topology) as store:
         if not store.remove_adapter(ModelName(name)):
             return False
-    _ask_provisioner("remove_adapter", ModelName(name))
+    _ask_provisioner("read_adapters")
     return True
 
 

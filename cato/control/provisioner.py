@@ -46,7 +46,7 @@ class ResourceProvisioner:
         self._fleet: FleetOrchestrator | None = None
         self._looking: asyncio.Task[None] | None = None
         # That were added to a base since the deployment; None until the store was read.
-        self._adapters: dict[ModelName, AddedAdapter] | None = None
+        self._adapters: tuple[AddedAdapter, ...] | None = None
 
     async def register(
         self,
@@ -61,7 +61,10 @@ class ResourceProvisioner:
         if self._fleet is None or topology != self._fleet.topology:
             self._fleet = FleetOrchestrator(topology, profiles)
         if self._adapters is None:
-            self._adapters = await _added_adapters(topology.store)
+            try:
+                await self.read_adapters()
+            except StoreError as error:
+                log.error("adapters that were added are not served yet: %s", error)
         for pool, policy in policies.items():
             self._fleet.configure(pool, scaling[pool], policy)
         if self._looking is None or self._looking.done():
@@ -77,17 +80,15 @@ class ResourceProvisioner:
         if self._fleet is None:
             return None
         added: dict[ModelName, list[AdapterSpec]] = {}
-        for one in (self._adapters or {}).values():
+        for one in self._adapters or ():
             added.setdefault(one.base, []).append(one.adapter)
         return self._fleet.topology.with_adapters(added)
 
-    async def add_adapter(self, added: AddedAdapter) -> None:
-        """It can be called from now on, in the place of one of its name."""
-        self._adapters = {**(self._adapters or {}), added.adapter.name: added}
-
-    async def remove_adapter(self, name: ModelName) -> None:
-        """It can not be called any more."""
-        self._adapters = {n: a for n, a in (self._adapters or {}).items() if n != name}
+    async def read_adapters(self) -> None:
+        """Those that the metadata store holds now can be called; raise `StoreError`."""
+        if self._fleet is not None:
+            store = self._fleet.topology.store
+            self._adapters = await with_store(store, lambda s: s.adapters())
 
     async def scale(self, deployment: str, replicas: int) -> int:
         """Ask for `replicas`; returns what the bounds allow.
@@ -130,15 +131,6 @@ class ResourceProvisioner:
         fewer = [o for o in orders if o.replicas < served[o.deployment].target]
         if fewer:
             await _tell_who_leaves(fleet.topology, fewer, served)
-
-
-async def _added_adapters(store: str | None) -> dict[ModelName, AddedAdapter]:
-    """None, and a line in the log, when the store cannot be read."""
-    try:
-        return {a.adapter.name: a for a in await with_store(store, lambda s: s.adapters())}
-    except StoreError as error:
-        log.error("adapters that were added are not served: %s", error)
-        return {}
 
 
 async def _demand(pool: PoolName) -> PoolDemand | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from typing import TypeVar
 
 from cato.store.location import default_location
@@ -16,10 +17,7 @@ async def with_store(location: str | None, use: Callable[[MetadataStore], T]) ->
     """`use` of the store at `location` (None: the default's), in a thread; raise `StoreError`."""
 
     def open_and_use() -> T:
-        store = MetadataStore.open(location or default_location())
-        try:
+        with closing(MetadataStore.open(location or default_location())) as store:
             return use(store)
-        finally:
-            store.close()
 
     return await asyncio.to_thread(open_and_use)

@@ -334,42 +334,6 @@ class MetadataStore:
             )
             return gone.rowcount > 0
 
-    # Adapters that were added to a base
-
-    def add_adapter(self, base: ModelName, adapter: AdapterSpec) -> AddedAdapter:
-        """Keep an adapter, in the place of one of its name."""
-        row = {
-            "name": adapter.name,
-            "version": adapter.version,
-            "base": base,
-            "source": adapter.source,
-            "aliases": json.dumps(adapter.aliases),
-        }
-        with self._transaction() as connection:
-            columns = added_adapters.c
-            connection.execute(delete(added_adapters).where(columns.name == adapter.name))
-            connection.execute(insert(added_adapters), row)
-        return AddedAdapter(base, adapter)
-
-    def adapters(self) -> tuple[AddedAdapter, ...]:
-        """All that were added, by their age."""
-        query = select(added_adapters).order_by(added_adapters.c.version)
-        with self._reading() as connection:
-            rows = connection.execute(query).all()
-        return tuple(
-            AddedAdapter(
-                ModelName(r.base),
-                AdapterSpec(ModelName(r.name), r.source, tuple(json.loads(r.aliases)), r.version),
-            )
-            for r in rows
-        )
-
-    def remove_adapter(self, name: ModelName) -> bool:
-        """Forget it; False when there was none."""
-        with self._transaction() as connection:
-            gone = connection.execute(delete(added_adapters).where(added_adapters.c.name == name))
-            return gone.rowcount > 0
-
     def save_arrivals(self, pool: PoolName, slices: Sequence[UsualArrivals]) -> None:
         """The newest of each model and time of day counts."""
         rows = [{"pool": pool, **asdict(s)} for s in slices]
@@ -391,6 +355,41 @@ class MetadataStore:
             UsualArrivals(ModelName(r.model), r.is_weekend, r.slice, r.arrivals, r.days)
             for r in rows
         )
+
+    # Adapters that were added to a base
+
+    def add_adapter(self, base: ModelName, adapter: AdapterSpec) -> None:
+        """Keep an adapter, in the place of one of its name."""
+        row = {
+            "name": adapter.name,
+            "version": adapter.version,
+            "base": base,
+            "source": adapter.source,
+            "aliases": json.dumps(adapter.aliases),
+        }
+        with self._transaction() as connection:
+            columns = added_adapters.c
+            connection.execute(delete(added_adapters).where(columns.name == adapter.name))
+            connection.execute(insert(added_adapters), row)
+
+    def adapters(self) -> tuple[AddedAdapter, ...]:
+        """All that were added, by their age."""
+        query = select(added_adapters).order_by(added_adapters.c.version)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            AddedAdapter(
+                ModelName(r.base),
+                AdapterSpec(ModelName(r.name), r.source, tuple(json.loads(r.aliases)), r.version),
+            )
+            for r in rows
+        )
+
+    def remove_adapter(self, name: ModelName) -> bool:
+        """Forget it; False when there was none."""
+        with self._transaction() as connection:
+            gone = connection.execute(delete(added_adapters).where(added_adapters.c.name == name))
+            return gone.rowcount > 0
 
     # Connections
 

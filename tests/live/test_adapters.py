@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
-import httpx
 import pytest
 
 from cato.engines.simulated import simulated_seed, simulated_text
 from tests.live.conftest import App
+from tests.live.test_losses import until
 from tests.live.test_profile import run_cato
+from tests.live.test_shared_pool import PROMPT, TOKENS, ask
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
-
-PROMPT = "def f(x):\n    return"
-TOKENS = 12
-WAIT_S = 60.0
-
-
-def ask(app: App, model: str) -> httpx.Response:
-    body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True}
-    return app.post("/v1/completions", body)
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.2)
 
 
 def test_an_adapter_is_added_served_kept_and_removed(app: App) -> None:
@@ -40,7 +22,7 @@ def test_an_adapter_is_added_served_kept_and_removed(app: App) -> None:
     new = ("models", "add", "team-coder", "--base=coder-fast", "--source=/lora/team")
     added = run_cato(*new, "--alias=team", *where, timeout_s=200)
     assert "team-coder is served by small, beside sim-small" in added
-    until(lambda: ask(app, "team").status_code == 200, "the adapter is not served")
+    until(lambda: ask(app, "team").status_code == 200)
     answer = ask(app, "team").json()
     assert answer["model"] == "team-coder"
     assert answer["choices"][0]["text"] == simulated_text(
@@ -51,11 +33,11 @@ def test_an_adapter_is_added_served_kept_and_removed(app: App) -> None:
     assert "sim-small has places for 1" in again
 
     ray.kill(actors.get(actors.PROVISIONER), no_restart=False)
-    until(lambda: _is_known_again(), "the Provisioner forgot the adapter")
+    until(_is_known_again)
     assert ask(app, "team-coder").status_code == 200
 
     run_cato("models", "remove", "team-coder", *where, timeout_s=100)
-    until(lambda: ask(app, "team").status_code == 404, "the removed adapter is still served")
+    until(lambda: ask(app, "team").status_code == 404)
     assert ask(app, "coder-fast").status_code == 200
 
 

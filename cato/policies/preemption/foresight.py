@@ -33,6 +33,7 @@ class ForesightPreemption:
 
     least_gain: float = 0.1
     least_exchange: float = 0.2
+    # Below `PREEMPTORS_SHOWN` of the orchestrator: of a longer queue no more is seen.
     longest_queue: int = 7
 
     def preempt(

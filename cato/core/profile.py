@@ -51,6 +51,31 @@ class Profile:
         )
         return time_s if time_s > 0.0 else 0.0
 
+    def step_s(
+        self, batch: int, held_tokens: float, prompt_tokens: int = 0, prompts_ended: int = 0
+    ) -> float:
+        """Time of one step of an engine that mixes pieces of prompts with decoding.
+
+        `batch` requests get a token each, `held_tokens` are in the KV cache, `prompt_tokens` are
+        processed beside them. Its base is shared; what a prompt costs as such
+        (`prefill_per_request_s`) comes with the last of its pieces, whose step is also its first
+        token's.
+        """
+        base_s = self.decode_base_s if batch else 0.0
+        if prompt_tokens:
+            base_s = max(base_s, self.prefill_base_s)
+        return (
+            base_s
+            + self.decode_per_request_s * batch
+            + self.decode_per_context_token_s * held_tokens * (batch > 0)
+            + (prompt_tokens * self.prompt_token_s + prompts_ended * self.prefill_per_request_s)
+        )
+
+    @property
+    def prompt_token_s(self) -> float:
+        """What each token more of a prompt costs."""
+        return self.prefill_per_batch_token_s + self.prefill_per_token_s
+
     def service_s(self, prompt_tokens: int, output_tokens: int, batch: int = 1) -> float:
         """Time from start to last token in a steady batch of `batch`, without queueing."""
         steps = output_tokens - 1 if output_tokens > 1 else 0

@@ -368,23 +368,21 @@ class SimulatedEngine:
             self._running.append(run)
 
     def _plan_step(self) -> tuple[list[_Run], float]:
-        """Who gets a token in the next step, and how long it takes."""
-        profile = self._profile
-        room, step_s = self._batched_tokens, 0.0
-        emitting: list[_Run] = []
+        """Who gets a token in the next step, and how long it takes: `Profile.step_s`."""
+        emitting = [run for run in self._running if run.prefilled_tokens >= run.prompt_tokens]
+        held = sum(run.prefilled_tokens + run.emitted_tokens for run in self._running)
+        batch, prompt_tokens = len(emitting), 0
+        room = max(1, self._batched_tokens - batch)  # decoding comes first
         for run in self._running:
-            left = run.prompt_tokens - run.prefilled_tokens
-            if left > 0:
-                piece = min(left, room)
+            piece = min(run.prompt_tokens - run.prefilled_tokens, room)
+            if piece > 0:
                 room -= piece
+                prompt_tokens += piece
                 run.prefilled_tokens += piece
-                step_s += profile.prefill_s(run.prompt_tokens) * piece / run.prompt_tokens
-            if run.prefilled_tokens >= run.prompt_tokens:
-                emitting.append(run)
-        if emitting:
-            context = sum(run.prompt_tokens + run.emitted_tokens for run in emitting)
-            step_s += profile.decode_step_s(len(emitting), context / len(emitting))
-        return emitting, step_s
+                if run.prefilled_tokens == run.prompt_tokens:
+                    emitting.append(run)
+        ended = len(emitting) - batch
+        return emitting, self._profile.step_s(batch, held, prompt_tokens, ended)
 
 
 def _whole_number(name: str, value: object, *, least: int, default: int) -> int:

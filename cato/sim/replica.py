@@ -293,7 +293,7 @@ class SimReplica:
             return self._plan_chunk(now_s, batch, self._chunk_budget())
         if batch == 0:
             return None
-        return self._decode(now_s, batch, self._steps_left(batch), 0.0, ())
+        return self._decode(now_s, batch, self._steps_left(batch), ())
 
     def _plan_prompts(self, now_s: float) -> _Stretch:
         """One step for as many of the waiting prompts as its budget holds."""
@@ -307,11 +307,8 @@ class SimReplica:
             together.append((sequence, sequence.prefill_left))
             tokens += sequence.prefill_left
         n = len(together)
-        step_s = self.profile.prefill_s(1, n) + self._per_prompt_token_s() * (tokens - n)
+        step_s = self.profile.prefill_s(1, n) + self.profile.prompt_token_s * (tokens - n)
         return _Stretch(now_s, step_s, 0.0, 1, 0, tuple(together))
-
-    def _per_prompt_token_s(self) -> float:
-        return self.profile.prefill_per_batch_token_s + self.profile.prefill_per_token_s
 
     def _chunk_budget(self) -> int:
         """Prompt tokens of one step: decoding comes first, but prompts never stand still."""
@@ -323,8 +320,7 @@ class SimReplica:
         full = (head.prefill_left - 1) // budget
         if full >= 1:
             steps = min(full, self._steps_left(batch + budget))
-            extra_s = budget * self._per_prompt_token_s()
-            return self._decode(now_s, batch, steps, extra_s, ((head, budget),))
+            return self._decode(now_s, batch, steps, ((head, budget),))
         chunk: list[tuple[Sequence, int]] = []
         left = budget
         for sequence in self._prefilling:
@@ -334,31 +330,22 @@ class SimReplica:
             chunk.append((sequence, tokens))
             left -= tokens
         ended = sum(tokens == sequence.prefill_left for sequence, tokens in chunk)
-        extra_s = (budget - left) * self._per_prompt_token_s()
-        extra_s += ended * self.profile.prefill_per_request_s
-        return self._decode(now_s, batch, 1, extra_s, tuple(chunk))
+        return self._decode(now_s, batch, 1, tuple(chunk), ended)
 
     def _decode(
         self,
         now_s: float,
         batch: int,
         steps: int,
-        prefill_s: float,
         prefilled: tuple[tuple[Sequence, int], ...],
+        ended: int = 0,
     ) -> _Stretch:
         p = self.profile
-        base_s = p.decode_base_s if batch else 0.0
-        if prefilled:
-            base_s = max(base_s, p.prefill_base_s)
-        first_s = (
-            base_s
-            + p.decode_per_request_s * batch
-            + p.decode_per_context_token_s * self._context_tokens * (batch > 0)
-            + prefill_s
-        )
+        tokens = sum(n for _, n in prefilled) if prefilled else 0
+        first_s = p.step_s(batch, self._context_tokens, tokens, ended)
         growth_s = p.decode_per_context_token_s * batch
         if prefilled and steps > 1:
-            growth_s += p.decode_per_context_token_s * prefilled[0][1] * (batch > 0)
+            growth_s += p.decode_per_context_token_s * tokens * (batch > 0)
         return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
 
     def _steps_left(self, grown: int) -> int:

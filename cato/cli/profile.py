@@ -374,6 +374,7 @@ def _report(result: SweepResult) -> None:
         f"decode step = {_us(profile.decode_per_context_token_s)} us x b x c"
         f" + {_us(profile.decode_per_request_s)} us x b"
         f" + {_us(profile.decode_base_s)} us   R2 {result.decode.r2:.3f}\n"
+        f"latency     = {_us(profile.latency_s)} us beside the engine's steps\n"
         f"{profile.chars_per_token:.2f} characters a token, load {profile.load_s:.2f} s, "
         f"context {profile.context_tokens}, KV cache {profile.kv_capacity_tokens} tokens",
         highlight=False,

@@ -7,7 +7,6 @@ import contextlib
 import math
 import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -103,17 +102,18 @@ async def measure(
     draw = random.Random(seed)
     prompts = [random_prompt(draw, c.prompt_tokens) for c in calls]
     took_s = [0.0] * len(calls)
-    begin_s, ended = time.monotonic(), 0
+    clock = asyncio.get_running_loop().time
+    begin_s, ended = clock(), 0
 
     async def one(i: int) -> None:
         nonlocal ended
-        await asyncio.sleep(begin_s + calls[i].arrives_s - time.monotonic())
-        started_s = time.monotonic()
+        await asyncio.sleep(begin_s + calls[i].arrives_s - clock())
+        started_s = clock()
         body = completion_body(prompts[i], calls[i].output_tokens)
         async with contextlib.aclosing(caller.stream(body)) as chunks:
             async for _ in chunks:
                 pass
-        took_s[i] = time.monotonic() - started_s
+        took_s[i] = clock() - started_s
         ended += 1
         progress(ended)
 

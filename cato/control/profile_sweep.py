@@ -3,6 +3,10 @@
 Time is taken where the ingress takes it, at the caller: what is fitted holds the engine, its
 server and one hop of Serve, which is what a lease really costs. Prompts are random token ids, so
 lengths are exact and no two share a prefix that a cache could serve.
+
+Three kinds of points: a prompt's first token alone; a decode step; and how long a prompt holds up a
+stream that runs beside it. What of a first token holds up nobody is latency: network, server and
+tokenizer, which work beside the engine.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import statistics
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Protocol
 
 from cato.core.errors import InputError
@@ -36,9 +41,9 @@ WINDOW_TOKENS = 24
 # vLLM mixes prompt pieces of this many tokens at least with decode steps: an early request of a
 # batch generates about one token for each while the prompts of the others are processed.
 PROMPT_PIECE_TOKENS = 128
-# A prefill takes at least this part of a first token's time: where the decode step that is
-# subtracted is nearly all of it, the difference of two noisy numbers says nothing.
-LEAST_PREFILL_PART = 0.1
+# Prompts, one after the other, beside a running stream; the stream alone before and after them.
+STALLING_PROMPTS = 6
+CALM_TOKENS = 16
 WARM_UPS = 3
 
 
@@ -83,6 +88,7 @@ class Plan:
     batch_prompt_tokens: tuple[int, ...]
     contexts: tuple[int, ...]
     concurrencies: tuple[int, ...]
+    stalling_prompt_tokens: tuple[int, ...]
     rounds: int
     point_limit_s: float
     total_s: float
@@ -94,6 +100,7 @@ QUICK = Plan(
     batch_prompt_tokens=(64, 192),
     contexts=(64, 384, 1536),
     concurrencies=(1, 4, 8),
+    stalling_prompt_tokens=(32, 192),
     rounds=3,
     point_limit_s=2.0,
     total_s=40.0,
@@ -104,17 +111,24 @@ FULL = Plan(
     batch_prompt_tokens=(64, 192, 512),
     contexts=(48, 192, 448, 832, 1536, 4096, 8192),
     concurrencies=(1, 2, 4, 8, 16, 32, 64),
+    stalling_prompt_tokens=(16, 64, 256),
     rounds=7,
     point_limit_s=20.0,
     total_s=600.0,
 )
 
 
+class _Kind(Enum):
+    FIRST_TOKEN = "first token, prompt"
+    DECODE = "decode step, context"
+    STALL = "stall by prompts of"
+
+
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """One thing to measure: a batch of prompts, or a batch that decodes at a context length."""
+    """One thing to measure: a batch of prompts, one that decodes, or prompts beside a stream."""
 
-    is_decode: bool
+    kind: _Kind
     batch: int
     tokens: int
 
@@ -132,12 +146,24 @@ class FirstTokens:
     duration_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """How much longer a stream's step took for a prompt of `prompt_tokens` that came beside it.
+
+    Below zero when the machine was faster than before and after.
+    """
+
+    prompt_tokens: int
+    stall_s: float
+
+
 @dataclass(slots=True)
 class Measured:
     """What a sweep saw. `disturbed` counts measurements beside other work on the replica."""
 
     first_tokens: list[FirstTokens] = field(default_factory=list)
     decode: list[DecodeSample] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
     chars: int = 0
     text_tokens: int = 0
     rounds: int = 0
@@ -204,9 +230,9 @@ class Sweep:
                 # The first round goes from small to large and learns what takes too long.
                 self._random.shuffle(points)
             kept = []
-            too_long: dict[bool, int] = {}
+            too_long: dict[_Kind, int] = {}
             for point in points:
-                limit = too_long.get(point.is_decode)
+                limit = too_long.get(point.kind)
                 if limit is not None and point.work >= limit:
                     total -= self._plan.rounds - number
                     self.measured.skipped.append(f"{_what(point)}: would take too long")
@@ -217,7 +243,7 @@ class Sweep:
                 done += 1
                 kept.append(point)
                 if time.monotonic() - point_started_s > self._plan.point_limit_s and not number:
-                    too_long[point.is_decode] = point.work
+                    too_long[point.kind] = point.work
             points = kept
             self.measured.rounds += 1
             now_s = time.monotonic()
@@ -230,8 +256,11 @@ class Sweep:
         self.measured.points += 1
         if await self._caller.held() > 0:
             self.measured.disturbed += 1
-        if point.is_decode:
+        if point.kind is _Kind.DECODE:
             await self._measure_decode(point)
+            return
+        if point.kind is _Kind.STALL:
+            await self._measure_stall(point)
             return
         prompts = [random_prompt(self._random, point.tokens) for _ in range(point.batch)]
         started_s = time.monotonic()
@@ -263,6 +292,42 @@ class Sweep:
         tokens = sum(first[1] + last[1] for first, last in spans) / (2 * len(spans))
         self.measured.decode.append(DecodeSample(point.batch, point.tokens + tokens, step_s))
 
+    async def _measure_stall(self, point: _Point) -> None:
+        """Prompts one after the other beside a stream, which is compared with itself alone."""
+        most = self._target.context_tokens - MIN_PROMPT_TOKENS - 1
+        trace: list[tuple[float, int]] = []
+        calm, crowded = asyncio.Event(), [0.0, 0.0]
+        prompts = [random_prompt(self._random, point.tokens) for _ in range(point.batch)]
+
+        async def disturb() -> None:
+            await calm.wait()
+            crowded[0] = time.monotonic()
+            for prompt in prompts:
+                await self._first_token_s(prompt, 1)
+            crowded[1] = time.monotonic()
+
+        disturbing = asyncio.create_task(disturb())
+        try:
+            body = completion_body(random_prompt(self._random, MIN_PROMPT_TOKENS), most)
+            async with contextlib.aclosing(self._caller.stream(body)) as chunks:
+                async for chunk in chunks:
+                    trace.append((time.monotonic(), chunk.output_tokens))
+                    if chunk.output_tokens > CALM_TOKENS:
+                        calm.set()
+                    if disturbing.done() and _tokens_since(trace, crowded[1]) >= CALM_TOKENS:
+                        break
+            if disturbing.done():
+                disturbing.result()
+            if not disturbing.done() or (stall_s := _stall_s(trace, *crowded)) is None:
+                self.measured.skipped.append(
+                    f"{_what(point)}: the stream beside them was too short"
+                )
+                return
+            self.measured.stalls.append(Stall(point.tokens, stall_s / point.batch))
+        finally:
+            disturbing.cancel()
+            await asyncio.wait([disturbing])
+
     async def _first_token_s(self, prompt: list[int], output: int) -> float:
         started_s = time.monotonic()
         first_s, _ = (await self._trace(prompt, output))[0]
@@ -293,20 +358,20 @@ class Sweep:
 
 
 def evaluate(target: Target, measured: Measured) -> SweepResult:
-    """Fit a profile to what was measured; raise `InputError` when it is too little.
-
-    `Profile.first_token_s` is a prefill and one decode step, so a prefill is a first token's time
-    without that step.
-    """
+    """Fit a profile to what was measured; raise `InputError` when it is too little."""
     decode = fit_decode(measured.decode)
-    blank = Profile(
+    prefill = fit_prefill(
+        [PrefillSample(f.batch, f.prompt_tokens, f.duration_s) for f in measured.first_tokens]
+    )
+    base_s, per_request_s, latency_s = _split(prefill, decode, measured.stalls)
+    profile = Profile(
         model=target.model,
         accelerator=target.accelerator,
         engine=target.engine,
-        prefill_per_batch_token_s=0.0,
-        prefill_per_request_s=0.0,
-        prefill_per_token_s=0.0,
-        prefill_base_s=0.0,
+        prefill_per_batch_token_s=prefill.per_batch_token_s,
+        prefill_per_request_s=per_request_s,
+        prefill_per_token_s=prefill.per_token_s,
+        prefill_base_s=base_s,
         decode_per_context_token_s=decode.per_context_token_s,
         decode_per_request_s=decode.per_request_s,
         decode_base_s=decode.base_s,
@@ -314,25 +379,52 @@ def evaluate(target: Target, measured: Measured) -> SweepResult:
         max_running=target.max_running,
         context_tokens=target.context_tokens,
         load_s=target.load_s,
-    )
-    prefill = fit_prefill([_prefill_sample(blank, s) for s in measured.first_tokens])
-    profile = replace(
-        blank,
-        prefill_per_batch_token_s=prefill.per_batch_token_s,
-        prefill_per_request_s=prefill.per_request_s,
-        prefill_per_token_s=prefill.per_token_s,
-        prefill_base_s=prefill.base_s,
+        latency_s=latency_s,
     )
     if measured.text_tokens > 0:
         profile = replace(profile, chars_per_token=measured.chars / measured.text_tokens)
-    samples = len(measured.first_tokens) + len(measured.decode)
+    samples = len(measured.first_tokens) + len(measured.decode) + len(measured.stalls)
     return SweepResult(profile, prefill, decode, _comparisons(profile, measured), samples)
 
 
-def _prefill_sample(profile: Profile, first: FirstTokens) -> PrefillSample:
-    step_s = profile.decode_step_s(first.batch, first.prompt_tokens)
-    duration_s = max(first.duration_s - step_s, LEAST_PREFILL_PART * first.duration_s)
-    return PrefillSample(first.batch, first.prompt_tokens, duration_s)
+def _split(
+    prefill: PrefillFit, decode: DecodeFit, stalls: Sequence[Stall]
+) -> tuple[float, float, float]:
+    """Of the seconds that any prompt costs alone: a step's base, what holds up others, latency.
+
+    Without stalls nothing is known to be latency.
+    """
+    if not stalls:
+        return prefill.base_s, prefill.per_request_s, 0.0
+    whole_s = prefill.base_s + prefill.per_request_s
+    base_s = min(decode.base_s, whole_s)
+    token_s = prefill.per_batch_token_s + prefill.per_token_s
+    stall_s = statistics.median(s.stall_s - token_s * s.prompt_tokens for s in stalls)
+    per_request_s = min(max(0.0, stall_s), whole_s - base_s)
+    return base_s, per_request_s, whole_s - base_s - per_request_s
+
+
+def _tokens_since(trace: Sequence[tuple[float, int]], since_s: float) -> int:
+    """Tokens of a stream that came after `since_s`."""
+    before = next((tokens for at_s, tokens in reversed(trace) if at_s <= since_s), 0)
+    return trace[-1][1] - before
+
+
+def _stall_s(trace: Sequence[tuple[float, int]], begin_s: float, end_s: float) -> float | None:
+    """What the time from `begin_s` to `end_s` took longer than as many of the stream's other steps.
+
+    None when the stream was not there before and after.
+    """
+    before = [t for t in trace if t[0] <= begin_s]
+    after = [t for t in trace if t[0] >= end_s]
+    if len(before) < 2 or len(after) < 2:
+        return None
+    calm_s = before[-1][0] - before[0][0] + after[-1][0] - after[0][0]
+    calm_tokens = before[-1][1] - before[0][1] + after[-1][1] - after[0][1]
+    if calm_tokens <= 0:
+        return None
+    steps = after[0][1] - before[-1][1]
+    return after[0][0] - before[-1][0] - steps * calm_s / calm_tokens
 
 
 def _comparisons(profile: Profile, measured: Measured) -> tuple[Comparison, ...]:
@@ -345,7 +437,7 @@ def _comparisons(profile: Profile, measured: Measured) -> tuple[Comparison, ...]
         steps.setdefault((step.batch, round(step.context_tokens / 16) * 16), []).append(step.step_s)
     rows = []
     for (batch, tokens), times in sorted(firsts.items()):
-        predicted_s = profile.prefill_s(tokens, batch) + profile.decode_step_s(batch, tokens)
+        predicted_s = profile.latency_s + profile.prefill_s(tokens, batch)
         rows.append(
             Comparison(
                 "first token", batch, tokens, len(times), statistics.median(times), predicted_s
@@ -364,12 +456,14 @@ def _comparisons(profile: Profile, measured: Measured) -> tuple[Comparison, ...]
 def _points(target: Target, plan: Plan) -> list[_Point]:
     """All points that fit the engine, the smallest work first."""
     capacity = target.kv_capacity_tokens or target.max_running * target.context_tokens
-    points = [_Point(False, 1, n) for n in plan.prompt_tokens]
-    points += [_Point(False, b, n) for b in plan.batches for n in plan.batch_prompt_tokens]
-    points += [_Point(True, b, c) for b in plan.concurrencies for c in plan.contexts]
+    points = [_Point(_Kind.FIRST_TOKEN, 1, n) for n in plan.prompt_tokens]
+    points += [
+        _Point(_Kind.FIRST_TOKEN, b, n) for b in plan.batches for n in plan.batch_prompt_tokens
+    ]
+    points += [_Point(_Kind.DECODE, b, c) for b in plan.concurrencies for c in plan.contexts]
 
     def fits(point: _Point) -> bool:
-        output = _output_tokens(point) if point.is_decode else 1
+        output = _output_tokens(point) if point.kind is _Kind.DECODE else 1
         tokens = point.tokens + output
         return (
             point.batch <= target.max_running
@@ -377,12 +471,17 @@ def _points(target: Target, plan: Plan) -> list[_Point]:
             and point.batch * tokens <= capacity
         )
 
-    fitting = sorted((p for p in points if fits(p)), key=lambda p: (p.is_decode, p.work, p.batch))
+    fitting = sorted(
+        (p for p in points if fits(p)), key=lambda p: (p.kind is _Kind.DECODE, p.work, p.batch)
+    )
     if not fitting:
         raise InputError(
             f"nothing to measure fits {target.context_tokens} tokens of context and "
             f"{target.max_running} running requests"
         )
+    if target.max_running >= 2:
+        prompts = (n for n in plan.stalling_prompt_tokens if 2 * n < target.context_tokens)
+        fitting += [_Point(_Kind.STALL, STALLING_PROMPTS, n) for n in prompts]
     return fitting
 
 
@@ -408,5 +507,4 @@ def completion_body(prompt: list[int] | str, output: int) -> dict[str, object]:
 
 
 def _what(point: _Point) -> str:
-    kind = "decode step, context" if point.is_decode else "first token, prompt"
-    return f"{kind} {point.tokens} x {point.batch}"
+    return f"{point.kind.value} {point.tokens} x {point.batch}"

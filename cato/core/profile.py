@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,8 @@ class Profile:
                          + prefill_per_token_s · l + prefill_base_s
     decode step(b, c)  = decode_per_context_token_s · b·c + decode_per_request_s · b + decode_base_s
     with b requests in the batch, l prompt tokens each, c mean context tokens. The decode form has
-    no term in c alone: measured, its coefficient is noise.
+    no term in c alone: measured, its coefficient is noise. `latency_s` is what a request spends
+    outside the engine's steps (network, server, tokenizer): it delays that request and no other.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Profile:
     context_tokens: int
     load_s: float
     chars_per_token: float = 3.5
+    latency_s: float = 0.0
 
     def prefill_s(self, prompt_tokens: int, batch: int = 1) -> float:
         """Time to process `batch` prompts of `prompt_tokens` each, together; never negative."""
@@ -80,11 +82,30 @@ class Profile:
         """Time from start to last token in a steady batch of `batch`, without queueing."""
         steps = output_tokens - 1 if output_tokens > 1 else 0
         mean_context = prompt_tokens + output_tokens / 2
-        return self.prefill_s(prompt_tokens) + steps * self.decode_step_s(batch, mean_context)
+        step_s = self.decode_step_s(batch, mean_context)
+        return self.latency_s + self.prefill_s(prompt_tokens) + steps * step_s
 
     def first_token_s(self, prompt_tokens: int, batch: int = 1) -> float:
-        """Time from start to first token when `batch` requests run: a prefill and one step."""
-        return self.prefill_s(prompt_tokens) + self.decode_step_s(batch, prompt_tokens)
+        """Time from start to first token in a batch of `batch`.
+
+        The step that ends the prompt yields it, and a token for each of the others.
+        """
+        others_s = self.decode_step_s(batch, prompt_tokens) - self.decode_step_s(1, prompt_tokens)
+        return self.latency_s + self.prefill_s(prompt_tokens) + others_s
+
+    def slowed(self, factor: float) -> Profile:
+        """With all times of service times `factor`; loading takes as long as before."""
+        return replace(
+            self,
+            prefill_per_batch_token_s=factor * self.prefill_per_batch_token_s,
+            prefill_per_request_s=factor * self.prefill_per_request_s,
+            prefill_per_token_s=factor * self.prefill_per_token_s,
+            prefill_base_s=factor * self.prefill_base_s,
+            decode_per_context_token_s=factor * self.decode_per_context_token_s,
+            decode_per_request_s=factor * self.decode_per_request_s,
+            decode_base_s=factor * self.decode_base_s,
+            latency_s=factor * self.latency_s,
+        )
 
     @property
     def typical_call_s(self) -> float:

@@ -233,6 +233,10 @@ class SimulatedEngine:
                 f"prompt and answer of {run.kv_tokens} tokens do not fit the "
                 f"{self._profile.kv_capacity_tokens} tokens of the KV cache"
             )
+        if self._profile.latency_s > 0.0:
+            await asyncio.sleep(self._profile.latency_s)
+            if self._state is not EngineState.READY:
+                raise EngineDeadError(f"the engine is {self._state}", 503)
         priority = request.priority if self._has_priority else 0
         heapq.heappush(self._waiting, (priority, next(self._arrivals), run))
         self._work.set()
@@ -341,17 +345,18 @@ class SimulatedEngine:
             run.news.set()
 
     async def _step_forever(self) -> None:
-        due_s = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        due_s = clock()
         while True:
             if not self._running and not self._waiting:
                 self._work.clear()
                 await self._work.wait()
-                due_s = time.monotonic()
+                due_s = clock()
             self._admit()
             emitting, step_s = self._plan_step()
             # Against absolute times: a late wake-up shortens the next sleep.
-            due_s = max(due_s, time.monotonic() - _MAX_LAG_S) + step_s
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            due_s = max(due_s, clock() - _MAX_LAG_S) + step_s
+            await asyncio.sleep(max(0.0, due_s - clock()))
             for run in emitting:
                 if run in self._running:  # not aborted meanwhile
                     run.emitted_tokens += 1

@@ -160,6 +160,6 @@ def beside(
     others = sum(each) - own
     invocation = newcomer.invocation
     if invocation.until_first_token:
-        in_time = start_s <= invocation.deadline_s
+        in_time = start_s + profile.latency_s <= invocation.deadline_s
         own = (own if newcomer.due_s < inf else 1.0) if in_time else 0.0
     return own, others

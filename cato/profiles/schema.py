@@ -62,6 +62,7 @@ class ProfileFile(StrictModel):
     context_tokens: int = Field(ge=1)
     load_s: Coefficient
     chars_per_token: float = Field(default=3.5, gt=0)
+    latency_s: Coefficient = 0.0
     provenance: Provenance
 
     def to_profile(self) -> Profile:
@@ -81,6 +82,7 @@ class ProfileFile(StrictModel):
             context_tokens=self.context_tokens,
             load_s=self.load_s,
             chars_per_token=self.chars_per_token,
+            latency_s=self.latency_s,
         )
 
     @classmethod
@@ -106,5 +108,6 @@ class ProfileFile(StrictModel):
             context_tokens=profile.context_tokens,
             load_s=profile.load_s,
             chars_per_token=profile.chars_per_token,
+            latency_s=profile.latency_s,
             provenance=provenance,
         )

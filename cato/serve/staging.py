@@ -31,6 +31,7 @@ PLAN = Plan(
     batch_prompt_tokens=(64, 192),
     contexts=(64, 384),
     concurrencies=(1, 4),
+    stalling_prompt_tokens=(64,),
     rounds=2,
     point_limit_s=2.0,
     total_s=20.0,

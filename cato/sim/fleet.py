@@ -65,6 +65,7 @@ class _Host:
     draining: bool = False
     scheduled_s: float = inf
     version: int = 0
+    under_way: int = 0  # sent to it, and not there yet
 
 
 class SimPool:
@@ -165,7 +166,8 @@ class SimPool:
         )
 
     def _retire_if_empty(self, host: _Host) -> None:
-        if host.draining and host.engine.held == 0 and host.id in self.hosts:
+        is_empty = host.engine.held == 0 and host.under_way == 0
+        if host.draining and is_empty and host.id in self.hosts:
             del self.hosts[host.id]
             host.ended_s = self._kernel.now_s
             self.retired.append(host)
@@ -211,9 +213,26 @@ class SimPool:
         id, now_s = command.invocation_id, self._kernel.now_s
         host = self.hosts[command.replica_id]
         self._leases[id] = (host, command.attempt)
-        engine = host.engine
+        sequence = self._fleet.sequence(id, command)
+        latency_s = host.engine.profile.latency_s
+        if latency_s == 0.0:
+            self._deliver(host, sequence)
+            return
+        host.under_way += 1
+
+        def arrive() -> None:
+            host.under_way -= 1
+            if self._leases.get(id) == (host, command.attempt):
+                self._deliver(host, sequence)
+            else:  # taken back on its way
+                self._retire_if_empty(host)
+
+        self._kernel.at(now_s + latency_s, arrive)
+
+    def _deliver(self, host: _Host, sequence: EngineSequence) -> None:
+        engine, now_s = host.engine, self._kernel.now_s
         is_idle = engine.is_idle
-        engine.submit(now_s, self._fleet.sequence(id, command))
+        engine.submit(now_s, sequence)
         if is_idle:  # nothing to wait for: it starts at once
             engine.go_on(now_s)
         self._schedule(host)

@@ -19,20 +19,8 @@ PATIENCE = 3.0
 PATIENT = "patient-"
 
 
-def slowed(profile: Profile, factor: float) -> Profile:
-    """`profile` with all service times times `factor`."""
-    return replace(
-        profile,
-        prefill_per_batch_token_s=factor * profile.prefill_per_batch_token_s,
-        prefill_base_s=factor * profile.prefill_base_s,
-        decode_per_context_token_s=factor * profile.decode_per_context_token_s,
-        decode_per_request_s=factor * profile.decode_per_request_s,
-        decode_base_s=factor * profile.decode_base_s,
-    )
-
-
 FAST = replace(SABER_ENGINE, max_running=SLOTS)
-SLOW = slowed(FAST, SLOWER)
+SLOW = FAST.slowed(SLOWER)
 FLEET = (FAST, FAST, SLOW, SLOW, SLOW, SLOW)
 
 

@@ -16,6 +16,7 @@ from cato.control.profile_sweep import (
     FirstTokens,
     Measured,
     Plan,
+    Stall,
     Sweep,
     Target,
     evaluate,
@@ -46,6 +47,7 @@ KNOWN = Profile(
     context_tokens=600,
     load_s=0.0,
     chars_per_token=2.5,
+    latency_s=20e-3,
 )
 SMALL = Plan(
     prompt_tokens=(50, 120, 250, 500, 2000),
@@ -53,6 +55,7 @@ SMALL = Plan(
     batch_prompt_tokens=(),
     contexts=(50, 400),
     concurrencies=(1, 4, 8),
+    stalling_prompt_tokens=(40, 400),
     rounds=1,
     point_limit_s=10.0,
     total_s=10.0,
@@ -113,7 +116,9 @@ def test_a_sweep_recovers_the_profile_of_a_known_engine(
     assert profile.prefill_per_batch_token_s == pytest.approx(100e-6, rel=TIMER_SHARE)
     assert profile.chars_per_token == pytest.approx(KNOWN.chars_per_token, rel=0.05)
     assert (profile.max_running, profile.context_tokens, profile.load_s) == (4, 600, 1.5)
-    assert result.samples == len(measured.first_tokens) + len(measured.decode)
+    assert profile.latency_s == pytest.approx(KNOWN.latency_s, abs=TIMER_SHARE * KNOWN.latency_s)
+    assert [s.prompt_tokens for s in measured.stalls] == [40]  # a stream of 400 is too long for it
+    assert result.samples == len(measured.first_tokens) + len(measured.decode) + 1
 
 
 def test_what_does_not_fit_the_engine_is_not_asked(
@@ -137,7 +142,7 @@ def test_no_two_prompts_share_a_prefix(
 
 
 async def test_points_beyond_one_that_took_too_long_are_left_out() -> None:
-    impatient = Plan((50, 100, 200, 300), (), (), (50,), (1,), 2, 0.0, 60.0)
+    impatient = Plan((50, 100, 200, 300), (), (), (50,), (1,), (), 2, 0.0, 60.0)
     _, measured = await a_sweep(impatient)
     assert {s.prompt_tokens for s in measured.first_tokens} == {50}
     assert len(measured.first_tokens) == 2  # what was kept is measured in every round
@@ -145,35 +150,51 @@ async def test_points_beyond_one_that_took_too_long_are_left_out() -> None:
 
 
 async def test_no_round_starts_that_would_pass_the_time_allowed() -> None:
-    hasty = Plan((50, 100), (), (), (50,), (1,), 5, 10.0, 0.0)
+    hasty = Plan((50, 100), (), (), (50,), (1,), (), 5, 10.0, 0.0)
     _, measured = await a_sweep(hasty)
     assert measured.rounds == 1
 
 
 async def test_other_work_on_the_replica_is_counted() -> None:
-    tiny = Plan((50, 100), (), (), (50,), (1,), 1, 10.0, 10.0)
+    tiny = Plan((50, 100), (), (), (50,), (1,), (30,), 1, 10.0, 10.0)
     _, measured = await a_sweep(tiny, others=2)
-    assert measured.disturbed == measured.points == 3
+    assert measured.disturbed == measured.points == 4
 
 
 async def test_an_engine_too_small_for_the_plan_is_refused() -> None:
-    huge = Plan((5000,), (), (), (5000,), (1,), 1, 10.0, 10.0)
+    huge = Plan((5000,), (), (), (5000,), (1,), (), 1, 10.0, 10.0)
     with pytest.raises(InputError, match="nothing to measure fits 600 tokens"):
         await a_sweep(huge)
 
 
-def test_a_prefill_is_a_first_token_without_its_decode_step() -> None:
-    measured = Measured(
-        first_tokens=[FirstTokens(1, n, 0.005 + n * 1e-4 + 0.010) for n in (10, 100, 200, 400)],
-        decode=[DecodeSample(b, c, 0.008 + 0.002 * b) for b in (1, 4) for c in (50.0, 400.0)],
-        chars=300,
-        text_tokens=100,
-    )
+FIRST_TOKENS = [FirstTokens(1, n, 0.015 + n * 1e-4) for n in (10, 100, 200, 400)]
+DECODE = [DecodeSample(b, c, 0.008 + 0.002 * b) for b in (1, 4) for c in (50.0, 400.0)]
+
+
+def test_what_of_a_first_token_holds_up_no_stream_is_latency() -> None:
+    stalls = [Stall(n, 0.001 + n * 1e-4) for n in (16, 64, 256)]
+    measured = Measured(FIRST_TOKENS, DECODE, stalls, chars=300, text_tokens=100)
     result = evaluate(TARGET, measured)
-    assert result.profile.prefill_base_s == pytest.approx(0.005, rel=0.01)
-    assert result.profile.prefill_per_batch_token_s == pytest.approx(1e-4, rel=0.01)
-    assert result.profile.chars_per_token == 3.0
+    profile = result.profile
+    assert profile.prefill_per_batch_token_s == pytest.approx(1e-4, rel=0.01)
+    assert profile.prefill_base_s == pytest.approx(0.008, rel=0.01)  # a decode step's
+    assert profile.prefill_per_request_s == pytest.approx(0.001, rel=0.01)
+    assert profile.latency_s == pytest.approx(0.006, rel=0.01)
+    assert profile.chars_per_token == 3.0
     assert max(abs(c.error) for c in result.comparisons) < 0.01
+
+
+@pytest.mark.parametrize("stalls", [[], [Stall(16, 0.5)]])
+def test_without_stalls_or_with_long_ones_nothing_is_latency(stalls: list[Stall]) -> None:
+    profile = evaluate(TARGET, Measured(FIRST_TOKENS, DECODE, stalls)).profile
+    assert profile.latency_s == pytest.approx(0.0, abs=1e-9)
+    assert profile.first_token_s(100) == pytest.approx(0.025, rel=0.01)
+
+
+def test_a_machine_that_grew_faster_beside_prompts_stalls_by_nothing() -> None:
+    profile = evaluate(TARGET, Measured(FIRST_TOKENS, DECODE, [Stall(16, -0.1)])).profile
+    assert profile.prefill_per_request_s == 0.0
+    assert profile.latency_s == pytest.approx(0.007, rel=0.01)
 
 
 def test_a_profile_that_says_too_much_has_a_positive_error() -> None:

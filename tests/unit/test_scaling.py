@@ -435,7 +435,7 @@ def test_a_call_is_measured_from_its_offer_to_its_end() -> None:
 def test_a_call_with_a_first_token_to_come_is_measured_there() -> None:
     first = FirstTokenSent(4.0, InvocationId("1"))
     meter = a_meter(offered("1", until_first_token=True), first, ended("1", 9.0))
-    assert look(meter).finished == (Finished(4.0, 2.0, 6.0, 0.0),)
+    assert look(meter).finished == (Finished(4.0, 1.0, 6.0, 0.0),)
 
 
 def test_failures_late_news_and_calls_without_a_deadline_are_not_measured() -> None:

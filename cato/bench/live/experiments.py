@@ -150,17 +150,7 @@ def scaled(task: SimTask, slowdown: float) -> SimTask:
 
 def scaled_profile(profile: Profile, slowdown: float, load_s: float) -> Profile:
     """Service times times `slowdown`; loading takes `load_s`."""
-    return replace(
-        profile,
-        prefill_per_batch_token_s=profile.prefill_per_batch_token_s * slowdown,
-        prefill_per_request_s=profile.prefill_per_request_s * slowdown,
-        prefill_per_token_s=profile.prefill_per_token_s * slowdown,
-        prefill_base_s=profile.prefill_base_s * slowdown,
-        decode_per_context_token_s=profile.decode_per_context_token_s * slowdown,
-        decode_per_request_s=profile.decode_per_request_s * slowdown,
-        decode_base_s=profile.decode_base_s * slowdown,
-        load_s=load_s,
-    )
+    return replace(profile.slowed(slowdown), load_s=load_s)
 
 
 # CATO's research question 3

@@ -4,9 +4,9 @@ Time is taken where the ingress takes it, at the caller: what is fitted holds th
 server and one hop of Serve, which is what a lease really costs. Prompts are random token ids, so
 lengths are exact and no two share a prefix that a cache could serve.
 
-Three kinds of points: a prompt's first token alone; a decode step; and how long a prompt holds up a
-stream that runs beside it. What of a first token holds up nobody is latency: network, server and
-tokenizer, which work beside the engine.
+Three kinds of points: a prompt's first token alone; a decode step; and how long a prompt holds up
+streams that run beside it. What of a first token beside streams holds up none of them is latency:
+network, server and tokenizer, which work beside the engine, and on shared cores share them with it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ WINDOW_TOKENS = 24
 # vLLM mixes prompt pieces of this many tokens at least with decode steps: an early request of a
 # batch generates about one token for each while the prompts of the others are processed.
 PROMPT_PIECE_TOKENS = 128
-# Prompts, one after the other, beside a running stream; the stream alone before and after them.
+# Prompts, one after the other, beside running streams; the streams alone before and after them.
 STALLING_PROMPTS = 6
+STALLED_STREAMS = 4
+STALLED_TOKENS = 512
 CALM_TOKENS = 16
 WARM_UPS = 3
 
@@ -148,13 +150,16 @@ class FirstTokens:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """How much longer a stream's step took for a prompt of `prompt_tokens` that came beside it.
+    """What a prompt of `prompt_tokens` did to streams whose steps took `step_s` without it.
 
-    Below zero when the machine was faster than before and after.
+    `stall_s`: how much later their tokens came; below zero when the machine was faster than before
+    and after. `first_token_s`: how long its own took.
     """
 
     prompt_tokens: int
+    step_s: float
     stall_s: float
+    first_token_s: float
 
 
 @dataclass(slots=True)
@@ -293,40 +298,53 @@ class Sweep:
         self.measured.decode.append(DecodeSample(point.batch, point.tokens + tokens, step_s))
 
     async def _measure_stall(self, point: _Point) -> None:
-        """Prompts one after the other beside a stream, which is compared with itself alone."""
-        most = self._target.context_tokens - MIN_PROMPT_TOKENS - 1
-        trace: list[tuple[float, int]] = []
-        calm, crowded = asyncio.Event(), [0.0, 0.0]
+        """Prompts one after the other beside streams, which are compared with themselves alone."""
+        streams = min(STALLED_STREAMS, self._target.max_running - 1)
+        traces: list[list[tuple[float, int]]] = [[] for _ in range(streams)]
+        calm, over = asyncio.Event(), asyncio.Event()
         prompts = [random_prompt(self._random, point.tokens) for _ in range(point.batch)]
+        begin_s = end_s = 0.0
+        firsts_s: list[float] = []
 
-        async def disturb() -> None:
-            await calm.wait()
-            crowded[0] = time.monotonic()
-            for prompt in prompts:
-                await self._first_token_s(prompt, 1)
-            crowded[1] = time.monotonic()
-
-        disturbing = asyncio.create_task(disturb())
-        try:
+        async def stream(trace: list[tuple[float, int]]) -> None:
+            most = min(STALLED_TOKENS, self._target.context_tokens - MIN_PROMPT_TOKENS - 1)
             body = completion_body(random_prompt(self._random, MIN_PROMPT_TOKENS), most)
             async with contextlib.aclosing(self._caller.stream(body)) as chunks:
                 async for chunk in chunks:
                     trace.append((time.monotonic(), chunk.output_tokens))
-                    if chunk.output_tokens > CALM_TOKENS:
+                    if all(t and t[-1][1] > CALM_TOKENS for t in traces):
                         calm.set()
-                    if disturbing.done() and _tokens_since(trace, crowded[1]) >= CALM_TOKENS:
+                    if over.is_set() and _tokens_since(trace, end_s) >= CALM_TOKENS:
                         break
-            if disturbing.done():
-                disturbing.result()
-            if not disturbing.done() or (stall_s := _stall_s(trace, *crowded)) is None:
-                self.measured.skipped.append(
-                    f"{_what(point)}: the stream beside them was too short"
-                )
-                return
-            self.measured.stalls.append(Stall(point.tokens, stall_s / point.batch))
-        finally:
-            disturbing.cancel()
-            await asyncio.wait([disturbing])
+            _check_answered(trace)
+            calm.set()  # had it not been long enough, nobody need wait for the others
+
+        async def disturb() -> None:
+            nonlocal begin_s, end_s
+            await calm.wait()
+            begin_s = time.monotonic()
+            step_s = (begin_s - traces[0][0][0]) / CALM_TOKENS
+            for i, prompt in enumerate(prompts):
+                # A first token comes with a step's end: at once, all would meet the same phase.
+                await asyncio.sleep(step_s * (i + 0.5) / len(prompts))
+                firsts_s.append(await self._first_token_s(prompt, 1))
+            end_s = time.monotonic()
+            over.set()
+
+        await asyncio.gather(disturb(), *(stream(trace) for trace in traces))
+        found = [_stalled(trace, begin_s, end_s) for trace in traces]
+        if any(f is None for f in found):
+            self.measured.skipped.append(f"{_what(point)}: the streams beside them were too short")
+            return
+        steps_s, stalls_s = zip(*(f for f in found if f is not None), strict=True)
+        self.measured.stalls.append(
+            Stall(
+                point.tokens,
+                statistics.fmean(steps_s),
+                statistics.fmean(stalls_s) / point.batch,
+                statistics.fmean(firsts_s),
+            )
+        )
 
     async def _first_token_s(self, prompt: list[int], output: int) -> float:
         started_s = time.monotonic()
@@ -342,8 +360,7 @@ class Sweep:
             async for chunk in chunks:
                 if chunk.output_tokens > (trace[-1][1] if trace else 0):
                     trace.append((time.monotonic(), chunk.output_tokens))
-        if not trace:
-            raise InputError("the engine answered without a token; nothing can be measured")
+        _check_answered(trace)
         return trace
 
     async def _count_characters(self, texts: Iterable[str]) -> None:
@@ -355,6 +372,11 @@ class Sweep:
             if last is not None and last.prompt_tokens > 0:
                 self.measured.chars += len(text)
                 self.measured.text_tokens += last.prompt_tokens
+
+
+def _check_answered(trace: Sequence[tuple[float, int]]) -> None:
+    if not trace:
+        raise InputError("the engine answered without a token; nothing can be measured")
 
 
 def evaluate(target: Target, measured: Measured) -> SweepResult:
@@ -390,18 +412,17 @@ def evaluate(target: Target, measured: Measured) -> SweepResult:
 def _split(
     prefill: PrefillFit, decode: DecodeFit, stalls: Sequence[Stall]
 ) -> tuple[float, float, float]:
-    """Of the seconds that any prompt costs alone: a step's base, what holds up others, latency.
+    """Of the seconds that any prompt costs: a step's base, what holds up others, latency.
 
-    Without stalls nothing is known to be latency.
+    A prompt beside streams waits for half a step on average, then shares the next. Without stalls
+    nothing is known to be latency.
     """
     if not stalls:
         return prefill.base_s, prefill.per_request_s, 0.0
-    whole_s = prefill.base_s + prefill.per_request_s
-    base_s = min(decode.base_s, whole_s)
     token_s = prefill.per_batch_token_s + prefill.per_token_s
     stall_s = statistics.median(s.stall_s - token_s * s.prompt_tokens for s in stalls)
-    per_request_s = min(max(0.0, stall_s), whole_s - base_s)
-    return base_s, per_request_s, whole_s - base_s - per_request_s
+    latency_s = statistics.median(s.first_token_s - s.stall_s - 1.5 * s.step_s for s in stalls)
+    return decode.base_s, max(0.0, stall_s), max(0.0, latency_s)
 
 
 def _tokens_since(trace: Sequence[tuple[float, int]], since_s: float) -> int:
@@ -410,21 +431,24 @@ def _tokens_since(trace: Sequence[tuple[float, int]], since_s: float) -> int:
     return trace[-1][1] - before
 
 
-def _stall_s(trace: Sequence[tuple[float, int]], begin_s: float, end_s: float) -> float | None:
-    """What the time from `begin_s` to `end_s` took longer than as many of the stream's other steps.
+def _stalled(
+    trace: Sequence[tuple[float, int]], begin_s: float, end_s: float
+) -> tuple[float, float] | None:
+    """A stream's step outside of `begin_s` to `end_s`, and how much longer its steps took inside.
 
     None when the stream was not there before and after.
     """
     before = [t for t in trace if t[0] <= begin_s]
     after = [t for t in trace if t[0] >= end_s]
-    if len(before) < 2 or len(after) < 2:
+    if not before or not after:
         return None
     calm_s = before[-1][0] - before[0][0] + after[-1][0] - after[0][0]
     calm_tokens = before[-1][1] - before[0][1] + after[-1][1] - after[0][1]
     if calm_tokens <= 0:
         return None
+    step_s = calm_s / calm_tokens
     steps = after[0][1] - before[-1][1]
-    return after[0][0] - before[-1][0] - steps * calm_s / calm_tokens
+    return step_s, after[0][0] - before[-1][0] - steps * step_s
 
 
 def _comparisons(profile: Profile, measured: Measured) -> tuple[Comparison, ...]:
@@ -479,8 +503,13 @@ def _points(target: Target, plan: Plan) -> list[_Point]:
             f"nothing to measure fits {target.context_tokens} tokens of context and "
             f"{target.max_running} running requests"
         )
+    held = STALLED_STREAMS * (MIN_PROMPT_TOKENS + STALLED_TOKENS)
     if target.max_running >= 2:
-        prompts = (n for n in plan.stalling_prompt_tokens if 2 * n < target.context_tokens)
+        prompts = (
+            n
+            for n in plan.stalling_prompt_tokens
+            if n + 1 < target.context_tokens and held + n <= capacity
+        )
         fitting += [_Point(_Kind.STALL, STALLING_PROMPTS, n) for n in prompts]
     return fitting
 

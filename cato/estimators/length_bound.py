@@ -15,6 +15,7 @@ from scipy.special import log_ndtr, ndtri_exp
 
 from cato.core.errors import InputError
 from cato.core.ids import TaskName
+from cato.estimators.calibration import pinball_losses
 from cato.estimators.survival import Floats, Ints, mixture, quantiles_after
 
 if TYPE_CHECKING:
@@ -330,6 +331,21 @@ class CompiledForest:
             self.support, mass, self.counts, levels, float(generated_tokens)
         )
         return out
+
+
+def beats(model: LengthModel, plain: LengthModel, unseen: Sequence[LengthRecord], q: float) -> bool:
+    """Whether `model` bounds the lengths of `unseen` better than `plain` does, at level `q`.
+
+    By more than two standard errors of the pinball losses' difference: by chance alone a model
+    that found nothing is better half of the time.
+    """
+    lengths = [record.output_tokens for record in unseen]
+    loss, plain_loss = (
+        pinball_losses(lengths, [m.quantile(r.features, q) for r in unseen], q)
+        for m in (model, plain)
+    )
+    gain = plain_loss - loss
+    return bool(gain.mean() > 2.0 * gain.std() / np.sqrt(len(gain)))
 
 
 def grid_levels(points: int) -> Floats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from cato.core.ids import NodeId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import NodeStatus
-from cato.estimators.calibration import pinball_losses
 from cato.estimators.censoring import completed
 from cato.estimators.length_bound import (
     CompiledForest,
@@ -20,6 +18,7 @@ from cato.estimators.length_bound import (
     LengthFeatures,
     LengthRecord,
     MarginalLengths,
+    beats,
 )
 
 Key = tuple[TaskName, NodeId, str]
@@ -41,9 +40,10 @@ from 400 and 1 % from 1,600; and the newest fifth of 400 is enough to see whethe
 KEPT_SAMPLES = 2_500
 """Newest answers of a key that are learnt from. More taught the forest nothing on that trace."""
 
-_NEWEST = 5
+NEWEST = 5
 """One of so many answers, the newest, judges whether the forest is used."""
-_LEVEL = 0.9
+LEVEL = 0.9
+"""At this quantile."""
 _TREES = 30
 """As good as 100 on that trace, in a quarter of the time and memory."""
 _LEAVES = 20
@@ -180,20 +180,10 @@ def _fitted(samples: Sequence[LengthSample], seen: int, seed: int) -> KeyLengths
 
 
 def _forest_gains(samples: Sequence[LengthSample], seed: int) -> bool:
-    """Would a forest of the older samples have bounded the newest ones better than quantiles?
-
-    By more than two standard errors of the pinball losses' difference: by chance alone a forest
-    that found nothing is better half of the time.
-    """
-    split = len(samples) - len(samples) // _NEWEST
+    """Would a forest of the older samples have bounded the newest ones better than quantiles?"""
+    split = len(samples) - len(samples) // NEWEST
     older, newest = _records(samples[:split]), _records(samples[split:])
-    lengths = [record.output_tokens for record in newest]
-    grown, plain = (
-        pinball_losses(lengths, [model.quantile(r.features, _LEVEL) for r in newest], _LEVEL)
-        for model in (_forest(older, seed), MarginalLengths.fit(older))
-    )
-    gain = plain - grown
-    return bool(gain.mean() > 2.0 * gain.std() / math.sqrt(len(gain)))
+    return beats(_forest(older, seed), MarginalLengths.fit(older), newest, LEVEL)
 
 
 def _forest(records: Sequence[LengthRecord], seed: int) -> CompiledForest:

@@ -2,8 +2,9 @@
 
 Non-negative least squares: a free fit bends the line to attention's square term with a negative
 base (measured: -14 to -325 ms), which predicts negative times for short prompts. Residuals are
-relative to the sample, because a scheduler that plans 20 ms completions needs them as right as
-4 s prompts; samples far off (a pause, another process) lose weight by Huber's rule.
+relative, because a scheduler that plans 20 ms completions needs them as right as 4 s prompts: to
+what is fitted, as those relative to noisy samples pull the line below their mean. Samples far off
+(a pause, another process) lose weight by Huber's rule.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ MIN_SAMPLES = 4
 
 HUBER_SCALE = 1.345
 """Residuals beyond this many standard deviations count less (95 % efficiency on clean data)."""
+
+LEAST_FITTED = 0.1
+"""Of a sample's time: what is fitted to be less counts as so much where it divides."""
 
 ROUNDS = 30
 """Most rounds of reweighting; they settle in about ten."""
@@ -123,17 +127,17 @@ _Array = NDArray[np.float64]
 
 def _fit(columns: _Array, seconds: _Array) -> tuple[list[float], float]:
     """Non-negative coefficients by reweighted relative least squares, and R²."""
-    relative = columns / seconds[:, None]  # the target is then 1 for every sample
-    scale = np.linalg.norm(relative, axis=0)
+    scale = np.linalg.norm(columns / seconds[:, None], axis=0)
     scale[scale == 0] = 1.0  # all lengths 0: a column of zeros
-    relative = relative / scale
-    weight = np.ones_like(seconds)
+    scaled = columns / scale
+    fitted, weight = seconds, np.ones_like(seconds)
     solution = np.zeros(columns.shape[1])
     for _ in range(ROUNDS):
         before = solution
-        root = np.sqrt(weight)
-        solution, _ = nnls(relative * root[:, None], root)
-        residual = np.abs(relative @ solution - 1.0)
+        row = np.sqrt(weight) / fitted
+        solution, _ = nnls(scaled * row[:, None], seconds * row)
+        fitted = np.maximum(scaled @ solution, LEAST_FITTED * seconds)
+        residual = np.abs(scaled @ solution - seconds) / fitted
         spread = 1.4826 * float(np.median(residual))  # the deviation of a normal distribution
         if spread < 1e-12 or np.allclose(solution, before, rtol=1e-9, atol=0):
             break

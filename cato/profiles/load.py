@@ -20,6 +20,7 @@ _HEADER = """\
 # and c context tokens each:
 #   prefill     = per_batch_token_s*b*l + per_request_s*b + per_token_s*l + base_s
 #   decode step = per_context_token_s*b*c + per_request_s*b + base_s
+# latency_s is what a request spends beside the engine's steps; it delays no other request.
 """
 
 

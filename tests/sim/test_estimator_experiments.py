@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from cato.sim.traces import TraceRow, load_azure
 from cato.sim.workloads import SABER_ENGINE
 
 
-def a_trace(folder: Path, rows: int, seed: int = 0) -> Path:
-    """Two kinds of prompts: short ones have short answers."""
+def a_trace(folder: Path, rows: int, seed: int = 0, *, tells: bool = True) -> Path:
+    """Two kinds of prompts: short ones have short answers, unless nothing `tells` the length."""
     rng = np.random.default_rng(seed)
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     at = datetime(2023, 11, 16)
@@ -25,6 +26,7 @@ def a_trace(folder: Path, rows: int, seed: int = 0) -> Path:
         at += timedelta(seconds=float(rng.exponential(0.5)))
         is_long = rng.random() < 0.5
         prompt = int(rng.integers(2000, 4000) if is_long else rng.integers(100, 1000))
+        is_long = is_long if tells else rng.random() < 0.5
         output = int(np.ceil((60 if is_long else 8) * rng.lognormal(0.0, 0.6)))
         lines.append(f"{at.isoformat(' ', 'microseconds')},{prompt},{output}")
     path = folder / "trace.csv"
@@ -37,18 +39,20 @@ def a_trace(folder: Path, rows: int, seed: int = 0) -> Path:
 
 @pytest.mark.slow
 def test_length_bounds_judge_the_later_half_of_a_trace(tmp_path: Path) -> None:
-    options = Options((0, 1), policies=("compiled-forest",), trace=a_trace(tmp_path, 1200))
+    models = ("compiled-forest", "learnt")
+    options = Options((0, 1), policies=models, trace=a_trace(tmp_path, 1200))
     report = length_bounds.EXPERIMENT.run(options, silent)
 
     assert report.extra["train_rows"] == report.extra["report_rows"] == 600
     assert report.to_json() == length_bounds.EXPERIMENT.run(options, silent).to_json()
-    assert {m.policy for m in report.means} == {"marginal", "compiled-forest"}
+    assert {m.policy for m in report.means} == {"marginal", *models}
     compiled = report.mean("coverage", "compiled-forest")
     assert compiled.n == 600
     assert 0.86 < compiled.mean < 0.95
     # The prompt tells the length here, so that the forest must beat the marginal ...
     gain = report.mean("pinball_minus_marginal_tokens", "compiled-forest")
     assert gain.mean < -2 * gain.stderr < 0
+    assert report.mean("pinball_minus_marginal_tokens", "learnt") == replace(gain, policy="learnt")
     # ... and a bound that is not refined must miss the answers that outgrow it.
     refined = report.mean("refined_coverage", "compiled-forest", generated_tokens=100.0)
     unrefined = report.mean("unrefined_coverage", "compiled-forest", generated_tokens=100.0)
@@ -58,6 +62,13 @@ def test_length_bounds_judge_the_later_half_of_a_trace(tmp_path: Path) -> None:
     assert "refined coverage at 300" not in " ".join(texts)  # too few answers reach it
 
     assert all(p.stat().st_size > 0 for p in length_bounds.EXPERIMENT.plot(report, tmp_path))
+
+
+def test_where_the_prompt_says_nothing_the_marginal_is_learnt(tmp_path: Path) -> None:
+    trace = a_trace(tmp_path, 1200, tells=False)
+    options = Options((0,), policies=("learnt",), trace=trace)
+    report = length_bounds.EXPERIMENT.run(options, silent)
+    assert report.mean("pinball_minus_marginal_tokens", "learnt").mean == 0.0
 
 
 def test_length_features_know_only_answers_that_are_complete() -> None:

@@ -41,6 +41,7 @@ def a_profile(model: str = "m", accelerator: str = "cpu") -> Profile:
         max_running=16,
         context_tokens=1024,
         load_s=1.0,
+        latency_s=0.0042,
         chars_per_token=3.1,
     )
 

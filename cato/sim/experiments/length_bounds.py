@@ -29,8 +29,10 @@ from cato.estimators.length_bound import (
     LengthModel,
     LengthRecord,
     MarginalLengths,
+    beats,
 )
 from cato.estimators.length_features import Answer, Answers, SimilarAnswers
+from cato.estimators.output_lengths import NEWEST
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.plots import figure, save
 from cato.sim.report import Mean, Report, Target, mean_and_stderr
@@ -45,15 +47,16 @@ MIN_REACHED = 50
 MIN_ROWS = 400
 """Fewest requests of a trace: half of them must grow more than a stump."""
 
-MARGINAL, GAUSSIAN, PACKAGE, COMPILED, BELIEF = (
+MARGINAL, GAUSSIAN, PACKAGE, COMPILED, BELIEF, LEARNT = (
     "marginal",
     "gaussian",
     "quantile-forest",
     "compiled-forest",
     "belief",
+    "learnt",
 )
-MODELS = (MARGINAL, GAUSSIAN, PACKAGE, COMPILED, BELIEF)
-_SEEDED = (PACKAGE, COMPILED, BELIEF)
+MODELS = (MARGINAL, GAUSSIAN, PACKAGE, COMPILED, BELIEF, LEARNT)
+_SEEDED = (PACKAGE, COMPILED, BELIEF, LEARNT)
 _TASK = TaskName("completion")
 
 _Floats = NDArray[np.float64]
@@ -115,7 +118,19 @@ def fitted(name: str, train: Sequence[LengthRecord], seed: int) -> LengthModel:
             return ForestLengths.fit(train, seed).compiled().warmed_up()
         case "belief":
             return BeliefLengths(ForestLengths.fit(train, seed).compiled())
+        case "learnt":
+            return _learnt(train, seed)
     raise InputError(f"no length model named {name!r}; known: {', '.join(MODELS)}")
+
+
+def _learnt(train: Sequence[LengthRecord], seed: int) -> LengthModel:
+    """What the Profiler uses: the forest where it beat the marginal on the newest of `train`."""
+    split = len(train) - len(train) // NEWEST
+    older, newest = train[:split], train[split:]
+    grown = ForestLengths.fit(older, seed).compiled()
+    if beats(grown, MarginalLengths.fit(older), newest, Q):
+        return ForestLengths.fit(train, seed).compiled()
+    return MarginalLengths.fit(train)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +234,7 @@ def run(options: Options, progress: Progress) -> Report:
         name: [list(point) for point in zip(LEVELS, score.by_level.tolist(), strict=True)]
         for name, score in scores.items()
     }
-    targets = _targets(scores[COMPILED], baseline) if COMPILED in scores else ()
+    targets = _targets(scores[LEARNT], baseline) if LEARNT in scores else ()
     extra = {"reliability": curves, "train_rows": len(train), "report_rows": len(test)}
     return Report("length-bounds", options.seeds, tuple(means), (), targets, extra)
 

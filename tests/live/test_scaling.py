@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -46,10 +47,9 @@ def scaling(app: App) -> Iterator[Callable[..., None]]:
 
 
 def state() -> dict[str, Any]:
-    import ray
+    from cato.bench.live.stage import deployment_states
 
-    states: dict[str, dict[str, Any]] = ray.get(actor("provisioner").state.remote(), timeout=10)
-    return states[DEPLOYMENT]
+    return asdict(deployment_states()[DEPLOYMENT])
 
 
 def scale(replicas: int) -> None:

@@ -67,12 +67,19 @@ class Run:
             self.pool.drain_replica(id)
 
 
-def prepared(policies: Policies, *, replicas: int = 3, chunk_tokens: int | None = None) -> Run:
+def prepared(
+    policies: Policies,
+    *,
+    replicas: int = 3,
+    chunk_tokens: int | None = None,
+    latency_s: float = 0.0,
+) -> Run:
     told: list[Event] = []
     fleet = a_fleet(
         policies,
         replicas=replicas,
         max_running=6,
+        profile=replace(PROFILE, latency_s=latency_s),
         chunk_tokens=chunk_tokens,
         cold_start_s=2.0,
         recorder=lambda _, event: told.append(event),
@@ -84,10 +91,14 @@ def prepared(policies: Policies, *, replicas: int = 3, chunk_tokens: int | None 
 
 
 def troubled(
-    policies: Policies, tasks: Sequence[SimTask], *, chunk_tokens: int | None = None
+    policies: Policies,
+    tasks: Sequence[SimTask],
+    *,
+    chunk_tokens: int | None = None,
+    latency_s: float = 0.0,
 ) -> Run:
     """Of three replicas one dies and one drains; one more is ordered, ready two seconds later."""
-    run = prepared(policies, chunk_tokens=chunk_tokens)
+    run = prepared(policies, chunk_tokens=chunk_tokens, latency_s=latency_s)
     at = run.fleet.kernel.at
     at(0.5, lambda: run.pool.start_replica(PROFILE))
     at(1.003, lambda: run.lose(FIRST))
@@ -153,12 +164,13 @@ def check_leases(run: Run) -> None:
     assert not leases
 
 
-@pytest.mark.parametrize("chunk_tokens", [None, 64])
+@pytest.mark.parametrize(("chunk_tokens", "latency_s"), [(None, 0.0), (64, 0.0), (64, 0.05)])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_run_with_troubles_loses_nothing_and_its_events_replay(
-    name: str, chunk_tokens: int | None
+    name: str, chunk_tokens: int | None, latency_s: float
 ) -> None:
-    run = troubled(SCHEDULERS[name], random_tasks(5, 60, 25.0), chunk_tokens=chunk_tokens)
+    tasks = random_tasks(5, 60, 25.0)
+    run = troubled(SCHEDULERS[name], tasks, chunk_tokens=chunk_tokens, latency_s=latency_s)
     check_nothing_is_lost(run)
     check_leases(run)
     assert {h.id for h in run.pool.retired} == {FIRST, SECOND}
@@ -207,7 +219,12 @@ troubles = st.lists(
 
 @settings(max_examples=60)
 @given(
-    names, st.integers(0, 10_000), troubles, st.sampled_from([None, 32]), st.sampled_from([3, 999])
+    names,
+    st.integers(0, 10_000),
+    troubles,
+    st.sampled_from([None, 32]),
+    st.sampled_from([3, 999]),
+    st.sampled_from([0.0, 0.05]),
 )
 def test_graphs_of_calls_end_or_fail_as_a_whole_whatever_happens_to_replicas(
     name: str,
@@ -215,9 +232,10 @@ def test_graphs_of_calls_end_or_fail_as_a_whole_whatever_happens_to_replicas(
     troubles: list[tuple[float, str, int]],
     chunk_tokens: int | None,
     max_queued: int,
+    latency_s: float,
 ) -> None:
     policies = replace(SCHEDULERS[name], max_queued=max_queued)
-    run = prepared(policies, replicas=2, chunk_tokens=chunk_tokens)
+    run = prepared(policies, replicas=2, chunk_tokens=chunk_tokens, latency_s=latency_s)
     for at_s, what, i in troubles:
         id = ReplicaId(f"p-{i:04d}")
         action = {
@@ -256,6 +274,21 @@ def test_a_cold_start_delays_the_first_request_of_a_replica() -> None:
     (outcome,) = run.fleet.run([a_task("t")])
     assert outcome.queue_s == 3.0
     assert run.fleet.utilization() == pytest.approx(1.0)
+
+
+def test_what_is_sent_to_a_replica_arrives_after_its_latency() -> None:
+    near, far = (prepared(SCHEDULERS["least-wait"], replicas=1, latency_s=s) for s in (0.0, 0.3))
+    (soon,), (late,) = (run.fleet.run([a_task("t")]) for run in (near, far))
+    assert late.first_token_at_s == pytest.approx(soon.first_token_at_s + 0.3)
+    assert (late.queue_s, late.ended_at_s) == (0.0, pytest.approx(soon.ended_at_s + 0.3))
+
+
+def test_what_is_under_way_when_its_replica_drains_still_runs_there() -> None:
+    run = prepared(SCHEDULERS["least-wait"], replicas=1, latency_s=0.3)
+    run.fleet.kernel.at(0.1, lambda: run.drain(FIRST))
+    (outcome,) = run.fleet.run([a_task("t")])
+    assert outcome.is_finished
+    assert [h.ended_s for h in run.pool.retired] == [outcome.ended_at_s]
 
 
 def test_a_lost_replica_costs_the_stream_a_pause_and_no_token() -> None:

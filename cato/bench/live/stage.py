@@ -110,7 +110,7 @@ class Stage:
                 asked = provisioner.scale.remote(spec.name, spec.initial_replicas)
                 ray.get(asked, timeout=CALL_TIMEOUT_S)
         deadline_s = time.monotonic() + RESET_TIMEOUT_S
-        while others := [n for n, s in self._state().items() if _differs(s, specs[n])]:
+        while others := [n for n, s in deployment_states().items() if _differs(s, specs[n])]:
             if time.monotonic() > deadline_s:
                 raise BenchError(f"replicas of {', '.join(others)} did not come back to the first")
             time.sleep(RESET_POLL_S)
@@ -118,7 +118,7 @@ class Stage:
     def replicas(self, since_s: float) -> dict[PoolName, list[ReplicaPoint]]:
         """Looks of the provisioner after the Unix time `since_s`, by pool."""
         found: dict[PoolName, list[ReplicaPoint]] = {}
-        for state in self._state().values():
+        for state in deployment_states().values():
             points = [p for p in state.history if p.at_s >= since_s]
             found[state.pool] = [
                 ReplicaPoint(p.at_s - since_s, p.ready, p.wanted, p.queued + p.running)
@@ -126,12 +126,12 @@ class Stage:
             ]
         return found
 
-    def _state(self) -> dict[DeploymentName, DeploymentState]:
-        provisioner: Any = actors.get(actors.PROVISIONER)
-        state: dict[DeploymentName, DeploymentState] = ray.get(
-            provisioner.state.remote(), timeout=CALL_TIMEOUT_S
-        )
-        return state
+
+def deployment_states() -> dict[DeploymentName, DeploymentState]:
+    """What the provisioner of the cluster that this process is connected to has."""
+    provisioner: Any = actors.get(actors.PROVISIONER)
+    states = ray.get(provisioner.state.remote(), timeout=CALL_TIMEOUT_S)
+    return {name: DeploymentState(**fields) for name, fields in states.items()}
 
 
 def _differs(state: DeploymentState, spec: DeploymentSpec) -> bool:

@@ -108,7 +108,7 @@ def test_the_right_profile_foretells_the_run_and_a_wrong_one_does_not() -> None:
     assert median_error(off) > 0.5
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2000), st.integers(1, 700), st.integers(1, 60)),

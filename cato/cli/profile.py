@@ -121,20 +121,23 @@ async def _check_alone(deployment: str, seed: int) -> None:
 
 async def _check(caller: ReplicaCaller, found: Found, profile: Profile, seed: int) -> None:
     """A mixed run that the profile was not made from, foretold by the simulator and measured."""
-    from cato.control.profile_check import CALLS, check, median_error
+    from cato.control.profile_check import check, median_error, mixed_run
     from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
 
     chunk_tokens = found.spec.engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    calls = mixed_run(profile, seed)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("a mixed run", total=CALLS)
-        checked = await check(
-            caller, profile, chunk_tokens, seed, lambda done: bar.update(task, completed=done)
-        )
+        task = bar.add_task("a mixed run", total=len(calls))
+
+        def progress(done: int) -> None:
+            bar.update(task, completed=done)
+
+        checked = await check(caller, profile, chunk_tokens, calls, seed, progress)
     error = median_error(checked)
     mean = statistics.fmean(c.error for c in checked)
     console.print(
-        f"A mixed run of {CALLS} calls (seed {seed}): E2E foretold with a median error of "
+        f"A mixed run of {len(calls)} calls (seed {seed}): E2E foretold with a median error of "
         f"{error:.1%}, {mean:+.1%} on average.",
         style=None if error <= ROUGH else "yellow",
         highlight=False,

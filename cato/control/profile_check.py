@@ -127,12 +127,11 @@ async def check(
     caller: EngineCaller,
     profile: Profile,
     chunk_tokens: int | None,
+    calls: Sequence[MixedCall],
     seed: int,
     progress: Callable[[int], None],
-    calls: int = CALLS,
 ) -> list[CheckedCall]:
     """Run the calls and compare. `chunk_tokens`: the engine's prompt tokens of one step."""
-    run = mixed_run(profile, seed, calls)
-    measured_s = await measure(caller, run, seed, progress)
-    foretold_s = foretell(profile, run, chunk_tokens)
-    return [CheckedCall(*x) for x in zip(run, measured_s, foretold_s, strict=True)]
+    measured_s = await measure(caller, calls, seed, progress)
+    foretold_s = foretell(profile, calls, chunk_tokens)
+    return [CheckedCall(*x) for x in zip(calls, measured_s, foretold_s, strict=True)]

@@ -323,7 +323,8 @@ class Sweep:
             nonlocal begin_s, end_s
             await calm.wait()
             begin_s = time.monotonic()
-            step_s = (begin_s - traces[0][0][0]) / CALM_TOKENS
+            longest = max(traces, key=len)  # one that ended at once sets `calm` before all began
+            step_s = (begin_s - longest[0][0]) / CALM_TOKENS
             for i, prompt in enumerate(prompts):
                 # A first token comes with a step's end: at once, all would meet the same phase.
                 await asyncio.sleep(step_s * (i + 0.5) / len(prompts))
@@ -332,11 +333,11 @@ class Sweep:
             over.set()
 
         await asyncio.gather(disturb(), *(stream(trace) for trace in traces))
-        found = [_stalled(trace, begin_s, end_s) for trace in traces]
-        if any(f is None for f in found):
+        found = [f for t in traces if (f := _stalled(t, begin_s, end_s)) is not None]
+        if len(found) < streams:
             self.measured.skipped.append(f"{_what(point)}: the streams beside them were too short")
             return
-        steps_s, stalls_s = zip(*(f for f in found if f is not None), strict=True)
+        steps_s, stalls_s = zip(*found, strict=True)
         self.measured.stalls.append(
             Stall(
                 point.tokens,

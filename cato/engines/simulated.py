@@ -210,16 +210,14 @@ class SimulatedEngine:
         return await asyncio.shield(self._death)
 
     async def load(self) -> EngineLoad:
-        if self._state is not EngineState.READY:
-            raise EngineDeadError(f"the engine is {self._state}", 503)
+        self._check_ready()
         return EngineLoad(len(self._running), len(self._waiting), self._kv_usage(0))
 
     async def count_tokens(self, text: str) -> int:
         return self._profile.count_tokens(text)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]:
-        if self._state is not EngineState.READY:
-            raise EngineDeadError(f"the engine is {self._state}", 503)
+        self._check_ready()
         if not request.endpoint.generates:
             yield self._counted(request)
             return
@@ -235,8 +233,7 @@ class SimulatedEngine:
             )
         if self._profile.latency_s > 0.0:
             await asyncio.sleep(self._profile.latency_s)
-            if self._state is not EngineState.READY:
-                raise EngineDeadError(f"the engine is {self._state}", 503)
+            self._check_ready()
         priority = request.priority if self._has_priority else 0
         heapq.heappush(self._waiting, (priority, next(self._arrivals), run))
         self._work.set()
@@ -247,8 +244,7 @@ class SimulatedEngine:
             while True:
                 await run.news.wait()
                 run.news.clear()
-                if self._state is not EngineState.READY:
-                    raise EngineDeadError(f"the engine is {self._state}", 503)
+                self._check_ready()
                 tokens, is_last = pieces[sent : run.emitted_tokens], run.is_finished
                 if request.stream:
                     for chunk in answer.stream(tokens, sent, is_last=is_last):
@@ -260,6 +256,10 @@ class SimulatedEngine:
                     return
         finally:
             self._remove(run)
+
+    def _check_ready(self) -> None:
+        if self._state is not EngineState.READY:
+            raise EngineDeadError(f"the engine is {self._state}", 503)
 
     def _counted(self, request: EngineRequest) -> EngineChunk:
         if request.endpoint is not Endpoint.COUNT_TOKENS:

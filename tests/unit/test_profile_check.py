@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,6 @@ from cato.control.profile_check import (
     MixedCall,
     check,
     foretell,
-    measure,
     median_error,
     mixed_run,
 )
@@ -77,34 +76,31 @@ class Caller:
         return (await self.engine.load()).running
 
 
-def a_check(
-    profile: Profile, chunk_tokens: int, calls: list[MixedCall] | None = None
-) -> list[CheckedCall]:
-    """In virtual time; `calls` None: a mixed run of 40."""
+def a_check(calls: Sequence[MixedCall], chunk_tokens: int) -> tuple[list[CheckedCall], list[int]]:
+    """In virtual time; and what was told of the progress."""
+    told: list[int] = []
 
     async def run() -> list[CheckedCall]:
         spec = EngineSpec("simulated", max_num_seqs=8, max_num_batched_tokens=chunk_tokens)
-        caller = Caller(profile, spec)
+        caller = Caller(PROFILE, spec)
         await caller.engine.start()
         try:
-            if calls is None:
-                return await check(caller, profile, chunk_tokens, 3, lambda done: None, calls=40)
-            measured_s = await measure(caller, calls, 3, lambda done: None)
-            foretold_s = foretell(profile, calls, chunk_tokens)
-            return [CheckedCall(*x) for x in zip(calls, measured_s, foretold_s, strict=True)]
+            return await check(caller, PROFILE, chunk_tokens, calls, 3, told.append)
         finally:
             await caller.engine.stop()
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(run())
+        return runner.run(run()), told
 
 
 def test_the_right_profile_foretells_the_run_and_a_wrong_one_does_not() -> None:
-    checked = a_check(PROFILE, CHUNK)
+    checked, told = a_check(mixed_run(PROFILE, 3, calls=40), CHUNK)
+    assert sorted(told) == list(range(1, 41))
     assert median_error(checked) < 1e-6
     wrong = replace(PROFILE, decode_base_s=4 * PROFILE.decode_base_s)
     again = foretell(wrong, [c.call for c in checked], CHUNK)
     off = [replace(c, foretold_s=s) for c, s in zip(checked, again, strict=True)]
+    assert median_error(checked) < median_error(off)
     assert median_error(off) > 0.5
 
 
@@ -125,7 +121,8 @@ def test_the_simulated_engine_takes_as_long_as_the_simulator_says(
         MixedCall(at_ms / 1000 + (i + 1) * 1.23e-5, prompt, output)
         for i, (at_ms, prompt, output) in enumerate(sorted(drawn))
     ]
-    for c in a_check(PROFILE, chunk_tokens, calls):
+    checked, _ = a_check(calls, chunk_tokens)
+    for c in checked:
         assert c.foretold_s == pytest.approx(c.measured_s, rel=1e-6)
 
 

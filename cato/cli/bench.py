@@ -34,7 +34,7 @@ from rich.table import Table
 from cato.cli.serve import TRANSPORT
 from cato.cli.simulation import SEEDS_HELP, seeds_of
 from cato.config.places import RUN_DIR_VARIABLE
-from cato.core.errors import CatoError
+from cato.core.errors import CatoError, InputError
 from cato.serve.ports import own_cluster
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def live(
         list[str] | None, typer.Option(help="Only this workload; repeat for several.")
     ] = None,
     arm: Annotated[
-        list[str] | None, typer.Option(help="Only this scheduler; repeat for several.")
+        list[str] | None, typer.Option(help="Only this arm; repeat for several.")
     ] = None,
     seeds: Annotated[str, typer.Option(help=f"One round each. {SEEDS_HELP}")] = LIVE_SEEDS,
     tasks: Annotated[
@@ -245,9 +245,20 @@ def live(
     command = shlex.join(["cato", *sys.argv[1:]])
     with _measuring() as folder:
         if experiment == CACE:
+            unused = {
+                "--deployment": deployment,
+                "--warm-up": warm_up,
+                "--trace": trace,
+                "--address": address,
+                "--export": export,
+                "--plot": plot,
+            }
+            for option, value in unused.items():
+                if value is not None:
+                    raise InputError(f"{CACE} makes all it needs itself: leave out {option}")
             _measure_cace(
                 folder, command, seeds_of(seeds), tasks, slowdown, tuple(workload or ()),
-                json_file,
+                tuple(arm or ()), json_file,
             )  # fmt: skip
             return
         from cato.bench.live.session import Options, Session
@@ -280,6 +291,7 @@ def _measure_cace(
     tasks: int | None,
     slowdown: float | None,
     workloads: tuple[str, ...],
+    arms: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
     """Shared pools have arms and metrics of their own; what is measured is told by the report."""
@@ -287,7 +299,11 @@ def _measure_cace(
 
     usual = cace.Settings()
     settings = cace.Settings(
-        seeds, tasks or usual.tasks, slowdown or usual.slowdown, workloads or usual.workloads
+        seeds,
+        tasks or usual.tasks,
+        slowdown or usual.slowdown,
+        workloads or usual.workloads,
+        arms,
     )
     with _shown() as (shown, say):
         report = cace.run(settings, folder, shown, say, _live_facts(), command)

@@ -9,7 +9,7 @@ import pytest
 
 from cato.bench.live import cace
 from cato.config.deploy_file import load_deploy_file
-from cato.core.errors import UnknownNameError
+from cato.core.errors import InputError, UnknownNameError
 from cato.core.slots import LoadCounts
 from cato.profiles.load import check_profiles, load_profiles
 from cato.sim import cards
@@ -59,12 +59,35 @@ def test_goals_compare_arms_seed_by_seed() -> None:
     workloads = tuple(dict.fromkeys(r.workload for r in runs))
     settings = cace.Settings((1, 2), workloads=workloads)
     report = cace.as_json(runs, settings, {}, "cato bench live cace")
-    reached = {g["workload"]: (g["least"], g["measured"]) for g in report["goals"]}
+    reached = {g["workload"]: (g["least"], *g["measured"]) for g in report["goals"]}
     assert reached == {
-        "skewed, in-order": (6.0, pytest.approx(8.0)),
-        "skewed, overload": (2.5, pytest.approx(3.0)),
+        "skewed, in-order": (6.0, pytest.approx(8.0), pytest.approx(2.0)),
+        "skewed, overload": (2.5, pytest.approx(3.0), pytest.approx(1.0)),
     }
     assert cace.tables(report).renderables
+
+
+def test_what_was_foretold_must_be_within_a_tenth() -> None:
+    foretold = METRICS | {"hit_rate": 0.5, "ttft_s": 4.0, "load_s": 100.0}
+    runs = [
+        replace(a_run("lru", 1, "in-order", **found), simulated=foretold)
+        for found in ({"hit_rate": 0.46, "ttft_s": 4.3, "load_s": 100.0},)
+    ]
+    runs.append(replace(runs[0], arm="lfu", measured=foretold | {"ttft_s": 4.5}))
+    report = cace.as_json(runs, cace.Settings((1,), workloads=(runs[0].workload,)), {}, "")
+    lru, lfu = report["foretold"]
+    assert lru["met"]
+    assert not lfu["met"]
+    assert lfu["ratios"] == pytest.approx({"hit_rate": 1.0, "ttft_s": 1.125, "load_s": 1.0})
+
+
+def test_some_arms_can_be_chosen() -> None:
+    settings = cace.Settings(workloads=("skewed, in-order",), chosen=("lru", "foresight"))
+    assert [a.name for a in settings.arms_of("skewed, in-order")] == ["foresight", "lru"]
+    with pytest.raises(UnknownNameError, match="cace, foresight, lfu, lru"):
+        cace.Settings(workloads=("skewed, in-order",), chosen=("lru", "LRU"))
+    with pytest.raises(InputError, match="its arms: foresight, queue-aware"):
+        cace.Settings(chosen=("lru",))
 
 
 def test_what_is_measured_is_told_in_the_seconds_of_the_experiment() -> None:

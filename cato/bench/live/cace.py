@@ -33,7 +33,7 @@ from cato.bench.live.rounds import Progress
 from cato.bench.live.stage import OwnStage
 from cato.config.deploy_file import load_deploy_file
 from cato.control import actors
-from cato.core.errors import UnknownNameError
+from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import ModelName, PoolName
 from cato.core.slots import LoadCounts, SharedPoolPicture
 from cato.core.topology import SharedPoolPolicies
@@ -50,6 +50,7 @@ from cato.sim.experiments.cace import (
     SATURATED_PER_S,
     UNDERLOAD_PER_S,
 )
+from cato.sim.report import mean_and_stderr
 
 NAME = "cace"
 POOL = PoolName("cards")
@@ -121,6 +122,9 @@ CASES: Mapping[str, Case] = {
     )
 }
 METRICS = ("hit_rate", "ttft_s", "load_s", "evictions", "loads", "e2e_s", "attainment")
+# What the simulator should foretell, and how far off it may be.
+FORETOLD = ("hit_rate", "ttft_s", "load_s")
+MOST_OFF = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +174,34 @@ WORKLOADS: Mapping[str, tuple[str, Case]] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much is measured; raise `UnknownNameError` for a workload that is none."""
+    """How much is measured, by which arms (none are all).
+
+    Raise `UnknownNameError` for a workload or an arm that is none, and `InputError` for a workload
+    that has none of the arms.
+    """
 
     seeds: tuple[int, ...] = (0,)
     tasks: int = TASKS
     slowdown: float = SLOWDOWN
     workloads: tuple[str, ...] = tuple(workload_name("skewed", g.case) for g in GOALS)
+    chosen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.workloads:
             if name not in WORKLOADS:
                 raise UnknownNameError("workload", name, tuple(WORKLOADS))
+            arms = [a.name for a in WORKLOADS[name][1].arms]
+            if self.chosen and not self.arms_of(name):
+                raise InputError(f"{name!r} has none of these arms; its arms: {', '.join(arms)}")
+        known = {a.name for name in self.workloads for a in WORKLOADS[name][1].arms}
+        for arm in self.chosen:
+            if arm not in known:
+                raise UnknownNameError("arm", arm, tuple(sorted(known)))
+
+    def arms_of(self, workload: str) -> tuple[Arm, ...]:
+        """Those of its arms that were chosen; all when none was."""
+        arms = WORKLOADS[workload][1].arms
+        return tuple(a for a in arms if not self.chosen or a.name in self.chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +304,9 @@ def run(
     with OwnStage(deploy, folder, say) as stage:
         runs = [
             _measure(stage.url, settings, workload, arm, seed, progress)
-            for seed in settings.seeds
+            for round_number, seed in enumerate(settings.seeds)
             for workload in settings.workloads
-            for arm in WORKLOADS[workload][1].arms
+            for arm in settings.arms_of(workload)[:: -1 if round_number % 2 else 1]
         ]
     return as_json(runs, settings, about, command)
 
@@ -449,12 +470,31 @@ def as_json(
         "settings": asdict(settings),
         "runs": [asdict(r) for r in runs],
         "goals": [g for workload in settings.workloads for g in _goals(runs, workload)],
+        "foretold": [f for workload in settings.workloads for f in _foretold(runs, workload)],
         "problems": list(dict.fromkeys(p for r in runs for p in r.problems)),
     }
 
 
+def _foretold(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
+    """What was measured over what was foretold, of each arm: means over the seeds."""
+    mine = [r for r in runs if r.workload == workload]
+    found = []
+    for arm in dict.fromkeys(r.arm for r in mine):
+        of_arm = [r for r in mine if r.arm == arm]
+        ratios = {
+            m: float(
+                np.mean([r.measured[m] for r in of_arm]) / np.mean([r.simulated[m] for r in of_arm])
+            )
+            for m in FORETOLD
+        }
+        is_met = all(abs(ratio - 1) <= MOST_OFF for ratio in ratios.values())
+        found.append({"workload": workload, "arm": arm, "ratios": ratios, "met": is_met})
+    return found
+
+
 def _goals(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
     mine = [r for r in runs if r.workload == workload]
+    arms = {r.arm for r in mine}
     return [
         {
             "workload": workload,
@@ -464,20 +504,22 @@ def _goals(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
             "simulated": _reached(goal, mine, lambda r: r.simulated),
         }
         for goal in GOALS
-        if goal.case == WORKLOADS[workload][1].name
+        if goal.case == WORKLOADS[workload][1].name and {goal.ours, goal.theirs} <= arms
     ]
 
 
-def _reached(goal: Goal, runs: Sequence[Run], of: Callable[[Run], Mapping[str, float]]) -> float:
-    """Mean over the seeds of the difference or the ratio."""
+def _reached(
+    goal: Goal, runs: Sequence[Run], of: Callable[[Run], Mapping[str, float]]
+) -> tuple[float, float]:
+    """Mean over the seeds of the difference or the ratio, and its standard error."""
     by_arm = {(r.arm, r.seed): of(r)[goal.metric] for r in runs}
     pairs = [
         (by_arm[goal.ours, seed], by_arm[goal.theirs, seed])
         for seed in dict.fromkeys(r.seed for r in runs)
     ]
     if goal.is_points:
-        return float(np.mean([100 * (a - b) for a, b in pairs]))
-    return float(np.mean([b / max(a, 1e-9) for a, b in pairs]))
+        return mean_and_stderr([100 * (a - b) for a, b in pairs])
+    return mean_and_stderr([b / max(a, 1e-9) for a, b in pairs])
 
 
 def tables(report: Mapping[str, Any]) -> Group:
@@ -490,14 +532,20 @@ def tables(report: Mapping[str, Any]) -> Group:
     for r in report["runs"]:
         cells = [f"{r['measured'][m]:.3g} / {r['simulated'][m]:.3g}" for m in METRICS]
         table.add_row(r["workload"], r["arm"], str(r["seed"]), *cells)
+    shown = "{:.2f} ± {:.2f}" if len(report["settings"]["seeds"]) > 1 else "{:.2f}, one seed"
     goals = Table(
         "workload", "goal", "least", "measured", "simulated", title="Goals", title_style=""
     )
     for g in report["goals"]:
-        numbers = (f"{g[k]:.2f}" for k in ("least", "measured", "simulated"))
-        goals.add_row(g["workload"], g["goal"], *numbers)
+        reached = (shown.format(*g[k]) for k in ("measured", "simulated"))
+        goals.add_row(g["workload"], g["goal"], f"{g['least']:.2f}", *reached)
+    title = f"Measured over simulated; goal: within {MOST_OFF:.0%}"
+    foretold = Table("workload", "arm", *FORETOLD, "met", title=title, title_style="")
+    for f in report["foretold"]:
+        ratios = (f"{f['ratios'][m]:.2f}" for m in FORETOLD)
+        foretold.add_row(f["workload"], f["arm"], *ratios, "yes" if f["met"] else "no")
     problems = [f"problem: {p}" for p in report["problems"]]
-    return Group("All engines are simulated.", table, goals, *problems)
+    return Group("All engines are simulated.", table, goals, foretold, *problems)
 
 
 def save(report: Mapping[str, Any], path: Path) -> None:

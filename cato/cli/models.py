@@ -1,13 +1,15 @@
 """`cato models`: models of shared pools and adapters that come and go while CATO runs.
 
-A model is loaded and measured in a place of its own before anybody can ask for it, an adapter is
-tried by the replicas of its base. Both are kept in the metadata store, for the next start too.
+A model is loaded and measured before anybody can ask for it, beside the pool or in an idle slot of
+it; an adapter is tried by the replicas of its base. Both are kept in the metadata store, for the
+next start too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +26,8 @@ from cato.cli.cluster import connect
 from cato.cli.profile import TRANSPORT_VARIABLE
 from cato.config.paths import resolve
 from cato.config.schema import PublicName, ray_actor_options
-from cato.core.errors import CatoError
-from cato.core.fleet import resource_needs, why_full, why_infeasible
+from cato.core.errors import CapacityError, CatoError
+from cato.core.fleet import more_that_fit, resource_needs, why_full, why_infeasible
 from cato.core.ids import ModelName, PoolName
 from cato.core.profile import Profile
 from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, SharedPoolSpec, Topology
@@ -36,14 +38,19 @@ from cato.store.store import MetadataStore
 from cato.workflows.fim import FAMILIES, family_of
 
 if TYPE_CHECKING:
-    from cato.serve.staging import Staged
+    from cato.control.staged import Staged
 
 app = typer.Typer(no_args_is_help=True, help="Add, list, measure and remove models and adapters.")
 console = Console()
 
 ASK_TIMEOUT_S = 30.0
-# A slot's process starts in seconds; a place that is not there by then has no room.
+# So long is a place looked for; a model is unloaded for one when there has been no room for
+# `ROOM_WITHIN_S`: what the last measurement took is free a second later.
 PLACE_TIMEOUT_S = 120.0
+ROOM_WITHIN_S = 3.0
+# A slot's process starts in seconds; a place that is not there by then has no room.
+READY_TIMEOUT_S = 30.0
+POLL_S = 0.5
 
 Address = Annotated[str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")]
 Pool = Annotated[str | None, typer.Option(help="The shared pool; needed when there are several.")]
@@ -243,32 +250,80 @@ def _simulated_profile(
 
 
 def _stage(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -> Staged:
-    """Measure in a place with the resources of one slot; raises what the place raises."""
-    import ray
-    from ray.exceptions import GetTimeoutError, RayTaskError
-
+    """Measure in a place with the resources of one slot, or in an idle slot when no host has room
+    for one more; raises what the place raises, and `CapacityError` when there is neither."""
     from cato.control.ray_private import hosts
-    from cato.serve.staging import StagingSlot
 
     needs = resource_needs(spec.slots)
     why_not = why_infeasible(needs, [h.total for h in hosts()])
     if why_not is not None:
         fail(why_not)
+    name = hosted.model.name
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"waiting for a place to measure {name} in")
+
+        def say(what: str) -> None:
+            bar.update(task, description=what)
+
+        started_s = time.monotonic()
+        while (waited_s := time.monotonic() - started_s) < PLACE_TIMEOUT_S:
+            try:
+                if more_that_fit(needs, hosts(), 1):
+                    return _stage_beside(spec, hosted, profile, say)
+                if waited_s >= ROOM_WITHIN_S:
+                    say(f"loading and measuring {name} in an idle slot of {spec.name}")
+                    return _stage_in_a_slot(spec, hosted, profile)
+            except CapacityError as error:
+                say(f"waiting for a place to measure {name} in: {error.problem}")
+            time.sleep(POLL_S)
+    raise CapacityError(spec.name, f"{why_full(needs)} and none of its slots is idle", POLL_S)
+
+
+def _stage_beside(
+    spec: SharedPoolSpec,
+    hosted: HostedModel,
+    profile: Profile | None,
+    say: Callable[[str], None],
+) -> Staged:
+    """In a place of its own; `CapacityError` when the room was taken meanwhile."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayTaskError
+
+    from cato.serve.staging_slot import StagingSlot
+
     place: Any = ray.remote(StagingSlot).options(**ray_actor_options(spec.slots)).remote(spec.slots)
     try:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("waiting for a place to measure it in")
-            ray.get(place.ready.remote(), timeout=PLACE_TIMEOUT_S)
-            bar.update(task, description=f"loading and measuring {hosted.model.name}")
-            staged: Staged = ray.get(place.measure.remote(hosted, profile))
+        ray.get(place.ready.remote(), timeout=READY_TIMEOUT_S)
+        say(f"loading and measuring {hosted.model.name}")
+        staged: Staged = ray.get(place.measure.remote(hosted, profile))
         return staged
     except GetTimeoutError:
-        fail(f"{why_full(needs)} to measure a model in; make room for one more slot")
+        raise CapacityError(spec.name, "no place came up in time", POLL_S) from None
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, CatoError) else error from error
     finally:
         ray.kill(place)
+
+
+def _stage_in_a_slot(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -> Staged:
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    from cato.control import actors
+
+    manager: Any = actors.get(actors.EVICTION_MANAGER)
+    measuring = manager.measure.remote(spec.name, hosted, profile)
+    try:
+        staged: Staged = ray.get(measuring)
+        return staged
+    except KeyboardInterrupt:
+        ray.cancel(measuring)
+        raise
+    except RayActorError as error:
+        raise CatoError("the Eviction Manager cannot be reached; try again") from error
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, CatoError) else error from error
 
 
 def _check_name(name: str) -> None:

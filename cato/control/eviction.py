@@ -13,15 +13,17 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from cato.control.shared_pool import ATTEND_S, Ended, SharedPool
+from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.commands import Dispatch
-from cato.core.errors import InputError, UnknownNameError
+from cato.core.errors import CatoError, InputError, UnknownNameError
+from cato.core.eviction import CopyId
 from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Residency, Resident
 from cato.core.slots import HostedPart, SharedPoolPicture, SlotOrder, SlotReport
 from cato.core.snapshot import Invocation
-from cato.core.topology import SharedPoolPolicies, SharedPoolSpec
+from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec
 from cato.store.errors import StoreError
 from cato.store.in_thread import with_store
 from cato.store.records import RegisteredModel
@@ -78,7 +80,8 @@ class EvictionManager:
         with new books."""
         self._store = store
         known = {spec.name for spec, _ in pools}
-        self._shared = {name: pool for name, pool in self._shared.items() if name in known}
+        for name in self._shared.keys() - known:
+            self._shared.pop(name).close()
         for spec, profiles in pools:
             pool = self._shared.get(spec.name)
             if pool is None or pool.spec != spec:
@@ -87,6 +90,8 @@ class EvictionManager:
                     if pool.why_not_add(added.hosted) is None:
                         pool.add_model(added.hosted, added.profile.to_profile())
                 pool.remember_arrivals(await _known_arrivals(store, spec.name))
+                if spec.name in self._shared:
+                    self._shared[spec.name].close()
                 self._shared[spec.name] = pool
             pool.configure(policies[spec.name])
         if self._ticker is None or self._ticker.done():
@@ -156,6 +161,17 @@ class EvictionManager:
     async def leave(self, pool: PoolName, slot: ReplicaId) -> None:
         if pool in self._shared:
             self._shared[pool].leave(slot)
+
+    async def measure(self, pool: PoolName, hosted: HostedModel, profile: Profile | None) -> Staged:
+        """Measure a model in an idle slot of the pool; see `SharedPool.measure`."""
+        return await (await self._pool(pool)).measure(hosted, profile)
+
+    async def measured(
+        self, pool: PoolName, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError
+    ) -> None:
+        """What a slot was lent for is done."""
+        if pool in self._shared:
+            self._shared[pool].measured(slot, copy_id, found)
 
     async def _pool(self, name: PoolName) -> SharedPool:
         deadline_s = time.monotonic() + KNOWN_WITHIN_S

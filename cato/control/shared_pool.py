@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.cards import (
     ArrivalsRemembered,
     CardAdded,
     CardEvent,
+    CardLent,
     CardLost,
     CardOrchestrator,
     CardPoliciesChanged,
@@ -37,7 +40,13 @@ from cato.core.cards import (
     Ticked,
 )
 from cato.core.commands import Dispatch
-from cato.core.errors import CapacityError, InputError, UnknownNameError
+from cato.core.errors import (
+    CapacityError,
+    CatoError,
+    InputError,
+    ReplicaLostError,
+    UnknownNameError,
+)
 from cato.core.eviction import Card, CardId, CopyId, HostMemory, ModelFacts, Wanted
 from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
 from cato.core.profile import Profile
@@ -65,10 +74,22 @@ SILENCE_S = 5.0
 # A lease that its slot does not hold this long after it was given was never taken up.
 LEASE_GRACE_S = 3.0
 FULL_RETRY_AFTER_S = 1.0
+# Two loads of the largest model from slow storage take minutes; what hangs must end some time.
+MEASURE_LIMIT_S = 1800.0
 NOTHING = CopyId("")
+_MEASURE = "measure-"
 
 Ended = tuple[InvocationId, int]
 """An invocation that has left its slot, with its attempt."""
+
+
+@dataclass(slots=True)
+class _Loan:
+    """A slot that measures a model, and whoever waits for what it finds; `is_over` when it has."""
+
+    order: SlotOrder
+    found: asyncio.Future[Staged]
+    is_over: bool = False
 
 
 @dataclass(slots=True)
@@ -77,6 +98,7 @@ class _Slot:
     report: SlotReport
     seen_at_s: float
     must_clear: bool = False
+    loan: _Loan | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -181,10 +203,12 @@ class SharedPool:
     def reset(self) -> None:
         """Begin anew with empty slots and no memory of what was asked for; for measurements.
 
-        Raise `InputError` while anything waits or runs.
+        Raise `InputError` while anything waits, runs or is measured.
         """
         if self._offers:
             raise InputError(f"{len(self._offers)} invocations wait or run in {self.spec.name}")
+        if any(s.loan is not None for s in self._slots.values()):
+            raise InputError(f"a model is measured in {self.spec.name}")
         self._core = self._new_core()
         self._counts = LoadCounts()
         self._orders.clear()
@@ -194,7 +218,9 @@ class SharedPool:
             slot.news.set()
 
     def parts(self) -> tuple[HostedPart, ...]:
-        slots = len(self._core.cards())
+        cards = self._core.cards()
+        # One that is lent comes back in a minute.
+        slots = len(cards.keys() | {s.card for s in self._slots.values() if s.loan is not None})
         return tuple(
             HostedPart(
                 name=self.spec.part_of(name),
@@ -316,6 +342,60 @@ class SharedPool:
         if self._offers.pop(id, None) is not None:
             self._handle(InvocationWithdrawn(_now_s(), id))
 
+    # Measuring
+
+    async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
+        """Load and measure a model in a slot that nobody needs now; its own model is unloaded.
+
+        The slot serves nobody for so long. Raise `CapacityError` while none is idle,
+        `ReplicaLostError` when the slot is lost or takes too long, and what the measuring raises.
+        """
+        now_s = _now_s()
+        card = self._core.easiest_card(now_s)
+        if card is None:
+            raise CapacityError(self.spec.name, "none of its slots is idle", FULL_RETRY_AFTER_S)
+        slot = self._slots[ReplicaId(card)]
+        copy_id = CopyId(f"{_MEASURE}{uuid.uuid4().hex}")
+        order = SlotOrder(copy_id, hosted, profile, measure=True)
+        loan = slot.loan = _Loan(order, asyncio.get_running_loop().create_future())
+        self._lend(slot, hosted.model.name, now_s)
+        try:
+            async with asyncio.timeout(MEASURE_LIMIT_S):
+                return await loan.found
+        except TimeoutError:
+            problem = f"{hosted.model.name} was not measured in {MEASURE_LIMIT_S:.0f} s"
+            raise ReplicaLostError(slot.id, problem) from None
+        finally:
+            slot.loan = None  # its next report brings it back
+            slot.must_clear = not loan.is_over
+            slot.news.set()
+
+    def _lend(self, slot: _Slot, name: ModelName, now_s: float) -> None:
+        copy = self._core.cards()[slot.card]
+        reason = f"lent to measure {name}"
+        if copy is not None:
+            reason += f"; {copy.model} goes"
+            self._load_ended(copy.id, now_s)
+            self._counts = replace(self._counts, evictions=self._counts.evictions + 1)
+        log.info("slot %s: %s", slot.id, reason)
+        decided = Decided(time.time(), self.spec.name, LOAD, reason, slot.id)
+        self.decisions.add(decided, "lent to measure a model")
+        self._handle(CardLent(now_s, slot.card))
+        slot.news.set()
+
+    def measured(self, slot_id: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
+        """What the slot was lent for is done."""
+        slot = self._slots.get(slot_id)
+        if slot is None or slot.loan is None or slot.loan.order.copy_id != copy_id:
+            return  # nobody waits for it any more
+        if slot.loan.found.done():
+            return
+        slot.loan.is_over = True
+        if isinstance(found, Staged):
+            slot.loan.found.set_result(found)
+        else:
+            slot.loan.found.set_exception(found)
+
     # Slots
 
     async def attend(self, report: SlotReport) -> SlotOrder | None:
@@ -345,6 +425,11 @@ class SharedPool:
         if report.number < slot.report.number:
             return
         slot.report = report
+        if slot.loan is not None:
+            self._check_loan(slot, slot.loan)
+            return
+        if report.state is SlotState.LOADING and (report.copy_id or "").startswith(_MEASURE):
+            slot.must_clear = True  # nobody waits for what it measures: these books are new
         if slot.must_clear:
             slot.must_clear = report.state is not SlotState.EMPTY
         if not slot.must_clear:
@@ -364,10 +449,28 @@ class SharedPool:
             self._offers.pop(id, None)
             self._handle(InvocationFinished(_now_s(), id, lease.copy_id))
 
-    def leave(self, slot_id: ReplicaId) -> None:
+    def close(self) -> None:
+        """Other books take the place of these."""
+        for slot in self._slots.values():
+            self._end_loan(slot, "its pool was deployed anew")
+
+    def _end_loan(self, slot: _Slot, problem: str) -> None:
+        if slot.loan is not None and not slot.loan.found.done():
+            slot.loan.found.set_exception(ReplicaLostError(slot.id, problem, was_reached=True))
+
+    def _check_loan(self, slot: _Slot, loan: _Loan) -> None:
+        """A slot that is done has said what it found, unless that was lost."""
+        is_done = slot.report.copy_id == loan.order.copy_id
+        if is_done and slot.report.state is SlotState.EMPTY:
+            self._end_loan(slot, slot.report.problem or "what it measured did not arrive")
+
+    def leave(self, slot_id: ReplicaId, why: str = "it ended") -> None:
         """The slot ends; it does not come back under this name."""
-        if self._slots.pop(slot_id, None) is not None:
-            self._lose(slot_id)
+        slot = self._slots.pop(slot_id, None)
+        if slot is None:
+            return
+        self._end_loan(slot, f"{why} while it measured a model")
+        self._lose(slot_id)
 
     def tick(self) -> None:
         """Call it every second or so: silent slots are lost, failed loads are tried again, leases
@@ -376,7 +479,7 @@ class SharedPool:
         for slot in list(self._slots.values()):
             if now_s - slot.seen_at_s > SILENCE_S:
                 log.warning("slot %s is silent", slot.id)
-                self.leave(slot.id)
+                self.leave(slot.id, "it fell silent")
         for id, lease in list(self._leases.items()):
             if not lease.is_asked and now_s - lease.at_s > LEASE_GRACE_S:
                 self._end(id)
@@ -453,6 +556,8 @@ class SharedPool:
     def _order_for(self, slot: _Slot) -> SlotOrder | None:
         """What the slot has to hold, when it does not hold or load that already."""
         report = slot.report
+        if slot.loan is not None:
+            return None if report.copy_id == slot.loan.order.copy_id else slot.loan.order
         if slot.must_clear:
             return None if report.copy_id == NOTHING else SlotOrder(NOTHING)
         on_card = self._core.cards().get(slot.card)

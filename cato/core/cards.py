@@ -109,6 +109,15 @@ class CardLost:
 
 
 @dataclass(frozen=True, slots=True)
+class CardLent:
+    """The card, on which nothing runs, serves another purpose until it is added again. Its copy is
+    unloaded; what its host's memory holds stays."""
+
+    now_s: float
+    card_id: CardId
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPinned:
     """While `pinned`, no copy of the model is evicted."""
 
@@ -182,6 +191,7 @@ CardEvent = (
     | CopyFound
     | CardAdded
     | CardLost
+    | CardLent
     | ModelPinned
     | ModelAdded
     | ModelRemoved
@@ -320,6 +330,7 @@ class CardOrchestrator:
         self._order = order
         self._models = {m.name: _Model(m) for m in sorted(models, key=lambda m: m.name)}
         self._cards = {c.id: c for c in cards}
+        self._lent: dict[CardId, Card] = {}
         self._memory_bytes = {m.id: m.weights_bytes for m in memories}
         for m in self._models.values():
             _check(m.facts)
@@ -361,9 +372,12 @@ class CardOrchestrator:
             case ArrivalsRemembered():
                 self._rates.remember(event.slices)
             case CardAdded():
+                self._lent.pop(event.card.id, None)
                 self._cards.setdefault(event.card.id, event.card)
             case CardLost():
                 self._lose(event.card_id)
+            case CardLent():
+                self._lend(event.card_id)
             case ModelPinned():
                 self._model(event.model).pinned = event.pinned
             case ModelAdded():
@@ -402,6 +416,25 @@ class CardOrchestrator:
             card: pictures[self._on_card[card]] if card in self._on_card else None
             for card in self._cards
         }
+
+    def easiest_card(self, now_s: float) -> CardId | None:
+        """The card that can be lent (`CardLent`) at the least harm: an empty one, else that of the
+        idle copy least worth keeping; None while all are busy or a model needs another copy."""
+        for name, model in self._models.items():
+            if model.queue and self._lacks_a_copy(name):
+                return None
+            if self._copies_of(name) < model.facts.min_copies:
+                return None
+        for card in sorted(self._cards):
+            if card not in self._on_card:
+                return card
+        fleet = self.snapshot(now_s)
+        hosts = sorted({c.host for c in self._cards.values()})
+        candidates = [x for host in hosts for x in self._candidates(host, fleet)]
+        if not candidates:
+            return None
+        _, copy, _ = min(candidates, key=lambda x: (x[0], x[1].id))
+        return copy.cards[0]
 
     def models(self) -> tuple[ModelFacts, ...]:
         return tuple(m.facts for m in self._models.values())
@@ -520,10 +553,19 @@ class CardOrchestrator:
     def _lose(self, card_id: CardId) -> None:
         if card_id in self._on_card:
             self._remove(self._copies[self._on_card[card_id]])
-        card = self._cards.pop(card_id, None)
-        if card is not None and all(c.host != card.host for c in self._cards.values()):
+        card = self._cards.pop(card_id, None) or self._lent.pop(card_id, None)
+        left = (*self._cards.values(), *self._lent.values())
+        if card is not None and all(c.host != card.host for c in left):
             # Perhaps the host is gone; what was in its memory is not counted on.
             self._in_memory.pop(card.host, None)
+
+    def _lend(self, card_id: CardId) -> None:
+        if card_id in self._on_card:
+            copy = self._copies[self._on_card[card_id]]
+            assert not copy.held, f"{copy.id} is busy and must not be unloaded"
+            self._remove(copy)
+        if card_id in self._cards:
+            self._lent[card_id] = self._cards.pop(card_id)
 
     def _add_model(self, facts: ModelFacts) -> None:
         _check(facts)
@@ -568,6 +610,7 @@ class CardOrchestrator:
         self._model(event.model)
         if event.host is not None:
             for card in event.cards:
+                self._lent.pop(card, None)
                 self._cards.setdefault(card, Card(card, event.host))
         hosts = {self._cards[c].host for c in event.cards if c in self._cards}
         is_whole = all(c in self._cards and c not in self._on_card for c in event.cards)

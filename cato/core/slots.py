@@ -40,13 +40,17 @@ class SlotReport:
 
 @dataclass(frozen=True, slots=True)
 class SlotOrder:
-    """Hold `model` as `copy_id` from now on, and nothing else; without a model, hold nothing."""
+    """Hold `model` as `copy_id` from now on, and nothing else; without a model, hold nothing.
+
+    `measure`: load the model to measure it, say what was found, and hold nothing after that.
+    """
 
     copy_id: CopyId
     model: HostedModel | None = None
     profile: Profile | None = None
     from_host_memory: bool = False
     expected_s: float = 0.0
+    measure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,13 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from cato.control.shared_pool import Ended
-from cato.core.errors import CatoError, ReplicaLostError
+from cato.control.staged import Staged
+from cato.core.errors import CatoError, EngineError, ReplicaLostError
 from cato.core.eviction import CopyId
 from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
+from cato.core.profile import Profile
 from cato.core.slots import SlotOrder, SlotReport, SlotState
+from cato.core.topology import HostedModel
 from cato.engines.base import Engine, EngineChunk, EngineRequest, EngineState
 from cato.serve.coalesce import coalesced
 from cato.telemetry.tracing import from_environment
@@ -28,6 +31,8 @@ log = logging.getLogger("cato.card_slot")
 DRAIN_S = 5.0
 # The keeper of the books is being restarted.
 RETRY_S = 0.3
+# Minutes of work are told more than once.
+TELL_TRIES = 10
 
 
 class KeeperGoneError(Exception):
@@ -45,6 +50,10 @@ class Keeper(Protocol):
 
     async def leave(self, slot: ReplicaId) -> None: ...
 
+    async def measured(
+        self, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError
+    ) -> None: ...
+
 
 class Loader(Protocol):
     """Puts a model into an engine."""
@@ -55,6 +64,10 @@ class Loader(Protocol):
         `previous` is the slot's engine so far. Whatever happens, it is stopped, unless it is the
         one that is returned.
         """
+        ...
+
+    async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
+        """Load a model, measure it, and end its engine."""
         ...
 
 
@@ -137,11 +150,13 @@ class CardSlot:
 
     async def shutdown(self) -> None:
         """Leave the pool and stop the engine."""
-        for task in (self._changing, self._watching):
-            if task is not None:
-                task.cancel()
+        tasks = [t for t in (self._changing, self._watching) if t is not None]
+        for task in tasks:
+            task.cancel()
         with contextlib.suppress(KeeperGoneError):
             await self._keeper.leave(self._id)
+        if tasks:  # an engine that loads or is measured is theirs to stop
+            await asyncio.wait(tasks)
         await self._drop_engine()
 
     # What it holds
@@ -165,6 +180,11 @@ class CardSlot:
             if order.model is None:
                 await self._drop_engine()
                 self._state = SlotState.EMPTY
+            elif order.measure:
+                await self._drop_engine()
+                found = await self._measure(order.model, order.profile)
+                await self._tell_measured(order.copy_id, found)
+                self._state, self._model = SlotState.EMPTY, None
             else:
                 previous, self._engine = self._engine, None
                 self._engine = await self._loader.load(order, previous)
@@ -177,6 +197,16 @@ class CardSlot:
             log.error("slot %s could not load %s: %s", self._id, self._model, error)
             self._state, self._problem = SlotState.EMPTY, str(error)
         await self._tell()
+
+    async def _measure(self, model: HostedModel, profile: Profile | None) -> Staged | CatoError:
+        try:
+            return await self._loader.measure(model, profile)
+        except CatoError as error:
+            return error
+        except Exception as error:
+            # Whatever a model makes of its engine, whoever waits for the answer is told.
+            log.exception("slot %s could not measure %s", self._id, model.model.name)
+            return EngineError(f"{type(error).__name__}: {error}")
 
     async def _drain(self) -> None:
         try:
@@ -198,6 +228,15 @@ class CardSlot:
             await asyncio.shield(engine.stop())  # a newer order must not leave it half stopped
 
     # What it tells
+
+    async def _tell_measured(self, copy_id: CopyId, found: Staged | CatoError) -> None:
+        for _ in range(TELL_TRIES):
+            try:
+                await self._keeper.measured(self._id, copy_id, found)
+                return
+            except KeeperGoneError as error:
+                log.warning("slot %s could not tell what it measured: %s", self._id, error)
+                await asyncio.sleep(RETRY_S)
 
     async def _tell(self) -> None:
         with contextlib.suppress(KeeperGoneError):  # the next question says it too

@@ -8,14 +8,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from cato.config.places import model_path
+from cato.control.staged import Staged
 from cato.core.errors import EngineError, InputError
 from cato.core.profile import Profile
 from cato.core.slots import SlotOrder
-from cato.core.topology import DeploymentSpec, ModelSpec
+from cato.core.topology import DeploymentSpec, HostedModel, ModelSpec
 from cato.engines.base import Engine, EngineState
 from cato.engines.simulated import SimulatedEngine, simulated_seed
 from cato.engines.vllm.process import VllmEngine
 from cato.serve.engine_start import started
+from cato.serve.staging import measured
 
 log = logging.getLogger("cato.engine_loader")
 
@@ -44,6 +46,10 @@ class EngineLoader:
         if previous is not None:
             await asyncio.shield(previous.stop())  # a newer order must not leave it half stopped
         return await started(await self._make(order))
+
+    async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
+        """See `cato.serve.staging.measured`."""
+        return await measured(self, self._slots, hosted, profile)
 
     async def _is_swapped(self, order: SlotOrder, engine: Engine) -> bool:
         assert order.model is not None, "there is something to load"

@@ -17,6 +17,9 @@ from cato.config.places import run_dir
 from cato.control import actors
 from cato.control.host_agent import zygote_socket_of
 from cato.control.shared_pool import Ended
+from cato.control.staged import Staged
+from cato.core.errors import CatoError, EngineError
+from cato.core.eviction import CopyId
 from cato.core.ids import HostId, InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.slots import SlotOrder, SlotReport
 from cato.core.topology import SharedPoolSpec
@@ -47,6 +50,9 @@ class EvictionManagerKeeper:
     async def leave(self, slot: ReplicaId) -> None:
         await self._ask("leave", slot)
 
+    async def measured(self, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
+        await self._ask("measured", slot, copy_id, found)
+
     async def _ask(self, method: str, *args: object) -> Any:
         try:
             if self._manager is None:
@@ -57,6 +63,15 @@ class EvictionManagerKeeper:
             raise KeeperGoneError(repr(error)) from error
 
 
+async def _zygote_socket(host: HostId, python: str) -> str:
+    """Raise `EngineError` when there is none: Ray's own errors cannot be told to the manager."""
+    try:
+        return await zygote_socket_of(host, python)
+    except RayError as error:
+        cause = getattr(error, "cause", None)
+        raise EngineError(str(cause or error)) from error
+
+
 class SlotReplica:
     """One slot of a shared pool; holds no model until it is ordered to."""
 
@@ -64,7 +79,7 @@ class SlotReplica:
         id = ReplicaId(serve.get_replica_context().replica_id.unique_id)
         host = HostId(ray.get_runtime_context().get_node_id())
         python = pool.slots.engine.python or sys.executable
-        zygote_socket = partial(zygote_socket_of, host, python)
+        zygote_socket = partial(_zygote_socket, host, python)
         loader = EngineLoader(pool.slots, str(run_dir()), zygote_socket)
         self._slot = CardSlot(id, host, EvictionManagerKeeper(pool.name), loader)
         self._attending = asyncio.get_running_loop().create_task(self._slot.attend_forever())

@@ -1,28 +1,27 @@
-"""Measuring a model before it is served: loaded twice in a place of its own, asked, and let go."""
+"""Measuring a model before it is served: loaded twice, asked, and let go."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
-from cato.config.places import model_path, run_dir
+from cato.config.places import model_path
 from cato.control.profile_sweep import Plan, Sweep, Target, evaluate
+from cato.control.staged import Staged
 from cato.core.errors import InputError
 from cato.core.eviction import CopyId
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.slots import SlotOrder
 from cato.core.topology import DeploymentSpec, HostedModel
 from cato.engines.base import Endpoint, Engine, EngineChunk, EngineRequest
-from cato.engines.vllm.host import Zygote
 from cato.profiles.schema import ProfileFile, Provenance
-from cato.serve.engine_loader import EngineLoader
 
 # Enough to tell a model's speed within a few percent; `cato profile` measures what runs in full.
 PLAN = Plan(
@@ -39,93 +38,71 @@ PLAN = Plan(
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What was measured; `memory_bytes` is what the engine's processes held at the end."""
+class Loader(Protocol):
+    """Puts a model into an engine."""
 
-    hosted: HostedModel
-    profile: ProfileFile
-    memory_bytes: int
+    async def load(self, order: SlotOrder, previous: Engine | None) -> Engine: ...
 
 
-class StagingSlot:
-    """A place like a slot of `slots`, beside the pool: a model that fails here disturbs nobody."""
+async def measured(
+    loader: Loader, slots: DeploymentSpec, hosted: HostedModel, profile: Profile | None
+) -> Staged:
+    """Load the model from storage and once more from memory, and measure its speed.
 
-    def __init__(self, slots: DeploymentSpec) -> None:
-        self._slots = slots
-        self._zygote: Zygote | None = None
-        self._loader = EngineLoader(slots, str(run_dir()), self._zygote_socket)
+    `profile` is what a simulated engine keeps to. Raise `InputError` for a source that is none,
+    and `EngineError` with the engine's words when it does not load.
+    """
+    path = checked_path(hosted.model.source, slots.engine.kind)
+    files = weight_files(path)
+    order = SlotOrder(
+        CopyId("staging"),
+        hosted,
+        profile or UNMEASURED,
+        expected_s=profile.load_s if profile is not None else 0.0,
+    )
+    await asyncio.to_thread(_drop_from_page_cache, files)
+    engine = await loader.load(order, None)
+    load_s = engine.facts.start_s
+    engine = await loader.load(order, engine)
+    try:
+        return await _staged(engine, slots, hosted, load_s, files)
+    finally:
+        await asyncio.shield(engine.stop())
 
-    async def ready(self) -> None:
-        """Returns when this place exists."""
 
-    async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
-        """Load the model from storage and once more from memory, and measure its speed.
-
-        `profile` is what a simulated engine keeps to. Raise `InputError` for a source that is none,
-        and `EngineError` with the engine's words when it does not load.
-        """
-        path = checked_path(hosted.model.source, self._slots.engine.kind)
-        files = weight_files(path)
-        order = SlotOrder(
-            CopyId("staging"),
+async def _staged(
+    engine: Engine, slots: DeploymentSpec, hosted: HostedModel, load_s: float, files: list[Path]
+) -> Staged:
+    facts, name = engine.facts, hosted.model.name
+    target = Target(
+        model=name,
+        accelerator=slots.accelerator,
+        engine=facts.kind,
+        context_tokens=facts.context_tokens,
+        max_running=facts.max_running,
+        kv_capacity_tokens=facts.kv_capacity_tokens,
+        load_s=load_s,
+    )
+    sweep = await Sweep(_Caller(engine), target, PLAN).run((), lambda *_: None)
+    result = evaluate(target, sweep)
+    provenance = Provenance(
+        command="cato models",
+        samples=result.samples,
+        prefill_r2=result.prefill.r2,
+        decode_r2=result.decode.r2,
+        simulated=facts.simulated,
+    )
+    weights_bytes = sum(f.stat().st_size for f in files) or hosted.weights_bytes
+    return Staged(
+        replace(
             hosted,
-            profile or UNMEASURED,
-            expected_s=profile.load_s if profile is not None else 0.0,
-        )
-        try:
-            await asyncio.to_thread(_drop_from_page_cache, files)
-            engine = await self._loader.load(order, None)
-            load_s = engine.facts.start_s
-            engine = await self._loader.load(order, engine)
-            try:
-                return await self._staged(engine, hosted, load_s, files)
-            finally:
-                await engine.stop()
-        finally:
-            if self._zygote is not None:
-                await self._zygote.stop()
-
-    async def _staged(
-        self, engine: Engine, hosted: HostedModel, load_s: float, files: list[Path]
-    ) -> Staged:
-        facts, name = engine.facts, hosted.model.name
-        target = Target(
-            model=name,
-            accelerator=self._slots.accelerator,
-            engine=facts.kind,
-            context_tokens=facts.context_tokens,
-            max_running=facts.max_running,
-            kv_capacity_tokens=facts.kv_capacity_tokens,
             load_s=load_s,
-        )
-        measured = await Sweep(_Caller(engine), target, PLAN).run((), lambda *_: None)
-        result = evaluate(target, measured)
-        provenance = Provenance(
-            command="cato models",
-            samples=result.samples,
-            prefill_r2=result.prefill.r2,
-            decode_r2=result.decode.r2,
-            simulated=facts.simulated,
-        )
-        weights_bytes = sum(f.stat().st_size for f in files) or hosted.weights_bytes
-        return Staged(
-            replace(
-                hosted,
-                load_s=load_s,
-                reload_s=min(load_s, facts.start_s),
-                weights_bytes=weights_bytes,
-            ),
-            ProfileFile.of(result.profile, provenance),
-            _memory_bytes(engine.pid),
-        )
-
-    async def _zygote_socket(self) -> str:
-        if self._zygote is None:
-            socket = run_dir() / f"staging-{os.getpid()}.sock"
-            self._zygote = Zygote(socket, python=self._slots.engine.python or sys.executable)
-        await self._zygote.ready()
-        return self._zygote.socket
+            reload_s=min(load_s, facts.start_s),
+            weights_bytes=weights_bytes,
+        ),
+        ProfileFile.of(result.profile, provenance),
+        _memory_bytes(engine.pid),
+    )
 
 
 class _Caller:
@@ -172,12 +149,11 @@ def _drop_from_page_cache(files: list[Path]) -> None:
 
 
 def _memory_bytes(pid: int | None) -> int:
-    """Of the engine's processes; 0 for an engine that has none of its own."""
-    if pid is None:
-        return 0
-    engine = psutil.Process(pid)
+    """Of the engine's processes; 0 for an engine that has none of its own, or that has ended."""
     total = 0
-    for process in (engine, *engine.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += process.memory_info().rss
+    with contextlib.suppress(psutil.NoSuchProcess):
+        engine = psutil.Process(pid) if pid is not None else None
+        for process in (engine, *engine.children(recursive=True)) if engine is not None else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
     return total

@@ -7,7 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 
 from cato.control.shared_pool import Ended, SharedPool
+from cato.control.staged import Staged
 from cato.core.commands import Dispatch
+from cato.core.errors import CatoError
+from cato.core.eviction import CopyId
 from cato.core.ids import HostId, ModelName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.slots import SlotOrder, SlotReport
@@ -114,6 +117,9 @@ class _LocalKeeper:
 
     async def leave(self, slot: ReplicaId) -> None:
         self._pool.present_books().leave(slot)
+
+    async def measured(self, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
+        self._pool.present_books().measured(slot, copy_id, found)
 
 
 async def _no_zygote() -> str:

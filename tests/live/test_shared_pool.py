@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from math import floor
 from typing import Any
 
 import httpx
 import pytest
 
 from cato.core.ids import ModelName
-from cato.core.slots import SharedPoolPicture
+from cato.core.slots import SharedPoolPicture, SlotState
 from cato.engines.simulated import simulated_seed, simulated_text
 from tests.live.conftest import App
 from tests.live.test_profile import run_cato
@@ -126,6 +127,7 @@ def _replica_actor(slot: str) -> Any:
 @pytest.mark.timeout(400)
 def test_a_model_is_added_measured_listed_and_removed_while_others_are_served(app: App) -> None:
     import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     where = ("--address", ray.get_runtime_context().gcs_address)
     added = run_cato(
@@ -136,12 +138,41 @@ def test_a_model_is_added_measured_listed_and_removed_while_others_are_served(ap
     answer = _until_known(app, "hosted-new")
     assert answer.json()["choices"][0]["text"] == text_of("hosted-new")
     assert "version 1" in run_cato("models", "list", *where, timeout_s=100)
+    # Without room for one more slot an idle one of the pool is lent.
+    free = floor(100 * ray.available_resources()["CPU"]) / 100
+    taken = placement_group([{"CPU": free}])
+    ray.get(taken.ready(), timeout=60)
+    try:
+        again = run_cato("models", "profile", "hosted-new", *where, timeout_s=200)
+    finally:
+        remove_placement_group(taken)
+    assert "hosted-new is served by cards" in again
+    assert any("lent to measure hosted-new" in d.reason for d in _decisions())
+    _until_two_slots_serve()
+    assert ask(app, "hosted-b").json()["choices"][0]["text"] == text_of("hosted-b")
     run_cato("models", "remove", "hosted-new", *where, timeout_s=100)
     deadline_s = time.monotonic() + WAIT_S
     while ask(app, "hosted-new").status_code != 404:
         assert time.monotonic() < deadline_s, "the removed model is still served"
         time.sleep(0.2)
     assert ask(app, "hosted-a").status_code == 200
+
+
+def _decisions() -> Any:
+    import ray
+
+    return ray.get(manager().decisions.remote(), timeout=30)["cards"].newest
+
+
+def _until_two_slots_serve() -> None:
+    import ray
+
+    deadline_s = time.monotonic() + WAIT_S
+    while "hosted-new" in {s.model for s in picture().slots if s.state is SlotState.LOADING}:
+        assert time.monotonic() < deadline_s, f"a slot measures for ever: {picture()}"
+        time.sleep(0.2)
+    parts = ray.get(manager().parts.remote(), timeout=30)
+    assert {p.slots for p in parts if p.pool == "cards"} == {2}
 
 
 def _until_known(app: App, model: str) -> httpx.Response:

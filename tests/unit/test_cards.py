@@ -16,6 +16,7 @@ from cato.core.cards import (
     CardAdded,
     CardCommand,
     CardEvent,
+    CardLent,
     CardLost,
     CardOrchestrator,
     CardPoliciesChanged,
@@ -321,6 +322,47 @@ def test_policies_change_at_run_time() -> None:
     assert [v.model for v in load.evicted] == [B]  # used more recently, but less often
 
 
+def test_the_easiest_card_is_an_empty_one_then_that_of_the_worst_idle_copy() -> None:
+    fleet = a_fleet(a_model("a"), a_model("b"), cards=2)
+    serve_once(fleet, "1", "a", 0.0)
+    used = next(card for card, copy in fleet.cards().items() if copy is not None)
+    empty = fleet.easiest_card(1.0)
+    assert empty is not None
+    assert empty != used
+    serve_once(fleet, "2", "b", 2.0)
+    assert fleet.easiest_card(3.0) == used  # a was used less recently
+    queue(fleet, "3", "a", 4.0)
+    assert fleet.easiest_card(5.0) == empty
+    queue(fleet, "4", "b", 6.0)
+    assert fleet.easiest_card(7.0) is None
+
+
+def test_no_card_is_lent_while_a_model_needs_another_copy() -> None:
+    fleet = a_fleet(a_model("a"), cards=2)
+    (load,) = queue(fleet, "1", "a", 0.0)
+    assert isinstance(load, Load)
+    fleet.handle(LoadFailed(1.0, load.copy_id, "broken"))  # it is tried again in a moment
+    assert fleet.waiting() == ("1",)
+    assert fleet.easiest_card(1.1) is None
+    warm = a_fleet(a_model("c", min_copies=1), cards=2)
+    assert warm.easiest_card(0.0) is None  # nothing is loaded yet
+
+
+def test_a_lent_card_serves_nobody_until_it_is_back_and_memory_stays() -> None:
+    fleet = a_fleet(a_model("a"), memory_gb=4)
+    serve_once(fleet, "1", "a", 0.0)
+    card = fleet.easiest_card(1.0)
+    assert card is not None
+    fleet.handle(CardLent(1.0, card))
+    assert fleet.copies() == ()
+    assert queue(fleet, "2", "a", 2.0) == ()
+    (load,) = fleet.handle(CardAdded(3.0, Card(card, HostId("h"))))
+    assert isinstance(load, Load)
+    assert load.from_host_memory
+    fleet.handle(CardLost(4.0, card))
+    assert fleet.in_host_memory() == {}
+
+
 def test_what_ran_on_a_lost_card_waits_again_before_those_who_came_later() -> None:
     fleet = a_fleet(a_model("a"), a_model("b"))
     (load,) = queue(fleet, "1", "a", 0.0)
@@ -494,7 +536,7 @@ MODELS = (
 )
 ACTIONS = (
     "queue", "queue", "queue", "finish", "finish", "loaded", "loaded", "late", "fail", "withdraw",
-    "lose", "lose host", "add", "pin", "unpin", "memory", "tick",
+    "lose", "lose host", "lend", "add", "pin", "unpin", "memory", "tick",
 )  # fmt: skip
 
 
@@ -512,6 +554,7 @@ class Witness:
     pinned: set[ModelName] = field(default_factory=set)
     ended: list[InvocationId] = field(default_factory=list)
     room: dict[HostId, int] = field(default_factory=lambda: dict.fromkeys(HOSTS, MEMORY_BYTES))
+    lent: dict[CardId, HostId] = field(default_factory=dict)
     now_s: float = 0.0
 
     def tell(self, event: CardEvent) -> None:
@@ -527,7 +570,7 @@ class Witness:
         for host, models in self.fleet.in_host_memory().items():
             weights = [m.weights_bytes for m in MODELS if m.name in models]
             assert sum(weights) <= self.room[host]
-            assert host in self.cards.values()
+            assert host in (*self.cards.values(), *self.lent.values())
 
     def perform(self, command: CardCommand) -> None:
         if isinstance(command, GiveUp):
@@ -607,14 +650,30 @@ class Witness:
                 del self.alive[id]
                 self.running.pop(id, None)
                 self.tell(InvocationWithdrawn(now_s, id))
+            case "lend":
+                card = self.fleet.easiest_card(now_s)
+                if card is None:
+                    return
+                for copy_id in [id for id, load in self.loads.items() if card in load.cards]:
+                    model = self.loads[copy_id].model
+                    assert copy_id not in self.running.values()
+                    assert model not in self.pinned
+                    self.forget(copy_id)
+                    facts = next(m for m in MODELS if m.name == model)
+                    left = sum(self.loads[id].model == model for id in self.ready)
+                    assert left >= facts.min_copies
+                self.lent[card] = self.cards.pop(card)
+                self.tell(CardLent(now_s, card))
             case "lose" if self.cards:
                 card = sorted(self.cards)[number % len(self.cards)]
                 del self.cards[card]
                 self.lose(card)
             case "lose host":
                 host = HOSTS[number % len(HOSTS)]
-                for card in sorted(c for c, h in self.cards.items() if h == host):
-                    del self.cards[card]
+                known = {**self.cards, **self.lent}
+                for card in sorted(c for c, h in known.items() if h == host):
+                    self.cards.pop(card, None)
+                    self.lent.pop(card, None)
                     self.lose(card)
             case "memory":
                 host = HOSTS[number % len(HOSTS)]
@@ -622,6 +681,7 @@ class Witness:
                 self.tell(HostMemorySized(now_s, HostMemory(host, self.room[host])))
             case "add":
                 card_ = CARDS[number % len(CARDS)]
+                self.lent.pop(card_.id, None)
                 self.cards[card_.id] = card_.host
                 self.tell(CardAdded(now_s, card_))
             case "pin":

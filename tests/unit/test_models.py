@@ -24,7 +24,8 @@ from cato.core.topology import (
     SharedPoolSpec,
 )
 from cato.profiles.schema import ProfileFile, Provenance
-from cato.serve.staging import StagingSlot, checked_path, weight_files
+from cato.serve.staging import checked_path, weight_files
+from cato.serve.staging_slot import StagingSlot
 from cato.store.store import MetadataStore
 
 CARDS = PoolName("cards")

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cato.control.eviction import EvictionManager
 from cato.control.shared_pool import SharedPool
+from cato.control.staged import Staged
 from cato.core.commands import Dispatch
 from cato.core.errors import (
     CapacityError,
@@ -19,8 +22,10 @@ from cato.core.errors import (
     ReplicaLostError,
     UnknownNameError,
 )
+from cato.core.eviction import CopyId
 from cato.core.ids import (
     DeploymentName,
+    HostId,
     InvocationId,
     ModelName,
     NodeId,
@@ -29,8 +34,8 @@ from cato.core.ids import (
     RunId,
     TaskName,
 )
-from cato.core.profile import UNMEASURED
-from cato.core.slots import SlotOrder
+from cato.core.profile import UNMEASURED, Profile
+from cato.core.slots import SlotOrder, SlotReport, SlotState
 from cato.core.snapshot import Invocation
 from cato.core.topology import (
     DeploymentSpec,
@@ -40,8 +45,9 @@ from cato.core.topology import (
     SharedPoolPolicies,
     SharedPoolSpec,
 )
-from cato.engines.base import Endpoint, Engine, EngineRequest
+from cato.engines.base import Endpoint, Engine, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine, simulated_seed, simulated_text
+from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.engine_loader import EngineLoader
 from cato.testing.local_slots import LocalSharedPool
 
@@ -220,6 +226,9 @@ class Breaks:
         if self._failed[name] <= self._times:
             raise EngineError("no space left on device")
         return await self._loader.load(order, previous)
+
+    async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
+        return await self._loader.measure(hosted, profile)
 
 
 async def _never() -> str:
@@ -419,5 +428,178 @@ def test_a_silent_slot_is_lost() -> None:
             # It lives, and says so.
             _, text = await ask(pool, "2", JAVA)
             assert text == text_of(JAVA)
+
+    asyncio.run(scenario())
+
+
+NEW = HostedModel(ModelSpec(GO, "simulated", "qwen"))
+
+
+class Held(EngineLoader):
+    """A loader whose measurements go on until `gate` is set, and end with `error` if there is one.
+
+    What a measurement finds is `test_models.py`'s matter.
+    """
+
+    def __init__(self, spec: SharedPoolSpec) -> None:
+        super().__init__(spec.slots, "", _never)
+        self.gate = asyncio.Event()
+        self.error: Exception | None = None
+        self.engine: Engine | None = None
+
+    async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
+        self.engine = await self.load(SlotOrder(CopyId("measured"), hosted, profile), None)
+        try:
+            await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            return Staged(hosted, ProfileFile.of(QUICK, Provenance(simulated=True)), 0)
+        finally:
+            await self.engine.stop()
+
+
+@asynccontextmanager
+async def measuring(
+    slots: int = 1,
+) -> AsyncIterator[tuple[LocalSharedPool, Held, asyncio.Task[Staged]]]:
+    """A pool in one slot of which a model is being measured."""
+    spec = a_pool(JAVA, slots=slots)
+    loader = Held(spec)
+    async with LocalSharedPool(spec, {JAVA: QUICK}, loader=loader) as pool:
+        await ask(pool, "before", JAVA)
+        await until(lambda: _is_idle(books(pool)))
+        task = asyncio.create_task(books(pool).measure(NEW, QUICK))
+        await until(lambda: loader.engine is not None)
+        yield pool, loader, task
+
+
+async def _serves_as_before(pool: LocalSharedPool, loader: Held) -> None:
+    _, text = await ask(pool, "after", JAVA)
+    assert text == text_of(JAVA)
+    assert [s.model for s in books(pool).picture().slots] == [JAVA]
+    assert loader.engine is not None
+    assert loader.engine.state is EngineState.STOPPED
+
+
+def test_a_model_is_measured_in_an_idle_slot_and_who_asks_meanwhile_waits() -> None:
+    async def scenario() -> None:
+        async with measuring() as (pool, loader, task):
+            with pytest.raises(CapacityError, match="none of its slots is idle"):
+                await books(pool).measure(NEW, QUICK)
+            with pytest.raises(InputError, match="a model is measured in cards"):
+                books(pool).reset()
+            assert [p.slots for p in books(pool).parts()] == [1]
+            asked = asyncio.create_task(ask(pool, "2", JAVA))
+            await asyncio.sleep(0.05)
+            assert not asked.done()
+            loader.gate.set()
+            assert (await task).hosted == NEW
+            _, text = await asked
+            assert text == text_of(JAVA)
+            await _serves_as_before(pool, loader)
+            assert books(pool).picture().counts.evictions == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_busy_slot_measures_nothing() -> None:
+    async def scenario() -> None:
+        async with (
+            LocalSharedPool(a_pool(JAVA), {JAVA: SLOW}) as pool,
+            running(pool, "1", JAVA),
+        ):
+            with pytest.raises(CapacityError, match="none of its slots is idle"):
+                await books(pool).measure(NEW, QUICK)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (EngineError("no space left on device"), "no space left on device"),
+        (RuntimeError("maximum of iterations"), "RuntimeError: maximum of iterations"),
+    ],
+)
+def test_what_a_measurement_breaks_on_is_told_and_its_slot_goes_on(
+    error: Exception, said: str
+) -> None:
+    async def scenario() -> None:
+        async with measuring() as (pool, loader, task):
+            loader.error = error
+            loader.gate.set()
+            with pytest.raises(EngineError, match=said):
+                await task
+            await _serves_as_before(pool, loader)
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_that_ends_while_it_measures_says_so_and_stops_the_engine() -> None:
+    async def scenario() -> None:
+        async with measuring() as (pool, loader, task):
+            await pool.remove_slot(ReplicaId("slot-0"))
+            with pytest.raises(ReplicaLostError, match="ended while it measured"):
+                await task
+            assert loader.engine is not None
+            assert loader.engine.state is EngineState.STOPPED
+
+    asyncio.run(scenario())
+
+
+def test_a_measurement_that_nobody_waits_for_ends_and_its_slot_is_back() -> None:
+    async def scenario() -> None:
+        async with measuring() as (pool, loader, task):
+            task.cancel()
+            await asyncio.wait((task,))
+            await _serves_as_before(pool, loader)
+
+    asyncio.run(scenario())
+
+
+def test_new_books_take_a_slot_back_that_the_old_ones_lent() -> None:
+    async def scenario() -> None:
+        async with measuring() as (pool, loader, task):
+            old = books(pool)
+            pool.restart_books()
+            old.close()
+            with pytest.raises(ReplicaLostError, match="deployed anew"):
+                await task
+            await _serves_as_before(pool, loader)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_measured_while_the_books_were_away_arrives() -> None:
+    async def scenario() -> None:
+        async with measuring() as (pool, loader, task):
+            there = books(pool)
+            pool.lose_books()
+            loader.gate.set()
+            await asyncio.sleep(0.1)
+            assert not task.done()
+            pool.books = there
+            assert (await task).hosted == NEW
+            await _serves_as_before(pool, loader)
+
+    asyncio.run(scenario())
+
+
+def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA)
+        manager, store = EvictionManager(), str(tmp_path / "m.db")
+        await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+        await manager.report_slot(
+            spec.name, SlotReport(ReplicaId("slot"), 1, HostId("host"), SlotState.EMPTY)
+        )
+        task = asyncio.create_task(manager.measure(spec.name, NEW, QUICK))
+        await asyncio.sleep(0)
+        await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+        assert not task.done()
+        other = replace(spec, models=(replace(spec.models[0], slo_s=9.0),))
+        await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+        with pytest.raises(ReplicaLostError, match="deployed anew"):
+            await task
 
     asyncio.run(scenario())

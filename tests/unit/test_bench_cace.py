@@ -47,10 +47,10 @@ def test_its_deployment_has_the_models_of_the_simulator_with_all_times_scaled(
 
 def test_goals_compare_arms_seed_by_seed() -> None:
     runs = [
-        a_run("foresight", 1, "in-order", hit_rate=0.60),
-        a_run("lru", 1, "in-order", hit_rate=0.50),
-        a_run("foresight", 2, "in-order", hit_rate=0.58),
-        a_run("lru", 2, "in-order", hit_rate=0.52),
+        a_run("foresight", 1, "in-order at 0.2/s", hit_rate=0.60),
+        a_run("lru", 1, "in-order at 0.2/s", hit_rate=0.50),
+        a_run("foresight", 2, "in-order at 0.2/s", hit_rate=0.58),
+        a_run("lru", 2, "in-order at 0.2/s", hit_rate=0.52),
         a_run("foresight, queue-aware", 1, "overload", ttft_s=2.0),
         a_run("lru, in-order", 1, "overload", ttft_s=8.0),
         a_run("foresight, queue-aware", 2, "overload", ttft_s=2.0),
@@ -61,7 +61,7 @@ def test_goals_compare_arms_seed_by_seed() -> None:
     report = cace.as_json(runs, settings, {}, "cato bench live cace")
     reached = {g["workload"]: (g["least"], *g["measured"]) for g in report["goals"]}
     assert reached == {
-        "skewed, in-order": (6.0, pytest.approx(8.0), pytest.approx(2.0)),
+        "skewed, in-order at 0.2/s": (6.0, pytest.approx(8.0), pytest.approx(2.0)),
         "skewed, overload": (2.5, pytest.approx(3.0), pytest.approx(1.0)),
     }
     assert cace.tables(report).renderables
@@ -70,22 +70,25 @@ def test_goals_compare_arms_seed_by_seed() -> None:
 def test_what_was_foretold_must_be_within_a_tenth() -> None:
     foretold = METRICS | {"hit_rate": 0.5, "ttft_s": 4.0, "load_s": 100.0}
     runs = [
-        replace(a_run("lru", 1, "in-order", **found), simulated=foretold)
+        replace(a_run("lru", 1, "in-order at 0.2/s", **found), simulated=foretold)
         for found in ({"hit_rate": 0.46, "ttft_s": 4.3, "load_s": 100.0},)
     ]
     runs.append(replace(runs[0], arm="lfu", measured=foretold | {"ttft_s": 4.5}))
+    runs.append(replace(runs[0], arm="cace", measured=foretold | {"hit_rate": 0.42}))
+    few, more = foretold | {"hit_rate": 0.03}, foretold | {"hit_rate": 0.037}
+    runs.append(replace(runs[0], arm="foresight", measured=more, simulated=few))
     report = cace.as_json(runs, cace.Settings((1,), workloads=(runs[0].workload,)), {}, "")
-    lru, lfu = report["foretold"]
-    assert lru["met"]
-    assert not lfu["met"]
+    met = {found["arm"]: found["met"] for found in report["foretold"]}
+    assert met == {"lru": True, "lfu": False, "cace": False, "foresight": True}
+    lfu = report["foretold"][1]
     assert lfu["ratios"] == pytest.approx({"hit_rate": 1.0, "ttft_s": 1.125, "load_s": 1.0})
 
 
 def test_some_arms_can_be_chosen() -> None:
-    settings = cace.Settings(workloads=("skewed, in-order",), chosen=("lru", "foresight"))
-    assert [a.name for a in settings.arms_of("skewed, in-order")] == ["foresight", "lru"]
+    settings = cace.Settings(workloads=("skewed, in-order at 0.2/s",), chosen=("lru", "foresight"))
+    assert [a.name for a in settings.arms_of("skewed, in-order at 0.2/s")] == ["foresight", "lru"]
     with pytest.raises(UnknownNameError, match="cace, foresight, lfu, lru"):
-        cace.Settings(workloads=("skewed, in-order",), chosen=("lru", "LRU"))
+        cace.Settings(workloads=("skewed, in-order at 0.2/s",), chosen=("lru", "LRU"))
     with pytest.raises(InputError, match="its arms: foresight, queue-aware"):
         cace.Settings(chosen=("lru",))
 

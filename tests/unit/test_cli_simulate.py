@@ -277,7 +277,7 @@ def test_every_kind_of_event_is_timed_for_the_default_scheduler() -> None:
 
 def test_goals_are_judged_in_the_json() -> None:
     timing = dag_match(n=5, history=20)
-    slow = Speed("foresight", 10, 19_999.0, 50_000.0)
+    slow = Speed("foresight", "completions", 30.0, 10, 19_999.0, 50_000.0)
     report = as_json(CoreReport((), (timing,), (slow,)), {"machine": "m"})
     assert report["machine"] == "m"
     (row,) = report["simulator"]  # type: ignore[misc]
@@ -285,6 +285,6 @@ def test_goals_are_judged_in_the_json() -> None:
 
 
 def test_the_speed_of_the_simulator_counts_tasks_and_events() -> None:
-    speed = simulator("power-of-two", tasks=50, replicas=2)
-    assert speed.tasks == 50
+    speed = simulator("power-of-two", "completions", tasks=50, replicas=2)
+    assert (speed.tasks, speed.output_tokens) == (50, 30)
     assert speed.events_per_s >= 2 * speed.tasks_per_s > 0

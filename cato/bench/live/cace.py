@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,13 @@ IN_ORDER, QUEUE_AWARE = "in-order", "queue-aware"
 CASES: Mapping[str, Case] = {
     c.name: c
     for c in (
-        Case(
-            "in-order",
-            UNDERLOAD_PER_S[1],
-            tuple(Arm(e, e, IN_ORDER) for e in ("foresight", "lru", "lfu", "cace")),
+        *(
+            Case(
+                f"in-order at {rate:g}/s",
+                rate,
+                tuple(Arm(e, e, IN_ORDER) for e in ("foresight", "lru", "lfu", "cace")),
+            )
+            for rate in UNDERLOAD_PER_S
         ),
         Case(
             "overload",
@@ -122,9 +125,11 @@ CASES: Mapping[str, Case] = {
     )
 }
 METRICS = ("hit_rate", "ttft_s", "load_s", "evictions", "loads", "e2e_s", "attainment")
-# What the simulator should foretell, and how far off it may be.
+# What the simulator should foretell, and how far off it may be: by a tenth; a hit rate by one call
+# in a hundred, too, as a tenth of the few hits of a policy in overload is no call at all.
 FORETOLD = ("hit_rate", "ttft_s", "load_s")
 MOST_OFF = 0.1
+MOST_HITS_OFF = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,18 @@ class Goal:
 
 
 GOALS = (
-    Goal("in-order", "hit rate minus LRU's [points]", "hit_rate", "foresight", "lru", True, 6.0),
+    *(
+        Goal(
+            f"in-order at {rate:g}/s",
+            "hit rate minus LRU's [points]",
+            "hit_rate",
+            "foresight",
+            "lru",
+            True,
+            6.0,
+        )
+        for rate in UNDERLOAD_PER_S
+    ),
     Goal(
         "overload",
         "mean TTFT of LRU in order over ours",
@@ -481,14 +497,13 @@ def _foretold(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
     found = []
     for arm in dict.fromkeys(r.arm for r in mine):
         of_arm = [r for r in mine if r.arm == arm]
-        ratios = {
-            m: float(
-                np.mean([r.measured[m] for r in of_arm]) / np.mean([r.simulated[m] for r in of_arm])
-            )
-            for m in FORETOLD
-        }
-        is_met = all(abs(ratio - 1) <= MOST_OFF for ratio in ratios.values())
-        found.append({"workload": workload, "arm": arm, "ratios": ratios, "met": is_met})
+        measured = {m: float(np.mean([r.measured[m] for r in of_arm])) for m in FORETOLD}
+        simulated = {m: float(np.mean([r.simulated[m] for r in of_arm])) for m in FORETOLD}
+        ratios = {m: measured[m] / simulated[m] if simulated[m] else inf for m in FORETOLD}
+        off = {m for m, ratio in ratios.items() if abs(ratio - 1) > MOST_OFF}
+        if abs(measured["hit_rate"] - simulated["hit_rate"]) <= MOST_HITS_OFF:
+            off.discard("hit_rate")
+        found.append({"workload": workload, "arm": arm, "ratios": ratios, "met": not off})
     return found
 
 

@@ -64,7 +64,15 @@ _DEFAULT_SHARED = SharedPoolPolicies()
 # Time to the first token, as that of a plain call of a model (`cato.serve.service.CALL_SLO`).
 _DEFAULT_SLO_S = 1.5
 
-_OWN_FLAGS = ("--model", "--served-model-name", "--host", "--port", "--uds")
+_OWN_FLAGS = (
+    "--model",
+    "--served-model-name",
+    "--host",
+    "--port",
+    "--uds",
+    "--enable-sleep-mode",
+    "--no-enable-sleep-mode",
+)
 """What CATO itself passes to a vLLM server."""
 
 
@@ -176,6 +184,7 @@ class EngineArgs(StrictModel):
     profile: NonEmpty | None = None
     seed: int = 0
     swap: bool = False
+    sleep: bool = False
 
     @field_validator("max_num_batched_tokens")
     @classmethod
@@ -217,6 +226,7 @@ class EngineArgs(StrictModel):
             profile=self.profile or profile,
             seed=self.seed,
             swap=self.swap,
+            sleep=self.sleep,
         )
 
 
@@ -304,6 +314,8 @@ class DeploymentArgs(ShapeArgs):
         found = _engine_problems(engine, info.data.get("accelerator"))
         if engine.swap:
             found.append((("swap",), True, "only slots of a shared pool have other models to hold"))
+        if engine.sleep:
+            found.append((("sleep",), True, "only slots of a shared pool unload their models"))
         if engine.kind == "simulated" and not (engine.profile or info.data.get("profile")):
             rule = "a simulated engine takes its timings from a profile: name one here or above"
             found.insert(0, (("profile",), None, rule))
@@ -338,6 +350,13 @@ def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
         found.append((("zygote",), True, rule))
     if engine.swap and engine.kind != "vllm":
         found.append((("swap",), True, "only vllm swaps weights; a simulated engine just loads"))
+    if engine.sleep and engine.kind != "vllm":
+        found.append((("sleep",), True, "only vllm sleeps; a simulated engine just loads"))
+    elif engine.sleep and accelerator == "cpu":
+        rule = "vllm sleeps on gpu and npu only; on cpu the page cache keeps weights"
+        found.append((("sleep",), True, rule))
+    if engine.sleep and engine.swap:
+        found.append((("sleep",), True, "an engine whose weights are swapped has none to sleep"))
     if engine.gpu_memory_utilization is not None and accelerator == "cpu":
         rule = "not on cpu; set kv_cache_memory"
         found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))
@@ -506,6 +525,22 @@ class SharedPoolArgs(StrictModel):
             raise ValueError(
                 "a simulated engine takes its timings from profiles: "
                 f"name one for {', '.join(without)}"
+            )
+        return slots
+
+    @field_validator("slots")
+    @classmethod
+    def _sleep_has_room(cls, slots: SlotsArgs, info: ValidationInfo) -> SlotsArgs:
+        models: dict[str, HostedModelArgs] = info.data.get("models", {})
+        policies: SharedPoliciesArgs | None = info.data.get("policies")
+        if not slots.engine.sleep or policies is None:
+            return slots
+        if policies.host_memory == 0:
+            raise ValueError("sleep: say how much host_memory the policies give it")
+        without = [n for n, m in models.items() if m.weights == 0 or m.reload is None]
+        if without:
+            raise ValueError(
+                f"sleep: say weights and reload (the time to wake) of {', '.join(without)}"
             )
         return slots
 

@@ -27,6 +27,7 @@ from cato.core.cards import (
     ClockTold,
     CopyFound,
     GiveUp,
+    HostMemoryHeld,
     HostMemorySized,
     InvocationFinished,
     InvocationQueued,
@@ -171,6 +172,8 @@ class SharedPool:
         model = hosted.model
         if any(m.model.name == model.name for m in self.spec.models):
             return f"{model.name!r} is a model of the deployment file: change it there"
+        if self.spec.slots.engine.sleep and not hosted.weights_bytes:
+            return f"say the --weights of {model.name!r}: its engine may sleep in the host's memory"
         others = [h.model for n, h in self._hosted.items() if n != model.name]
         taken = {name for other in others for name in other.names}
         for name in model.names:
@@ -191,6 +194,10 @@ class SharedPool:
             raise InputError(f"{name!r} is a model of the deployment file: remove it there")
         self._handle(ModelRemoved(_now_s(), name))
         del self._hosted[name], self.profiles[name]
+        for slot in self._slots.values():  # one that is added again may have other weights
+            if slot.report.model == name and slot.loan is None:
+                slot.must_clear = True
+                slot.news.set()
 
     def remember_arrivals(self, slices: tuple[UsualArrivals, ...]) -> None:
         """What was learnt of the times of day before this pool's books were opened."""
@@ -244,9 +251,16 @@ class SharedPool:
             slots=tuple(
                 SlotPicture(r.slot, r.host, r.state, r.model, len(r.held), r.pid) for r in slots
             ),
-            in_host_memory=tuple(sorted(self._core.in_host_memory().items())),
+            in_host_memory=tuple(sorted(self._in_host_memory().items())),
             counts=self._counts,
         )
+
+    def _in_host_memory(self) -> dict[HostId, tuple[ModelName, ...]]:
+        hosts = {self._place_of(s): s.report.host for s in self._slots.values()}
+        found: dict[HostId, set[ModelName]] = {}
+        for place, models in self._core.in_host_memory().items():
+            found.setdefault(hosts.get(place, place), set()).update(models)
+        return {host: tuple(sorted(models)) for host, models in found.items()}
 
     def residents(self) -> tuple[Resident, ...]:
         """What the slots hold, as they last said."""
@@ -368,6 +382,7 @@ class SharedPool:
         finally:
             slot.loan = None  # its next report brings it back
             slot.must_clear = not loan.is_over
+            self._size_memories()
             slot.news.set()
 
     def _lend(self, slot: _Slot, name: ModelName, now_s: float) -> None:
@@ -381,6 +396,8 @@ class SharedPool:
         decided = Decided(time.time(), self.spec.name, LOAD, reason, slot.id)
         self.decisions.add(decided, "lent to measure a model")
         self._handle(CardLent(now_s, slot.card))
+        if self.spec.slots.engine.sleep:  # what sleeps there makes room
+            self._handle(HostMemorySized(now_s, HostMemory(self._place_of(slot), 0)))
         slot.news.set()
 
     def measured(self, slot_id: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
@@ -420,7 +437,7 @@ class SharedPool:
         slot = self._slots.get(report.slot)
         if slot is None:
             slot = self._slots[report.slot] = _Slot(report.slot, report, now_s)
-            self._size_memory(report.host)
+            self._size_memories()
         slot.seen_at_s = now_s
         if report.number < slot.report.number:
             return
@@ -434,6 +451,7 @@ class SharedPool:
             slot.must_clear = report.state is not SlotState.EMPTY
         if not slot.must_clear:
             self._reconcile(slot, now_s)
+            self._check_memory(slot, now_s)
 
     def ended(self, slot_id: ReplicaId, ended: Iterable[Ended]) -> None:
         """Invocations that have left the slot, done or not."""
@@ -471,6 +489,7 @@ class SharedPool:
             return
         self._end_loan(slot, f"{why} while it measured a model")
         self._lose(slot_id)
+        self._size_memories()
 
     def tick(self) -> None:
         """Call it every second or so: silent slots are lost, failed loads are tried again, leases
@@ -496,13 +515,28 @@ class SharedPool:
             if lease.dispatch.replica_id == slot_id:
                 del self._leases[id]
 
-    def _size_memories(self) -> None:
-        for host in sorted({s.report.host for s in self._slots.values()}):
-            self._size_memory(host)
+    def _place_of(self, slot: _Slot) -> HostId:
+        """Where weights are kept: the host, or the slot if engines sleep: none wakes elsewhere."""
+        host = slot.report.host
+        return HostId(f"{host}/{slot.id}") if self.spec.slots.engine.sleep else host
 
-    def _size_memory(self, host: HostId) -> None:
-        memory = HostMemory(host, self._policies.host_memory_bytes)
-        self._handle(HostMemorySized(_now_s(), memory))
+    def _size_memories(self) -> None:
+        """Slots whose engines sleep share their host's memory in equal parts."""
+        places: dict[HostId, set[HostId]] = {}
+        for slot in self._slots.values():
+            places.setdefault(slot.report.host, set()).add(self._place_of(slot))
+        for of_host in places.values():
+            each_bytes = self._policies.host_memory_bytes // len(of_host)
+            for place in sorted(of_host):
+                self._handle(HostMemorySized(_now_s(), HostMemory(place, each_bytes)))
+
+    def _check_memory(self, slot: _Slot, now_s: float) -> None:
+        """Engines may end in their sleep; what is loaded sleeps when it has to leave."""
+        report = slot.report
+        if self.spec.slots.engine.sleep and report.state is not SlotState.LOADING:
+            loaded = {report.model} if report.model and report.state is SlotState.READY else set()
+            models = frozenset(loaded | set(report.asleep))
+            self._handle(HostMemoryHeld(now_s, self._place_of(slot), models))
 
     def _reconcile(self, slot: _Slot, now_s: float) -> None:
         """Bring the books to what the slot says of itself."""
@@ -521,7 +555,7 @@ class SharedPool:
         elif on_card is None and report.state is SlotState.READY and report.model in self._hosted:
             self._adopt(slot, now_s)
         elif slot.card not in cards and report.state is not SlotState.LOADING:
-            self._handle(CardAdded(now_s, Card(slot.card, report.host)))
+            self._handle(CardAdded(now_s, Card(slot.card, self._place_of(slot))))
 
     def _adopt(self, slot: _Slot, now_s: float) -> None:
         """A model is loaded that these books know nothing of: they were lost, or the slot was."""
@@ -543,7 +577,8 @@ class SharedPool:
             self._leases[id] = _Lease(dispatch, report.copy_id, now_s, is_asked=True)
         held = tuple(id for id, _ in report.held)
         card = (slot.card,)
-        self._handle(CopyFound(now_s, report.copy_id, report.model, card, held, report.host))
+        place = self._place_of(slot)
+        self._handle(CopyFound(now_s, report.copy_id, report.model, card, held, place))
 
     def _end_what_is_not_held(self, slot: _Slot, now_s: float) -> None:
         held = {id for id, _ in slot.report.held}
@@ -561,8 +596,12 @@ class SharedPool:
         if slot.must_clear:
             return None if report.copy_id == NOTHING else SlotOrder(NOTHING)
         on_card = self._core.cards().get(slot.card)
+        remembered = self._core.in_host_memory().get(self._place_of(slot), ())
         if on_card is None or on_card.id == report.copy_id or on_card.id not in self._orders:
-            return None
+            is_right = set(report.asleep) <= set(remembered)
+            if is_right or report.copy_id is None or report.state is SlotState.LOADING:
+                return None
+            return SlotOrder(report.copy_id, remembered=remembered)
         _, load = self._orders[on_card.id]
         return SlotOrder(
             load.copy_id,
@@ -570,6 +609,7 @@ class SharedPool:
             self.profiles[load.model],
             load.from_host_memory,
             load.expected_s,
+            remembered=remembered,
         )
 
     # Commands

@@ -151,6 +151,15 @@ class HostMemorySized:
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemoryHeld:
+    """Of the weights that these books believe in a host's memory no others than those are there."""
+
+    now_s: float
+    host: HostId
+    models: frozenset[ModelName]
+
+
+@dataclass(frozen=True, slots=True)
 class CardPoliciesChanged:
     """From now on these decide."""
 
@@ -196,6 +205,7 @@ CardEvent = (
     | ModelAdded
     | ModelRemoved
     | HostMemorySized
+    | HostMemoryHeld
     | CardPoliciesChanged
     | ClockTold
     | ArrivalsRemembered
@@ -387,6 +397,8 @@ class CardOrchestrator:
             case HostMemorySized():
                 self._memory_bytes[event.memory.id] = event.memory.weights_bytes
                 self._trim(event.memory.id, event.now_s)
+            case HostMemoryHeld():
+                self._in_memory.get(event.host, set()).intersection_update(event.models)
             case CardPoliciesChanged():
                 self._eviction, self._order = event.eviction, event.order
             case Ticked():
@@ -571,6 +583,7 @@ class CardOrchestrator:
         _check(facts)
         if facts.name in self._models:
             self._models[facts.name].facts = facts
+            self._forget(facts.name)  # its weights may be others
             return
         self._models[facts.name] = _Model(facts)
         self._models = dict(sorted(self._models.items()))
@@ -583,9 +596,12 @@ class CardOrchestrator:
             raise InputError(f"{used} invocations wait for {name!r} or run there; try again later")
         for copy in copies:
             self._remove(copy)
+        self._forget(name)
+        del self._models[name]
+
+    def _forget(self, name: ModelName) -> None:
         for names in self._in_memory.values():
             names.discard(name)
-        del self._models[name]
 
     def _remember(self, host: HostId, model: ModelName, now_s: float) -> None:
         """Keep the weights in the host's memory, if nothing worthier needs the room."""

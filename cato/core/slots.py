@@ -23,7 +23,7 @@ class SlotReport:
 
     `copy_id` and `model` are what it was last ordered to hold. When that failed or its engine died
     the slot is empty and `problem` says why. `held` are the invocations that run there, with their
-    attempts. `load_s` is what the last load took.
+    attempts. `load_s` is what the last load took. `asleep` are models whose engines sleep there.
     """
 
     slot: ReplicaId
@@ -36,6 +36,7 @@ class SlotReport:
     held: tuple[tuple[InvocationId, int], ...] = ()
     load_s: float = 0.0
     pid: int | None = None
+    asleep: tuple[ModelName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class SlotOrder:
     """Hold `model` as `copy_id` from now on, and nothing else; without a model, hold nothing.
 
     `measure`: load the model to measure it, say what was found, and hold nothing after that.
+    `remembered`: models whose engines may sleep in this slot; those of others end. An order for
+    the copy that is there already says no more than that.
     """
 
     copy_id: CopyId
@@ -51,6 +54,7 @@ class SlotOrder:
     from_host_memory: bool = False
     expected_s: float = 0.0
     measure: bool = False
+    remembered: tuple[ModelName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class EngineSpec:
     replica's own). `zygote` forks engines from a preloaded process (CPU only). `profile` and
     `seed` belong to the simulated engine: its timings and its text. `swap`: weights of checkpoints
     of one architecture take each other's place in a running vLLM, for slots of shared pools.
+    `sleep`: a model that leaves a slot keeps its vLLM engine, which sleeps with the weights in the
+    host's memory, as far as the pool's `host_memory` goes (GPU and NPU).
     """
 
     kind: str
@@ -89,6 +91,7 @@ class EngineSpec:
     profile: str | None = None
     seed: int = 0
     swap: bool = False
+    sleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

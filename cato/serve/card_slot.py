@@ -62,8 +62,17 @@ class Loader(Protocol):
         """A ready engine that holds what `order` says; raise a `CatoError` or `OSError`.
 
         `previous` is the slot's engine so far. Whatever happens, it is stopped, unless it is the
-        one that is returned.
+        one that is returned, or sleeps.
         """
+        ...
+
+    @property
+    def asleep(self) -> tuple[ModelName, ...]:
+        """Models whose engines sleep."""
+        ...
+
+    async def keep(self, models: tuple[ModelName, ...]) -> None:
+        """Of what sleeps end all but those."""
         ...
 
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
@@ -109,6 +118,7 @@ class CardSlot:
             held=tuple(self._held.items()),
             load_s=self._load_s,
             pid=None if self._engine is None else self._engine.pid,
+            asleep=self._loader.asleep,
         )
 
     async def attend_forever(self) -> None:
@@ -120,8 +130,12 @@ class CardSlot:
                 log.info("slot %s has no orders: %s", self._id, error)
                 await asyncio.sleep(RETRY_S)
                 continue
-            if order is not None and order.copy_id != self._copy_id:
+            if order is None:
+                continue
+            if order.copy_id != self._copy_id:
                 await self._begin(order)
+            elif self._state is not SlotState.LOADING:
+                await self._loader.keep(order.remembered)
 
     async def generate(
         self, model: ModelName, request: EngineRequest, id: InvocationId, attempt: int
@@ -158,6 +172,7 @@ class CardSlot:
         if tasks:  # an engine that loads or is measured is theirs to stop
             await asyncio.wait(tasks)
         await self._drop_engine()
+        await self._loader.keep(())
 
     # What it holds
 
@@ -179,6 +194,7 @@ class CardSlot:
         try:
             if order.model is None:
                 await self._drop_engine()
+                await self._loader.keep(())
                 self._state = SlotState.EMPTY
             elif order.measure:
                 await self._drop_engine()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from cato.config.places import model_path
 from cato.control.staged import Staged
 from cato.core.errors import EngineError, InputError
+from cato.core.ids import ModelName
 from cato.core.profile import Profile
 from cato.core.slots import SlotOrder
 from cato.core.topology import DeploymentSpec, HostedModel, ModelSpec
@@ -34,18 +35,96 @@ class EngineLoader:
         self._slots = slots
         self._socket_dir = socket_dir
         self._zygote_socket = zygote_socket
+        self._asleep: dict[ModelSpec, VllmEngine] = {}
+        # A load that was cancelled may still put an engine away when the next one begins.
+        self._putting_away = asyncio.Lock()
 
     async def load(self, order: SlotOrder, previous: Engine | None) -> Engine:
         """A ready engine that holds what `order` says; raise `EngineError`, or `ConfigError` for a
         source that is not there.
 
-        It is `previous` with other weights where that can be, else a new one; `previous` is ended.
+        It is `previous` with other weights where that can be, or one that sleeps, else a new one;
+        `previous` sleeps or is ended.
         """
+        assert order.model is not None, "there is something to load"
         if previous is not None and await self._is_swapped(order, previous):
             return previous
-        if previous is not None:
-            await asyncio.shield(previous.stop())  # a newer order must not leave it half stopped
-        return await started(await self._make(order))
+        # A newer order must not leave an engine half stopped.
+        await asyncio.shield(self._put_away(order, previous))
+        woken = await self._woken(order.model.model)
+        if woken is not None:
+            return woken
+        try:
+            return await started(await self._make(order))
+        except EngineError as error:
+            if not self._asleep or "memory" not in str(error).lower():
+                raise
+            # What sleeps keeps some of the card's memory.
+            log.warning("%s; what sleeps is ended for another try", error)
+            await self.keep(())
+            return await started(await self._make(order))
+
+    @property
+    def asleep(self) -> tuple[ModelName, ...]:
+        """Models whose engines sleep."""
+        alive = (m for m, e in self._asleep.items() if e.state is EngineState.READY)
+        return tuple(sorted(m.name for m in alive))
+
+    async def keep(self, models: tuple[ModelName, ...]) -> None:
+        """Of what sleeps end all but those of `models`."""
+
+        async def end_others() -> None:
+            async with self._putting_away:
+                await self._end_others(models)
+
+        await asyncio.shield(end_others())
+
+    async def _end_others(self, models: tuple[ModelName, ...]) -> None:
+        for model in [m for m in self._asleep if m.name not in models]:
+            await self._asleep[model].stop()
+            del self._asleep[model]
+
+    async def _put_away(self, order: SlotOrder, previous: Engine | None) -> None:
+        """To sleep, if it may and can; there is room in the host's memory first."""
+        async with self._putting_away:
+            await self._end_others(order.remembered)
+            if previous is None:
+                return
+            try:
+                if self._may_sleep(order, previous):
+                    assert isinstance(previous, VllmEngine)
+                    await previous.sleep()
+                    self._asleep[previous.model] = previous
+                    return
+            except EngineError as error:
+                log.warning("%s does not sleep: %s", previous.facts.served_model, error)
+            finally:
+                if previous not in self._asleep.values():
+                    await previous.stop()
+
+    def _may_sleep(self, order: SlotOrder, engine: Engine) -> bool:
+        return (
+            self._slots.engine.sleep
+            and isinstance(engine, VllmEngine)
+            and engine.state is EngineState.READY
+            and engine.model.name in order.remembered
+            and engine.model not in self._asleep
+        )
+
+    async def _woken(self, model: ModelSpec) -> Engine | None:
+        engine = self._asleep.pop(model, None)
+        if engine is None:
+            return None
+        try:
+            await engine.wake()
+        except EngineError as error:
+            log.warning("%s did not wake, another engine is started: %s", model.name, error)
+            await asyncio.shield(engine.stop())
+            return None
+        except BaseException:
+            await asyncio.shield(engine.stop())  # nobody knows how far it came
+            raise
+        return engine
 
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
         """See `cato.serve.staging.measured`."""

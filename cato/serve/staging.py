@@ -63,7 +63,7 @@ async def measured(
     await asyncio.to_thread(_drop_from_page_cache, files)
     engine = await loader.load(order, None)
     load_s = engine.facts.start_s
-    engine = await loader.load(order, engine)
+    engine = await loader.load(replace(order, remembered=(hosted.model.name,)), engine)
     try:
         return await _staged(engine, slots, hosted, load_s, files)
     finally:

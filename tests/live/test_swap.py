@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from cato.core.ids import DeploymentName, ModelName
 from cato.core.profile import UNMEASURED
 from cato.core.slots import SlotOrder
 from cato.core.topology import DeploymentSpec, EngineSpec, HostedModel, ModelSpec
-from cato.engines.base import Endpoint, Engine, EngineRequest
+from cato.engines.base import Endpoint, Engine, EngineRequest, EngineState
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.serve.engine_loader import EngineLoader
@@ -46,14 +48,23 @@ SLOTS = DeploymentSpec(
 )
 
 
+SLEEPY = replace(SLOTS, engine=replace(SLOTS.engine, swap=False, sleep=True))
+
+
 @dataclass(frozen=True)
 class Fixture:
     loader: EngineLoader
+    sleepy: EngineLoader
     models: dict[str, ModelSpec]
 
-    def order(self, name: str, number: int = 0) -> SlotOrder:
+    def order(self, name: str, number: int = 0, remembered: tuple[str, ...] = ()) -> SlotOrder:
         hosted = HostedModel(self.models[name])
-        return SlotOrder(CopyId(f"{name}.{number}"), hosted, UNMEASURED)
+        return SlotOrder(
+            CopyId(f"{name}.{number}"),
+            hosted,
+            UNMEASURED,
+            remembered=tuple(map(ModelName, remembered)),
+        )
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -73,7 +84,8 @@ async def made() -> AsyncIterator[Fixture]:
         async def socket() -> str:
             return zygote.socket
 
-        yield Fixture(EngineLoader(SLOTS, name, socket), models)
+        loaders = (EngineLoader(s, name, socket) for s in (SLOTS, SLEEPY))
+        yield Fixture(*loaders, models)
         await zygote.stop()
 
 
@@ -117,6 +129,43 @@ async def test_every_model_answers_as_in_an_engine_of_its_own(made: Fixture) -> 
             assert engine.facts.served_model == name
     finally:
         await engine.stop()
+
+
+async def test_an_engine_sleeps_and_wakes_as_far_as_memory_goes(made: Fixture) -> None:
+    """On a CPU vLLM pauses only, so this says nothing of an accelerator's memory."""
+    both = ("narrow-1", "wide-1")
+    loader = made.sleepy
+    first = await loader.load(made.order("narrow-1"), None)
+    said = await answer(first)
+    second = await loader.load(made.order("wide-1", 1, both), first)
+    try:
+        assert second is not first
+        assert first.state is EngineState.READY
+        assert await answer(second) != said
+        cold_s = first.facts.start_s
+        assert loader.asleep == ("narrow-1",)
+        woken = await loader.load(made.order("narrow-1", 2, both), second)
+        assert woken is first
+        assert await answer(woken) == said
+        assert woken.facts.start_s < cold_s
+        # There is room for none any more: what sleeps ends, and what is put away does.
+        third = await loader.load(made.order("narrow-2", 3), woken)
+        assert (first.state, second.state) == (EngineState.STOPPED,) * 2
+        assert await answer(third) not in (said, "")
+        # Who died asleep is started anew.
+        fourth = await loader.load(made.order("wide-1", 4, ("narrow-2",)), third)
+        assert third.pid is not None
+        os.kill(third.pid, signal.SIGKILL)
+        await third.wait_dead()
+        assert loader.asleep == ()
+        again = await loader.load(made.order("narrow-2", 5, ("narrow-2", "wide-1")), fourth)
+        assert again is not third
+        assert await answer(again) not in (said, "")
+        await again.stop()
+        assert loader.asleep == ("wide-1",)
+    finally:
+        await loader.keep(())
+    assert fourth.state is EngineState.STOPPED
 
 
 async def test_an_answer_names_the_model_that_was_put_in(made: Fixture) -> None:

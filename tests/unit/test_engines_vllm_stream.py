@@ -195,6 +195,14 @@ def test_cpu_engine_gets_bounded_memory_and_small_prompt_pieces() -> None:
     assert "--gpu-memory-utilization" not in argv
 
 
+def test_engines_that_may_sleep_say_so_where_vllm_can() -> None:
+    spec = EngineSpec("vllm", sleep=True)
+    assert "--enable-sleep-mode" in an_argv(spec, "gpu", cards=1)
+    assert "--enable-sleep-mode" in an_argv(spec, "npu", cards=1)
+    assert "--enable-sleep-mode" not in an_argv(spec, "cpu")
+    assert "--enable-sleep-mode" not in an_argv(EngineSpec("vllm"), "gpu", cards=1)
+
+
 def test_adapters_are_loaded_at_the_start_with_room_for_the_largest(tmp_path: Path) -> None:
     for name, rank in (("a", 8), ("b", 20)):
         (tmp_path / name).mkdir()

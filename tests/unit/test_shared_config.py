@@ -68,6 +68,28 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert "did you mean 'lru'?" in found
 
 
+def test_engines_sleep_on_cards_only_and_within_a_budget() -> None:
+    engine = {"kind": "vllm", "sleep": True}
+    slots = {"count": 1, "accelerator": "gpu", "engine": engine}
+    models = {"java": {"weights": "15GB", "reload": "2s"}}
+    room = {"host_memory": "64GB"}
+    whole = a_file(models=models, slots=slots, policies=room)
+    (pool,) = validate(EnginesArgs, whole, "file").to_topology().shared_pools
+    assert pool.slots.engine.sleep
+    assert "how much host_memory" in problems(a_file(models=models, slots=slots))
+    found = problems(a_file(models={"java": {}, "go": {}}, slots=slots, policies=room))
+    assert "say weights and reload (the time to wake) of java, go" in found
+    on_cpu = problems(a_file(slots={**slots, "accelerator": "cpu"}))
+    assert "vllm sleeps on gpu and npu only" in on_cpu
+    both = {**slots, "engine": {**engine, "swap": True}}
+    assert "has none to sleep" in problems(a_file(slots=both))
+    simulated = {**slots, "engine": {**SIMULATED, "sleep": True}}
+    assert "only vllm sleeps" in problems(a_file(slots=simulated))
+    own = {"accelerator": "gpu", "engine": engine}
+    alone = {"pools": {"own": {"model": "rust", "deployments": {"rust-gpu": own}}}}
+    assert "only slots of a shared pool unload" in problems({**a_file(), **alone})
+
+
 def test_a_model_has_one_home_and_a_deployment_one_owner() -> None:
     file = a_file()
     deployment = {"accelerator": "cpu", "profile": "p", "engine": SIMULATED}

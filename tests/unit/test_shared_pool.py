@@ -227,6 +227,13 @@ class Breaks:
             raise EngineError("no space left on device")
         return await self._loader.load(order, previous)
 
+    @property
+    def asleep(self) -> tuple[ModelName, ...]:
+        return self._loader.asleep
+
+    async def keep(self, models: tuple[ModelName, ...]) -> None:
+        await self._loader.keep(models)
+
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
         return await self._loader.measure(hosted, profile)
 
@@ -601,5 +608,84 @@ def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path
         await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
         with pytest.raises(ReplicaLostError, match="deployed anew"):
             await task
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("room", "remembered"), [(200, {(), (JAVA,), (GO,)}), (199, {()})])
+def test_slots_whose_engines_sleep_have_a_memory_each_and_share_the_budget(
+    room: int, remembered: set[tuple[ModelName, ...]]
+) -> None:
+    async def scenario() -> None:
+        policies = SharedPoolPolicies("lru", "batched", host_memory_bytes=room)
+        spec = a_pool(JAVA, GO, RUST, slots=2, policies=policies)
+        models = tuple(replace(m, weights_bytes=100) for m in spec.models)
+        engine = replace(spec.slots.engine, sleep=True)
+        spec = replace(spec, models=models, slots=replace(spec.slots, engine=engine))
+        loader = Remembers(spec)
+        profiles = dict.fromkeys((JAVA, GO, RUST), QUICK)
+        async with LocalSharedPool(spec, profiles, loader=loader) as pool:
+            await until(lambda: len(books(pool).picture().slots) == 2)
+            for i, model in enumerate((JAVA, GO, RUST, JAVA)):
+                _, text = await ask(pool, f"{i}", model)
+                assert text == text_of(model)
+                await until(lambda: _is_idle(books(pool)))
+            # Half of it for each of the two slots, for models of 100 bytes.
+            assert set(loader.remembered) == remembered
+            hosts = [host for host, _ in books(pool).picture().in_host_memory]
+            assert hosts == (["host"] if room == 200 else [])
+
+    asyncio.run(scenario())
+
+
+class Remembers(EngineLoader):
+    """Notes which models' engines could sleep at each load."""
+
+    def __init__(self, spec: SharedPoolSpec) -> None:
+        super().__init__(spec.slots, "", _never)
+        self.remembered: list[tuple[ModelName, ...]] = []
+
+    async def load(self, order: SlotOrder, previous: Engine | None) -> Engine:
+        self.remembered.append(order.remembered)
+        return await super().load(order, previous)
+
+
+class Sleepers(EngineLoader):
+    """A loader of which `asleep` says what it is told; only vLLM sleeps."""
+
+    def __init__(self, spec: SharedPoolSpec, *names: ModelName) -> None:
+        super().__init__(spec.slots, "", _never)
+        self.names = names
+
+    @property
+    def asleep(self) -> tuple[ModelName, ...]:
+        return self.names
+
+    async def keep(self, models: tuple[ModelName, ...]) -> None:
+        self.names = tuple(n for n in self.names if n in models)
+
+
+def test_what_sleeps_ends_when_its_memory_shrinks_and_the_books_believe_the_slot() -> None:
+    async def scenario() -> None:
+        policies = SharedPoolPolicies("lru", "batched", host_memory_bytes=300)
+        spec = a_pool(JAVA, GO, policies=policies)
+        models = tuple(replace(m, weights_bytes=100) for m in spec.models)
+        engine = replace(spec.slots.engine, sleep=True)
+        spec = replace(spec, models=models, slots=replace(spec.slots, engine=engine))
+        loader = Sleepers(spec)
+        async with LocalSharedPool(spec, {JAVA: QUICK, GO: QUICK}, loader=loader) as pool:
+            await ask(pool, "1", JAVA)
+            loader.names = (JAVA,)
+            await ask(pool, "2", GO)
+
+            def in_memory() -> dict[str, tuple[ModelName, ...]]:
+                return dict(books(pool).picture().in_host_memory)
+
+            await until(lambda: in_memory() == {"host": (GO, JAVA)})
+            loader.names = ()  # it ended in its sleep
+            await until(lambda: in_memory() == {"host": (GO,)})
+            loader.names = (JAVA,)
+            books(pool).configure(replace(policies, host_memory_bytes=0))
+            await until(lambda: loader.names == ())
 
     asyncio.run(scenario())

@@ -29,10 +29,12 @@ DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 DEFAULT_CPU_BATCHED_TOKENS = 256
 
 SWAP_EXTENSION = "cato.engines.vllm.worker_extension.SwapExtension"
-# vLLM's way in for that extension. Its socket is open to this user alone, and CATO passes no
-# client's request to such paths.
-SWAP_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
+# vLLM's way in for that extension and for sleep. Its socket is open to this user alone, and CATO
+# passes no client's request to such paths.
+_DEV_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
 _SWAP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
+# Weights to the host's memory, KV cache dropped.
+_SLEEP_LEVEL = 1
 
 _HEALTH_POLL_S = 0.05
 _STOP_TIMEOUT_S = zygote.KILL_AFTER_S + 2.0
@@ -68,6 +70,8 @@ def server_argv(
             argv += [flag, str(value)]
     if spec.swap:
         argv += ["--worker-extension-cls", SWAP_EXTENSION]
+    if spec.sleep and accelerator != "cpu":  # refused there
+        argv.append("--enable-sleep-mode")
     argv.append("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching")
     if spec.priority_scheduling:
         argv += ["--scheduling-policy", "priority"]
@@ -130,6 +134,11 @@ class VllmEngine:
     @property
     def state(self) -> EngineState:
         return self._state
+
+    @property
+    def model(self) -> ModelSpec:
+        """What it holds now."""
+        return self._model
 
     @property
     def socket(self) -> str:
@@ -260,6 +269,21 @@ class VllmEngine:
         self._facts = replace(self._facts, served_model=model.name)
         return float(answer["results"][0])
 
+    async def sleep(self) -> None:
+        """Leave the accelerator's memory but for the process's own; nothing may run.
+
+        Raise `EngineError` when it fails: the engine is of no use then. On a CPU vLLM only pauses.
+        """
+        await self._ask("POST", f"/sleep?level={_SLEEP_LEVEL}", None, _SWAP_TIMEOUT)
+
+    async def wake(self) -> None:
+        """Come back; `facts.start_s` is what it took. Raise `EngineError` when it fails."""
+        started_s = time.monotonic()
+        await self._ask("POST", "/wake_up", None, _SWAP_TIMEOUT)
+        if json.loads(await self._ask("GET", "/is_sleeping"))["is_sleeping"]:
+            raise EngineError("the engine did not wake up", 503)
+        self._facts = replace(self._facts, start_s=time.monotonic() - started_s)
+
     async def _hold(self, adapter: AdapterSpec) -> None:
         """Load an adapter that the server was not started with; raise `EngineError` if it is none.
 
@@ -330,7 +354,7 @@ class VllmEngine:
         self._server_model = self._model.name
         self._added.clear()
         env = {
-            **(SWAP_ENV if spec.swap else {}),
+            **(_DEV_ENV if spec.swap or spec.sleep else {}),
             **(ADAPTER_ENV if self._model.adapter_places else {}),
             **spec.env,
         }

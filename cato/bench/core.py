@@ -35,7 +35,6 @@ from cato.core.events import (
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, RunId, TaskName
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies, RoutingPolicy
-from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.estimators.dag_match import FROM_USER, DagHistory, SuperGraph, SuperNode
 from cato.estimators.length_bound import ForestLengths, LengthFeatures, LengthRecord
@@ -45,8 +44,7 @@ from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.routing.round_robin import RoundRobin
 from cato.sim.experiments.slo_sa import calls_to_time
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.tasks import SimNode, SimTask
-from cato.sim.workloads import SABER_CLASSES, SEVEN_B, belief, lengths, poisson
+from cato.sim.workloads import SABER_CLASSES, SEVEN_B, belief, poisson, single_calls
 
 POOL = PoolName("bench")
 SCHEDULERS: dict[str, Callable[[], Policies]] = {
@@ -73,11 +71,11 @@ MAPPER_GOAL_US = 1000.0
 DAG_GOAL_US = 5.0
 TASKS_GOAL_PER_S = 20_000.0
 
-# For the simulator's speed: mean tokens of prompt and output, E2E target.
+# For the simulator's speed: classes in equal parts, as in `SABER_CLASSES`.
 COMPLETIONS, MIXED = "completions", "W3 of SABER"
-WORKLOADS: Mapping[str, Sequence[tuple[int, int, float]]] = {
-    COMPLETIONS: ((600, 30, 2.0),),
-    MIXED: tuple(SABER_CLASSES.values()),
+WORKLOADS: Mapping[str, Mapping[str, tuple[int, int, float]]] = {
+    COMPLETIONS: {"completion": (600, 30, 2.0)},
+    MIXED: SABER_CLASSES,
 }
 
 
@@ -355,25 +353,6 @@ def _each(calls: Sequence[Callable[[], object]]) -> Iterator[int]:
 # The simulator
 
 
-def _single_calls(
-    classes: Sequence[tuple[int, int, float]], rate_per_s: float, n: int
-) -> list[SimTask]:
-    """`n` calls of `classes` (mean tokens of prompt and output, E2E target) in equal parts."""
-    rng = np.random.default_rng(0)
-    times = poisson(rng, rate_per_s, n)
-    picks, draws = rng.integers(len(classes), size=n), rng.random(n)
-    tasks = []
-    for i in range(n):
-        prompt, output, target_s = classes[picks[i]]
-        known = belief(output)
-        tokens = int(lengths(rng, prompt, 1)[0]), int(lengths(rng, output, 1)[0])
-        node = SimNode(POOL, *tokens, round(known.mean), known)
-        draw = (float(draws[i]),)
-        name = TaskName(f"class-{picks[i]}")
-        tasks.append(SimTask(f"t{i:05d}", name, times[i], SloMetric.E2E, target_s, (node,), draw))
-    return tasks
-
-
 def simulator(
     scheduler: str,
     workload: str,
@@ -384,9 +363,12 @@ def simulator(
     """Single-call tasks of one of `WORKLOADS` on replicas that run one at a time."""
     profile = replace(SEVEN_B, max_running=1)
     classes = WORKLOADS[workload]
-    mean_s = fmean(profile.service_s(prompt, output) for prompt, output, _ in classes)
-    output_tokens = fmean(output for _, output, _ in classes)
-    arriving = _single_calls(classes, load * replicas / mean_s, tasks)
+    mean_s = fmean(profile.service_s(prompt, output) for prompt, output, _ in classes.values())
+    output_tokens = fmean(output for _, output, _ in classes.values())
+    rng = np.random.default_rng(0)
+    times = poisson(rng, load * replicas / mean_s, tasks)
+    picked = rng.choice(list(classes), tasks).tolist()
+    arriving = single_calls(rng, times, classes, picked, POOL)
     setup = PoolSetup(POOL, (profile,) * replicas, SCHEDULERS[scheduler]())
     fleet = Fleet([setup])
     started_s = process_time()

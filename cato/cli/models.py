@@ -288,7 +288,7 @@ def _stage_beside(
 ) -> Staged:
     """In a place of its own; `CapacityError` when the room was taken meanwhile."""
     import ray
-    from ray.exceptions import GetTimeoutError, RayTaskError
+    from ray.exceptions import GetTimeoutError
 
     from cato.serve.staging_slot import StagingSlot
 
@@ -296,34 +296,30 @@ def _stage_beside(
     try:
         ray.get(place.ready.remote(), timeout=READY_TIMEOUT_S)
         say(f"loading and measuring {hosted.model.name}")
-        staged: Staged = ray.get(place.measure.remote(hosted, profile))
+        staged: Staged = _answer(place.measure.remote(hosted, profile))
         return staged
     except GetTimeoutError:
         raise CapacityError(spec.name, "no place came up in time", POLL_S) from None
-    except RayTaskError as error:
-        raise error.cause if isinstance(error.cause, CatoError) else error from error
     finally:
         ray.kill(place)
 
 
 def _stage_in_a_slot(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -> Staged:
     import ray
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import RayActorError
 
     from cato.control import actors
 
     manager: Any = actors.get(actors.EVICTION_MANAGER)
     measuring = manager.measure.remote(spec.name, hosted, profile)
     try:
-        staged: Staged = ray.get(measuring)
+        staged: Staged = _answer(measuring)
         return staged
     except KeyboardInterrupt:
         ray.cancel(measuring)
         raise
     except RayActorError as error:
         raise CatoError("the Eviction Manager cannot be reached; try again") from error
-    except RayTaskError as error:
-        raise error.cause if isinstance(error.cause, CatoError) else error from error
 
 
 def _check_name(name: str) -> None:
@@ -417,13 +413,18 @@ def _ask_provisioner(method: str, *args: object) -> Any:
 
 
 def _ask_actor(name: str, method: str, *args: object) -> Any:
+    from cato.control import actors
+
+    return _answer(getattr(actors.get(name), method).remote(*args), ASK_TIMEOUT_S)
+
+
+def _answer(asked: Any, timeout_s: float | None = None) -> Any:
+    """What an actor answers, or its own error."""
     import ray
     from ray.exceptions import RayTaskError
 
-    from cato.control import actors
-
     try:
-        return ray.get(getattr(actors.get(name), method).remote(*args), timeout=ASK_TIMEOUT_S)
+        return ray.get(asked, timeout=timeout_s)
     except RayTaskError as error:
         raise error.cause if isinstance(error.cause, CatoError) else error from error
 

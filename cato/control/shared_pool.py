@@ -84,13 +84,12 @@ Ended = tuple[InvocationId, int]
 """An invocation that has left its slot, with its attempt."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Loan:
-    """A slot that measures a model, and whoever waits for what it finds; `is_over` when it has."""
+    """A slot that measures a model, and whoever waits for what it finds."""
 
     order: SlotOrder
     found: asyncio.Future[Staged]
-    is_over: bool = False
 
 
 @dataclass(slots=True)
@@ -381,7 +380,7 @@ class SharedPool:
             raise ReplicaLostError(slot.id, problem) from None
         finally:
             slot.loan = None  # its next report brings it back
-            slot.must_clear = not loan.is_over
+            slot.must_clear = loan.found.cancelled()  # nobody waits, but it still measures
             self._size_memories()
             slot.news.set()
 
@@ -407,7 +406,6 @@ class SharedPool:
             return  # nobody waits for it any more
         if slot.loan.found.done():
             return
-        slot.loan.is_over = True
         if isinstance(found, Staged):
             slot.loan.found.set_result(found)
         else:

@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -22,6 +21,7 @@ from cato.core.slots import SlotOrder
 from cato.core.topology import DeploymentSpec, HostedModel
 from cato.engines.base import Endpoint, Engine, EngineChunk, EngineRequest
 from cato.profiles.schema import ProfileFile, Provenance
+from cato.serve.card_slot import Loader
 
 # Enough to tell a model's speed within a few percent; `cato profile` measures what runs in full.
 PLAN = Plan(
@@ -36,12 +36,6 @@ PLAN = Plan(
     total_s=20.0,
 )
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
-
-
-class Loader(Protocol):
-    """Puts a model into an engine."""
-
-    async def load(self, order: SlotOrder, previous: Engine | None) -> Engine: ...
 
 
 async def measured(
@@ -150,10 +144,12 @@ def _drop_from_page_cache(files: list[Path]) -> None:
 
 def _memory_bytes(pid: int | None) -> int:
     """Of the engine's processes; 0 for an engine that has none of its own, or that has ended."""
+    if pid is None:
+        return 0
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
-        engine = psutil.Process(pid) if pid is not None else None
-        for process in (engine, *engine.children(recursive=True)) if engine is not None else ():
+        engine = psutil.Process(pid)
+        for process in (engine, *engine.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 total += process.memory_info().rss
     return total

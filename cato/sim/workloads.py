@@ -145,12 +145,26 @@ def saber_tasks(
     rng = np.random.default_rng([seed, 3, int(workload[1:]), round(rate_per_s * 1000)])
     times = arrivals(rng, rate_per_s, n)
     names = list(SABER_CLASSES)
-    classes = rng.choice(names, n, p=[SABER_SHARES[workload][c] for c in names])
-    draws = rng.random(n)
+    picked = rng.choice(names, n, p=[SABER_SHARES[workload][c] for c in names])
+    return single_calls(rng, times, SABER_CLASSES, picked.tolist(), pool, spread)
+
+
+def single_calls(
+    rng: np.random.Generator,
+    times: Sequence[float],
+    classes: Mapping[str, tuple[int, int, float]],
+    picked: Sequence[str],
+    pool: PoolName,
+    spread: float = SPREAD,
+) -> list[SimTask]:
+    """One task of one call at each of `times`, of the class that was `picked` for it.
+
+    `classes`: mean tokens of prompt and output, SLA (end to end).
+    """
+    draws = rng.random(len(times))
     tasks = []
-    for i in range(n):
-        name = str(classes[i])
-        prompt, output, target_s = SABER_CLASSES[name]
+    for i, name in enumerate(picked):
+        prompt, output, target_s = classes[name]
         known = belief(output, spread)
         node = SimNode(
             pool,

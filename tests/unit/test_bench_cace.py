@@ -69,10 +69,8 @@ def test_goals_compare_arms_seed_by_seed() -> None:
 
 def test_what_was_foretold_must_be_within_a_tenth() -> None:
     foretold = METRICS | {"hit_rate": 0.5, "ttft_s": 4.0, "load_s": 100.0}
-    runs = [
-        replace(a_run("lru", 1, "in-order at 0.2/s", **found), simulated=foretold)
-        for found in ({"hit_rate": 0.46, "ttft_s": 4.3, "load_s": 100.0},)
-    ]
+    near = {"hit_rate": 0.46, "ttft_s": 4.3, "load_s": 100.0}
+    runs = [replace(a_run("lru", 1, "in-order at 0.2/s", **near), simulated=foretold)]
     runs.append(replace(runs[0], arm="lfu", measured=foretold | {"ttft_s": 4.5}))
     runs.append(replace(runs[0], arm="cace", measured=foretold | {"hit_rate": 0.42}))
     few, more = foretold | {"hit_rate": 0.03}, foretold | {"hit_rate": 0.037}

@@ -466,11 +466,9 @@ class Held(EngineLoader):
 
 
 @asynccontextmanager
-async def measuring(
-    slots: int = 1,
-) -> AsyncIterator[tuple[LocalSharedPool, Held, asyncio.Task[Staged]]]:
-    """A pool in one slot of which a model is being measured."""
-    spec = a_pool(JAVA, slots=slots)
+async def measuring() -> AsyncIterator[tuple[LocalSharedPool, Held, asyncio.Task[Staged]]]:
+    """A pool in whose only slot a model is being measured."""
+    spec = a_pool(JAVA)
     loader = Held(spec)
     async with LocalSharedPool(spec, {JAVA: QUICK}, loader=loader) as pool:
         await ask(pool, "before", JAVA)
@@ -612,16 +610,21 @@ def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path
     asyncio.run(scenario())
 
 
+def a_sleepy_pool(*names: ModelName, room: int, slots: int = 1) -> SharedPoolSpec:
+    """Models of 100 bytes whose engines sleep in `room` bytes of the host's memory."""
+    policies = SharedPoolPolicies("lru", "batched", host_memory_bytes=room)
+    spec = a_pool(*names, slots=slots, policies=policies)
+    models = tuple(replace(m, weights_bytes=100) for m in spec.models)
+    engine = replace(spec.slots.engine, sleep=True)
+    return replace(spec, models=models, slots=replace(spec.slots, engine=engine))
+
+
 @pytest.mark.parametrize(("room", "remembered"), [(200, {(), (JAVA,), (GO,)}), (199, {()})])
 def test_slots_whose_engines_sleep_have_a_memory_each_and_share_the_budget(
     room: int, remembered: set[tuple[ModelName, ...]]
 ) -> None:
     async def scenario() -> None:
-        policies = SharedPoolPolicies("lru", "batched", host_memory_bytes=room)
-        spec = a_pool(JAVA, GO, RUST, slots=2, policies=policies)
-        models = tuple(replace(m, weights_bytes=100) for m in spec.models)
-        engine = replace(spec.slots.engine, sleep=True)
-        spec = replace(spec, models=models, slots=replace(spec.slots, engine=engine))
+        spec = a_sleepy_pool(JAVA, GO, RUST, room=room, slots=2)
         loader = Remembers(spec)
         profiles = dict.fromkeys((JAVA, GO, RUST), QUICK)
         async with LocalSharedPool(spec, profiles, loader=loader) as pool:
@@ -630,7 +633,7 @@ def test_slots_whose_engines_sleep_have_a_memory_each_and_share_the_budget(
                 _, text = await ask(pool, f"{i}", model)
                 assert text == text_of(model)
                 await until(lambda: _is_idle(books(pool)))
-            # Half of it for each of the two slots, for models of 100 bytes.
+            # Half of it for each of the two slots.
             assert set(loader.remembered) == remembered
             hosts = [host for host, _ in books(pool).picture().in_host_memory]
             assert hosts == (["host"] if room == 200 else [])
@@ -653,9 +656,9 @@ class Remembers(EngineLoader):
 class Sleepers(EngineLoader):
     """A loader of which `asleep` says what it is told; only vLLM sleeps."""
 
-    def __init__(self, spec: SharedPoolSpec, *names: ModelName) -> None:
+    def __init__(self, spec: SharedPoolSpec) -> None:
         super().__init__(spec.slots, "", _never)
-        self.names = names
+        self.names: tuple[ModelName, ...] = ()
 
     @property
     def asleep(self) -> tuple[ModelName, ...]:
@@ -667,11 +670,7 @@ class Sleepers(EngineLoader):
 
 def test_what_sleeps_ends_when_its_memory_shrinks_and_the_books_believe_the_slot() -> None:
     async def scenario() -> None:
-        policies = SharedPoolPolicies("lru", "batched", host_memory_bytes=300)
-        spec = a_pool(JAVA, GO, policies=policies)
-        models = tuple(replace(m, weights_bytes=100) for m in spec.models)
-        engine = replace(spec.slots.engine, sleep=True)
-        spec = replace(spec, models=models, slots=replace(spec.slots, engine=engine))
+        spec = a_sleepy_pool(JAVA, GO, room=300)
         loader = Sleepers(spec)
         async with LocalSharedPool(spec, {JAVA: QUICK, GO: QUICK}, loader=loader) as pool:
             await ask(pool, "1", JAVA)
@@ -685,7 +684,7 @@ def test_what_sleeps_ends_when_its_memory_shrinks_and_the_books_believe_the_slot
             loader.names = ()  # it ended in its sleep
             await until(lambda: in_memory() == {"host": (GO,)})
             loader.names = (JAVA,)
-            books(pool).configure(replace(policies, host_memory_bytes=0))
+            books(pool).configure(replace(spec.policies, host_memory_bytes=0))
             await until(lambda: loader.names == ())
 
     asyncio.run(scenario())

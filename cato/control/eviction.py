@@ -126,9 +126,9 @@ class EvictionManager:
     async def policies(self, pool: PoolName) -> SharedPoolPolicies:
         return (await self._pool(pool)).policies
 
-    async def reset(self, pool: PoolName) -> None:
+    async def reset(self, pool: PoolName, unit_s: float = 1.0) -> None:
         """Empty the slots and the books of an idle pool; see `SharedPool.reset`."""
-        (await self._pool(pool)).reset()
+        (await self._pool(pool)).reset(unit_s)
 
     async def offer(self, pool: PoolName, model: ModelName, invocation: Invocation) -> Dispatch:
         """Wait for a lease; see `SharedPool.offer`."""

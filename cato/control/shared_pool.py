@@ -133,9 +133,9 @@ class SharedPool:
         self.decisions = DecisionBook(spec.name)
         self._core = self._new_core()
 
-    def _new_core(self) -> CardOrchestrator:
+    def _new_core(self, unit_s: float = 1.0) -> CardOrchestrator:
         facts = [self._facts(m) for m in self._hosted.values()]
-        return CardOrchestrator(*card_policies(self._policies), facts)
+        return CardOrchestrator(*card_policies(self._policies), facts, unit_s=unit_s)
 
     def _facts(self, hosted: HostedModel) -> ModelFacts:
         profile = self.profiles[hosted.model.name]
@@ -206,16 +206,17 @@ class SharedPool:
         """What was learnt of them since the last call."""
         return self._core.learnt_arrivals()
 
-    def reset(self) -> None:
+    def reset(self, unit_s: float = 1.0) -> None:
         """Begin anew with empty slots and no memory of what was asked for; for measurements.
 
-        Raise `InputError` while anything waits, runs or is measured.
+        `unit_s`: what policies take for a second, see `CardOrchestrator`. Raise `InputError` while
+        anything waits, runs or is measured.
         """
         if self._offers:
             raise InputError(f"{len(self._offers)} invocations wait or run in {self.spec.name}")
         if any(s.loan is not None for s in self._slots.values()):
             raise InputError(f"a model is measured in {self.spec.name}")
-        self._core = self._new_core()
+        self._core = self._new_core(unit_s)
         self._counts = LoadCounts()
         self._orders.clear()
         self._size_memories()

@@ -79,9 +79,14 @@ class ArrivalRates:
     at this time of other days, as if it had been seen for `HISTORY_S`. It is at least what is
     expected of those who are at work: each asks next for model B with the share of B among the
     calls that followed one for the model A that was asked for last, and after A's mean gap.
+
+    `unit_s`: how long one of the constants' seconds is on the driver's clock; the times of day stay
+    those of the wall.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit_s: float = 1.0) -> None:
+        self._memory_s = RATE_MEMORY_S * unit_s
+        self._prior_s = RATE_PRIOR_S * unit_s
         self._opened_at_s: float | None = None
         self._recent: dict[ModelName, _Recent] = {}
         self._local_minus_now_s: float | None = None
@@ -108,7 +113,7 @@ class ArrivalRates:
         self.open(now_s)
         self._close_slices(now_s)
         recent = self._recent.setdefault(model, _Recent(at_s=now_s))
-        recent.count = recent.count * exp(-max(0.0, now_s - recent.at_s) / RATE_MEMORY_S) + 1.0
+        recent.count = recent.count * exp(-max(0.0, now_s - recent.at_s) / self._memory_s) + 1.0
         recent.at_s = max(recent.at_s, now_s)
         self._counts[model] = self._counts.get(model, 0) + 1
         if user:
@@ -157,13 +162,13 @@ class ArrivalRates:
         recent = self._recent.get(model)
         if recent is None:
             return 0.0
-        return recent.count * exp(-max(0.0, now_s - recent.at_s) / RATE_MEMORY_S)
+        return recent.count * exp(-max(0.0, now_s - recent.at_s) / self._memory_s)
 
     def rate(self, now_s: float, model: ModelName) -> tuple[float, float]:
         """Arrivals a second that are expected from now on, and the arrivals that this rests on."""
         opened_at_s = now_s if self._opened_at_s is None else self._opened_at_s
-        watched_s = max(0.0, now_s - opened_at_s) + RATE_PRIOR_S
-        memory_s = RATE_MEMORY_S * (1 - exp(-watched_s / RATE_MEMORY_S))
+        watched_s = max(0.0, now_s - opened_at_s) + self._prior_s
+        memory_s = self._memory_s * (1 - exp(-watched_s / self._memory_s))
         evidence = self.evidence(now_s, model)
         usual_per_s = self._usual_per_s(now_s, model)
         if usual_per_s is not None:

@@ -23,6 +23,7 @@ from cato.core.eviction import (
     ModelFacts,
     ModelState,
     Wanted,
+    in_units,
 )
 from cato.core.ids import HostId, InvocationId, ModelName
 
@@ -326,6 +327,9 @@ class CardOrchestrator:
     Weights that were loaded stay in the host's memory. When room is short those go first whose
     arrival rate times the seconds that memory saves them, per byte, is least: the least recently
     loaded would let every rare large model push out a frequent one.
+
+    `unit_s`: the seconds of the driver's clock that are one of the policies'. Other than 1 where an
+    experiment multiplies all its times: the constants of policies are in seconds, too.
     """
 
     def __init__(
@@ -335,7 +339,9 @@ class CardOrchestrator:
         models: Iterable[ModelFacts],
         cards: Iterable[Card] = (),
         memories: Iterable[HostMemory] = (),
+        unit_s: float = 1.0,
     ) -> None:
+        self._unit_s = unit_s
         self._eviction = eviction
         self._order = order
         self._models = {m.name: _Model(m) for m in sorted(models, key=lambda m: m.name)}
@@ -351,7 +357,7 @@ class CardOrchestrator:
         self._copy_of: dict[InvocationId, CopyId] = {}
         # Waiting invocations for whom a load was ordered: theirs is the miss.
         self._missed: set[InvocationId] = set()
-        self._rates = ArrivalRates()
+        self._rates = ArrivalRates(unit_s)
         self._opened_at_s: float | None = None
         self._loads = 0
 
@@ -493,7 +499,8 @@ class CardOrchestrator:
                 waiting=tuple(model.queue.values()),
                 copies=copies.get(name, 0),
             )
-        return FleetSnapshot(now_s, states)
+        seen = FleetSnapshot(now_s, states)
+        return seen if self._unit_s == 1.0 else in_units(seen, self._unit_s)
 
     # Events
 

@@ -6,7 +6,7 @@ Every answer must be pure: values in, values out, with the reason that an operat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NewType, Protocol
 
 from cato.core.ids import HostId, InvocationId, ModelName
@@ -99,6 +99,33 @@ class FleetSnapshot:
 
     now_s: float
     models: Mapping[ModelName, ModelState]
+
+
+def in_units(fleet: FleetSnapshot, unit_s: float) -> FleetSnapshot:
+    """The same fleet with all times in units of `unit_s`."""
+    return FleetSnapshot(
+        fleet.now_s / unit_s, {name: _in_units(m, unit_s) for name, m in fleet.models.items()}
+    )
+
+
+def _in_units(state: ModelState, unit_s: float) -> ModelState:
+    facts = state.facts
+    return replace(
+        state,
+        facts=replace(
+            facts,
+            load_s=facts.load_s / unit_s,
+            reload_s=facts.reload_s / unit_s,
+            slo_s=facts.slo_s / unit_s,
+        ),
+        load_s=state.load_s / unit_s,
+        idle_s=state.idle_s / unit_s,
+        rate_per_s=state.rate_per_s * unit_s,
+        waiting=tuple(
+            replace(w, arrived_at_s=w.arrived_at_s / unit_s, deadline_s=w.deadline_s / unit_s)
+            for w in state.waiting
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 The arrivals are those that `cato simulate` makes of the same seed, and its prediction of them
 stands beside what was measured. All times are multiplied by `slowdown`, which is less than 1, so
-that a run takes minutes; what is reported is divided by it again. Slots are empty at the begin of
+that a run takes minutes; what is reported is divided by it again, and what policies see, too: their
+constants are in seconds. Slots are empty at the begin of
 each run.
 
 Importing this module imports Ray, which reads its settings then: set the environment first.
@@ -332,7 +333,7 @@ def _measure(
 ) -> Run:
     pattern, case = WORKLOADS[workload]
     arrivals = cards.arrivals(PATTERNS[pattern], case.rate_per_s, settings.tasks, generator(seed))
-    _begin(arm)
+    _begin(arm, settings.slowdown)
     progress.begin(f"{workload}, {arm.name}, seed {seed}", len(arrivals))
     seen = asyncio.run(_replay(url, arrivals, settings.slowdown, progress.step))
     problems = tuple(dict.fromkeys(s.problem for s in seen if s.problem))
@@ -354,8 +355,9 @@ def generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _begin(arm: Arm) -> None:
-    """Let `arm` decide, with new books and empty slots."""
+def _begin(arm: Arm, slowdown: float) -> None:
+    """Let `arm` decide, with new books and empty slots; it sees times as they would be without
+    `slowdown`."""
     policies = arm.policies
     change = {
         "eviction": policies.eviction,
@@ -373,7 +375,7 @@ def _begin(arm: Arm) -> None:
     deadline_s = time.monotonic() + EMPTY_WITHIN_S
     while any(slot.running for slot in _picture().slots):
         _wait(deadline_s, "calls of the run before still run")
-    ray.get(manager.reset.remote(POOL), timeout=CALL_TIMEOUT_S)
+    ray.get(manager.reset.remote(POOL, slowdown), timeout=CALL_TIMEOUT_S)
     while not _is_empty(_picture()):
         _wait(deadline_s, "the slots did not become empty")
 

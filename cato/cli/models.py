@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ from cato.cli.cluster import connect
 from cato.cli.profile import TRANSPORT_VARIABLE
 from cato.config.paths import resolve
 from cato.config.schema import PublicName, ray_actor_options
-from cato.core.errors import CapacityError, CatoError
+from cato.core.errors import CapacityError, CatoError, UnknownNameError
 from cato.core.fleet import more_that_fit, resource_needs, why_full, why_infeasible
 from cato.core.ids import ModelName, PoolName
 from cato.core.profile import Profile
@@ -176,7 +176,8 @@ def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
         if not _removed_adapter(topology, name):
             spec = _shared_pool(topology, pool)
             _newest(topology, spec.name, name)
-            _ask("remove_model", spec.name, ModelName(name))
+            with suppress(UnknownNameError):  # not served, as when it was not read
+                _ask("remove_model", spec.name, ModelName(name))
             with _opened(topology) as store:
                 store.remove_model(spec.name, ModelName(name))
         console.print(f"{name} is no longer served.", highlight=False)

@@ -16,7 +16,7 @@ from cato.control.shared_pool import ATTEND_S, Ended, SharedPool
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.commands import Dispatch
-from cato.core.errors import CatoError, InputError, UnknownNameError
+from cato.core.errors import CatoError, InputError, PoolClosedError, UnknownNameError
 from cato.core.eviction import CopyId
 from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.profile import Profile
@@ -45,6 +45,8 @@ class EvictionManager:
         self._shared: dict[PoolName, SharedPool] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._store: str | None = None
+        # Whose models and arrivals the store could not tell yet.
+        self._unread: set[PoolName] = set()
         self._life = uuid.uuid4().hex
 
     async def life(self) -> str:
@@ -86,16 +88,37 @@ class EvictionManager:
             pool = self._shared.get(spec.name)
             if pool is None or pool.spec != spec:
                 pool = SharedPool(spec, profiles)
-                for added in await _added_models(store, spec.name):
-                    if pool.why_not_add(added.hosted) is None:
-                        pool.add_model(added.hosted, added.profile.to_profile())
-                pool.remember_arrivals(await _known_arrivals(store, spec.name))
-                if spec.name in self._shared:
-                    self._shared[spec.name].close()
+                self._unread.add(spec.name)
+                await self._read(pool)
+                former = self._shared.get(spec.name)
                 self._shared[spec.name] = pool
+                if former is not None:
+                    former.close()
+            elif spec.name in self._unread:
+                await self._read(pool)
             pool.configure(policies[spec.name])
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+
+    async def _read(self, pool: SharedPool) -> None:
+        """What the store knows of the pool. While it cannot be read, and a line in the log says so,
+        models that were added are not served, and nothing is learnt of times of day."""
+        name = pool.spec.name
+        try:
+            models = await with_store(self._store, lambda store: store.models())
+            arrivals = await with_store(self._store, lambda store: store.arrivals_of(name))
+        except StoreError as error:
+            log.error("models that were added to %s are not served: %s", name, error)
+            return
+        newest = {m.name: m for m in models if m.pool == name}
+        for added in newest.values():
+            why_not = pool.why_not_add(added.hosted)
+            if why_not is None:
+                pool.add_model(added.hosted, added.profile.to_profile())
+            else:
+                log.warning("%s is not served by %s: %s", added.name, name, why_not)
+        pool.remember_arrivals(arrivals)
+        self._unread.discard(name)
 
     async def parts(self) -> tuple[HostedPart, ...] | None:
         """What ingresses can offer to; None until `register`, after a restart of this actor too."""
@@ -131,13 +154,26 @@ class EvictionManager:
         (await self._pool(pool)).reset(unit_s)
 
     async def offer(self, pool: PoolName, model: ModelName, invocation: Invocation) -> Dispatch:
-        """Wait for a lease; see `SharedPool.offer`."""
-        return await (await self._pool(pool)).offer(model, invocation)
+        """Wait for a lease; see `SharedPool.offer`. It is offered anew to books that take the
+        place of others."""
+        began_s = time.monotonic()
+        while True:
+            books = await self._pool(pool)
+            waited_s = time.monotonic() - began_s
+            try:
+                return await books.offer(model, invocation.on_clock(-waited_s))
+            except PoolClosedError as error:
+                log.info("invocation %s: %s", invocation.id, error)
 
     async def withdraw(self, pool: PoolName, id: InvocationId, attempt: int) -> None:
         """See `SharedPool.withdraw`."""
         if pool in self._shared:
             self._shared[pool].withdraw(id, attempt)
+
+    async def left(self, pool: PoolName, slots: frozenset[ReplicaId]) -> None:
+        """Serve lists these slots no longer; see `SharedPool.left`."""
+        if pool in self._shared:
+            self._shared[pool].left(slots)
 
     async def lost(self, pool: PoolName, slot: ReplicaId, why: str) -> None:
         if pool in self._shared:
@@ -190,7 +226,7 @@ class EvictionManager:
                 except Exception:
                     # One pool's broken books must not stop the others.
                     log.exception("shared pool %s could not look", name)
-                if slices := pool.learnt_arrivals():
+                if name not in self._unread and (slices := pool.learnt_arrivals()):
                     await self._keep_arrivals(name, slices)
 
     async def _keep_arrivals(self, pool: PoolName, slices: tuple[UsualArrivals, ...]) -> None:
@@ -199,23 +235,3 @@ class EvictionManager:
             await with_store(self._store, lambda store: store.save_arrivals(pool, slices))
         except StoreError as error:
             log.error("when the models of %s are asked for was not kept: %s", pool, error)
-
-
-async def _added_models(location: str | None, pool: PoolName) -> tuple[RegisteredModel, ...]:
-    """The newest version of each; none, and a line in the log, when the store cannot be read."""
-    try:
-        models = await with_store(location, lambda store: store.models())
-    except StoreError as error:
-        log.error("models that were added to %s are not served: %s", pool, error)
-        return ()
-    newest = {m.name: m for m in models if m.pool == pool}
-    return tuple(newest.values())
-
-
-async def _known_arrivals(location: str | None, pool: PoolName) -> tuple[UsualArrivals, ...]:
-    """None, and a line in the log, when the store cannot be read."""
-    try:
-        return await with_store(location, lambda store: store.arrivals_of(pool))
-    except StoreError as error:
-        log.error("when the models of %s are asked for is not known: %s", pool, error)
-        return ()

@@ -45,6 +45,8 @@ from cato.core.errors import (
     CapacityError,
     CatoError,
     InputError,
+    NotLoadedError,
+    PoolClosedError,
     ReplicaLostError,
     UnknownNameError,
 )
@@ -77,6 +79,8 @@ LEASE_GRACE_S = 3.0
 FULL_RETRY_AFTER_S = 1.0
 # Two loads of the largest model from slow storage take minutes; what hangs must end some time.
 MEASURE_LIMIT_S = 1800.0
+# New books order no load until every slot has had the time to say twice what it holds.
+SETTLE_S = 2 * ATTEND_S
 NOTHING = CopyId("")
 _MEASURE = "measure-"
 
@@ -119,23 +123,33 @@ class _Lease:
 class SharedPool:
     """Leases slots to invocations, and orders what slots load. Belongs to one asyncio loop."""
 
-    def __init__(self, spec: SharedPoolSpec, profiles: Mapping[ModelName, Profile]) -> None:
+    def __init__(
+        self,
+        spec: SharedPoolSpec,
+        profiles: Mapping[ModelName, Profile],
+        settle_s: float = SETTLE_S,
+    ) -> None:
         self.spec = spec
         self.profiles = dict(profiles)
         self._policies = spec.policies
         self._hosted: dict[ModelName, HostedModel] = {m.model.name: m for m in spec.models}
         self._slots: dict[ReplicaId, _Slot] = {}
+        # Serve does not list these any more; they report for as long as they drain.
+        self._left: set[ReplicaId] = set()
         self._offers: dict[InvocationId, Invocation] = {}
         self._answers: dict[InvocationId, asyncio.Future[Dispatch]] = {}
         self._leases: dict[InvocationId, _Lease] = {}
         self._orders: dict[CopyId, tuple[float, Load]] = {}
         self._counts = LoadCounts()
         self.decisions = DecisionBook(spec.name)
-        self._core = self._new_core()
+        self._core = self._new_core(settle_s=settle_s)
 
-    def _new_core(self, unit_s: float = 1.0) -> CardOrchestrator:
+    def _new_core(self, unit_s: float = 1.0, settle_s: float = 0.0) -> CardOrchestrator:
         facts = [self._facts(m) for m in self._hosted.values()]
-        return CardOrchestrator(*card_policies(self._policies), facts, unit_s=unit_s)
+        life = uuid.uuid4().hex[:6]
+        return CardOrchestrator(
+            *card_policies(self._policies), facts, unit_s=unit_s, life=life, settle_s=settle_s
+        )
 
     def _facts(self, hosted: HostedModel) -> ModelFacts:
         profile = self.profiles[hosted.model.name]
@@ -191,7 +205,11 @@ class SharedPool:
         the deployment file."""
         if any(m.model.name == name for m in self.spec.models):
             raise InputError(f"{name!r} is a model of the deployment file: remove it there")
-        self._handle(ModelRemoved(_now_s(), name))
+        now_s = _now_s()
+        loaded = [c.id for c in self._core.copies() if c.model == name]
+        self._handle(ModelRemoved(now_s, name))
+        for copy_id in loaded:
+            self._load_ended(copy_id, now_s)
         del self._hosted[name], self.profiles[name]
         for slot in self._slots.values():  # one that is added again may have other weights
             if slot.report.model == name and slot.loan is None:
@@ -286,7 +304,8 @@ class SharedPool:
 
     async def offer(self, model: ModelName, invocation: Invocation) -> Dispatch:
         """Wait for a slot that holds `model`; raise `CapacityError` when the queue is full or the
-        model does not load, and `UnknownNameError` when the pool does not host it.
+        model does not load, `UnknownNameError` when the pool does not host it, and
+        `PoolClosedError` when other books take the place of these meanwhile.
 
         Times of `invocation` count from the moment of the call. The same offer again is harmless.
         """
@@ -304,7 +323,7 @@ class SharedPool:
             self._end(id)
             if len(self._core.waiting()) >= self._policies.max_queued:
                 problem = f"its queue of {self._policies.max_queued} is full"
-                raise CapacityError(self.spec.name, problem, FULL_RETRY_AFTER_S)
+                raise CapacityError(self.spec.part_of(model), problem, FULL_RETRY_AFTER_S)
         mine = self._offers[id] = invocation.on_clock(now_s)
         answer = self._answers.get(id)
         if answer is None or answer.done():
@@ -353,7 +372,8 @@ class SharedPool:
     def _end(self, id: InvocationId) -> None:
         """Off all books; harmless when it is on none."""
         self._leases.pop(id, None)
-        if self._offers.pop(id, None) is not None:
+        self._offers.pop(id, None)
+        if self._core.knows(id):  # of what ran before these books were there nothing was offered
             self._handle(InvocationWithdrawn(_now_s(), id))
 
     # Measuring
@@ -417,7 +437,10 @@ class SharedPool:
     async def attend(self, report: SlotReport) -> SlotOrder | None:
         """What the slot is to hold, when that is something else; None after a while without."""
         self.report(report)
-        slot = self._slots[report.slot]
+        slot = self._slots.get(report.slot)
+        if slot is None:
+            await asyncio.sleep(ATTEND_S)
+            return None
         order = self._order_for(slot)
         if order is None:
             slot.news.clear()
@@ -432,6 +455,8 @@ class SharedPool:
 
     def report(self, report: SlotReport) -> None:
         """A slot as it is now."""
+        if report.slot in self._left:
+            return
         now_s = _now_s()
         slot = self._slots.get(report.slot)
         if slot is None:
@@ -467,9 +492,13 @@ class SharedPool:
             self._handle(InvocationFinished(_now_s(), id, lease.copy_id))
 
     def close(self) -> None:
-        """Other books take the place of these."""
+        """Other books take the place of these; whoever waits asks them."""
         for slot in self._slots.values():
             self._end_loan(slot, "its pool was deployed anew")
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(PoolClosedError(self.spec.name))
+        self._answers.clear()
 
     def _end_loan(self, slot: _Slot, problem: str) -> None:
         if slot.loan is not None and not slot.loan.found.done():
@@ -481,8 +510,18 @@ class SharedPool:
         if is_done and slot.report.state is SlotState.EMPTY:
             self._end_loan(slot, slot.report.problem or "what it measured did not arrive")
 
+    def left(self, slots: Iterable[ReplicaId]) -> None:
+        """Serve lists these slots no longer: they get no work, and end what they have."""
+        for slot_id in set(slots) - self._left:
+            for id, lease in list(self._leases.items()):
+                if lease.dispatch.replica_id == slot_id:
+                    self._end(id)
+            self.leave(slot_id, "it left its deployment")
+            self._left.add(slot_id)
+
     def leave(self, slot_id: ReplicaId, why: str = "it ended") -> None:
         """The slot ends; it does not come back under this name."""
+        self._left.discard(slot_id)
         slot = self._slots.pop(slot_id, None)
         if slot is None:
             return
@@ -506,7 +545,10 @@ class SharedPool:
 
     def _lose(self, slot_id: ReplicaId) -> None:
         self._forget_leases(slot_id)
-        self._handle(CardLost(_now_s(), CardId(slot_id)))
+        now_s, copy = _now_s(), self._core.cards().get(CardId(slot_id))
+        if copy is not None:
+            self._load_ended(copy.id, now_s)
+        self._handle(CardLost(now_s, CardId(slot_id)))
 
     def _forget_leases(self, slot_id: ReplicaId) -> None:
         """What ran there waits again, in its old place, and keeps it when its ingress asks."""
@@ -553,8 +595,12 @@ class SharedPool:
                 self._end_what_is_not_held(slot, now_s)
         elif on_card is None and report.state is SlotState.READY and report.model in self._hosted:
             self._adopt(slot, now_s)
-        elif slot.card not in cards and report.state is not SlotState.LOADING:
+        elif slot.card not in cards and not self._is_busy_elsewhere(report):
             self._handle(CardAdded(now_s, Card(slot.card, self._place_of(slot))))
+
+    def _is_busy_elsewhere(self, report: SlotReport) -> bool:
+        """It loads, or runs calls of a model that these books do not know (yet)."""
+        return report.state is SlotState.LOADING or bool(report.held)
 
     def _adopt(self, slot: _Slot, now_s: float) -> None:
         """A model is loaded that these books know nothing of: they were lost, or the slot was."""
@@ -684,8 +730,8 @@ class SharedPool:
         self._offers.pop(command.id, None)
         answer = self._answers.pop(command.id, None)
         if answer is not None and not answer.done():
-            error = CapacityError(self.spec.name, command.problem, command.retry_after_s)
-            answer.set_exception(error)
+            part = self.spec.part_of(command.model)
+            answer.set_exception(NotLoadedError(part, command.problem, command.retry_after_s))
 
 
 def _now_s() -> float:

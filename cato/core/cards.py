@@ -5,6 +5,7 @@ Which model sits on which card is decided here; a driver unloads, loads and serv
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -31,6 +32,9 @@ from cato.core.ids import HostId, InvocationId, ModelName
 # further failure in a row doubles the wait, up to the second value.
 LOAD_RETRY_S = 1.0
 MAX_LOAD_RETRY_S = 60.0
+# Who waits for longer than this past its model's SLO, because all that is loaded is busy, has a
+# copy closed to newcomers: it empties within one answer, where it never would with enough traffic.
+STARVED_AFTER_S = 30.0
 # After so many failures in a row those that wait for the model are given up: 1 + 2 + 4 s passed.
 LOAD_TRIES = 4
 
@@ -288,6 +292,8 @@ class _Copy:
     running: dict[InvocationId, Wanted] = field(default_factory=dict)
     # Orders by arrival bind an invocation to a copy that still loads.
     bound: dict[InvocationId, Wanted] = field(default_factory=dict)
+    # Takes nobody any more, so that it can make room for a model that waits for too long.
+    is_closing: bool = False
 
     @property
     def held(self) -> int:
@@ -330,6 +336,9 @@ class CardOrchestrator:
 
     `unit_s`: the seconds of the driver's clock that are one of the policies'. Other than 1 where an
     experiment multiplies all its times: the constants of policies are in seconds, too.
+
+    `life` is part of the names of copies: books that take the place of others must not use theirs.
+    Within `settle_s` of their first event they order no load: what is loaded has not been told yet.
     """
 
     def __init__(
@@ -340,8 +349,12 @@ class CardOrchestrator:
         cards: Iterable[Card] = (),
         memories: Iterable[HostMemory] = (),
         unit_s: float = 1.0,
+        life: str = "",
+        settle_s: float = 0.0,
     ) -> None:
         self._unit_s = unit_s
+        self._life = f"{life}-" if life else ""
+        self._settle_s = settle_s
         self._eviction = eviction
         self._order = order
         self._models = {m.name: _Model(m) for m in sorted(models, key=lambda m: m.name)}
@@ -460,6 +473,10 @@ class CardOrchestrator:
     def in_host_memory(self) -> dict[HostId, tuple[ModelName, ...]]:
         """Whose weights are in which host's memory."""
         return {host: tuple(sorted(names)) for host, names in self._in_memory.items() if names}
+
+    def knows(self, id: InvocationId) -> bool:
+        """Whether the invocation waits or runs."""
+        return id in self._queue or id in self._copy_of
 
     def waiting(self) -> tuple[InvocationId, ...]:
         """Those without a copy, in the order of the queue."""
@@ -671,6 +688,9 @@ class CardOrchestrator:
     # Decisions
 
     def _pump(self, now_s: float) -> tuple[CardCommand, ...]:
+        opened_at_s = now_s if self._opened_at_s is None else self._opened_at_s
+        if max(0.0, now_s - opened_at_s) < self._settle_s:
+            return () if self._order.in_order else tuple(self._serve_loaded(now_s))
         commands = self._fill_minimum(now_s)
         commands += self._serve_in_order(now_s) if self._order.in_order else self._serve_any(now_s)
         prefetch = self._prefetch(now_s)
@@ -681,7 +701,7 @@ class CardOrchestrator:
         for name, model in self._models.items():
             while 0 < model.facts.min_copies > self._copies_of(name):
                 reason = f"{model.facts.min_copies} copies must be loaded"
-                load = self._load(name, reason, self.snapshot(now_s))
+                load = self._load(name, reason, self.snapshot(now_s), now_s)
                 if load is None:
                     break
                 commands.append(load)
@@ -699,7 +719,7 @@ class CardOrchestrator:
                     break
                 if not self._can_make_room():
                     break
-                load = self._load(head.model, "head of the queue", self.snapshot(now_s))
+                load = self._load(head.model, "head of the queue", self.snapshot(now_s), now_s)
                 if load is None:
                     break
                 commands.append(load)
@@ -717,7 +737,8 @@ class CardOrchestrator:
         model = self._models[wanted.model]
         return now_s < model.retry_at_s and self._copies_of(wanted.model) == 0
 
-    def _serve_any(self, now_s: float) -> list[CardCommand]:
+    def _serve_loaded(self, now_s: float) -> list[CardCommand]:
+        """Whoever waits for a copy that is ready and has room."""
         commands: list[CardCommand] = []
         for model in self._models.values():
             while model.queue:
@@ -728,17 +749,51 @@ class CardOrchestrator:
                 if copy is None or not copy.is_ready:
                     break
                 commands.append(self._serve(next(iter(model.queue.values())), copy, now_s))
-        if not self._queue or not self._can_make_room():
+        return commands
+
+    def _serve_any(self, now_s: float) -> list[CardCommand]:
+        commands = self._serve_loaded(now_s)
+        starved = self._starved(now_s)
+        if not starved:
+            for copy in self._copies.values():
+                copy.is_closing = False
+        if not self._queue or not (starved or self._can_make_room()):
             return commands
         fleet = self.snapshot(now_s)
         for want in self._order.wants(fleet):
             if not self._lacks_a_copy(want.model):
                 continue
-            load = self._load(want.model, want.reason, fleet)
+            load = self._load(want.model, want.reason, fleet, now_s)
             if load is not None:
                 commands.append(load)
                 self._blame(self._models[want.model])
+            elif want.model in starved:
+                self._close_one(self._models[want.model].facts, fleet)
         return commands
+
+    def _starved(self, now_s: float) -> set[ModelName]:
+        """Models that are not loaded and for which somebody has waited for too long."""
+        found = set()
+        for name, model in self._models.items():
+            if model.queue and now_s >= model.retry_at_s and self._copies_of(name) == 0:
+                waited_s = now_s - next(iter(model.queue.values())).arrived_at_s
+                if waited_s > model.facts.slo_s + STARVED_AFTER_S * self._unit_s:
+                    found.add(name)
+        return found
+
+    def _close_one(self, facts: ModelFacts, fleet: FleetSnapshot) -> None:
+        """Nobody joins the busy copy least worth keeping any more; one at a time."""
+        if any(c.is_closing for c in self._copies.values()):
+            return
+        cards_of = Counter(c.host for c in self._cards.values())
+        busy = [
+            (self._eviction.keep(copy.model, fleet).worth, copy.id, copy)
+            for copy in self._copies.values()
+            if copy.is_ready and copy.held and self._may_leave(copy)
+            if cards_of[copy.host] >= facts.cards
+        ]
+        if busy:
+            min(busy)[2].is_closing = True
 
     def _blame(self, model: _Model) -> None:
         """Count a miss: the first in the queue for whom no load was ordered yet."""
@@ -766,12 +821,16 @@ class CardOrchestrator:
         model = self._model(prefetch.model)
         if self._copies_of(prefetch.model) >= model.facts.max_copies:
             return None
-        return self._load(prefetch.model, prefetch.reason, fleet, below=prefetch.above)
+        return self._load(prefetch.model, prefetch.reason, fleet, now_s, below=prefetch.above)
 
     def _roomiest(self, name: ModelName) -> _Copy | None:
         """The copy of the model with most room: ready ones first; None when all are full."""
         limit = self._models[name].facts.max_running
-        open_ = [c for c in self._copies.values() if c.model == name and c.held < limit]
+        open_ = [
+            c
+            for c in self._copies.values()
+            if c.model == name and c.held < limit and not c.is_closing
+        ]
         return min(open_, key=lambda c: (not c.is_ready, c.held, c.id), default=None)
 
     def _copies_of(self, name: ModelName) -> int:
@@ -793,11 +852,16 @@ class CardOrchestrator:
         model.last_use_s = now_s
 
     def _load(
-        self, name: ModelName, reason: str, fleet: FleetSnapshot, below: float | None = None
+        self,
+        name: ModelName,
+        reason: str,
+        fleet: FleetSnapshot,
+        now_s: float,
+        below: float | None = None,
     ) -> Load | None:
         """Order a load; None when no host can make room. `below` marks a prefetch."""
         model = self._models[name]
-        if fleet.now_s < model.retry_at_s:
+        if now_s < model.retry_at_s:
             return None
         is_prefetch = below is not None
         place = self._best_place(model.facts, fleet, inf if below is None else below, is_prefetch)
@@ -807,11 +871,9 @@ class CardOrchestrator:
             assert not victim.held, f"{victim.id} is busy and must not be evicted"
             self._remove(victim)
         self._loads += 1
-        while CopyId(f"copy-{self._loads}") in self._copies:
+        while (id := CopyId(f"copy-{self._life}{self._loads}")) in self._copies:
             self._loads += 1
-        copy = _Copy(
-            CopyId(f"copy-{self._loads}"), name, place.host, place.cards, False, is_prefetch
-        )
+        copy = _Copy(id, name, place.host, place.cards, False, is_prefetch)
         self._place(copy)
         from_memory = name in self._in_memory.get(place.host, ())
         copy.from_host_memory = from_memory
@@ -893,9 +955,14 @@ class CardOrchestrator:
         return candidates
 
     def _may_go(self, copy: _Copy, gone: Sequence[_Copy] = ()) -> bool:
-        """Not busy, not pinned, not one of the last copies; a load that someone needs is busy."""
+        """Not busy, and not needed; a load that someone waits for is busy."""
+        is_busy = copy.held or not (copy.is_ready or copy.is_prefetch)
+        return not is_busy and self._may_leave(copy, gone)
+
+    def _may_leave(self, copy: _Copy, gone: Sequence[_Copy] = ()) -> bool:
+        """Not pinned, and not one of the last copies."""
         model = self._models[copy.model]
-        if copy.held or model.pinned or not (copy.is_ready or copy.is_prefetch):
+        if model.pinned:
             return False
         left = sum(
             c.model == copy.model and c.is_ready and c is not copy and c not in gone

@@ -166,6 +166,21 @@ class CapacityError(CatoError):
         return f"pool {self.pool!r}: {self.problem}; retry in {self.retry_after_s:.1f} s"
 
 
+class NotLoadedError(CapacityError):
+    """The model does not load, on any card that it was tried on."""
+
+
+class PoolClosedError(CatoError):
+    """The books of a pool that an invocation waited in were put away; it is to be offered anew."""
+
+    def __init__(self, pool: str) -> None:
+        super().__init__(pool)
+        self.pool = pool
+
+    def __str__(self) -> str:
+        return f"pool {self.pool!r} was deployed anew"
+
+
 class SupersededError(CatoError):
     """A newer run of the same editor's buffer has taken the invocation's place."""
 

@@ -212,6 +212,10 @@ class CardSlot:
         except (CatoError, OSError) as error:
             log.error("slot %s could not load %s: %s", self._id, self._model, error)
             self._state, self._problem = SlotState.EMPTY, str(error)
+        except Exception as error:
+            # Whatever a checkpoint makes of its engine, a slot that loads for ever serves nobody.
+            log.exception("slot %s could not load %s", self._id, self._model)
+            self._state, self._problem = SlotState.EMPTY, f"{type(error).__name__}: {error}"
         await self._tell()
 
     async def _measure(self, model: HostedModel, profile: Profile | None) -> Staged | CatoError:

@@ -147,6 +147,9 @@ class EngineLoader:
         except asyncio.CancelledError:
             await asyncio.shield(engine.stop())  # nobody knows which weights it has now
             raise
+        except Exception:  # of a source that cannot be read, say; it is the other engine's to tell
+            log.exception("%s was not swapped in, another engine is started", model.name)
+            return False
         return True
 
     async def _make(self, order: SlotOrder) -> Engine:

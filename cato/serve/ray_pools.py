@@ -156,15 +156,17 @@ class RayPools:
 
     def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:
         """The retry of this call, too, must not be given to the replica."""
+        # It reports for as long as it drains, which would bring it back.
+        has_left = replica_sets.has_left(lease.deployment, lease.replica_id)
         if pool in self._shared:
-            self._shared.tell_lost(pool, lease, why)
-            return
-        router = self._router(pool)
-        if replica_sets.has_left(lease.deployment, lease.replica_id):
-            # It reports for as long as it drains, which would bring it back.
-            router.left.remote(frozenset({lease.replica_id}))
+            if has_left:
+                self._shared.tell_left(pool, frozenset({lease.replica_id}))
+            else:
+                self._shared.tell_lost(pool, lease, why)
+        elif has_left:
+            self._router(pool).left.remote(frozenset({lease.replica_id}))
         else:
-            router.lost.remote(lease.replica_id, why)
+            self._router(pool).lost.remote(lease.replica_id, why)
 
     def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
         if pool in self._shared:
@@ -249,6 +251,10 @@ class RayPools:
         await self._shared.refresh()
         for part in self._shared:
             self._handle(part.deployment)
+            gone = replica_sets.left(part.deployment)
+            if gone != self._told_left.get(part.deployment, frozenset()):
+                self._shared.tell_left(part.name, frozenset(ReplicaId(r) for r in gone))
+                self._told_left[part.deployment] = gone
         self._name_models()
 
     def _name_models(self) -> None:

@@ -19,6 +19,8 @@ log = logging.getLogger("cato.pools")
 PATIENCE_S = 10.0
 RETRY_AFTER_S = 5.0
 POLL_S = 0.1
+# An actor that kept an offer for so long was there.
+WAS_THERE_S = 5.0
 ANSWER_WITHIN_S = 0.5
 # While calls wait, and while none does.
 WATCH_S, IDLE_WATCH_S = 0.25, 1.0
@@ -42,13 +44,14 @@ class RouterLink:
     async def lease(
         self, pool: PoolName, offer: Callable[[float], Awaitable[Dispatch]]
     ) -> Dispatch:
-        """What `offer` returns; raise `CapacityError` when the actor does not answer for long.
+        """What `offer` returns; raise `CapacityError` when the actor does not answer for long,
+        however long the call had waited there before.
 
         `offer` is told how many seconds have passed since the call of this method.
         """
-        began_s = time.monotonic()
-        while (waited_s := time.monotonic() - began_s) < PATIENCE_S:
-            offered = asyncio.ensure_future(offer(waited_s))
+        began_s = away_since_s = time.monotonic()
+        while (offered_at_s := time.monotonic()) - away_since_s < PATIENCE_S:
+            offered = asyncio.ensure_future(offer(offered_at_s - began_s))
             self._offers.add(offered)
             try:
                 return await offered
@@ -56,8 +59,11 @@ class RouterLink:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
+                away_since_s = time.monotonic()
                 # The actor that answers now has never heard of the offer.
             except (RayActorError, TaskCancelledError) as error:
+                if time.monotonic() - offered_at_s >= WAS_THERE_S:
+                    away_since_s = time.monotonic()
                 await self._until_back(pool, error)
             except RayTaskError as error:
                 cause = error.cause

@@ -7,7 +7,7 @@ from typing import Any
 
 from cato.control import actors
 from cato.core.commands import Dispatch
-from cato.core.ids import InvocationId, PoolName
+from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.slots import HostedPart
 from cato.core.snapshot import Invocation
 from cato.serve.pools import PoolInfo
@@ -51,6 +51,9 @@ class SharedParts:
 
     def withdraw(self, name: PoolName, id: InvocationId, attempt: int) -> None:
         self._eviction_manager().withdraw.remote(self._parts[name].pool, id, attempt)
+
+    def tell_left(self, name: PoolName, slots: frozenset[ReplicaId]) -> None:
+        self._eviction_manager().left.remote(self._parts[name].pool, slots)
 
     def tell_lost(self, name: PoolName, lease: Dispatch, why: str) -> None:
         self._eviction_manager().lost.remote(self._parts[name].pool, lease.replica_id, why)

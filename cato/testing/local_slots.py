@@ -38,7 +38,7 @@ class LocalSharedPool:
         loader: Loader | None = None,
     ) -> None:
         self._spec, self._profiles = spec, profiles
-        self.books: SharedPool | None = SharedPool(spec, profiles)
+        self.books: SharedPool | None = SharedPool(spec, profiles, settle_s=0.0)
         self._loader = loader or EngineLoader(spec.slots, "", _no_zygote)
         self.slots: dict[ReplicaId, CardSlot] = {}
         self._attending: dict[ReplicaId, asyncio.Task[None]] = {}

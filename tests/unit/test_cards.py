@@ -13,6 +13,7 @@ from cato.core.cards import (
     LOAD_RETRY_S,
     LOAD_TRIES,
     MAX_LOAD_RETRY_S,
+    STARVED_AFTER_S,
     CardAdded,
     CardCommand,
     CardEvent,
@@ -108,6 +109,33 @@ def wants(id: str, model: str, at_s: float, *, slo_s: float = 1.0, tokens: float
 
 def queue(fleet: CardOrchestrator, id: str, model: str, at_s: float) -> tuple[CardCommand, ...]:
     return fleet.handle(InvocationQueued(at_s, wants(id, model, at_s)))
+
+
+def finish(fleet: CardOrchestrator, id: str, at_s: float) -> tuple[CardCommand, ...]:
+    (copy,) = (c for c in fleet.copies() if id in c.running)
+    return fleet.handle(InvocationFinished(at_s, InvocationId(id), copy.id))
+
+
+@pytest.mark.parametrize("order", [BatchedPerModel(), QueueAware()], ids=lambda o: type(o).__name__)
+def test_a_model_whose_rivals_are_never_idle_is_loaded_all_the_same(order: DispatchOrder) -> None:
+    """Calls of 3 s come every 2 s to each of two loaded models."""
+    fleet = a_fleet(a_model("a"), a_model("b"), a_model("c"), cards=2, order=order)
+    for name in "ab":
+        load = next(c for c in queue(fleet, f"{name}-0", name, 0.0) if isinstance(c, Load))
+        fleet.handle(LoadFinished(0.0, load.copy_id))
+    queue(fleet, "c-0", "c", 1.0)
+    loads: list[tuple[float, Load]] = []
+    for n in range(1, 30):
+        commands: list[CardCommand] = []
+        for name in "ab":
+            commands += queue(fleet, f"{name}-{n}", name, 2.0 * n)
+            if any(f"{name}-{n - 1}" in c.running for c in fleet.copies()):
+                commands += finish(fleet, f"{name}-{n - 1}", 2.0 * n + 1.0)
+        loads += [(2.0 * n + 1.0, c) for c in commands if isinstance(c, Load)]
+    at_s, load = loads[0]
+    assert load.model == C
+    assert STARVED_AFTER_S < at_s <= 2.0 + STARVED_AFTER_S + 4.0
+    assert len(loads) == 1  # one closed copy makes room, and the other models go on
 
 
 def serve_once(fleet: CardOrchestrator, id: str, model: str, at_s: float) -> Load | None:

@@ -33,6 +33,7 @@ from cato.core.errors import (
     ExpressionError,
     InputError,
     NodeError,
+    NotLoadedError,
     ReplicaLostError,
     UnknownNameError,
 )
@@ -91,6 +92,7 @@ def check_error_object(response: httpx.Response) -> dict[str, Any]:
         (DeadlineError(2.0), 504, "deadline_exceeded"),
         (CapacityError("full", "9 wait", 1.5), 429, "rate_limit_exceeded"),
         (CapacityError("down", "9 wait", 1.5), 503, "no_replica"),
+        (NotLoadedError("full", "no config.json", 4.0), 503, "model_not_loaded"),
         (EngineError("temperature must be positive", 400), 400, None),
         (EngineError("Not Found", 404), 404, "not_supported"),
         (EngineError("cuda error"), 502, "engine_failed"),

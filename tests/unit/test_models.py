@@ -125,6 +125,23 @@ def test_a_store_that_cannot_be_read_does_not_stop_the_pool(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+def test_what_the_store_could_not_tell_is_asked_for_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        manager, file = EvictionManager(), tmp_path / "m.db"
+        file.mkdir()  # no database
+        await registered(manager, file)
+        file.rmdir()
+        store = MetadataStore.open(file)
+        store.add_model(CARDS, a_model(GO), a_file())
+        store.close()
+        await registered(manager, file)  # the control plane tells its pools every two seconds
+        parts = await manager.parts()
+        assert parts is not None
+        assert [p.name for p in parts] == ["cards/go", "cards/java"]
+
+    asyncio.run(scenario())
+
+
 def test_a_simulated_model_is_measured_as_its_profile_says() -> None:
     staged = asyncio.run(StagingSlot(SLOTS).measure(a_model(GO), QUICK))
     assert staged.hosted.load_s == pytest.approx(QUICK.load_s, abs=0.05)

@@ -85,6 +85,20 @@ async def test_what_an_earlier_life_was_offered_is_offered_to_the_next(
     assert min(waited[20:]) >= 0.05  # the clock of the SLO went on
 
 
+async def test_a_call_that_had_waited_for_long_survives_a_restart_too(
+    actor: Actor, link: RouterLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_link, "PATIENCE_S", 0.1)
+    waited: list[float] = []
+    lease = asyncio.create_task(link.lease(POOL, actor.offers("i", waited)))
+    await asyncio.sleep(0.3)
+    actor.restart()
+    await actor.report()
+    async with asyncio.timeout(5):
+        assert (await lease).replica_id == "r"
+    assert [len(waited), waited[1] >= 0.3] == [2, True]
+
+
 async def test_an_actor_that_is_away_is_asked_by_one_for_all(
     actor: Actor, link: RouterLink
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cato.control.eviction import EvictionManager
-from cato.control.shared_pool import SharedPool
+from cato.control.shared_pool import SETTLE_S, SharedPool
 from cato.control.staged import Staged
 from cato.core.commands import Dispatch
 from cato.core.errors import (
@@ -19,6 +19,7 @@ from cato.core.errors import (
     EngineDeadError,
     EngineError,
     InputError,
+    NotLoadedError,
     ReplicaLostError,
     UnknownNameError,
 )
@@ -214,7 +215,13 @@ def test_a_withdrawal_that_comes_late_leaves_the_next_attempt_alone() -> None:
 class Breaks:
     """A loader that fails the first `times` loads of each model."""
 
-    def __init__(self, spec: SharedPoolSpec, times: int) -> None:
+    def __init__(
+        self,
+        spec: SharedPoolSpec,
+        times: int,
+        error: Exception | None = None,
+    ) -> None:
+        self._error = error or EngineError("no space left on device")
         self._loader = EngineLoader(spec.slots, "", _never)
         self._times = times
         self._failed: dict[ModelName, int] = {}
@@ -224,7 +231,7 @@ class Breaks:
         name = order.model.model.name
         self._failed[name] = self._failed.get(name, 0) + 1
         if self._failed[name] <= self._times:
-            raise EngineError("no space left on device")
+            raise self._error
         return await self._loader.load(order, previous)
 
     @property
@@ -242,10 +249,13 @@ async def _never() -> str:
     raise AssertionError("nothing is forked")
 
 
-def test_a_failed_load_is_tried_again_and_the_call_is_served() -> None:
+@pytest.mark.parametrize(
+    "error", [EngineError("no space"), OSError("stale"), ValueError("no JSON")], ids=repr
+)
+def test_a_failed_load_is_tried_again_and_the_call_is_served(error: Exception) -> None:
     async def scenario() -> None:
         spec = a_pool(JAVA)
-        async with LocalSharedPool(spec, {JAVA: QUICK}, loader=Breaks(spec, 1)) as pool:
+        async with LocalSharedPool(spec, {JAVA: QUICK}, loader=Breaks(spec, 1, error)) as pool:
             _, text = await ask(pool, "1", JAVA)
             assert text == text_of(JAVA)
             counts = books(pool).picture().counts
@@ -272,8 +282,9 @@ def test_a_model_that_never_loads_is_refused_with_its_problem() -> None:
     async def scenario() -> None:
         spec = a_pool(JAVA)
         async with LocalSharedPool(spec, {JAVA: QUICK}, loader=Breaks(spec, 99)) as pool:
-            with pytest.raises(CapacityError, match="no space left on device") as refused:
+            with pytest.raises(NotLoadedError, match="no space left on device") as refused:
                 await pool.lease(JAVA, an_invocation("1"))
+            assert refused.value.pool == "cards/java"
             assert refused.value.retry_after_s >= 1.0
 
     asyncio.run(scenario())
@@ -295,6 +306,74 @@ def test_new_books_learn_what_is_loaded_and_what_runs() -> None:
             assert text == text_of(GO)
             assert again.replica_id != lease.replica_id
             assert books(pool).picture().counts.loads == 0
+            assert not stream.done()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_new_books_found_and_that_is_left_frees_its_slot() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA, GO)
+        async with LocalSharedPool(spec, {JAVA: SLOW, GO: QUICK}) as pool:
+            async with running(pool, "java", JAVA):
+                pool.restart_books()
+                await until(lambda: _ready(pool) == 1)
+                books(pool).withdraw(InvocationId("java"), 1)
+            async with asyncio.timeout(10):
+                _, text = await ask(pool, "go", GO)
+            assert text == text_of(GO)
+
+    asyncio.run(scenario())
+
+
+def test_new_books_order_nothing_until_all_slots_have_spoken() -> None:
+    """A model that must be loaded is, in the slot that speaks last."""
+
+    def ready(slot: str, copy_id: CopyId, model: ModelName, *held: str) -> SlotReport:
+        calls = tuple((InvocationId(id), 1) for id in held)
+        return SlotReport(
+            ReplicaId(slot), 1, HostId("h"), SlotState.READY, copy_id, model, held=calls
+        )
+
+    async def scenario() -> None:
+        spec = a_pool(JAVA, GO, slots=2)
+        java, go = spec.models
+        spec = replace(spec, models=(replace(java, min_copies=1), go))
+        profiles = {JAVA: QUICK, GO: QUICK}
+        new = SharedPool(spec, profiles)
+        order = await new.attend(ready("a", CopyId("copy-old-2"), GO))
+        assert order is None
+        new.report(ready("b", CopyId("copy-old-1"), JAVA, "1", "2"))
+        await asyncio.sleep(SETTLE_S)
+        new.tick()
+        assert new.picture().counts.loads == 0
+        assert [s.running for s in new.picture().slots] == [0, 2]
+        # Copies of other books have other names, or one would be taken for another's.
+        names = set()
+        for _ in range(2):
+            other = SharedPool(spec, profiles, settle_s=0.0)
+            order = await other.attend(SlotReport(ReplicaId("s"), 1, HostId("h"), SlotState.EMPTY))
+            assert order is not None
+            names.add(order.copy_id)
+        assert len(names) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_slot_that_left_its_deployment_ends_what_it_has_and_gets_no_more() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA, slots=2)
+        async with (
+            LocalSharedPool(spec, {JAVA: SLOW}) as pool,
+            running(pool, "1", JAVA) as (lease, stream),
+        ):
+            reports = pool.slots[lease.replica_id]
+            books(pool).left([lease.replica_id])
+            number = reports.as_report().number
+            again, text = await ask(pool, "2", JAVA)
+            assert (again.replica_id != lease.replica_id, text) == (True, text_of(JAVA))
+            await until(lambda: reports.as_report().number > number + 3)  # it still reports
+            assert [s.slot for s in books(pool).picture().slots] == [again.replica_id]
             assert not stream.done()
 
     asyncio.run(scenario())
@@ -356,8 +435,9 @@ def test_a_full_queue_refuses_and_an_unknown_model_has_no_place() -> None:
             async with running(pool, "java", JAVA):
                 first = asyncio.create_task(pool.lease(GO, an_invocation("1")))
                 await until(lambda: books(pool).picture().queued == 1)
-                with pytest.raises(CapacityError, match="queue of 1 is full"):
+                with pytest.raises(CapacityError, match="queue of 1 is full") as refused:
                     await pool.lease(GO, an_invocation("2"))
+                assert refused.value.pool == "cards/go"  # as ingresses know it
                 with pytest.raises(
                     UnknownNameError, match="no model named 'rust'; known: go, java"
                 ):
@@ -606,6 +686,33 @@ def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path
         await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
         with pytest.raises(ReplicaLostError, match="deployed anew"):
             await task
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_in_a_pool_that_is_deployed_anew_is_served_by_the_new_one(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA)
+        manager, store = EvictionManager(), str(tmp_path / "m.db")
+        await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+        waiting = asyncio.create_task(manager.offer(spec.name, JAVA, an_invocation("1")))
+        await asyncio.sleep(0.2)
+        other = replace(spec, models=(replace(spec.models[0], slo_s=9.0),))
+        await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+        loaded = SlotReport(
+            ReplicaId("slot"), 1, HostId("host"), SlotState.READY, CopyId("copy-1"), JAVA
+        )
+        await manager.report_slot(spec.name, loaded)
+        async with asyncio.timeout(10):
+            lease = await waiting
+        assert lease.replica_id == "slot"
+        assert lease.queue_s >= 0.2  # the clock of the SLO went on
+        assert lease.slack_s <= 1.3
+        await manager.register([], {}, store)
+        with pytest.raises(UnknownNameError, match="no shared pool named 'cards'"):
+            await manager.offer(spec.name, JAVA, an_invocation("2"))
 
     asyncio.run(scenario())
 

@@ -30,6 +30,7 @@ from cato.core.errors import (
     EngineDeadError,
     EngineError,
     InputError,
+    NotLoadedError,
     QuotaError,
     ReplicaLostError,
     UnknownNameError,
@@ -140,6 +141,12 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return Failure(
                 504, "The task was not finished before its deadline.", "timeout_error",
                 "deadline_exceeded", problem=str(error), headers=NO_RETRY,
+            )  # fmt: skip
+        case NotLoadedError():
+            return Failure(
+                503, "This model does not load now; X-CATO-Problem says why.",
+                "server_error", "model_not_loaded", problem=str(error),
+                headers=_retry_after(error.retry_after_s),
             )  # fmt: skip
         case CapacityError():
             return _no_capacity(error, has_replicas(error.pool))

@@ -67,7 +67,8 @@ PROGRESSED = "progress of a replica"
 # Goals at the median, in microseconds; the first is for the default scheduler at 1,000 replicas.
 DECISION_GOAL_US = 50.0
 LENGTH_GOAL_US = 21.0
-MAPPER_GOAL_US = 1000.0
+# Waiting requests, places of the batch, and the goal.
+MAPPINGS = ((8, 1, 300.0), (6, 2, 300.0), (6, 4, 300.0), (40, 1, 1000.0), (40, 4, 1000.0))
 DAG_GOAL_US = 5.0
 TASKS_GOAL_PER_S = 20_000.0
 
@@ -317,11 +318,11 @@ def length_bound(n: int = 2000, seed: int = 0) -> Timing:
     return _timed("length bound", "compiled forest, one prediction", times, LENGTH_GOAL_US)
 
 
-def mapper(max_batch: int, n: int = 200, requests: int = 40) -> Timing:
-    """One mapping of 40 waiting requests by the default mapper."""
+def mapper(requests: int, max_batch: int, goal_us: float, n: int = 200) -> Timing:
+    """One mapping of so many waiting requests by the default mapper."""
     calls = calls_to_time(MAPPERS["moore-smith"], "coding", requests, max_batch, range(n))
     setting = f"moore-smith, {requests} requests, batch {max_batch}"
-    return _timed("batch mapping", setting, list(_each(calls)), MAPPER_GOAL_US)
+    return _timed("batch mapping", setting, list(_each(calls)), goal_us)
 
 
 def dag_match(n: int = 500, history: int = 500, seed: int = 0) -> Timing:
@@ -410,7 +411,7 @@ def measure(
     progress(done, total, "length bound")
     timings = [length_bound()]
     progress(done + 1, total, "batch mapping")
-    timings += [mapper(batch) for batch in (1, 4)]
+    timings += [mapper(*setting) for setting in MAPPINGS]
     progress(done + 2, total, "DAG match")
     timings.append(dag_match())
     speeds = []

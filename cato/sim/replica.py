@@ -239,6 +239,8 @@ class SimReplica:
         facts = [] if sequence._has_begun else [(FactKind.FIRST_TOKEN, sequence)]
         sequence._has_begun = True
         sequence._zero_step = self._step - sequence.generated
+        if not self._decoding:  # reports count from the beginning of a stream, as live
+            self._reported_step = self._step
         self._decoding[sequence.id] = sequence
         self._context_tokens += 1
         left = sequence.output_tokens - sequence.generated

@@ -80,11 +80,11 @@ class Report:
     simulated: bool = True
 
     def to_json(self) -> str:
-        """Byte-equal for the same seeds: no clock, no machine in it."""
+        """Byte-equal for the same seeds: no clock, no machine in it. What is no number is null."""
         body = asdict(self)
         for target, row in zip(self.targets, body["targets"], strict=True):
             row["met"] = target.is_met
-        return json.dumps(body, indent=1, sort_keys=True, allow_nan=True) + "\n"
+        return json.dumps(_finite(body), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def mean(self, metric: str, policy: str, **setting: str | float) -> Mean:
         """The one mean that matches; raise `KeyError` when there is none."""
@@ -104,18 +104,31 @@ class Report:
         raise KeyError((metric, policy, baseline, setting))
 
 
+def _finite(value: object) -> object:
+    """JSON knows neither nan nor infinity."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {k: _finite(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_finite(v) for v in value]
+        case _:
+            return value
+
+
 def _matches(setting: Setting, wanted: Mapping[str, str | float]) -> bool:
     return all(setting.get(k) == v for k, v in wanted.items())
 
 
 def mean_and_stderr(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error; the error of a single value is 0, of none both are nan."""
+    """Mean and standard error; one value says nothing of its error (nan), none of its mean."""
     n = len(values)
     if n == 0:
         return math.nan, math.nan
     mean = math.fsum(values) / n
     if n == 1:
-        return mean, 0.0
+        return mean, math.nan
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     return mean, math.sqrt(variance / n)
 

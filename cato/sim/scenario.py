@@ -16,7 +16,6 @@ from cato.core.budgets import longest_after
 from cato.core.errors import UnknownNameError
 from cato.core.ids import PoolName, TaskName
 from cato.core.length import LengthBelief
-from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
 from cato.policies import schedulers
@@ -28,12 +27,10 @@ from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
 from cato.sim.traces import TraceRow
 from cato.sim.workloads import ARRIVALS, belief, lengths
 
-SCHEDULERS = schedulers.BY_NAME
+SCHEDULERS = schedulers.OF_PROFILE
 BASELINE = "power-of-two"
 """What the scheduler asked for is compared with: the rule of a plain Ray Serve."""
 
-# How often a policy that may preempt hears of tokens: Tempo's quantum.
-REPORT_STEPS = 20
 EVERY_TASK = "all"
 _SEED_STREAM = 9  # apart from those of `cato.sim.workloads`
 
@@ -276,8 +273,7 @@ def run_once(scenario: Scenario, scheduler: str, tasks: Sequence[SimTask]) -> Ru
     """`tasks` on the scenario's fleet; raise `UnknownNameError` for an unknown scheduler."""
     if scheduler not in SCHEDULERS:
         raise UnknownNameError("scheduler", scheduler, tuple(SCHEDULERS))
-    policies = SCHEDULERS[scheduler]()
-    fleet = Fleet([_setup(p, policies) for p in scenario.pools])
+    fleet = Fleet([_setup(p, scheduler) for p in scenario.pools])
     for pool in scenario.pools:
         if pool.cold_start_s > 0:
             for _ in range(pool.replicas):
@@ -290,14 +286,14 @@ def run_once(scenario: Scenario, scheduler: str, tasks: Sequence[SimTask]) -> Ru
     return Run(metrics, {name: task_metrics(by_class[name]) for name in sorted(by_class)})
 
 
-def _setup(pool: ScenarioPool, policies: Policies) -> PoolSetup:
+def _setup(pool: ScenarioPool, scheduler: str) -> PoolSetup:
+    places = pool.max_running or pool.profile.max_running
     return PoolSetup(
         pool.name,
         () if pool.cold_start_s > 0 else (pool.profile,) * pool.replicas,
-        policies,
+        SCHEDULERS[scheduler](pool.profile, places),
         pool.max_running,
         pool.chunk_tokens,
-        REPORT_STEPS if policies.preemption is not None else 0,
         cold_start_s=pool.cold_start_s,
     )
 

@@ -225,6 +225,8 @@ class PlainEngine:
             if not job.has_begun:
                 facts.append(("first", job))
             job.has_begun = True
+            if not self.decoding:
+                self.reported_steps = self.decode_steps
             if job.generated < job.submit.output:
                 self.decoding.append(job)
             else:

@@ -114,6 +114,7 @@ WHOLE = (
     schedulers.static_cap(2),
     schedulers.cato(),
     *(schedulers.early(name) for name in ("round-robin", "power-of-two", "least-wait")),
+    *(schedulers.OF_PROFILE[name](SLOW, 2) for name in ("tempo", "plas", "sjf", "edf")),
 )
 LATE_CATO = Policies(CatoRouting(), LateLast())
 

@@ -20,6 +20,13 @@ class SpeedModel(Protocol):
     def speed(self, batch: float) -> float: ...
 
 
+def _left_tokens(invocation: Invocation, tokens: int, quantile: float | None) -> float:
+    """Still to come after `tokens` of this attempt: expected, or that quantile of its length."""
+    if quantile is None or invocation.length is None:
+        return invocation.left_tokens(tokens)
+    return invocation.length.left_quantile(quantile, invocation.generated + tokens)
+
+
 def _required_per_s(tokens: float, due: float, now_s: float) -> float:
     """Tokens left / time left; inf when no time is left."""
     if due == inf:
@@ -32,13 +39,14 @@ class SaberOrdering:
     """High-priority queue, then low: what needs more than v(1) is hopeless and goes to the low one.
 
     SABER, online phase. Within a queue the order is arrival; which of the first `window` is looked
-    at is random there (`Policies.shuffled`).
+    at is random there (`Policies.shuffled`). `quantile`: see `SaberAdmission`.
     """
 
     model: SpeedModel
+    quantile: float | None = None
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
-        tokens = invocation.left_tokens()
+        tokens = _left_tokens(invocation, 0, self.quantile)
         due = due_s(invocation, None, invocation.generated + tokens)
         alone_per_s = self.model.speed(1)
         needed_per_s = _required_per_s(tokens, due, now_s)
@@ -56,22 +64,27 @@ class SaberAdmission:
     tokens, refreshed live, and skip what runs but is doomed already; the low queue gets
     `low_slots` places (printed: all that are idle, which floods the batch in every idle instant).
     The window of 10, looked at in random order, is as published (`saber` in the registry).
+    Other readings, for comparison: `quantile` takes that quantile of the length (1: the largest) in
+    place of the expected tokens; with `counts_doomed` nobody joins beside what is late already.
     """
 
     model: SpeedModel
     low_slots: int = 2
+    quantile: float | None = None
+    counts_doomed: bool = False
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         speed = self.model.speed
         alone_per_s, joined_per_s = speed(1), speed(replica.held + 1)
         needed_per_s, doomed = 0.0, 0
         for running in replica.running:
-            required = _required_per_s(running.left_tokens, running_due_s(running), now_s)
+            left = _left_tokens(running.invocation, running.tokens, self.quantile)
+            required = _required_per_s(left, running_due_s(running), now_s)
             if required > alone_per_s:
                 doomed += 1
-            else:
+            if required <= alone_per_s or self.counts_doomed:
                 needed_per_s = max(needed_per_s, required)
-        tokens = invocation.left_tokens()
+        tokens = _left_tokens(invocation, 0, self.quantile)
         own = _required_per_s(tokens, due_s(invocation, None, invocation.generated + tokens), now_s)
         if own > alone_per_s:
             if doomed >= self.low_slots:

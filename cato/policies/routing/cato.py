@@ -19,12 +19,14 @@ class CatoRouting:
     a batch runs together: what a replica holds is taken to run one after another.
 
     Deviations from the printed text: its line 24 takes the *first* replica when none is
-    feasible, so that overload piles on one; here all are evaluated first. `wait = 0` ties every
-    idle replica: ties go by remaining work, then load, then id. `knows_batches` (not as printed):
-    what finds a place in the batch waits for nothing, and runs as fast as a batch does.
+    feasible, so that overload piles on one (`takes_first`); here all are evaluated first.
+    `wait = 0` ties every idle replica: ties go by remaining work, then load, then id.
+    `knows_batches` (not as printed): what finds a place in the batch waits for nothing, and runs
+    as fast as a batch does.
     """
 
     knows_batches: bool = False
+    takes_first: bool = False
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         if not pool.replicas:
@@ -50,6 +52,8 @@ class CatoRouting:
             r for r in pool.replicas if slack_class(slack_s, wait_s(r), remaining_s(r)) == FEASIBLE
         ]
         best = min(feasible or pool.replicas, key=least_wait)
+        if self.takes_first and not feasible:
+            best = pool.replicas[0]
         n = len(pool.replicas)
         if slack_class(slack_s, 0.0, 0.0) == LATE:
             why = f"late by {-slack_s:.3f} s: least wait of {n}"

@@ -11,14 +11,16 @@ continuous batching (cap 16).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from cato.core.ids import PoolName
+from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.policies import schedulers
+from cato.policies.routing.cato import CatoRouting
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import attainment_gap, chosen_policies, measured
 from cato.sim.fleet import PoolSetup
@@ -60,6 +62,16 @@ ONE_AT_A_TIME: Profile = replace(SEVEN_B, max_running=1)
 IN_BATCHES: Profile = replace(SEVEN_B, max_running=CAP)
 
 
+def _as_printed() -> Policies:
+    """Algorithm 1 with its line 24: the first replica when none is feasible."""
+    return replace(schedulers.cato(), routing=CatoRouting(takes_first=True))
+
+
+POLICIES: Mapping[str, Callable[[], Policies]] = {
+    **schedulers.BY_NAME,
+    "cato, line 24 as printed": _as_printed,
+}
+
 _Loads = Sequence[float]
 
 
@@ -84,7 +96,7 @@ def _run(job: _Job) -> Sample:
         PoolSetup(
             PoolName(name),
             (profile,) * REPLICAS,
-            schedulers.BY_NAME[job.policy](),
+            POLICIES[job.policy](),
         )
         for name in (SMALL, LARGE)
     ]
@@ -95,7 +107,7 @@ def _run(job: _Job) -> Sample:
 
 
 def _jobs(workloads: Sequence[str], options: Options) -> list[_Job]:
-    policies = chosen_policies(options, schedulers.BY_NAME)
+    policies = chosen_policies(options, POLICIES)
     loads = [(False, u) for u in UTILIZATIONS]
     jobs = []
     for workload in workloads:

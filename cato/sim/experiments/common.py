@@ -10,7 +10,7 @@ from cato.core.policies import Policies
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Sample, Setting, mean_and_stderr
-from cato.sim.tasks import SimTask, task_metrics
+from cato.sim.tasks import Outcome, SimTask, task_metrics
 
 # What a report keeps of each run.
 KEPT = (
@@ -21,17 +21,25 @@ KEPT = (
     "ttft_s_p95",
     "ttft_s_p99",
     "tpot_s_mean",
+    "tpot_s_p95",
+    "tpot_s_p99",
     "e2e_s_mean",
     "e2e_s_p95",
     "e2e_s_p99",
     "cv_completion_over_sla",
+    "service_gain",
 )
 
 
 def measured(setups: Sequence[PoolSetup], tasks: Sequence[SimTask]) -> dict[str, float]:
     """Run `tasks` on a fresh fleet to the end."""
     fleet = Fleet(setups)
-    metrics = task_metrics(fleet.run(tasks))
+    return metrics_of(fleet, fleet.run(tasks))
+
+
+def metrics_of(fleet: Fleet, outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """What a report keeps of a run."""
+    metrics = task_metrics(outcomes)
     kept = {name: metrics[name] for name in KEPT}
     kept["utilization"] = fleet.utilization()
     kept["preempted"] = float(sum(p.preempted for p in fleet.pools.values()))

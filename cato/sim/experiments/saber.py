@@ -16,7 +16,7 @@ from cato.core.ids import PoolName
 from cato.core.policies import Policies
 from cato.estimators.usl import SpeedSample, UslFit, fit_usl
 from cato.policies import schedulers
-from cato.policies.admission.saber import SaberAdmission
+from cato.policies.admission.saber import SaberAdmission, SaberOrdering
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import (
     Gap,
@@ -50,9 +50,18 @@ def offline_fit() -> UslFit:
     return fit_usl(samples)
 
 
-def _saber(window: int = 10, low_slots: int = 2) -> Policies:
+def _saber(
+    window: int = 10,
+    low_slots: int = 2,
+    quantile: float | None = None,
+    counts_doomed: bool = False,
+) -> Policies:
     model = offline_fit()
-    return replace(schedulers.saber(model, window), admission=SaberAdmission(model, low_slots))
+    return replace(
+        schedulers.saber(model, window),
+        ordering=SaberOrdering(model, quantile),
+        admission=SaberAdmission(model, low_slots, quantile, counts_doomed),
+    )
 
 
 def cap_name(cap: int) -> str:
@@ -72,6 +81,9 @@ RQ2_POLICIES: Mapping[str, Callable[[], Policies]] = {
     "saber": _saber,
     "saber, whole queue": partial(_saber, 0),
     "saber, unlimited low queue": partial(_saber, 10, 1000),
+    "saber, p90 lengths": partial(_saber, quantile=0.9),
+    "saber, largest lengths": partial(_saber, quantile=1.0),
+    "saber, the doomed count": partial(_saber, counts_doomed=True),
     schedulers.FORESIGHT: schedulers.foresight,
 }
 
@@ -189,7 +201,11 @@ def _report(
         name,
         options.seeds,
         summarize(samples),
-        compare(samples, schedulers.FORESIGHT, ("slo_attainment", "goodput_per_s")),
+        compare(
+            samples,
+            schedulers.FORESIGHT,
+            ("slo_attainment", "goodput_per_s", "cv_completion_over_sla"),
+        ),
         tuple(targets),
     )
 

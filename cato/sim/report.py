@@ -84,7 +84,7 @@ class Report:
         body = asdict(self)
         for target, row in zip(self.targets, body["targets"], strict=True):
             row["met"] = target.is_met
-        return json.dumps(_finite(body), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        return json.dumps(finite(body), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def mean(self, metric: str, policy: str, **setting: str | float) -> Mean:
         """The one mean that matches; raise `KeyError` when there is none."""
@@ -104,15 +104,15 @@ class Report:
         raise KeyError((metric, policy, baseline, setting))
 
 
-def _finite(value: object) -> object:
-    """JSON knows neither nan nor infinity."""
+def finite(value: object) -> object:
+    """`value` without nan and infinity, which JSON does not know: null in their place."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {k: _finite(v) for k, v in value.items()}
+            return {k: finite(v) for k, v in value.items()}
         case list() | tuple():
-            return [_finite(v) for v in value]
+            return [finite(v) for v in value]
         case _:
             return value
 

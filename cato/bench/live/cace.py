@@ -50,7 +50,7 @@ from cato.sim.experiments.cace import (
     PATTERNS,
     UNDERLOAD_PER_S,
 )
-from cato.sim.report import mean_and_stderr
+from cato.sim.report import finite, mean_and_stderr
 
 NAME = "cace"
 POOL = PoolName("cards")
@@ -129,6 +129,7 @@ METRICS = ("hit_rate", "ttft_s", "load_s", "evictions", "loads", "e2e_s", "attai
 # What the simulator should foretell, and how far off it may be: by a tenth; a hit rate by one call
 # in a hundred, too, as a tenth of the few hits of a policy in overload is no call at all.
 FORETOLD = ("hit_rate", "ttft_s", "load_s")
+SHOWN = (*FORETOLD, "loads", "attainment")
 MOST_OFF = 0.1
 MOST_HITS_OFF = 0.01
 
@@ -541,14 +542,7 @@ def _reached(
 
 def tables(report: Mapping[str, Any]) -> Group:
     """Measured and foretold side by side, and the goals."""
-    table = Table(title="Measured / simulated; times in the experiment's seconds", title_style="")
-    for column in ("workload", "arm", "seed"):
-        table.add_column(column)
-    for column in METRICS:
-        table.add_column(column, justify="right")
-    for r in report["runs"]:
-        cells = [f"{r['measured'][m]:.3g} / {r['simulated'][m]:.3g}" for m in METRICS]
-        table.add_row(r["workload"], r["arm"], str(r["seed"]), *cells)
+    runs = [_runs_table(report, workload) for workload in report["settings"]["workloads"]]
     shown = "{:.2f} ± {:.2f}" if len(report["settings"]["seeds"]) > 1 else "{:.2f}, one seed"
     goals = Table(
         "workload", "goal", "least", "measured", "simulated", title="Goals", title_style=""
@@ -562,8 +556,25 @@ def tables(report: Mapping[str, Any]) -> Group:
         ratios = (f"{f['ratios'][m]:.2f}" for m in FORETOLD)
         foretold.add_row(f["workload"], f["arm"], *ratios, "yes" if f["met"] else "no")
     problems = [f"problem: {p}" for p in report["problems"]]
-    return Group("All engines are simulated.", table, goals, foretold, *problems)
+    reached_goals = [goals] if report["goals"] else []
+    return Group("All engines are simulated.", *runs, *reached_goals, foretold, *problems)
+
+
+def _runs_table(report: Mapping[str, Any], workload: str) -> Table:
+    """Two lines a run; narrow enough for 80 columns."""
+    table = Table(title=f"{workload}; times in the experiment's seconds", title_style="")
+    for column in ("arm", "seed", ""):
+        table.add_column(column, overflow="fold")
+    for column in SHOWN:
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in report["runs"]:
+        if r["workload"] == workload:
+            live = (f"{r['measured'][m]:.4g}" for m in SHOWN)
+            foretold = (f"{r['simulated'][m]:.4g}" for m in SHOWN)
+            table.add_row(r["arm"], str(r["seed"]), "live", *live)
+            table.add_row("", "", "foretold", *foretold, end_section=True)
+    return table
 
 
 def save(report: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    path.write_text(json.dumps(finite(report), indent=2, allow_nan=False) + "\n")

@@ -91,6 +91,8 @@ class EvictionManager:
                 self._unread.add(spec.name)
                 await self._read(pool)
                 former = self._shared.get(spec.name)
+                if former is not None:
+                    pool.left(former.have_left)
                 self._shared[spec.name] = pool
                 if former is not None:
                     former.close()
@@ -102,11 +104,10 @@ class EvictionManager:
 
     async def _read(self, pool: SharedPool) -> None:
         """What the store knows of the pool. While it cannot be read, and a line in the log says so,
-        models that were added are not served, and nothing is learnt of times of day."""
+        models that were added are not served, and what is learnt of times of day is not kept."""
         name = pool.spec.name
         try:
             models = await with_store(self._store, lambda store: store.models())
-            arrivals = await with_store(self._store, lambda store: store.arrivals_of(name))
         except StoreError as error:
             log.error("models that were added to %s are not served: %s", name, error)
             return
@@ -117,6 +118,11 @@ class EvictionManager:
                 pool.add_model(added.hosted, added.profile.to_profile())
             else:
                 log.warning("%s is not served by %s: %s", added.name, name, why_not)
+        try:
+            arrivals = await with_store(self._store, lambda store: store.arrivals_of(name))
+        except StoreError as error:
+            log.error("when the models of %s are asked for is not known: %s", name, error)
+            return
         pool.remember_arrivals(arrivals)
         self._unread.discard(name)
 

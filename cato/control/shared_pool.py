@@ -79,8 +79,9 @@ LEASE_GRACE_S = 3.0
 FULL_RETRY_AFTER_S = 1.0
 # Two loads of the largest model from slow storage take minutes; what hangs must end some time.
 MEASURE_LIMIT_S = 1800.0
-# New books order no load until every slot has had the time to say twice what it holds.
-SETTLE_S = 2 * ATTEND_S
+# New books order no load until every slot has had the time to say what it holds: some are told of
+# the end of the actor that they asked a second or two later than others.
+SETTLE_S = 2.0
 NOTHING = CopyId("")
 _MEASURE = "measure-"
 
@@ -512,21 +513,31 @@ class SharedPool:
 
     def left(self, slots: Iterable[ReplicaId]) -> None:
         """Serve lists these slots no longer: they get no work, and end what they have."""
-        for slot_id in set(slots) - self._left:
-            for id, lease in list(self._leases.items()):
-                if lease.dispatch.replica_id == slot_id:
-                    self._end(id)
-            self.leave(slot_id, "it left its deployment")
+        for slot_id in sorted(set(slots) - self._left):
             self._left.add(slot_id)
+            runs = [i for i, x in self._leases.items() if x.dispatch.replica_id == slot_id]
+            for id in runs:
+                del self._leases[id]
+                self._offers.pop(id, None)
+            self._leave(slot_id, "it left its deployment", frozenset(runs))
+
+    @property
+    def have_left(self) -> frozenset[ReplicaId]:
+        return frozenset(self._left)
 
     def leave(self, slot_id: ReplicaId, why: str = "it ended") -> None:
         """The slot ends; it does not come back under this name."""
         self._left.discard(slot_id)
+        self._leave(slot_id, why)
+
+    def _leave(
+        self, slot_id: ReplicaId, why: str, ended: frozenset[InvocationId] = frozenset()
+    ) -> None:
         slot = self._slots.pop(slot_id, None)
         if slot is None:
             return
         self._end_loan(slot, f"{why} while it measured a model")
-        self._lose(slot_id)
+        self._lose(slot_id, ended)
         self._size_memories()
 
     def tick(self) -> None:
@@ -543,12 +554,12 @@ class SharedPool:
         self._handle(ClockTold(now_s, _local_s()))
         self._handle(Ticked(now_s))
 
-    def _lose(self, slot_id: ReplicaId) -> None:
+    def _lose(self, slot_id: ReplicaId, ended: frozenset[InvocationId] = frozenset()) -> None:
         self._forget_leases(slot_id)
         now_s, copy = _now_s(), self._core.cards().get(CardId(slot_id))
         if copy is not None:
             self._load_ended(copy.id, now_s)
-        self._handle(CardLost(now_s, CardId(slot_id)))
+        self._handle(CardLost(now_s, CardId(slot_id), ended))
 
     def _forget_leases(self, slot_id: ReplicaId) -> None:
         """What ran there waits again, in its old place, and keeps it when its ingress asks."""

@@ -6,7 +6,7 @@ Which model sits on which card is decided here; a driver unloads, loads and serv
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import assert_never
@@ -107,10 +107,12 @@ class CardAdded:
 
 @dataclass(frozen=True, slots=True)
 class CardLost:
-    """The card is gone with every copy that used it; what ran there waits again."""
+    """The card is gone with every copy that used it; what ran there waits again, but for those
+    that `ended` in these books: they go on without them."""
 
     now_s: float
     card_id: CardId
+    ended: frozenset[InvocationId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +294,7 @@ class _Copy:
     running: dict[InvocationId, Wanted] = field(default_factory=dict)
     # Orders by arrival bind an invocation to a copy that still loads.
     bound: dict[InvocationId, Wanted] = field(default_factory=dict)
+    ready_at_s: float = -inf
     # Takes nobody any more, so that it can make room for a model that waits for too long.
     is_closing: bool = False
 
@@ -338,7 +341,7 @@ class CardOrchestrator:
     experiment multiplies all its times: the constants of policies are in seconds, too.
 
     `life` is part of the names of copies: books that take the place of others must not use theirs.
-    Within `settle_s` of their first event they order no load: what is loaded has not been told yet.
+    Within `settle_s` of their first card they order no load: what is loaded has not been told yet.
     """
 
     def __init__(
@@ -372,6 +375,7 @@ class CardOrchestrator:
         self._missed: set[InvocationId] = set()
         self._rates = ArrivalRates(unit_s)
         self._opened_at_s: float | None = None
+        self._first_card_at_s: float | None = None
         self._loads = 0
 
     def handle(self, event: CardEvent) -> tuple[CardCommand, ...]:
@@ -395,16 +399,18 @@ class CardOrchestrator:
             case LoadFailed():
                 return self._failed(event) + self._pump(event.now_s)
             case CopyFound():
+                self._note_card(event.now_s)
                 self._adopt(event)
             case ClockTold():
                 self._rates.tell_clock(event.now_s, event.local_s)
             case ArrivalsRemembered():
                 self._rates.remember(event.slices)
             case CardAdded():
+                self._note_card(event.now_s)
                 self._lent.pop(event.card.id, None)
                 self._cards.setdefault(event.card.id, event.card)
             case CardLost():
-                self._lose(event.card_id)
+                self._lose(event)
             case CardLent():
                 self._lend(event.card_id)
             case ModelPinned():
@@ -553,7 +559,7 @@ class CardOrchestrator:
         copy = self._copies.get(event.copy_id)
         if copy is None or copy.is_ready:
             return ()
-        copy.is_ready = True
+        copy.is_ready, copy.ready_at_s = True, event.now_s
         copy.is_prefetch = False
         self._models[copy.model].failures = 0
         self._remember(copy.host, copy.model, event.now_s)
@@ -586,7 +592,20 @@ class CardOrchestrator:
             self._dequeue(command.id)
         return given_up
 
-    def _lose(self, card_id: CardId) -> None:
+    def _note_card(self, now_s: float) -> None:
+        if self._first_card_at_s is None:
+            self._first_card_at_s = now_s
+
+    def _is_settled(self, now_s: float) -> bool:
+        """Whether whoever holds something has had the time to say so."""
+        first_s = now_s if self._first_card_at_s is None else self._first_card_at_s
+        return max(0.0, now_s - first_s) >= self._settle_s
+
+    def _lose(self, event: CardLost) -> None:
+        for id in event.ended:
+            self._dequeue(id)
+            self._release(id)
+        card_id = event.card_id
         if card_id in self._on_card:
             self._remove(self._copies[self._on_card[card_id]])
         card = self._cards.pop(card_id, None) or self._lent.pop(card_id, None)
@@ -657,6 +676,7 @@ class CardOrchestrator:
         if event.copy_id in self._copies or not is_whole or len(hosts) != 1:
             return  # a late report: what these books ordered meanwhile counts
         copy = _Copy(event.copy_id, event.model, hosts.pop(), event.cards, is_ready=True)
+        copy.ready_at_s = event.now_s
         self._place(copy)
         self._remember(copy.host, copy.model, event.now_s)
         for id in event.held:
@@ -688,11 +708,16 @@ class CardOrchestrator:
     # Decisions
 
     def _pump(self, now_s: float) -> tuple[CardCommand, ...]:
-        opened_at_s = now_s if self._opened_at_s is None else self._opened_at_s
-        if max(0.0, now_s - opened_at_s) < self._settle_s:
+        starved = self._starved(now_s)
+        for copy in self._copies.values():
+            copy.is_closing &= bool(starved) and self._may_leave(copy)
+        if not self._is_settled(now_s):
             return () if self._order.in_order else tuple(self._serve_loaded(now_s))
         commands = self._fill_minimum(now_s)
-        commands += self._serve_in_order(now_s) if self._order.in_order else self._serve_any(now_s)
+        if self._order.in_order:
+            commands += self._serve_in_order(now_s)
+        else:
+            commands += self._serve_any(now_s, starved)
         prefetch = self._prefetch(now_s)
         return (*commands, *((prefetch,) if prefetch else ()))
 
@@ -751,16 +776,13 @@ class CardOrchestrator:
                 commands.append(self._serve(next(iter(model.queue.values())), copy, now_s))
         return commands
 
-    def _serve_any(self, now_s: float) -> list[CardCommand]:
+    def _serve_any(self, now_s: float, starved: Collection[ModelName]) -> list[CardCommand]:
         commands = self._serve_loaded(now_s)
-        starved = self._starved(now_s)
-        if not starved:
-            for copy in self._copies.values():
-                copy.is_closing = False
         if not self._queue or not (starved or self._can_make_room()):
             return commands
         fleet = self.snapshot(now_s)
-        for want in self._order.wants(fleet):
+        # Room that was made for a model is not another's.
+        for want in sorted(self._order.wants(fleet), key=lambda w: w.model not in starved):
             if not self._lacks_a_copy(want.model):
                 continue
             load = self._load(want.model, want.reason, fleet, now_s)
@@ -768,12 +790,15 @@ class CardOrchestrator:
                 commands.append(load)
                 self._blame(self._models[want.model])
             elif want.model in starved:
-                self._close_one(self._models[want.model].facts, fleet)
+                self._close_one(self._models[want.model].facts, fleet, now_s)
         return commands
 
     def _starved(self, now_s: float) -> set[ModelName]:
-        """Models that are not loaded and for which somebody has waited for too long."""
-        found = set()
+        """Models that are not loaded and for which somebody has waited for too long; none where
+        all are served in order, which starves nobody."""
+        found: set[ModelName] = set()
+        if self._order.in_order:
+            return found
         for name, model in self._models.items():
             if model.queue and now_s >= model.retry_at_s and self._copies_of(name) == 0:
                 waited_s = now_s - next(iter(model.queue.values())).arrived_at_s
@@ -781,19 +806,25 @@ class CardOrchestrator:
                     found.add(name)
         return found
 
-    def _close_one(self, facts: ModelFacts, fleet: FleetSnapshot) -> None:
-        """Nobody joins the busy copy least worth keeping any more; one at a time."""
-        if any(c.is_closing for c in self._copies.values()):
+    def _close_one(self, facts: ModelFacts, fleet: FleetSnapshot, now_s: float) -> None:
+        """Nobody joins the busy copy least worth keeping any more; one at a time, all on one host,
+        and none that has not served for as long as another may have to wait."""
+        closing = [c for c in self._copies.values() if c.is_closing]
+        if any(c.held for c in closing):
             return
         cards_of = Counter(c.host for c in self._cards.values())
+        hosts = {c.host for c in closing} or {h for h, n in cards_of.items() if n >= facts.cards}
         busy = [
             (self._eviction.keep(copy.model, fleet).worth, copy.id, copy)
             for copy in self._copies.values()
-            if copy.is_ready and copy.held and self._may_leave(copy)
-            if cards_of[copy.host] >= facts.cards
+            if copy.is_ready and copy.held and copy.host in hosts and self._may_leave(copy)
+            if now_s - copy.ready_at_s >= self._tenure_s(copy)
         ]
         if busy:
             min(busy)[2].is_closing = True
+
+    def _tenure_s(self, copy: _Copy) -> float:
+        return max(STARVED_AFTER_S * self._unit_s, self._models[copy.model].facts.load_s)
 
     def _blame(self, model: _Model) -> None:
         """Count a miss: the first in the queue for whom no load was ordered yet."""
@@ -802,8 +833,11 @@ class CardOrchestrator:
             self._missed.add(cause)
 
     def _lacks_a_copy(self, name: ModelName) -> bool:
-        """More wait than the copies on their way have room for, and another is allowed."""
+        """More wait than the copies on their way have room for, and another is allowed; none in
+        place of its own that closes."""
         model = self._models[name]
+        if any(c.model == name and c.is_closing for c in self._copies.values()):
+            return False
         loading = sum(c.model == name and not c.is_ready for c in self._copies.values())
         room = loading * model.facts.max_running
         return len(model.queue) > room and self._copies_of(name) < model.facts.max_copies

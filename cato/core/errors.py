@@ -11,6 +11,8 @@ CatoError
 ├── AccessError            the caller may not do this, or nobody can say who it is (HTTP 401, 403)
 ├── QuotaError             the caller's tenant has used what it may for now (HTTP 429)
 ├── CapacityError          no replica can take the invocation now (HTTP 429 or 503)
+│   └── NotLoadedError     its model does not load on any card (HTTP 503)
+├── PoolClosedError        the books that it waited in were put away; offer it anew
 ├── SupersededError        a newer run of the same buffer took the place (HTTP 499)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
 └── EngineError            the engine refused or broke

@@ -249,12 +249,11 @@ class RayPools:
 
     async def _refresh_shared(self) -> None:
         await self._shared.refresh()
-        for part in self._shared:
-            self._handle(part.deployment)
-            gone = replica_sets.left(part.deployment)
-            if gone != self._told_left.get(part.deployment, frozenset()):
-                self._shared.tell_left(part.name, frozenset(ReplicaId(r) for r in gone))
-                self._told_left[part.deployment] = gone
+        for deployment, part in {p.deployment: p.name for p in self._shared}.items():
+            self._handle(deployment)
+            # Again and again: an Eviction Manager that was restarted does not know them.
+            if gone := replica_sets.left(deployment):
+                self._shared.tell_left(part, frozenset(ReplicaId(r) for r in gone))
         self._name_models()
 
     def _name_models(self) -> None:

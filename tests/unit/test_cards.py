@@ -138,6 +138,47 @@ def test_a_model_whose_rivals_are_never_idle_is_loaded_all_the_same(order: Dispa
     assert len(loads) == 1  # one closed copy makes room, and the other models go on
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_room_that_is_made_for_a_model_is_not_anothers(copies: int) -> None:
+    """Not that of the model that gave way and may have another copy, nor of one in more demand."""
+    models = [a_model(name, max_copies=copies) for name in "abcd"]
+    fleet = a_fleet(*models, order=QueueAware())
+    load = next(c for c in queue(fleet, "a-0", "a", 0.0) if isinstance(c, Load))
+    fleet.handle(LoadFinished(0.0, load.copy_id))
+    queue(fleet, "c-0", "c", 0.0)
+    fleet.handle(Ticked(STARVED_AFTER_S + 2.0))
+    assert [c for c in queue(fleet, "a-1", "a", 40.0) if isinstance(c, Serve)] == []  # it closes
+    for n in range(5):
+        queue(fleet, f"d-{n}", "d", 40.0)
+    loads = [c for c in finish(fleet, "a-0", 40.5) if isinstance(c, Load)]
+    assert [c.model for c in loads] == [C]
+    # It serves for as long as others may have to wait before it is asked to go, too.
+    fleet.handle(LoadFinished(50.0, loads[0].copy_id))
+    for at_s, is_served in ((50.0 + STARVED_AFTER_S - 1.0, True), (51.0 + STARVED_AFTER_S, False)):
+        fleet.handle(Ticked(at_s))  # "d" is starved at both
+        served = [c for c in queue(fleet, f"c-{at_s}", "c", at_s) if isinstance(c, Serve)]
+        assert bool(served) == is_served
+
+
+def test_an_order_by_arrival_opens_what_was_closed() -> None:
+    fleet = a_fleet(a_model("a"), a_model("c"), order=QueueAware())
+    load = next(c for c in queue(fleet, "a-0", "a", 0.0) if isinstance(c, Load))
+    fleet.handle(LoadFinished(0.0, load.copy_id))
+    queue(fleet, "a-1", "a", 0.5)
+    queue(fleet, "c-0", "c", 1.0)
+    fleet.handle(Ticked(STARVED_AFTER_S + 5.0))
+    queue(fleet, "a-2", "a", 40.0)
+    fleet.handle(InvocationWithdrawn(41.0, InvocationId("c-0")))
+    assert [x for c in fleet.copies() for x in c.running] == ["a-0", "a-1", "a-2"]
+    queue(fleet, "c-1", "c", 42.0)
+    fleet.handle(Ticked(80.0))
+    queue(fleet, "a-3", "a", 81.0)
+    assert fleet.waiting() == ("c-1", "a-3")
+    fleet.handle(CardPoliciesChanged(82.0, LeastRecentlyUsed(), InOrder()))
+    commands = fleet.handle(InvocationWithdrawn(83.0, InvocationId("c-1")))
+    assert [c.id for c in commands if isinstance(c, Serve)] == ["a-3"]
+
+
 def serve_once(fleet: CardOrchestrator, id: str, model: str, at_s: float) -> Load | None:
     """Queue, load when needed and finish, all at `at_s`; the load that it took."""
     commands = list(queue(fleet, id, model, at_s))

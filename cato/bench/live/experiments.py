@@ -209,13 +209,14 @@ def saber_rq1(trace: Path | None) -> LiveExperiment:
 
 
 def _azure_tasks(trace: Path | None, seed: int, n: int) -> list[SimTask]:
-    """As `cato simulate azure-replay`: seed 0 and the warm-up replay the rows for development.
+    """As `cato simulate azure-replay`: seeds below 100 and the warm-up's replay the rows for
+    development.
 
     All believe what the rows before those for the report teach: a class has one workflow.
     """
     if trace is None:
         raise InputError("this experiment needs --trace FILE, a CSV file of the Azure LLM traces")
-    is_development = seed in (0, WARM_UP_SEED)
+    is_development = seed < azure_replay.REPORT_SEEDS_FROM or seed == WARM_UP_SEED
     _, (begin, stop) = azure_replay.DEVELOPMENT if is_development else azure_replay.REPORT
     (first, end), _ = azure_replay.REPORT
     rows = load_azure(trace)

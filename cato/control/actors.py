@@ -8,6 +8,7 @@ takes one along when it is lost. They survive `serve shutdown`, so `remove_all` 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import ray
@@ -78,13 +79,27 @@ def get(name: str) -> Any:
     return ray.get_actor(name, namespace=NAMESPACE)
 
 
-def remove_all() -> list[str]:
-    """End every control actor of this cluster; return their names."""
-    names = [
+def _names() -> list[str]:
+    """Of all control actors of this cluster."""
+    return [
         a["name"]
         for a in ray.util.list_named_actors(all_namespaces=True)
         if a["namespace"] == NAMESPACE
     ]
+
+
+def remove_routers_but(pools: Iterable[str]) -> None:
+    """End the routers of pools that are there no more; what waits there is told so."""
+    kept = {router_name(pool) for pool in pools}
+    for name in _names():
+        if name.startswith(router_name("")) and name not in kept:
+            with contextlib.suppress(ValueError):  # it ended between the listing and now
+                ray.kill(get(name), no_restart=True)
+
+
+def remove_all() -> list[str]:
+    """End every control actor of this cluster; return their names."""
+    names = _names()
     if PROFILER in names:
         with contextlib.suppress(ValueError, RayError):  # gone, or it does not answer
             ray.get(get(PROFILER).close.remote(), timeout=CLOSE_S)

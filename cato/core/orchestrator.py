@@ -642,8 +642,8 @@ class PoolOrchestrator:
             freed += self._unadopt(id)
         waiting = self._enqueue(invocation)
         commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
-        if id not in self._waiting or invocation.attempt > 1:
-            return commands  # what goes on after a lost replica was admitted before
+        if id not in self._waiting or invocation.attempt > 1 or invocation.was_taken:
+            return commands  # what goes on after a lost replica or router was admitted before
         why_not = self._why_not_queued(waiting, now_s)
         return (*commands, self._refuse(waiting, why_not)) if why_not else commands
 
@@ -682,6 +682,7 @@ class PoolOrchestrator:
         """Work with an SLO that no engine has begun: what has had a part of them goes on."""
         invocation = waiting.invocation
         is_new = invocation.attempt == 1 and invocation.served_s == 0.0
+        is_new &= not invocation.was_taken
         return is_new and invocation.deadline_s < inf and bool(self._profiles)
 
     def _wait_s(self, newcomer: _Waiting) -> float:

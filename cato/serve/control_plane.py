@@ -21,6 +21,7 @@ from cato.core.topology import PoolPolicies, PoolScaling, Topology
 
 log = logging.getLogger("cato.control_plane")
 ASSERT_S = 2.0
+ANSWER_WITHIN_S = 10.0
 
 
 class ControlPlane:
@@ -46,6 +47,7 @@ class ControlPlane:
         self._policies: dict[PoolName, PoolPolicies] = {p.name: p.policies for p in topology.pools}
         self._scaling: dict[PoolName, PoolScaling] = {p.name: p.scaling for p in topology.pools}
         self._shared = {p.name: p.policies for p in topology.shared_pools}
+        actors.remove_routers_but(p.name for p in topology.pools)
         actors.create(Profiler, actors.PROFILER, topology.store)
         actors.create(EvictionManager, actors.EVICTION_MANAGER)
         actors.create(ResourceProvisioner, actors.PROVISIONER)
@@ -72,22 +74,27 @@ class ControlPlane:
             self._shared[spec.name] = replace(spec.policies, **shared.get(spec.name, {}))
         await self._assert()
 
-    async def _assert(self) -> None:
-        await actors.get(actors.PROVISIONER).register.remote(
-            self._topology, self._profiles, self._scaling
-        )
-        for name, policies in self._policies.items():
-            await actors.get(actors.router_name(name)).configure.remote(policies)
-        await actors.get(actors.EVICTION_MANAGER).register.remote(
-            [(spec, self._hosted[spec.name]) for spec in self._topology.shared_pools],
-            self._shared,
-            self._topology.store,
-        )
+    async def _assert(self, within_s: float | None = None) -> None:
+        """Tell all actors; one that fails or stands still keeps it from no other."""
+
+        async def tell(actor: str, method: str, *args: object) -> None:
+            async with asyncio.timeout(within_s):
+                await getattr(actors.get(actor), method).remote(*args)
+
+        hosted = [(spec, self._hosted[spec.name]) for spec in self._topology.shared_pools]
+        told = [
+            tell(actors.PROVISIONER, "register", self._topology, self._profiles, self._scaling),
+            *(tell(actors.router_name(n), "configure", p) for n, p in self._policies.items()),
+            tell(actors.EVICTION_MANAGER, "register", hosted, self._shared, self._topology.store),
+        ]
+        for outcome in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _assert_forever(self) -> None:
         while True:
             await asyncio.sleep(ASSERT_S)
             try:
-                await self._assert()
-            except (RayError, ValueError) as error:
-                log.warning("a control actor does not answer: %s", error)
+                await self._assert(ANSWER_WITHIN_S)
+            except (RayError, ValueError, TimeoutError) as error:
+                log.warning("a control actor does not answer: %r", error)

@@ -22,7 +22,7 @@ from cato.config.places import run_dir
 from cato.control import actors
 from cato.control.host_agent import zygote_socket_of
 from cato.control.router import Ended
-from cato.core.errors import EngineDeadError, EngineError, ReplicaLostError
+from cato.core.errors import CatoError, EngineDeadError, EngineError, ReplicaLostError
 from cato.core.events import ReplicaReported
 from cato.core.ids import HostId, InvocationId, PoolName, ReplicaId
 from cato.core.profile import Profile
@@ -87,6 +87,7 @@ class EngineReplica:
         self._resident_told_s = 0.0
         self._starts_to_fail = 0  # by order of a drill
         self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
+        self._unanswered: set[asyncio.Task[None]] = set()  # reports
         self._engine = await self._started_engine()
         self._load_s = self._engine.facts.start_s
         if (tracing := from_environment()) is not None:
@@ -177,6 +178,8 @@ class EngineReplica:
         """Serve's health check: fails when the engine cannot be brought back."""
         if self._broken:
             raise EngineDeadError(self._broken)
+        if any(task.done() for task in self._tasks):  # they run for as long as the replica
+            raise EngineDeadError("nobody watches the engine any more")
 
     async def load(self, cato: dict[str, Any] | None = None) -> dict[str, object]:
         """What the engine itself says it holds, and its process; `cato` may name the replica."""
@@ -227,9 +230,9 @@ class EngineReplica:
         while True:
             why = await self._engine.wait_dead()
             log.error("engine of %s died: %s", self._id, why)
-            await self._report()
+            self._report_soon()
             await self._restart(why)
-            await self._report()
+            self._report_soon()
 
     async def _restart(self, why: str) -> None:
         for delay_s in RESTART_BACKOFF_S:
@@ -237,24 +240,29 @@ class EngineReplica:
             try:
                 await self._engine.stop()
                 self._engine = await self._started_engine()
-            except EngineError as error:
-                why = str(error)
-                log.error("engine of %s did not come back: %s", self._id, why)
+            except Exception as error:
+                # A full disk, a folder or a host agent that is away: whatever it is may pass.
+                why = str(error) or type(error).__name__
+                is_ours = isinstance(error, CatoError)
+                log.error("engine of %s did not come back: %s", self._id, why, exc_info=not is_ours)
             else:
                 self._restarts += 1
+                self._broken = ""
                 return
         self._broken = f"engine did not come back after {len(RESTART_BACKOFF_S)} tries: {why}"
 
     # Reports
 
+    def _report_soon(self) -> None:
+        """Ray tells late that a call's actor has died: nothing waits for the answer."""
+        if len(self._unanswered) < MAX_UNANSWERED:
+            report = asyncio.get_running_loop().create_task(self._try_to_report())
+            self._unanswered.add(report)
+            report.add_done_callback(self._unanswered.discard)
+
     async def _report_forever(self) -> None:
-        unanswered: set[asyncio.Task[None]] = set()
         while True:
-            # Ray tells late that a call's actor has died: the next report does not wait for it.
-            if len(unanswered) < MAX_UNANSWERED:
-                report = asyncio.get_running_loop().create_task(self._try_to_report())
-                unanswered.add(report)
-                report.add_done_callback(unanswered.discard)
+            self._report_soon()
             await asyncio.sleep(REPORT_S if self._is_heard else RETRY_S)
 
     async def _try_to_report(self) -> None:

@@ -102,7 +102,7 @@ class _Progress:
     expected_tokens: int = 0
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
-    simulated: bool = False
+    pool: PoolInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ class RunningTask:
     ) -> None:
         """One LLM call, over as many leases as it takes."""
         pool = self._pools.pool_of(settings.model)
-        progress.simulated = pool.simulated
+        progress.pool = pool
         self._calls.append((pool.model.called(settings.model), progress))
         started_s = time.monotonic()
         suffix = "" if command.item is None else f".{command.item}"
@@ -509,9 +509,10 @@ class RunningTask:
 
     def _facts(self, command: StartNode, progress: _Progress) -> LlmFacts | None:
         settings = command.node.settings
+        lease, pool = progress.lease, progress.pool
         if not isinstance(settings, LlmSettings | CallSettings) or progress.attempts == 0:
             return None
-        lease, pool = progress.lease, self._pools.pool_of(settings.model)
+        assert pool is not None, "an invocation that was made has its pool"
         answer = progress.answer
         return LlmFacts(
             model=pool.model.called(settings.model),
@@ -533,7 +534,7 @@ class RunningTask:
             output_tokens=answer.output_tokens,
             finish_reason=answer.finish_reason,
             attempts=progress.attempts,
-            simulated=progress.simulated,
+            simulated=pool.simulated,
             reasons=tuple(progress.reasons),
         )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -52,6 +54,8 @@ from cato.telemetry.recent import RecentOverview
 log = logging.getLogger("cato.pools")
 
 REFRESH_S = 1.0
+# An actor that stands still is left alone until the next time.
+ANSWER_WITHIN_S = 2.0
 # Receipts are sent together: an actor call costs about a millisecond of CPU.
 RECORD_WITHIN_S = 0.1
 
@@ -113,10 +117,15 @@ class RayPools:
         spec = self._specs.get(pool)
         if spec is not None and spec.policies.scheduler == RAY_SERVE:
             return _left_to_serve(spec, invocation)
+        offers = count()
+
+        def offer(waited_s: float) -> Any:
+            mine = invocation.on_clock(-waited_s)
+            # What another life of the router had may be refused no more.
+            return self._offer(pool, replace(mine, was_taken=next(offers) > 0))
+
         try:
-            return await self._link(pool).lease(
-                pool, lambda waited_s: self._offer(pool, invocation.on_clock(-waited_s))
-            )
+            return await self._link(pool).lease(pool, offer)
         except asyncio.CancelledError:
             why = "the ingress gave up waiting"
             self._withdraw(pool, invocation.id, invocation.attempt, why)
@@ -171,7 +180,8 @@ class RayPools:
     def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
         if pool in self._shared:
             self._shared.withdraw(pool, id, attempt)
-        else:
+            return
+        with contextlib.suppress(ValueError):  # its pool is there no more
             self._router(pool).withdraw.remote(id, attempt, reason)
 
     def _offer(self, pool: PoolName, invocation: Invocation) -> Any:
@@ -224,20 +234,31 @@ class RayPools:
         while True:
             try:
                 await self._refresh()
-            except (ValueError, RayError) as error:
+            except (ValueError, RayError, TimeoutError) as error:
                 # Not up yet or restarting: what was known stays valid.
                 log.info("control plane: %s", error)
+            except Exception:
+                log.exception("the control plane could not be followed; trying again")
             await asyncio.sleep(REFRESH_S)
 
     async def _refresh(self) -> None:
         provisioner = actors.get(actors.PROVISIONER)
         provisioner.announce.remote(self._calls)
-        topology: Topology | None = await provisioner.topology.remote()
-        pools = topology.pools if topology else ()
-        self._specs |= {pool.name: pool for pool in pools}
-        self._name_models()
-        for pool in pools:
-            router = self._router(pool.name)
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            topology: Topology | None = await provisioner.topology.remote()
+        if topology is not None:  # a provisioner that was just restarted knows none yet
+            self._specs = {pool.name: pool for pool in topology.pools}
+            self._pictures = {n: p for n, p in self._pictures.items() if n in self._specs}
+            self._name_models()
+        # One that does not answer must not keep the others from being followed.
+        told = [self._refresh_pool(pool) for pool in (topology.pools if topology else ())]
+        for outcome in await asyncio.gather(*told, self._refresh_shared(), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _refresh_pool(self, pool: PoolSpec) -> None:
+        router = self._router(pool.name)
+        async with asyncio.timeout(ANSWER_WITHIN_S):
             self._pictures[pool.name] = await router.picture.remote()
             for deployment in pool.deployments:
                 self._handle(deployment.name)
@@ -245,10 +266,10 @@ class RayPools:
                 if gone != self._told_left.get(deployment.name, frozenset()):
                     await router.left.remote(frozenset(ReplicaId(r) for r in gone))
                     self._told_left[deployment.name] = gone
-        await self._refresh_shared()
 
     async def _refresh_shared(self) -> None:
-        await self._shared.refresh()
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            await self._shared.refresh()
         for deployment, part in {p.deployment: p.name for p in self._shared}.items():
             self._handle(deployment)
             # Again and again: an Eviction Manager that was restarted does not know them.
@@ -377,6 +398,8 @@ class RayRecords:
                 await self._refresh_beliefs()
             except (ValueError, RayError) as error:
                 log.info("profiler: %s", error)
+            except Exception:
+                log.exception("the profiler could not be followed; trying again")
             await asyncio.sleep(REFRESH_S)
 
     async def _refresh_beliefs(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cato.core.ids import ReplicaId
 from cato.engines.simulated import simulated_text
 from tests.live.conftest import App
 from tests.live.test_control_plane import (
@@ -130,6 +131,19 @@ def test_a_router_that_is_killed_breaks_no_stream_and_leases_again_soon(app: App
     assert {stream.text for stream in streams} == {simulated_text(0, PYTHON, TOKENS)}
     assert [llm_facts(app, s.request_id)["attempts"] for s in streams] == [1] * len(streams)
     until(lambda: not any(r.held for r in picture("small").replicas), within_s=10)
+
+
+@pytest.mark.vllm
+def test_an_engine_that_dies_while_its_router_is_away_comes_back(app: App) -> None:
+    import ray
+
+    wait_for_replicas("demo", 1)
+    (replica, pid), *others = engine_pids("demo").items()
+    assert not others
+    ray.kill(actor("router:demo"), no_restart=False)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: engine_pids("demo").get(ReplicaId(replica), pid) != pid)
+    wait_for_replicas("demo", 1)
 
 
 @pytest.mark.vllm

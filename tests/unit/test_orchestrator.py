@@ -744,6 +744,19 @@ def test_what_goes_on_after_a_lost_replica_is_never_refused() -> None:
     assert pool.picture(1.0).queued == 2
 
 
+def test_what_a_router_had_before_its_restart_is_never_refused() -> None:
+    late = replace(LATE_CATO, max_queued=1, refuse_late=True)
+    pool = a_pool(late)
+    pool.handle(a_report("a", profile=a_profile(prefill_s=30.0)))
+    for n in range(4):
+        again = replace(offer(f"i{n}").invocation, was_taken=True)
+        commands = pool.handle(InvocationOffered(0.0, again))
+        assert not any(isinstance(c, Refuse) for c in commands)
+    assert pool.handle(Ticked(20.0)) == ()  # nor dropped when it is late
+    (refusal,) = pool.handle(offer("new"))
+    assert isinstance(refusal, Refuse)
+
+
 # Replicas come, go and restart
 
 

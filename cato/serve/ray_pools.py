@@ -172,10 +172,13 @@ class RayPools:
                 self._shared.tell_left(pool, frozenset({lease.replica_id}))
             else:
                 self._shared.tell_lost(pool, lease, why)
-        elif has_left:
-            self._router(pool).left.remote(frozenset({lease.replica_id}))
-        else:
-            self._router(pool).lost.remote(lease.replica_id, why)
+            return
+        with contextlib.suppress(ValueError):  # its pool is there no more
+            router = self._router(pool)
+            if has_left:
+                router.left.remote(frozenset({lease.replica_id}))
+            else:
+                router.lost.remote(lease.replica_id, why)
 
     def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
         if pool in self._shared:
@@ -249,6 +252,7 @@ class RayPools:
         if topology is not None:  # a provisioner that was just restarted knows none yet
             self._specs = {pool.name: pool for pool in topology.pools}
             self._pictures = {n: p for n, p in self._pictures.items() if n in self._specs}
+            self._routers = {n: r for n, r in self._routers.items() if n in self._specs}
             self._name_models()
         # One that does not answer must not keep the others from being followed.
         told = [self._refresh_pool(pool) for pool in (topology.pools if topology else ())]
@@ -259,7 +263,12 @@ class RayPools:
     async def _refresh_pool(self, pool: PoolSpec) -> None:
         router = self._router(pool.name)
         async with asyncio.timeout(ANSWER_WITHIN_S):
-            self._pictures[pool.name] = await router.picture.remote()
+            try:
+                self._pictures[pool.name] = await router.picture.remote()
+            except RayActorError:
+                # That of a pool that was removed and is there again is another actor.
+                self._routers.pop(pool.name, None)
+                raise
             for deployment in pool.deployments:
                 self._handle(deployment.name)
                 gone = replica_sets.left(deployment.name)

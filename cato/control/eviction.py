@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cato.control.shared_pool import ATTEND_S, Ended, SharedPool
 from cato.control.staged import Staged
@@ -46,7 +47,9 @@ class EvictionManager:
         self._ticker: asyncio.Task[None] | None = None
         self._store: str | None = None
         # Whose models and arrivals the store could not tell yet.
-        self._unread: set[PoolName] = set()
+        self._unread_models: set[PoolName] = set()
+        self._unread_arrivals: set[PoolName] = set()
+        self._registering = asyncio.Lock()
         self._life = uuid.uuid4().hex
 
     async def life(self) -> str:
@@ -80,6 +83,15 @@ class EvictionManager:
         """The deployment file's shared pools, and how each decides now; `store` holds the models
         that were added to them since. May be told again and again; a pool whose file changed begins
         with new books."""
+        async with self._registering:  # the store may take longer than who tells waits
+            await self._register(pools, policies, store)
+
+    async def _register(
+        self,
+        pools: Sequence[tuple[SharedPoolSpec, Mapping[ModelName, Profile]]],
+        policies: Mapping[PoolName, SharedPoolPolicies],
+        store: str | None,
+    ) -> None:
         self._store = store
         known = {spec.name for spec, _ in pools}
         for name in self._shared.keys() - known:
@@ -88,7 +100,8 @@ class EvictionManager:
             pool = self._shared.get(spec.name)
             if pool is None or pool.spec != spec:
                 pool = SharedPool(spec, profiles)
-                self._unread.add(spec.name)
+                self._unread_models.add(spec.name)
+                self._unread_arrivals.add(spec.name)
                 await self._read(pool)
                 former = self._shared.get(spec.name)
                 if former is not None:
@@ -96,35 +109,40 @@ class EvictionManager:
                 self._shared[spec.name] = pool
                 if former is not None:
                     former.close()
-            elif spec.name in self._unread:
+            else:
                 await self._read(pool)
             pool.configure(policies[spec.name])
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
     async def _read(self, pool: SharedPool) -> None:
-        """What the store knows of the pool. While it cannot be read, and a line in the log says so,
-        models that were added are not served, and what is learnt of times of day is not kept."""
+        """What the store knows of the pool and has not told yet. While it cannot be read, and a
+        line in the log says so, models that were added are not served, and what is learnt of times
+        of day is not kept."""
         name = pool.spec.name
         try:
-            models = await with_store(self._store, lambda store: store.models())
+            if name in self._unread_models:
+                self._add_all(pool, await with_store(self._store, lambda store: store.models()))
+                self._unread_models.discard(name)
         except StoreError as error:
             log.error("models that were added to %s are not served: %s", name, error)
-            return
-        newest = {m.name: m for m in models if m.pool == name}
+        try:
+            if name in self._unread_arrivals:
+                slices = await with_store(self._store, lambda store: store.arrivals_of(name))
+                pool.remember_arrivals(slices)
+                self._unread_arrivals.discard(name)
+        except StoreError as error:
+            log.error("when the models of %s are asked for is not known: %s", name, error)
+
+    def _add_all(self, pool: SharedPool, models: Iterable[RegisteredModel]) -> None:
+        """The newest version of each of the pool's."""
+        newest = {m.name: m for m in models if m.pool == pool.spec.name}
         for added in newest.values():
             why_not = pool.why_not_add(added.hosted)
             if why_not is None:
                 pool.add_model(added.hosted, added.profile.to_profile())
             else:
-                log.warning("%s is not served by %s: %s", added.name, name, why_not)
-        try:
-            arrivals = await with_store(self._store, lambda store: store.arrivals_of(name))
-        except StoreError as error:
-            log.error("when the models of %s are asked for is not known: %s", name, error)
-            return
-        pool.remember_arrivals(arrivals)
-        self._unread.discard(name)
+                log.warning("%s is not served by %s: %s", added.name, added.pool, why_not)
 
     async def parts(self) -> tuple[HostedPart, ...] | None:
         """What ingresses can offer to; None until `register`, after a restart of this actor too."""
@@ -170,6 +188,7 @@ class EvictionManager:
                 return await books.offer(model, invocation.on_clock(-waited_s))
             except PoolClosedError as error:
                 log.info("invocation %s: %s", invocation.id, error)
+                invocation = replace(invocation, was_taken=True)
 
     async def withdraw(self, pool: PoolName, id: InvocationId, attempt: int) -> None:
         """See `SharedPool.withdraw`."""
@@ -232,7 +251,7 @@ class EvictionManager:
                 except Exception:
                     # One pool's broken books must not stop the others.
                     log.exception("shared pool %s could not look", name)
-                if name not in self._unread and (slices := pool.learnt_arrivals()):
+                if name not in self._unread_arrivals and (slices := pool.learnt_arrivals()):
                     await self._keep_arrivals(name, slices)
 
     async def _keep_arrivals(self, pool: PoolName, slices: tuple[UsualArrivals, ...]) -> None:

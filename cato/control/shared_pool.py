@@ -323,7 +323,7 @@ class SharedPool:
         if not is_waiting:
             self._end(id)
             is_full = len(self._core.waiting()) >= self._policies.max_queued
-            if is_full and not invocation.was_taken:
+            if is_full and invocation.attempt == 1 and not invocation.was_taken:
                 problem = f"its queue of {self._policies.max_queued} is full"
                 raise CapacityError(self.spec.part_of(model), problem, FULL_RETRY_AFTER_S)
         mine = self._offers[id] = invocation.on_clock(now_s)

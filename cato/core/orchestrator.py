@@ -682,7 +682,6 @@ class PoolOrchestrator:
         """Work with an SLO that no engine has begun: what has had a part of them goes on."""
         invocation = waiting.invocation
         is_new = invocation.attempt == 1 and invocation.served_s == 0.0
-        is_new &= not invocation.was_taken
         return is_new and invocation.deadline_s < inf and bool(self._profiles)
 
     def _wait_s(self, newcomer: _Waiting) -> float:

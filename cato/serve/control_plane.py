@@ -47,7 +47,6 @@ class ControlPlane:
         self._policies: dict[PoolName, PoolPolicies] = {p.name: p.policies for p in topology.pools}
         self._scaling: dict[PoolName, PoolScaling] = {p.name: p.scaling for p in topology.pools}
         self._shared = {p.name: p.policies for p in topology.shared_pools}
-        actors.remove_routers_but(p.name for p in topology.pools)
         actors.create(Profiler, actors.PROFILER, topology.store)
         actors.create(EvictionManager, actors.EVICTION_MANAGER)
         actors.create(ResourceProvisioner, actors.PROVISIONER)
@@ -60,7 +59,8 @@ class ControlPlane:
                 pool.fastest(profiles),
                 topology.event_log,
             )
-        await self._assert()
+        await self._assert()  # ingresses hear of the new pools before the routers of others end
+        actors.remove_routers_but(p.name for p in topology.pools)
         self._task = asyncio.get_running_loop().create_task(self._assert_forever())
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -22,6 +21,7 @@ from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
 from cato.core.errors import (
+    CapacityError,
     CatoError,
     EngineDeadError,
     ReplicaLostError,
@@ -56,6 +56,7 @@ log = logging.getLogger("cato.pools")
 REFRESH_S = 1.0
 # An actor that stands still is left alone until the next time.
 ANSWER_WITHIN_S = 2.0
+RETRY_AFTER_S = 5.0
 # Receipts are sent together: an actor call costs about a millisecond of CPU.
 RECORD_WITHIN_S = 0.1
 
@@ -117,12 +118,10 @@ class RayPools:
         spec = self._specs.get(pool)
         if spec is not None and spec.policies.scheduler == RAY_SERVE:
             return _left_to_serve(spec, invocation)
-        offers = count()
 
-        def offer(waited_s: float) -> Any:
-            mine = invocation.on_clock(-waited_s)
-            # What another life of the router had may be refused no more.
-            return self._offer(pool, replace(mine, was_taken=next(offers) > 0))
+        def offer(waited_s: float, was_taken: bool) -> Any:
+            mine = replace(invocation.on_clock(-waited_s), was_taken=was_taken)
+            return self._offer(pool, mine)
 
         try:
             return await self._link(pool).lease(pool, offer)
@@ -190,7 +189,12 @@ class RayPools:
     def _offer(self, pool: PoolName, invocation: Invocation) -> Any:
         if pool in self._shared:
             return self._shared.offer(pool, invocation)
-        return self._router(pool).offer.remote(invocation, self._me)
+        try:
+            router = self._router(pool)
+        except ValueError:
+            problem = "it was removed, or its router has not started"
+            raise CapacityError(pool, problem, RETRY_AFTER_S) from None
+        return router.offer.remote(invocation, self._me)
 
     def _link(self, pool: PoolName) -> RouterLink:
         """One to each actor; the Eviction Manager leases all shared pools."""
@@ -245,20 +249,30 @@ class RayPools:
             await asyncio.sleep(REFRESH_S)
 
     async def _refresh(self) -> None:
+        # One that does not answer must not keep the others from being followed.
+        (problem,) = await asyncio.gather(self._refresh_topology(), return_exceptions=True)
+        told = [self._refresh_pool(pool) for pool in self._specs.values()]
+        others = await asyncio.gather(*told, self._refresh_shared(), return_exceptions=True)
+        for outcome in (problem, *others):
+            if outcome is not None:
+                raise outcome
+
+    async def _refresh_topology(self) -> None:
         provisioner = actors.get(actors.PROVISIONER)
         provisioner.announce.remote(self._calls)
         async with asyncio.timeout(ANSWER_WITHIN_S):
             topology: Topology | None = await provisioner.topology.remote()
-        if topology is not None:  # a provisioner that was just restarted knows none yet
-            self._specs = {pool.name: pool for pool in topology.pools}
-            self._pictures = {n: p for n, p in self._pictures.items() if n in self._specs}
-            self._routers = {n: r for n, r in self._routers.items() if n in self._specs}
-            self._name_models()
-        # One that does not answer must not keep the others from being followed.
-        told = [self._refresh_pool(pool) for pool in (topology.pools if topology else ())]
-        for outcome in await asyncio.gather(*told, self._refresh_shared(), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        if topology is None:
+            return  # a provisioner that was just restarted knows none yet
+        gone = self._specs.keys() - {pool.name for pool in topology.pools}
+        self._specs = {pool.name: pool for pool in topology.pools}
+        for name in gone:
+            self._pictures.pop(name, None)
+            self._routers.pop(name, None)
+            link = self._links.pop(actors.router_name(name), None)
+            if link is not None:
+                link.close()
+        self._name_models()
 
     async def _refresh_pool(self, pool: PoolSpec) -> None:
         router = self._router(pool.name)

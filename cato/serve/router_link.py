@@ -42,16 +42,18 @@ class RouterLink:
         self._watching = asyncio.get_running_loop().create_task(self._watch_forever())
 
     async def lease(
-        self, pool: PoolName, offer: Callable[[float], Awaitable[Dispatch]]
+        self, pool: PoolName, offer: Callable[[float, bool], Awaitable[Dispatch]]
     ) -> Dispatch:
         """What `offer` returns; raise `CapacityError` when the actor does not answer for long,
         however long the call had waited there before.
 
-        `offer` is told how many seconds have passed since the call of this method.
+        `offer` is told how many seconds have passed since the call of this method, and whether an
+        earlier life of the actor had taken what is offered.
         """
+        was_taken = False
         began_s = away_since_s = time.monotonic()
         while (offered_at_s := time.monotonic()) - away_since_s < PATIENCE_S:
-            offered = asyncio.ensure_future(offer(offered_at_s - began_s))
+            offered = asyncio.ensure_future(offer(offered_at_s - began_s, was_taken))
             self._offers.add(offered)
             try:
                 return await offered
@@ -59,11 +61,11 @@ class RouterLink:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                away_since_s = time.monotonic()
                 # The actor that answers now has never heard of the offer.
+                was_taken, away_since_s = True, time.monotonic()
             except (RayActorError, TaskCancelledError) as error:
                 if time.monotonic() - offered_at_s >= WAS_THERE_S:
-                    away_since_s = time.monotonic()
+                    was_taken, away_since_s = True, time.monotonic()
                 await self._until_back(pool, error)
             except RayTaskError as error:
                 cause = error.cause
@@ -72,6 +74,10 @@ class RouterLink:
                 self._offers.discard(offered)
                 offered.cancel()
         raise CapacityError(pool, "its router does not answer", RETRY_AFTER_S)
+
+    def close(self) -> None:
+        """Watch no more; its actor is not there any longer."""
+        self._watching.cancel()
 
     async def _until_back(self, pool: PoolName, error: RayError) -> None:
         """Return when the actor answers again, or has not for long. One asks for all offers."""

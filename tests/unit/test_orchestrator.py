@@ -752,7 +752,6 @@ def test_what_a_router_had_before_its_restart_is_never_refused() -> None:
         again = replace(offer(f"i{n}").invocation, was_taken=True)
         commands = pool.handle(InvocationOffered(0.0, again))
         assert not any(isinstance(c, Refuse) for c in commands)
-    assert pool.handle(Ticked(20.0)) == ()  # nor dropped when it is late
     (refusal,) = pool.handle(offer("new"))
     assert isinstance(refusal, Refuse)
 

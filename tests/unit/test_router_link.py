@@ -26,6 +26,7 @@ class Actor:
     def __init__(self) -> None:
         self.router: ReplicaRouter | None = None
         self.pings = 0
+        self.had = 0  # offers that an earlier life had taken
         self.restart()
 
     def restart(self) -> None:
@@ -43,9 +44,10 @@ class Actor:
         self.pings += 1
         return await self.present().alive("me")
 
-    def offers(self, id: str, waited: list[float]) -> Callable[[float], Awaitable[Dispatch]]:
-        def offer(waited_s: float) -> Awaitable[Dispatch]:
+    def offers(self, id: str, waited: list[float]) -> Callable[[float, bool], Awaitable[Dispatch]]:
+        def offer(waited_s: float, was_taken: bool) -> Awaitable[Dispatch]:
             waited.append(waited_s)
+            self.had += was_taken
             return self._offer(id, waited_s)
 
         return offer
@@ -83,6 +85,7 @@ async def test_what_an_earlier_life_was_offered_is_offered_to_the_next(
     assert {g.replica_id for g in granted} == {"r"}
     assert [len(waited), waited[:20]] == [40, pytest.approx([0.0] * 20, abs=0.05)]
     assert min(waited[20:]) >= 0.05  # the clock of the SLO went on
+    assert actor.had == 20
 
 
 async def test_a_call_that_had_waited_for_long_survives_a_restart_too(
@@ -115,6 +118,7 @@ async def test_an_actor_that_is_away_is_asked_by_one_for_all(
     async with asyncio.timeout(5):
         granted = await asyncio.gather(*leases)
     assert len({g.invocation_id for g in granted}) == 10
+    assert actor.had == 0  # nobody had them: its bounds hold
 
 
 async def test_who_gives_up_is_told_so(actor: Actor, link: RouterLink) -> None:

@@ -84,36 +84,24 @@ class EvictionManager:
         that were added to them since. May be told again and again; a pool whose file changed begins
         with new books."""
         async with self._registering:  # the store may take longer than who tells waits
-            await self._register(pools, policies, store)
-
-    async def _register(
-        self,
-        pools: Sequence[tuple[SharedPoolSpec, Mapping[ModelName, Profile]]],
-        policies: Mapping[PoolName, SharedPoolPolicies],
-        store: str | None,
-    ) -> None:
-        self._store = store
-        known = {spec.name for spec, _ in pools}
-        for name in self._shared.keys() - known:
-            self._shared.pop(name).close()
-        for spec, profiles in pools:
-            pool = self._shared.get(spec.name)
-            if pool is None or pool.spec != spec:
-                pool = SharedPool(spec, profiles)
-                self._unread_models.add(spec.name)
-                self._unread_arrivals.add(spec.name)
+            self._store = store
+            known = {spec.name for spec, _ in pools}
+            for name in self._shared.keys() - known:
+                self._shared.pop(name).close()
+            for spec, profiles in pools:
+                pool = former = self._shared.get(spec.name)
+                if pool is None or pool.spec != spec:
+                    pool = SharedPool(spec, profiles)
+                    self._unread_models.add(spec.name)
+                    self._unread_arrivals.add(spec.name)
                 await self._read(pool)
-                former = self._shared.get(spec.name)
-                if former is not None:
-                    pool.left(former.have_left)
                 self._shared[spec.name] = pool
-                if former is not None:
+                if former is not None and former is not pool:
+                    pool.left(former.have_left)
                     former.close()
-            else:
-                await self._read(pool)
-            pool.configure(policies[spec.name])
-        if self._ticker is None or self._ticker.done():
-            self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+                pool.configure(policies[spec.name])
+            if self._ticker is None or self._ticker.done():
+                self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
     async def _read(self, pool: SharedPool) -> None:
         """What the store knows of the pool and has not told yet. While it cannot be read, and a

@@ -209,13 +209,15 @@ class CardSlot:
                 if self._tracing is not None:
                     self._tracing.loaded(order.model.model.name, self._id, self._load_s)
                 self._watching = asyncio.get_running_loop().create_task(self._watch(self._engine))
-        except (CatoError, OSError) as error:
-            log.error("slot %s could not load %s: %s", self._id, self._model, error)
-            self._state, self._problem = SlotState.EMPTY, str(error)
         except Exception as error:
             # Whatever a checkpoint makes of its engine, a slot that loads for ever serves nobody.
-            log.exception("slot %s could not load %s", self._id, self._model)
-            self._state, self._problem = SlotState.EMPTY, f"{type(error).__name__}: {error}"
+            is_foreseen = isinstance(error, CatoError | OSError)
+            problem = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
+            exc_info = not is_foreseen
+            log.error(
+                "slot %s could not load %s: %s", self._id, self._model, problem, exc_info=exc_info
+            )
+            self._state, self._problem = SlotState.EMPTY, problem
         await self._tell()
 
     async def _measure(self, model: HostedModel, profile: Profile | None) -> Staged | CatoError:

@@ -44,7 +44,7 @@ from cato.serve.access.control import AccessControl
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.pools import PoolInfo
 from cato.serve.ray_fleet import fleet_state
-from cato.serve.router_link import RouterLink
+from cato.serve.router_link import RETRY_AFTER_S, RouterLink
 from cato.serve.shared_parts import SharedParts
 from cato.store.errors import StoreUnavailableError
 from cato.telemetry.metrics import render_fleet
@@ -56,7 +56,6 @@ log = logging.getLogger("cato.pools")
 REFRESH_S = 1.0
 # An actor that stands still is left alone until the next time.
 ANSWER_WITHIN_S = 2.0
-RETRY_AFTER_S = 5.0
 # Receipts are sent together: an actor call costs about a millisecond of CPU.
 RECORD_WITHIN_S = 0.1
 

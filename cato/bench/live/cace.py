@@ -3,8 +3,7 @@
 The arrivals are those that `cato simulate` makes of the same seed, and its prediction of them
 stands beside what was measured. All times are multiplied by `slowdown`, which is less than 1, so
 that a run takes minutes; what is reported is divided by it again, and what policies see, too: their
-constants are in seconds. Slots are empty at the begin of
-each run.
+constants are in seconds. Slots are empty at the begin of each run.
 
 Importing this module imports Ray, which reads its settings then: set the environment first.
 """
@@ -556,8 +555,8 @@ def tables(report: Mapping[str, Any]) -> Group:
         ratios = (f"{f['ratios'][m]:.2f}" for m in FORETOLD)
         foretold.add_row(f["workload"], f["arm"], *ratios, "yes" if f["met"] else "no")
     problems = [f"problem: {p}" for p in report["problems"]]
-    reached_goals = [goals] if report["goals"] else []
-    return Group("All engines are simulated.", *runs, *reached_goals, foretold, *problems)
+    parts = [*runs, *([goals] if report["goals"] else []), foretold]
+    return Group("All engines are simulated.", *parts, *problems)
 
 
 def _runs_table(report: Mapping[str, Any], workload: str) -> Table:

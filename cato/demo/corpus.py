@@ -1,12 +1,16 @@
 """The demo model's data: the running interpreter's own standard library (PSF licence).
 
-Every machine that can run CATO has it, so the training needs no download.
+Every machine that can run CATO has it, so the training needs no download. Installed packages can be
+added.
 """
 
+import functools
+import importlib.metadata
+import importlib.util
 import math
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -54,6 +58,7 @@ CHAT_KEPT_FRACTION = 0.6  # an eighth of all tokens
 MIN_CHUNK_CHARS = 160
 MAX_FIM_CHUNK_CHARS = 2_600
 MIN_PLAIN_CHUNK_CHARS = 1_000
+SHARD_CHARS = 12_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +84,53 @@ class Sample:
     pieces: tuple[str, ...]
 
 
-def standard_library() -> list[SourceFile]:
-    """The usable sources in a fixed order; unreadable and generated files are left out."""
-    root = Path(os.path.dirname(os.__file__))
+def standard_library_folder() -> Path:
+    """Where the running interpreter has its library."""
+    return Path(os.path.dirname(os.__file__))
+
+
+def standard_library(root: Path | None = None) -> list[SourceFile]:
+    """The usable sources in a fixed order; unreadable and generated files are left out.
+
+    `root` is another interpreter's library, for a machine that has a GPU but another Python.
+    """
+    return _sources(root or standard_library_folder(), "")
+
+
+def package_sources(name: str) -> list[SourceFile]:
+    """The usable sources of an installed package, by its import name; paths begin with it.
+
+    Raises:
+        ValueError: no such package is installed.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"no package named {name} is installed")
+    return [
+        file
+        for root in spec.submodule_search_locations
+        for file in _sources(Path(root), f"{name}/")
+    ]
+
+
+def package_facts(name: str) -> str:
+    """`torch 2.11.0 (BSD-3-Clause)`: what a model card tells of an installed package."""
+    metadata = importlib.metadata.metadata(_distributions()[name][0])
+    classifiers = [c for c in metadata.get_all("Classifier") or [] if c.startswith("License")]
+    licence = (
+        metadata["License-Expression"]
+        or " and ".join(c.rpartition("::")[2].strip() for c in classifiers)
+        or (metadata["License"] or "licence not told").partition("\n")[0]
+    )
+    return f"{metadata['Name']} {metadata['Version']} ({licence})"
+
+
+@functools.cache  # it reads the metadata of all that is installed
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+def _sources(root: Path, prefix: str) -> list[SourceFile]:
     files = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -99,8 +148,16 @@ def standard_library() -> list[SourceFile]:
         digits = sum(map(str.isdigit, text))
         if len(text) < MIN_CHUNK_CHARS or digits > MAX_DIGIT_FRACTION * len(text):
             continue
-        files.append(SourceFile(relative.as_posix(), text))
+        files.append(SourceFile(prefix + relative.as_posix(), text))
     return files
+
+
+def shards(files: list[SourceFile], seed: int) -> list[list[SourceFile]]:
+    """The files shuffled and dealt into shards of about `SHARD_CHARS`, one for each epoch."""
+    count = max(1, round(sum(len(file.text) for file in files) / SHARD_CHARS))
+    order = list(files)
+    Random(seed).shuffle(order)
+    return [order[start::count] for start in range(count)]
 
 
 def epoch_samples(files: list[SourceFile], *, window_tokens: int, rng: Random) -> Iterator[Sample]:

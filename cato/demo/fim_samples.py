@@ -129,7 +129,7 @@ def chat_pairs(source: str, rng: Random) -> Iterator[ChatPair]:
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return
     lines = source.splitlines(keepends=True)
     for node in ast.walk(tree):
@@ -142,7 +142,7 @@ def chat_pairs(source: str, rng: Random) -> Iterator[ChatPair]:
         code = textwrap.dedent("".join(lines[node.lineno - 1 : node.end_lineno])).rstrip()
         if not code.startswith("def ") or len(code) > MAX_REPLY_CHARS:
             continue
-        if len(summary) > MAX_REQUEST_CHARS:
+        if not 0 < len(summary) <= MAX_REQUEST_CHARS:
             continue
         text = node.body[0]
         bare = textwrap.dedent(

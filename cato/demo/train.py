@@ -1,8 +1,9 @@
 """Trains the demo model from scratch: `python -m cato.demo.train --out cato/demo/model`.
 
 A small Llama on the Python standard library, with fill-in-the-middle, in Hugging Face layout. The
-defaults suit one core and forty minutes. On a GPU, raise `--hidden`, `--layers`, `--ff`,
-`--batch-tokens` and add `--device cuda`. Needs `pip install cato[train]`.
+defaults suit one core and forty minutes, three times through the files; more passes learn them by
+heart. A GPU (`--device cuda`) wants more text, `--packages`, and the processes that prepare it,
+`--data-workers`. Needs `pip install cato[train]`.
 """
 
 import argparse
@@ -15,8 +16,9 @@ import platform
 import shlex
 import signal
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -28,7 +30,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cato.demo.corpus import Sample, SourceFile, epoch_samples, standard_library
+from cato.demo.corpus import (
+    SourceFile,
+    package_facts,
+    package_sources,
+    standard_library,
+    standard_library_folder,
+)
 from cato.demo.fim_samples import (
     CHAT_END,
     CHAT_START,
@@ -41,6 +49,7 @@ from cato.demo.fim_samples import (
     SPECIAL_TOKENS,
     FimSample,
 )
+from cato.demo.windows import PAD, DataPosition, EpochMaker, Windows, WindowStream
 
 # A line break with the next line's indentation is one token, an identifier with its underscores
 # one word: both are what code repeats most. Every byte falls under some branch.
@@ -63,8 +72,6 @@ WARMUP_FRACTION = 0.02
 # The learning rate falls over this last part; before it is flat, so that an interim export and a
 # resumed run lose little.
 DECAY_FRACTION = 0.6
-# The last part of training uses whole-context windows; the first half-size ones, which cost less.
-LONG_WINDOW_FRACTION = 0.25
 EVAL_TOKENS = 24_576
 LOG_EVERY_S = 20.0
 
@@ -275,72 +282,12 @@ def train_tokenizer(files: list[SourceFile], vocab: int) -> Tokenizer:
     return tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class DataPosition:
-    """Where the endless stream of samples stands: enough to continue it after an interruption."""
-
-    epoch: int
-    samples_taken: int
-
-
-class WindowStream:
-    """Packs samples into windows of a fixed token count, several a window, none cut but the last.
-
-    A sample that does not fit loses its end if it is plain; what is left of a window shorter than
-    any useful sample is padding without loss.
-    """
-
-    def __init__(
-        self, files: list[SourceFile], tokenizer: Tokenizer, window_tokens: int, seed: int
-    ) -> None:
-        self.files, self.tokenizer, self.seed = files, tokenizer, seed
-        self.window_tokens = window_tokens
-        self.position = DataPosition(0, 0)
-        self._samples: Iterator[Sample] = iter(())
-        self._waiting: list[list[int]] = []
-        self.seek(self.position)
-
-    def seek(self, position: DataPosition) -> None:
-        self.position = position
-        self._waiting = []
-        self._samples = epoch_samples(
-            self.files,
-            window_tokens=self.window_tokens,
-            rng=Random(f"{self.seed}:{self.window_tokens}:{position.epoch}"),
-        )
-        for _ in range(position.samples_taken):
-            next(self._samples, None)
-
-    def batch(self, rows: int) -> tuple[Tensor, Tensor]:
-        windows = torch.tensor([self._window() for _ in range(rows)])
-        inputs, targets = windows[:, :-1], windows[:, 1:].clone()
-        targets[targets == SPECIAL_TOKENS.index(FIM_PAD)] = IGNORED
-        return inputs.contiguous(), targets
-
-    def _window(self) -> list[int]:
-        size = self.window_tokens + 1  # inputs and targets overlap in all but one token
-        window: list[int] = []
-        while len(window) < size - 24:
-            room = size - len(window)
-            fitting = (i for i, ids in enumerate(self._waiting) if len(ids) <= room)
-            index = next(fitting, None)
-            if index is not None:
-                window += self._waiting.pop(index)
-            elif len(self._waiting) < 12:
-                self._waiting.append(self._next_tokens())
-            else:
-                window += self._waiting.pop(0)[:room]
-        return window + [SPECIAL_TOKENS.index(FIM_PAD)] * (size - len(window))
-
-    def _next_tokens(self) -> list[int]:
-        sample = next(self._samples, None)
-        if sample is None:
-            waiting = self._waiting
-            self.seek(DataPosition(self.position.epoch + 1, 0))
-            self._waiting = waiting
-            sample = next(self._samples)
-        self.position = DataPosition(self.position.epoch, self.position.samples_taken + 1)
-        return [i for piece in self.tokenizer.encode_batch(list(sample.pieces)) for i in piece.ids]
+def as_batch(windows: Windows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, both (rows, window_tokens); padding has no loss."""
+    tokens = torch.from_numpy(windows).to(device, torch.long)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
+    targets[targets == PAD] = IGNORED
+    return inputs, targets
 
 
 @torch.no_grad()
@@ -411,6 +358,7 @@ class RunFacts:
     corpus_files: int
     corpus_bytes: int
     python: str
+    packages: tuple[str, ...]  # with version and licence
     bits_per_byte: float
 
 
@@ -477,9 +425,15 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _model_card(shape: ModelShape, parameters: int, megabytes: float, facts: RunFacts) -> str:
+    packages = ""
+    if facts.packages:
+        packages = textwrap.fill(
+            "The packages, with their licences: " + "; ".join(facts.packages) + ".", 100
+        )
+        packages = f"\n{packages}\n"
     return f"""\
 ---
-license: psf-2.0
+license: {"apache-2.0" if facts.packages else "psf-2.0"}
 language: [code]
 tags: [python, fill-in-the-middle]
 ---
@@ -493,14 +447,17 @@ with nothing to download and no GPU. It is not a useful coding assistant.
 {shape.kv_heads} key-value heads of {HEAD_DIM},
   feed-forward {shape.ff}, tied embeddings, context {shape.context} tokens, byte-level BPE of \
 {shape.vocab} tokens.
-- Data: sources of the Python {facts.python} standard library, {facts.corpus_files} files, \
-{facts.corpus_bytes / 1e6:.1f} MB, without
-  tests and generated tables; Python Software Foundation License.
-- Training: seed {facts.seed}, {facts.minutes:.0f} minutes, {facts.steps} steps, \
+- Data: sources of the Python {facts.python} standard library (Python Software Foundation License) \
+and of
+  {len(facts.packages)} packages, {facts.corpus_files:,} files, {facts.corpus_bytes / 1e6:.1f} MB, \
+without tests and generated tables.
+- Training: seed {facts.seed}, {facts.minutes:.0f} minutes, {facts.steps:,} steps, \
 {facts.tokens / 1e6:.1f} M tokens, on
   {facts.machine}, {facts.date}.
-- Held-out files: {facts.bits_per_byte:.3f} bits per byte (no FIM, windows of the full context).
-
+- Held-out files of the standard library: {facts.bits_per_byte:.3f} bits per byte (no FIM, \
+windows of the full
+  context).
+{packages}
 Made by (a budget in minutes; only runs with `--steps` repeat exactly):
 
     {facts.command}
@@ -533,6 +490,13 @@ class Progress:
     elapsed_s: float = 0.0
 
 
+def library_version(root: Path) -> str:
+    """`3.11.7` for this interpreter's library, else what its folder's name tells."""
+    if root == standard_library_folder():
+        return platform.python_version()
+    return root.name.removeprefix("python")
+
+
 def schedule(done: float) -> float:
     """Learning-rate factor at a fraction of the run: short warm-up, flat, then linear to zero."""
     if done < WARMUP_FRACTION:
@@ -555,7 +519,29 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=DEFAULT_SHAPE.layers)
     parser.add_argument("--ff", type=int, default=DEFAULT_SHAPE.ff)
     parser.add_argument("--kv-heads", type=int, default=DEFAULT_SHAPE.kv_heads)
+    parser.add_argument(
+        "--long-fraction",
+        type=float,
+        default=0.25,
+        help="last part of the training, on windows of the whole context; the others are half as "
+        "long and cost less",
+    )
     parser.add_argument("--batch-tokens", type=int, default=4_096)
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        default=standard_library_folder(),
+        help="a standard library's folder (default: this interpreter's)",
+    )
+    parser.add_argument(
+        "--packages",
+        nargs="*",
+        default=[],
+        help="installed packages to learn too, by import name; mind their licences",
+    )
+    parser.add_argument(
+        "--data-workers", type=int, default=0, help="processes that prepare epochs ahead"
+    )
     parser.add_argument("--matrix-rate", type=float, default=0.02, help="peak rate of Muon")
     parser.add_argument("--rate", type=float, default=0.003, help="peak rate of AdamW")
     parser.add_argument("--export-minutes", type=float, default=10.0, help="between exports")
@@ -586,12 +572,17 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
 
-    files = standard_library()
+    files = standard_library(arguments.corpus)
     kept = [file for file in files if not file.is_held_out]
     held_out = [file for file in files if file.is_held_out]
+    if not kept or not held_out:
+        sys.exit(f"{arguments.corpus} is no standard library: too few Python files")
+    tokenizer = train_tokenizer(kept, arguments.vocab)
+    for name in arguments.packages:
+        kept += package_sources(name)
+    packages = tuple(package_facts(name) for name in arguments.packages)
     corpus_bytes = sum(len(file.text.encode()) for file in kept)
     say(f"{len(kept)} files, {corpus_bytes / 1e6:.1f} MB to learn; {len(held_out)} held out")
-    tokenizer = train_tokenizer(kept, arguments.vocab)
     shape = ModelShape(
         vocab=tokenizer.get_vocab_size(),
         hidden=arguments.hidden,
@@ -611,10 +602,8 @@ def main() -> None:
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = Muon(matrices, weight_decay=0.05)
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    streams = {
-        size: WindowStream(kept, tokenizer, size, arguments.seed)
-        for size in (shape.context // 2, shape.context)
-    }
+    maker = EpochMaker(kept, tokenizer, arguments.seed, arguments.data_workers)
+    streams = {size: WindowStream(maker, size) for size in (shape.context // 2, shape.context)}
     progress = Progress()
     fingerprint = {**asdict(shape), "seed": arguments.seed}
 
@@ -662,16 +651,19 @@ def main() -> None:
             tokens=progress.tokens,
             corpus_files=len(kept),
             corpus_bytes=corpus_bytes,
-            python=platform.python_version(),
+            python=library_version(arguments.corpus),
+            packages=packages,
             bits_per_byte=bits_per_byte,
         )
 
     # Explicitly, because a shell starts background jobs with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    first = shape.context if arguments.long_fraction >= 1 else shape.context // 2
+    maker.prepare(first, streams[first].position.epoch)  # while the compiler works
     loss_of = _loss_function(model, device, is_compiled=not arguments.no_compile)
     budget_s = arguments.minutes * 60
-    losses: list[float] = []
+    losses: list[Tensor] = []
     last_log_s, last_export_s = progress.elapsed_s, progress.elapsed_s
     previous_s = time.monotonic()
     try:
@@ -682,9 +674,13 @@ def main() -> None:
                 done = progress.step / arguments.steps
             if done >= 1.0:
                 break
-            size = shape.context if done > 1 - LONG_WINDOW_FRACTION else shape.context // 2
-            tokens, targets = streams[size].batch(max(1, arguments.batch_tokens // size))
-            loss = loss_of(tokens.to(device), targets.to(device))
+            long_from = 1 - arguments.long_fraction
+            size = shape.context if done >= long_from else shape.context // 2
+            if 0.9 * long_from < done < long_from:
+                maker.prepare(shape.context, streams[shape.context].position.epoch)
+            windows = streams[size].batch(max(1, arguments.batch_tokens // size))
+            tokens, targets = as_batch(windows, device)
+            loss = loss_of(tokens, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             factor = schedule(done)
             muon.step(arguments.matrix_rate * factor)
@@ -693,7 +689,7 @@ def main() -> None:
             adamw.step()
             adamw.zero_grad()
             model.zero_grad()
-            losses.append(loss.item())
+            losses.append(loss.detach())  # read when logged: a GPU works ahead
             progress.step += 1
             progress.tokens += tokens.numel()
             now_s = time.monotonic()
@@ -704,7 +700,7 @@ def main() -> None:
                 rate = len(losses) * tokens.numel() / (progress.elapsed_s - last_log_s)
                 say(
                     f"{progress.elapsed_s / 60:5.1f} min  step {progress.step:5d}  "
-                    f"loss {sum(losses) / len(losses):.3f}  {rate:,.0f} tokens/s  "
+                    f"loss {torch.stack(losses).mean().item():.3f}  {rate:,.0f} tokens/s  "
                     f"window {size}  epoch {streams[size].position.epoch}"
                 )
                 losses, last_log_s = [], progress.elapsed_s
@@ -717,6 +713,9 @@ def main() -> None:
     except KeyboardInterrupt:
         save_checkpoint()
         sys.exit(f"interrupted; run the same command to continue from {arguments.checkpoint}")
+
+    finally:
+        maker.close()
 
     bits = held_out_bits_per_byte(model, held_out, tokenizer, None)
     export(arguments.out, model, tokenizer, facts(bits))

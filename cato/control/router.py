@@ -78,11 +78,13 @@ class ReplicaRouter:
         self._ticker: asyncio.Task[None] | None = None
         self._life = uuid.uuid4().hex
 
-    async def configure(self, policies: PoolPolicies) -> None:
-        """Change how the pool decides; raise `UnknownNameError` for a name that is none."""
-        if policies != self._names:
-            fresh = policies_of(policies, self._profile)
-            self._names = policies
+    async def configure(self, policies: PoolPolicies, profile: Profile) -> None:
+        """Change how the pool decides, or the profile that its policies take (a new measurement);
+        raise `UnknownNameError` for a name that is none.
+        """
+        if (policies, profile) != (self._names, self._profile):
+            fresh = policies_of(policies, profile)
+            self._names, self._profile = policies, profile
             self._handle(PoliciesChanged(_now_s(), fresh))
 
     async def offer(self, invocation: Invocation, ingress: str = "") -> Dispatch:
@@ -189,7 +191,7 @@ class ReplicaRouter:
         commands = self._core.handle(event)
         self._decisions.note(time.time(), event, commands, self._core)
         if self._log is not None:
-            self._log.write(event, commands, self._names)
+            self._log.write(event, commands, self._names, self._profile)
         for command in commands:
             match command:
                 case Dispatch():

@@ -84,7 +84,15 @@ class ControlPlane:
         hosted = [(spec, self._hosted[spec.name]) for spec in self._topology.shared_pools]
         told = [
             tell(actors.PROVISIONER, "register", self._topology, self._profiles, self._scaling),
-            *(tell(actors.router_name(n), "configure", p) for n, p in self._policies.items()),
+            *(
+                tell(
+                    actors.router_name(pool.name),
+                    "configure",
+                    self._policies[pool.name],
+                    pool.fastest(self._profiles),
+                )
+                for pool in self._topology.pools
+            ),
             tell(actors.EVICTION_MANAGER, "register", hosted, self._shared, self._topology.store),
         ]
         for outcome in await asyncio.gather(*told, return_exceptions=True):

@@ -90,9 +90,13 @@ class EventLog:
         self._line({**header, "profile": _plain(profile)})
 
     def write(
-        self, event: Event, commands: tuple[Command, ...], names: PoolPolicies | None = None
+        self,
+        event: Event,
+        commands: tuple[Command, ...],
+        names: PoolPolicies | None = None,
+        profile: Profile | None = None,
     ) -> None:
-        """One event and what followed from it; `names` are those of a `PoliciesChanged`."""
+        """One event and what followed from it; `names` and `profile` made a `PoliciesChanged`."""
         if self._file.closed:
             return
         told: dict[str, Any]
@@ -100,8 +104,10 @@ class EventLog:
             case PoliciesChanged(now_s):
                 assert names is not None, "a change of policies is written by its names"
                 told = {"type": "PoliciesChanged", "now_s": now_s, "names": asdict(names)}
-            case ReplicaReported(profile=profile):
-                told = {"type": "ReplicaReported", **_plain(event), "profile": self._id_of(profile)}
+                if profile is not None:
+                    told["profile"] = self._id_of(profile)
+            case ReplicaReported(profile=its):
+                told = {"type": "ReplicaReported", **_plain(event), "profile": self._id_of(its)}
             case _:
                 told = {"type": type(event).__name__, **_plain(event)}
         line: dict[str, Any] = {"event": told}
@@ -191,7 +197,8 @@ def _steps(lines: Iterator[dict[str, Any]], pool_profile: Profile) -> Iterator[R
         told = dict(line["event"])
         kind = told.pop("type")
         if kind == "PoliciesChanged":
-            policies = policies_of(PoolPolicies(**told["names"]), pool_profile)
+            profile = profiles[told["profile"]] if "profile" in told else pool_profile
+            policies = policies_of(PoolPolicies(**told["names"]), profile)
             event: Event = PoliciesChanged(told["now_s"], policies)
         else:
             if kind == "ReplicaReported":

@@ -23,6 +23,7 @@ from cato.testing.builders import a_profile
 
 PROFILE = replace(a_profile(prefill_s=0.04, token_s=0.01), load_s=0.0)
 LATER = PoolPolicies("saber", max_queued=5)
+MEASURED_LATER = PROFILE.slowed(3.0)
 
 
 class _Logged:
@@ -33,7 +34,7 @@ class _Logged:
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         commands = self._orchestrator.handle(event)
-        self._log.write(event, commands, LATER)
+        self._log.write(event, commands, LATER, MEASURED_LATER)
         return commands
 
 
@@ -49,7 +50,7 @@ def some_tasks() -> list[SimTask]:
 
 
 def a_log(folder: Path, names: PoolPolicies, max_bytes: int = 1 << 20) -> Path:
-    """Two replicas, of which one is lost; the policies are changed under way."""
+    """Two replicas, of which one is lost; the policies and their profile change under way."""
     path = folder / "log.jsonl"
     fleet = a_fleet(policies_of(names, PROFILE), replicas=2, max_running=2, profile=PROFILE)
     pool = fleet.pools[POOL]
@@ -59,7 +60,7 @@ def a_log(folder: Path, names: PoolPolicies, max_bytes: int = 1 << 20) -> Path:
     for host in pool.hosts.values():
         pool._report(host)
     fleet.kernel.at(1.0, lambda: pool.lose_replica(next(iter(pool.hosts))))
-    change = PoliciesChanged(2.0, policies_of(LATER, PROFILE))
+    change = PoliciesChanged(2.0, policies_of(LATER, MEASURED_LATER))
     fleet.kernel.at(2.0, lambda: pool.handle(change))
     fleet.run(some_tasks())
     log.close()

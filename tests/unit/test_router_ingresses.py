@@ -1,8 +1,9 @@
-"""A router's queue holds no place for an ingress that died."""
+"""A router's queue holds no place for an ingress that died; a router heeds new measurements."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,11 @@ from cato.control import router as module
 from cato.control.router import ReplicaRouter
 from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError
+from cato.core.events import PoliciesChanged
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.topology import PoolPolicies
+from cato.policies.registry import policies_of
+from cato.telemetry.event_log import read_log
 from cato.testing.builders import a_profile, a_report, an_invocation
 
 
@@ -95,3 +99,19 @@ async def test_a_withdrawal_that_comes_late_leaves_the_next_attempt_waiting() ->
     assert (await asyncio.wait_for(again, 10)).attempt == 2
     await router.withdraw(InvocationId("i"), 2, "the client left")
     assert [r.held for r in (await router.picture()).replicas] == [0]
+
+
+async def test_a_changed_profile_reaches_the_policies_of_a_living_router(
+    clock: Clock, tmp_path: Path
+) -> None:
+    names, first, second = PoolPolicies("saber"), a_profile(), a_profile().slowed(2.0)
+    assert policies_of(names, first) != policies_of(names, second)
+    router = ReplicaRouter(PoolName("p"), names, first, str(tmp_path))
+    await router.configure(names, first)  # nothing new
+    await router.configure(names, second)
+    await router.configure(names, second)
+    await router.report(a_report())
+    await asyncio.sleep(0.05)  # a tick, which writes out what was logged
+    (path,) = tmp_path.iterdir()
+    changes = [s.event for s in read_log(path).steps if isinstance(s.event, PoliciesChanged)]
+    assert [c.policies for c in changes] == [policies_of(names, second)]

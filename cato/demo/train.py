@@ -425,8 +425,9 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _model_card(shape: ModelShape, parameters: int, megabytes: float, facts: RunFacts) -> str:
-    packages = ""
+    packages = others = ""
     if facts.packages:
+        others = f"\n  and of {len(facts.packages)} packages"
         packages = textwrap.fill(
             "The packages, with their licences: " + "; ".join(facts.packages) + ".", 100
         )
@@ -447,10 +448,10 @@ with nothing to download and no GPU. It is not a useful coding assistant.
 {shape.kv_heads} key-value heads of {HEAD_DIM},
   feed-forward {shape.ff}, tied embeddings, context {shape.context} tokens, byte-level BPE of \
 {shape.vocab} tokens.
-- Data: sources of the Python {facts.python} standard library (Python Software Foundation License) \
-and of
-  {len(facts.packages)} packages, {facts.corpus_files:,} files, {facts.corpus_bytes / 1e6:.1f} MB, \
-without tests and generated tables.
+- Data: sources of the Python {facts.python} standard library (Python Software Foundation \
+License){others},
+  {facts.corpus_files:,} files, {facts.corpus_bytes / 1e6:.1f} MB, without tests and generated \
+tables.
 - Training: seed {facts.seed}, {facts.minutes:.0f} minutes, {facts.steps:,} steps, \
 {facts.tokens / 1e6:.1f} M tokens, on
   {facts.machine}, {facts.date}.

@@ -23,6 +23,7 @@ os.environ.update(
     RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
     # On a busy machine HAProxy's actor takes longer than the 5 s after which Serve kills it.
     RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="90",
+    **haproxy.RETRIES,
     **own_cluster(_RUN_DIR),
 )
 

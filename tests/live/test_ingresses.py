@@ -15,13 +15,13 @@ import pytest
 from cato.engines.simulated import simulated_text
 from tests.live.conftest import App, wait_ready
 from tests.live.test_control_plane import picture, wait_for_replicas
-from tests.live.test_losses import Stream, until
+from tests.live.test_losses import Stream, kill_replica, until
 
 pytestmark = pytest.mark.live
 
 EDITORS, KEYSTROKES = 6, 5
 MANY_TOKENS, LAST_TOKENS = 2000, 8
-STREAMED = 60
+STREAMED, WHOLE = 60, 400
 PATIENCE_S = 180.0
 
 
@@ -101,9 +101,9 @@ def test_a_newer_completion_replaces_the_older_one_at_another_ingress(pair: str)
             ends += [answer.result() for answer in under_way]  # the newer ones have arrived
             under_way = newer
         last = dict(zip(prompts, [answer.result() for answer in under_way], strict=True))
-    assert {(a.status_code, a.json().get("error", {}).get("code")) for a in ends} == {
-        (499, "superseded")
-    }
+    for answer in ends:
+        assert answer.status_code == 499, answer.text[:500]
+        assert answer.json()["error"]["code"] == "superseded"
     for prompt, answer in last.items():
         assert answer.status_code == 200, answer.text
         text = answer.json()["choices"][0]["text"]
@@ -139,6 +139,20 @@ def clients(url: str) -> Iterator[list[tuple[str, str]]]:
             done.set()
         for client in asked:
             client.result()
+
+
+def test_a_killed_ingress_costs_no_request_that_had_no_answer_yet(pair: str) -> None:
+    until(lambda: running_ingresses() == 2, PATIENCE_S)
+    prompts = [f"caller {n}" for n in range(EDITORS)]
+    with ThreadPoolExecutor(EDITORS) as threads:
+        asked = [threads.submit(completion, pair, n, p, WHOLE) for n, p in enumerate(prompts)]
+        until(lambda: calls_in("small") == EDITORS, PATIENCE_S)
+        kill_replica(sorted(ingress_ids())[0])
+        answers = [answer.result() for answer in asked]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == simulated_text(0, prompt, WHOLE)
+    until(lambda: calls_in("small") == 0)
 
 
 def test_an_update_of_the_ingress_costs_no_request(app: App, pair: str) -> None:

@@ -54,7 +54,7 @@ def values(stage: str, instruction: str) -> list[tuple[str, ...]]:
 def environment(stage: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in values(stage, "ENV"):
-        found |= dict(zip(value[::2], value[1::2], strict=True))
+        found |= dict(zip(value[::2], (v.strip('"') for v in value[1::2]), strict=True))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
+import pytest
 from hypothesis import settings
 
 from cato.serve import haproxy
@@ -32,3 +33,8 @@ os.environ.update(
 settings.register_profile("cato", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "cato"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The soak first: it sleeps for most of five minutes, in which other workers do the rest."""
+    items.sort(key=lambda item: "five_minutes_of_work" not in item.name)

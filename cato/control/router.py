@@ -77,6 +77,7 @@ class ReplicaRouter:
         self._ingress_seen_s: dict[str, float] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._life = uuid.uuid4().hex
+        self._has_dealt = False
 
     async def configure(self, policies: PoolPolicies, profile: Profile) -> None:
         """Change how the pool decides, or the profile that its policies take (a new measurement);
@@ -222,10 +223,20 @@ class ReplicaRouter:
         while True:
             await asyncio.sleep(TICK_S)
             self._handle(Ticked(_now_s()))
+            self._deal_anew()
             await self._forget_dead_ingresses()
             self._decisions.note_silent(time.time(), self._core.replicas)
             if self._log is not None:
                 self._log.flush()
+
+    def _deal_anew(self) -> None:
+        """Once in a life: early binding gave all that waited to the replica that reported first."""
+        if self._has_dealt or not self._core.replicas:
+            return
+        self._has_dealt = True
+        policies = policies_of(self._names, self._profile)
+        if not policies.late_binding:
+            self._handle(PoliciesChanged(_now_s(), policies))
 
     async def _forget_dead_ingresses(self) -> None:
         """A place in the queue must not come to one that nobody reads."""

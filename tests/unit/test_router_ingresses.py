@@ -115,3 +115,19 @@ async def test_a_changed_profile_reaches_the_policies_of_a_living_router(
     (path,) = tmp_path.iterdir()
     changes = [s.event for s in read_log(path).steps if isinstance(s.event, PoliciesChanged)]
     assert [c.policies for c in changes] == [policies_of(names, second)]
+
+
+async def test_what_waited_is_dealt_out_when_the_other_replicas_have_reported(clock: Clock) -> None:
+    """Early binding, after a restart: the first to report had been given everything."""
+    router = ReplicaRouter(PoolName("p"), PoolPolicies("cato"), a_profile())
+    asked = [
+        asyncio.ensure_future(router.offer(an_invocation(f"i{n}"), "living")) for n in range(6)
+    ]
+    await asyncio.sleep(0)
+    for id in ("a", "b"):
+        await router.report(a_report(id))
+    await asyncio.sleep(0.05)  # a tick
+    loads = [(r.held, r.queued) for r in (await router.picture()).replicas]
+    assert loads == [(1, 2), (1, 2)]
+    for waiting in asked:
+        waiting.cancel()

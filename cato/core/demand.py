@@ -165,10 +165,11 @@ class PoolMeter:
                 known.has_place = False
             known.invocation, known.seen_at_s = invocation, event.now_s
             return
-        # Of a later attempt the first was seen before a restart, or it ended with its replica.
+        # Of a later attempt the first was seen before a restart, or it ended with its replica; what
+        # an earlier life of the router was offered has arrived then.
         work_s = self._work_s(invocation)
         self._calls[invocation.id] = _Call(invocation, event.now_s, work_s, event.now_s)
-        if invocation.attempt == 1:
+        if invocation.attempt == 1 and not invocation.was_taken:
             kind = _kind(invocation)
             before = self._arrived.get(kind, Arrivals())
             self._arrived[kind] = Arrivals(before.count + 1, before.work_s + work_s)

@@ -405,6 +405,13 @@ def test_arrivals_are_told_once_and_a_later_attempt_is_none() -> None:
     assert look(meter).unfinished == {N: 3}
 
 
+def test_what_an_earlier_life_of_the_router_had_does_not_arrive_again() -> None:
+    again = offered("1")
+    meter = a_meter(replace(again, invocation=replace(again.invocation, was_taken=True)))
+    demand = look(meter)
+    assert (demand.arrived, demand.unfinished) == ({}, {N: 1})
+
+
 def test_only_what_waits_is_queued_work() -> None:
     meter = a_meter(offered("1"), offered("2", tokens=5))
     demand = look(meter, leased=["1"])

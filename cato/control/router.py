@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
@@ -38,6 +39,8 @@ log = logging.getLogger("cato.router")
 TICK_S = 0.5
 # Ingresses show that they live every second; what waits for one that does not is nobody's.
 INGRESS_SILENCE_S = 15.0
+# Longer than an ingress looks for a replica that it does not know yet.
+ORDERED_FOR_S = 10.0
 
 Ended = tuple[InvocationId, int, int, str]
 """An invocation that has left its replica: id, attempt, output tokens, outcome."""
@@ -71,8 +74,8 @@ class ReplicaRouter:
         self._log = _event_log(log_folder, pool, policies, profile)
         self._decisions = DecisionBook(pool)
         self._asked: dict[InvocationId, _Asked] = {}
-        # What was taken back from replicas that have not been told yet.
-        self._to_stop: dict[ReplicaId, list[tuple[InvocationId, int]]] = {}
+        # What was taken back from replicas: its attempt, and until when they are told.
+        self._to_stop: dict[ReplicaId, dict[InvocationId, tuple[int, float]]] = {}
         self._gone: set[ReplicaId] = set()
         self._ingress_seen_s: dict[str, float] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -132,7 +135,7 @@ class ReplicaRouter:
         if report.replica_id in self._gone:
             return ()
         self._handle(replace(report, now_s=_now_s()))
-        return tuple(self._to_stop.pop(report.replica_id, ()))
+        return self._orders(report.replica_id, report.held)
 
     async def progress(
         self, replica: ReplicaId, tokens: tuple[tuple[InvocationId, int], ...]
@@ -143,7 +146,20 @@ class ReplicaRouter:
         the text it has, here or elsewhere, unless its run was superseded.
         """
         self._handle(ReplicaProgressed(_now_s(), replica, tokens))
-        return tuple(self._to_stop.pop(replica, ()))
+        return self._orders(replica, [id for id, _ in tokens])
+
+    def _orders(
+        self, replica: ReplicaId, held: Iterable[InvocationId]
+    ) -> tuple[tuple[InvocationId, int], ...]:
+        """What it should stop of what it holds. Told again and again: a call that was taken back as
+        soon as it had its lease may reach the replica after the order."""
+        orders = self._to_stop.get(replica)
+        if not orders:
+            return ()
+        now_s = _now_s()
+        for id in [id for id, (_, until_s) in orders.items() if until_s < now_s]:
+            del orders[id]
+        return tuple((id, orders[id][0]) for id in held if id in orders)
 
     async def news(self, first_tokens: tuple[InvocationId, ...], ended: tuple[Ended, ...]) -> None:
         """What happened on a replica since it last told."""
@@ -202,8 +218,9 @@ class ReplicaRouter:
                     self._answer(command)
                 case Preempt():
                     # Its replica is told by the answer to its report, the ingress by the replica.
-                    stopped = self._to_stop.setdefault(command.replica_id, [])
-                    stopped.append((command.invocation_id, command.attempt))
+                    stopped = self._to_stop.setdefault(command.replica_id, {})
+                    until_s = _now_s() + ORDERED_FOR_S
+                    stopped[command.invocation_id] = (command.attempt, until_s)
                     log.info("preempt %s: %s", command.invocation_id, command.reason)
                 case _:
                     assert_never(command)

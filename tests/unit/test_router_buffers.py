@@ -69,4 +69,15 @@ async def test_a_replica_whose_calls_show_no_progress_is_told_with_its_heartbeat
     await router.offer(newer)
     beat = a_report(REPLICA, held=[older.id, newer.id])
     assert await router.report(beat) == ((older.id, 1),)
-    assert await router.report(beat) == ()
+    assert await router.report(a_report(REPLICA, held=[newer.id])) == ()
+
+
+async def test_a_call_that_reaches_its_replica_after_the_order_is_stopped_all_the_same() -> None:
+    router = await a_router()
+    older, newer = a_call("old", began_s_ago=2.0), a_call("new", began_s_ago=1.0)
+    await router.offer(older)
+    await router.offer(newer)
+    assert await router.report(a_report(REPLICA)) == (), "neither has arrived"
+    beat = a_report(REPLICA, held=[older.id, newer.id])
+    assert await router.report(beat) == ((older.id, 1),)
+    assert await router.report(beat) == ((older.id, 1),), "the answer may have been lost"

@@ -44,6 +44,7 @@ app = typer.Typer(no_args_is_help=True, help="Add, list, measure and remove mode
 console = Console()
 
 ASK_TIMEOUT_S = 30.0
+REMOVE_TIMEOUT_S = 90.0  # what was asked of the model ends first
 # So long is a place looked for; a model is unloaded for one when there has been no room for
 # `ROOM_WITHIN_S`: what the last measurement took is free a second later.
 PLACE_TIMEOUT_S = 120.0
@@ -170,14 +171,17 @@ def show(name: Name, pool: Pool = None, address: Address = "auto") -> None:
 
 @app.command()
 def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
-    """Let nobody ask for a model or an adapter any more, and forget its measurements."""
+    """Let nobody ask for a model or an adapter any more, and forget its measurements.
+
+    What was asked of a model ends first; after a minute the command gives up, and it stays.
+    """
     with _errors():
         topology = _topology(address)
         if not _removed_adapter(topology, name):
             spec = _shared_pool(topology, pool)
             _newest(topology, spec.name, name)
             with suppress(UnknownNameError):  # not served, as when it was not read
-                _ask("remove_model", spec.name, ModelName(name))
+                _ask("remove_model", spec.name, ModelName(name), within_s=REMOVE_TIMEOUT_S)
             with _opened(topology) as store:
                 store.remove_model(spec.name, ModelName(name))
         console.print(f"{name} is no longer served.", highlight=False)
@@ -400,11 +404,11 @@ def _shared_pool(topology: Topology, name: str | None) -> SharedPoolSpec:
     return known[PoolName(name)]
 
 
-def _ask(method: str, *args: object) -> Any:
+def _ask(method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:
     """The Eviction Manager's answer; raises what it raises."""
     from cato.control import actors
 
-    return _ask_actor(actors.EVICTION_MANAGER, method, *args)
+    return _ask_actor(actors.EVICTION_MANAGER, method, *args, within_s=within_s)
 
 
 def _ask_provisioner(method: str, *args: object) -> Any:
@@ -413,10 +417,10 @@ def _ask_provisioner(method: str, *args: object) -> Any:
     return _ask_actor(actors.PROVISIONER, method, *args)
 
 
-def _ask_actor(name: str, method: str, *args: object) -> Any:
+def _ask_actor(name: str, method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:
     from cato.control import actors
 
-    return _answer(getattr(actors.get(name), method).remote(*args), ASK_TIMEOUT_S)
+    return _answer(getattr(actors.get(name), method).remote(*args), within_s)
 
 
 def _answer(asked: Any, timeout_s: float | None = None) -> Any:

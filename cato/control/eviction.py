@@ -150,9 +150,8 @@ class EvictionManager:
         pool.add_model(added.hosted, added.profile.to_profile())
 
     async def remove_model(self, pool: PoolName, name: ModelName) -> None:
-        """Raise `InputError` while the model is in use or when it is the deployment file's, and
-        `UnknownNameError` when there is none."""
-        (await self._pool(pool)).remove_model(name)
+        """See `SharedPool.remove_model`."""
+        await (await self._pool(pool)).remove_model(name)
 
     async def decisions(self) -> dict[PoolName, PoolDecisions]:
         """Of each shared pool, the newest decisions with their reasons, and all counted."""

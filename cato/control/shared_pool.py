@@ -82,6 +82,8 @@ MEASURE_LIMIT_S = 1800.0
 # New books order no load until every slot has had the time to say what it holds: some are told of
 # the end of the actor that they asked a second or two later than others.
 SETTLE_S = 2.0
+# How long a model that is to be removed may take to end what it has, and how often that is asked.
+REMOVE_WITHIN_S, REMOVE_POLL_S = 60.0, 0.1
 NOTHING = CopyId("")
 _MEASURE = "measure-"
 
@@ -134,6 +136,7 @@ class SharedPool:
         self.profiles = dict(profiles)
         self._policies = spec.policies
         self._hosted: dict[ModelName, HostedModel] = {m.model.name: m for m in spec.models}
+        self._leaving: set[ModelName] = set()  # to be removed when those who have asked are served
         self._slots: dict[ReplicaId, _Slot] = {}
         # Serve does not list these any more; they report for as long as they drain.
         self._left: set[ReplicaId] = set()
@@ -201,11 +204,29 @@ class SharedPool:
         self.profiles[hosted.model.name] = profile
         self._handle(ModelAdded(_now_s(), self._facts(hosted)))
 
-    def remove_model(self, name: ModelName) -> None:
-        """Raise `UnknownNameError`, or `InputError` while the model is in use or when it is one of
-        the deployment file."""
+    async def remove_model(self, name: ModelName) -> None:
+        """New calls are refused at once; those that the pool has may end first, for a minute.
+
+        Raise `UnknownNameError`, or `InputError` when the model is one of the deployment file or
+        when some did not end: then it is served as before.
+        """
         if any(m.model.name == name for m in self.spec.models):
             raise InputError(f"{name!r} is a model of the deployment file: remove it there")
+        self._leaving.add(name)
+        try:
+            for _ in range(int(REMOVE_WITHIN_S / REMOVE_POLL_S)):
+                if not self._is_used(name):
+                    break
+                await asyncio.sleep(REMOVE_POLL_S)
+            self._remove_model(name)
+        finally:
+            self._leaving.discard(name)
+
+    def _is_used(self, name: ModelName) -> bool:
+        waits = self._core.waiting_by_model().get(name, 0) > 0
+        return waits or any(c.running for c in self._core.copies() if c.model == name)
+
+    def _remove_model(self, name: ModelName) -> None:
         now_s = _now_s()
         loaded = [c.id for c in self._core.copies() if c.model == name]
         self._handle(ModelRemoved(now_s, name))
@@ -310,9 +331,11 @@ class SharedPool:
 
         Times of `invocation` count from the moment of the call. The same offer again is harmless.
         """
-        if model not in self._hosted:
-            raise UnknownNameError("model", model, tuple(sorted(self._hosted)))
         now_s, id = _now_s(), invocation.id
+        is_new = id not in self._offers and invocation.attempt == 1 and not invocation.was_taken
+        if model not in self._hosted or (is_new and model in self._leaving):
+            served = sorted(self._hosted.keys() - self._leaving)
+            raise UnknownNameError("model", model, tuple(served))
         lease = self._leases.get(id)
         if lease is not None and self._is_still_good(lease, invocation):
             lease.dispatch = replace(lease.dispatch, attempt=invocation.attempt)
@@ -323,7 +346,7 @@ class SharedPool:
         if not is_waiting:
             self._end(id)
             is_full = len(self._core.waiting()) >= self._policies.max_queued
-            if is_full and invocation.attempt == 1 and not invocation.was_taken:
+            if is_full and is_new:
                 problem = f"its queue of {self._policies.max_queued} is full"
                 raise CapacityError(self.spec.part_of(model), problem, FULL_RETRY_AFTER_S)
         mine = self._offers[id] = invocation.on_clock(now_s)

@@ -89,7 +89,8 @@ class InvocationEnded:
 
 @dataclass(frozen=True, slots=True)
 class PoliciesChanged:
-    """The operator changed how the pool decides."""
+    """The operator changed how the pool decides, or a new measurement did; or what is bound early
+    is to be dealt out anew."""
 
     now_s: float
     policies: Policies

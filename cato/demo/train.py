@@ -1,8 +1,8 @@
 """Trains the demo model from scratch: `python -m cato.demo.train --out cato/demo/model`.
 
 A small Llama on the Python standard library, with fill-in-the-middle, in Hugging Face layout. The
-defaults suit one core and forty minutes, three times through the files; more passes learn them by
-heart. A GPU (`--device cuda`) wants more text, `--packages`, and the processes that prepare it,
+defaults suit one core and forty minutes, twice through the files; many passes learn them by heart.
+A GPU (`--device cuda`) wants more text, `--packages`, and the processes that prepare it,
 `--data-workers`. Needs `pip install cato[train]`.
 """
 
@@ -66,6 +66,7 @@ CHAT_TEMPLATE = (
 )
 
 HEAD_DIM = 64  # one of the sizes vLLM's CPU attention supports
+PACKAGES = "The packages, with their licences"
 IGNORED = -100  # functional.cross_entropy's default `ignore_index`
 MUON_MOMENTUM = 0.95
 WARMUP_FRACTION = 0.02
@@ -359,6 +360,7 @@ class RunFacts:
     corpus_bytes: int
     python: str
     packages: tuple[str, ...]  # with version and licence
+    before: str  # what the card of the model that it goes on from said of data and training
     bits_per_byte: float
 
 
@@ -424,17 +426,26 @@ def _write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+def told_of_data(folder: Path) -> str:
+    """What an export's card says of its data and its training; empty when it has no card."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8") if card.exists() else ""
+    return "- Data:" + text.partition("- Data:")[2].partition("\n## ")[0] if text else ""
+
+
 def _model_card(shape: ModelShape, parameters: int, megabytes: float, facts: RunFacts) -> str:
-    packages = others = ""
+    packages = others = before = ""
+    if facts.before:
+        before = f"\n## Before\n\nIt goes on from a model whose card said:\n\n{facts.before}"
     if facts.packages:
         others = f"\n  and of {len(facts.packages)} packages"
         packages = textwrap.fill(
-            "The packages, with their licences: " + "; ".join(facts.packages) + ".", 100
+            f"{PACKAGES}: {'; '.join(facts.packages)}. The weights are under CATO's licence.", 100
         )
         packages = f"\n{packages}\n"
     return f"""\
 ---
-license: {"apache-2.0" if facts.packages else "psf-2.0"}
+license: {"apache-2.0" if PACKAGES in packages + facts.before else "psf-2.0"}
 language: [code]
 tags: [python, fill-in-the-middle]
 ---
@@ -462,7 +473,7 @@ windows of the full
 Made by (a budget in minutes; only runs with `--steps` repeat exactly):
 
     {facts.command}
-
+{before}
 ## Prompts
 
 Fill-in-the-middle, as with Qwen2.5-Coder; the answer ends with `{END_OF_TEXT}`:
@@ -578,7 +589,10 @@ def main() -> None:
     held_out = [file for file in files if file.is_held_out]
     if not kept or not held_out:
         sys.exit(f"{arguments.corpus} is no standard library: too few Python files")
-    tokenizer = train_tokenizer(kept, arguments.vocab)
+    if arguments.continue_from is None:
+        tokenizer = train_tokenizer(kept, arguments.vocab)
+    else:
+        tokenizer = Tokenizer.from_file(str(arguments.continue_from / "tokenizer.json"))
     for name in arguments.packages:
         kept += package_sources(name)
     packages = tuple(package_facts(name) for name in arguments.packages)
@@ -595,7 +609,9 @@ def main() -> None:
     parameters = sum(p.numel() for p in model.parameters())
     say(f"{parameters / 1e6:.2f} M parameters, vocabulary {shape.vocab}, device {device}")
 
+    before = ""
     if arguments.continue_from is not None:
+        before = told_of_data(arguments.continue_from)
         load_weights(model, arguments.continue_from)
         say(f"starting from the weights of {arguments.continue_from}")
 
@@ -606,7 +622,7 @@ def main() -> None:
     maker = EpochMaker(kept, tokenizer, arguments.seed, arguments.data_workers)
     streams = {size: WindowStream(maker, size) for size in (shape.context // 2, shape.context)}
     progress = Progress()
-    fingerprint = {**asdict(shape), "seed": arguments.seed}
+    fingerprint = {**asdict(shape), "seed": arguments.seed, "bytes": corpus_bytes, "format": 2}
 
     def save_checkpoint() -> None:
         arguments.checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -654,6 +670,7 @@ def main() -> None:
             corpus_bytes=corpus_bytes,
             python=library_version(arguments.corpus),
             packages=packages,
+            before=before,
             bits_per_byte=bits_per_byte,
         )
 

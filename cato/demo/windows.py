@@ -28,8 +28,8 @@ def epoch_windows(
 ) -> Windows:
     """One pass over a shard of files, `window_tokens` + 1 tokens a window, several samples in it.
 
-    No sample is cut but one that fits nowhere, which loses its end. The same arguments give the
-    same windows, in whichever process.
+    A sample loses its end where neither it nor the next few fit what is left of a window. The same
+    arguments give the same windows, in whichever process.
     """
     samples = epoch_samples(
         files, window_tokens=window_tokens, rng=Random(f"{seed}:{window_tokens}:{epoch}")

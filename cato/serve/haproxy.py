@@ -5,13 +5,13 @@ Serve runs this instead of its own binary when `RAY_SERVE_HAPROXY_BINARY_PATH` n
 - No splicing: Ray Serve 2.60 always configures `option splice-request` and `splice-response`. With
   them HAProxy 2.8 misses, more often than not, that a client has left while it waits for an answer,
   in spite of `option abortonclose`: the engine then works on for nobody. `-dS` turns splicing off.
-- `option http-buffer-request`: a request goes to a replica when all of it is here. Only then can it
-  be sent again, and most clients write a body after its head.
+- `option http-buffer-request`: a request goes to a replica when all of it is here, or as much as a
+  buffer holds. Only what was whole can be sent again, and most clients write a body after its head.
+- `timeout http-request`: HAProxy now waits for bodies, so it lets go who trickles one in.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -20,15 +20,25 @@ from pathlib import Path
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
-# What HAProxy sends again, and how often. A replica that ends closes connections that HAProxy keeps
-# to it; a request just sent on one of them would end in silence (cato/core/decisions/0011).
+# What HAProxy sends again, how often, and of what size at most. A replica that ends closes
+# connections that HAProxy keeps to it; a request just sent on one of them would end in silence
+# (cato/core/decisions/0011).
 RETRIES = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     "RAY_SERVE_HAPROXY_RETRIES": "6",
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
 }
 
+REQUEST_WITHIN_S = 30  # as the ingress has it for bodies that do not end
+
 _DEFAULTS = "\ndefaults\n"
-_BUFFERED = "    option http-buffer-request\n"
+# Serve's own lines, where it has any, come later and so count. Without the last one idle
+# connections would be closed as early as slow requests.
+_ADDED = f"""\
+    option http-buffer-request
+    timeout http-request {REQUEST_WITHIN_S}s
+    timeout http-keep-alive 3600s
+"""
 
 
 def path() -> str:
@@ -37,10 +47,13 @@ def path() -> str:
 
 
 def configured(config: str) -> str:
-    """Serve's configuration with the options of this module."""
-    if _BUFFERED in config:
+    """Serve's configuration with the options of this module; raise ValueError when it has no place
+    for them."""
+    if _ADDED in config:
         return config
-    return config.replace(_DEFAULTS, _DEFAULTS + _BUFFERED, 1)
+    if _DEFAULTS not in config:
+        raise ValueError("no section `defaults`")
+    return config.replace(_DEFAULTS, _DEFAULTS + _ADDED, 1)
 
 
 def main() -> None:
@@ -50,10 +63,19 @@ def main() -> None:
     os.environ.pop(VARIABLE, None)  # it names this command: HAProxy would never be reached
     binary = get_haproxy_binary()
     for file in _config_files(sys.argv):
-        # In place: Serve writes it anew for every start, and knows its processes by its path.
-        with contextlib.suppress(OSError):  # HAProxy says better what is wrong with it
-            file.write_text(configured(file.read_text()))
+        try:
+            _configure(file)
+        except (OSError, ValueError) as error:
+            # Traffic goes on without; where the file itself is wrong HAProxy says so.
+            print(f"cato-haproxy: {file} is taken as it is: {error}", file=sys.stderr)
     os.execv(binary, [binary, "-dS", *sys.argv[1:]])
+
+
+def _configure(file: Path) -> None:
+    """Under its own name: Serve writes it anew for every start, and knows its processes by it."""
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    part.write_text(configured(file.read_text()))
+    part.replace(file)
 
 
 def _config_files(arguments: Sequence[str]) -> list[Path]:

@@ -2,9 +2,10 @@
 
 The calls arrive when they did and are as long as they were; replicas come and go as they did. What
 is simulated is the time on the replicas, by their profiles, so a recorded policy is simulated
-again, too: its difference from the record is the simulator's error. A call that was made after
-another one's end keeps its recorded instant: that a quicker answer brings the next question sooner
-is not foretold.
+again, too: its difference from the record is the simulator's error (and, where policies or their
+profile changed under way, the change: one of them is simulated throughout). A call that was made
+after another one's end keeps its recorded instant: that a quicker answer brings the next question
+sooner is not foretold.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ class EventLog:
         match event:
             case PoliciesChanged(now_s):
                 assert names is not None, "a change of policies is written by its names"
+                assert profile is not None, "and by the profile that they take"
                 told = {"type": "PoliciesChanged", "now_s": now_s, "names": asdict(names)}
-                if profile is not None:
-                    told["profile"] = self._id_of(profile)
+                told["profile"] = self._id_of(profile)
             case ReplicaReported(profile=its):
                 told = {"type": "ReplicaReported", **_plain(event), "profile": self._id_of(its)}
             case _:

@@ -105,29 +105,41 @@ def test_an_installed_package_is_read_and_named_with_its_licence() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_command_ends_in_a_folder_of_the_shape_it_was_told(
+def test_the_command_ends_in_a_folder_that_another_run_goes_on_from(
     tmp_path: Path, files: list[SourceFile], device: str
 ) -> None:
     library = tmp_path / "python9.9"
     library.mkdir()
     for file in [*files, a_file(HELD_OUT)]:
         (library / file.path).write_text(file.text)
-    out = tmp_path / "model"
-    command = [sys.executable, "-m", "cato.demo.train", "--out", str(out), "--corpus", str(library)]
-    command += ["--device", device, "--steps", "30", "--vocab", "400", "--hidden", "64"]
-    command += ["--layers", "1", "--ff", "64", "--batch-tokens", "1024", "--no-compile"]
-    command += ["--packages", "click", "--checkpoint", str(tmp_path / "checkpoint.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    config = json.loads((out / "config.json").read_text())
+    common = ["--corpus", str(library), "--device", device, "--batch-tokens", "1024"]
+    common += ["--hidden", "64", "--layers", "1", "--ff", "64", "--no-compile"]
+
+    def train(out: Path, *others: str) -> dict[str, torch.Tensor]:
+        command = [sys.executable, "-m", "cato.demo.train", "--out", str(out), *common, *others]
+        command += ["--checkpoint", str(tmp_path / "checkpoint.pt")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+        assert done.returncode == 0, done.stderr
+        weights = load_file(out / "model.safetensors")
+        assert all(torch.isfinite(w.float()).all() for w in weights.values())
+        return weights
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    weights = train(first, "--steps", "30", "--vocab", "400", "--packages", "click")
+    config = json.loads((first / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (64, 1)
-    card = (out / "README.md").read_text()
-    assert "Python 9.9 standard library" in card
-    assert "licences: click" in card
-    weights = load_file(out / "model.safetensors")
-    assert all(torch.isfinite(w.float()).all() for w in weights.values())
     # Blocks start as the identity; training has moved them.
     assert weights["model.layers.0.mlp.down_proj.weight"].abs().sum() > 0
+    card = (first / "README.md").read_text()
+    assert "Python 9.9 standard library" in card
+    assert "licences: click" in " ".join(card.split())
+    on = train(second, "--steps", "1", "--continue-from", str(first), "--long-fraction", "1")
+    assert on["model.embed_tokens.weight"].shape == weights["model.embed_tokens.weight"].shape
+    assert (second / "tokenizer.json").read_text() == (first / "tokenizer.json").read_text()
+    later = (second / "README.md").read_text()
+    assert "license: apache-2.0" in later, "what the first learnt from still counts"
+    assert "licences: click" in " ".join(later.split())
+    assert later.count("## Prompts") == 1
 
 
 @pytest.mark.gpu

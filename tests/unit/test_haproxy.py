@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cato.serve import haproxy
+from cato.serve.ingress.body import BODY_WITHIN_S
 
 CONFIG = """global
     maxconn 10
@@ -24,10 +25,15 @@ frontend f
 """
 
 
-def test_requests_are_whole_before_they_go_on() -> None:
+def test_requests_are_whole_before_they_go_on_and_come_in_time() -> None:
     told = haproxy.configured(CONFIG)
-    assert told.replace("    option http-buffer-request\n", "") == CONFIG
-    assert told.index("defaults\n") < told.index("http-buffer-request") < told.index("frontend")
+    added = [line.strip() for line in told.splitlines() if line not in CONFIG.splitlines()]
+    assert added == [
+        "option http-buffer-request",
+        f"timeout http-request {BODY_WITHIN_S:.0f}s",
+        "timeout http-keep-alive 3600s",
+    ]
+    assert told.index("defaults\n") < told.index("http-buffer-request") < told.index("mode http")
     assert haproxy.configured(told) == told
 
 
@@ -49,13 +55,19 @@ def test_the_real_haproxy_takes_the_changed_configuration(tmp_path: Path) -> Non
     assert file.read_text() == haproxy.configured(CONFIG)
 
 
-def test_a_configuration_that_is_missing_is_haproxys_own_complaint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "global\n"])
+def test_what_cannot_be_changed_is_told_and_left_to_haproxy(
+    tmp_path: Path, text: str | None
+) -> None:
+    file = tmp_path / "haproxy.cfg"
+    if text is not None:
+        file.write_text(text)
     done = subprocess.run(
-        [sys.executable, "-c", "from cato.serve.haproxy import main; main()", "-c", "-f", "gone"],
-        cwd=tmp_path,
+        [sys.executable, "-c", "from cato.serve.haproxy import main; main()", "-c", "-f", file],
         capture_output=True,
         text=True,
     )
-    assert done.returncode != 0
-    assert "gone" in done.stderr
+    assert "cato-haproxy: " in done.stderr
     assert "Traceback" not in done.stderr
+    assert (file.read_text() if file.exists() else None) == text
+    assert [f for f in tmp_path.iterdir() if f != file] == []

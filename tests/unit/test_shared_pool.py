@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cato.control import shared_pool
 from cato.control.eviction import EvictionManager
 from cato.control.shared_pool import SETTLE_S, SharedPool
 from cato.control.staged import Staged
@@ -481,6 +482,40 @@ def test_weights_in_host_memory_are_loaded_faster() -> None:
     asyncio.run(scenario())
 
 
+def test_a_model_in_use_is_removed_when_those_who_asked_for_it_are_served() -> None:
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA), {JAVA: QUICK}) as pool:
+            books(pool).add_model(HostedModel(ModelSpec(GO, "simulated", "qwen")), QUICK)
+            async with running(pool, "1", GO) as (lease, task):
+                removed = asyncio.create_task(books(pool).remove_model(GO))
+                await asyncio.sleep(0)
+                with pytest.raises(UnknownNameError, match="no model named 'go'; known: java"):
+                    await pool.lease(GO, an_invocation("2"))
+                again = await pool.lease(GO, an_invocation("1"))  # its answer went astray
+                assert again.replica_id == lease.replica_id
+                assert [p.name for p in books(pool).parts()] == ["cards/go", "cards/java"]
+                assert not removed.done()
+                assert not task.done()
+            await asyncio.wait_for(removed, 10)
+            assert [p.name for p in books(pool).parts()] == ["cards/java"]
+
+    asyncio.run(scenario())
+
+
+def test_a_model_whose_calls_do_not_end_is_served_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_pool, "REMOVE_WITHIN_S", 0.2)
+
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA), {JAVA: QUICK}) as pool:
+            books(pool).add_model(HostedModel(ModelSpec(GO, "simulated", "qwen")), QUICK)
+            async with running(pool, "1", GO):
+                with pytest.raises(InputError, match="1 invocations wait for 'go' or run there"):
+                    await books(pool).remove_model(GO)
+            assert (await ask(pool, "2", GO))[1] == text_of(GO)
+
+    asyncio.run(scenario())
+
+
 def test_models_and_policies_change_at_run_time_and_a_reset_empties_the_slots() -> None:
     async def scenario() -> None:
         async with LocalSharedPool(a_pool(JAVA), {JAVA: SLOW}) as pool:
@@ -492,12 +527,12 @@ def test_models_and_policies_change_at_run_time_and_a_reset_empties_the_slots() 
                 with pytest.raises(InputError, match="1 invocations wait or run"):
                     books(pool).reset()
             with pytest.raises(InputError, match="'java' is a model of the deployment file"):
-                books(pool).remove_model(JAVA)
+                await books(pool).remove_model(JAVA)
             why_not = books(pool).why_not_add(
                 HostedModel(ModelSpec(RUST, "simulated", "qwen", (JAVA,)))
             )
             assert why_not == "'java' is the name of another model of cards"
-            books(pool).remove_model(GO)
+            await books(pool).remove_model(GO)
             assert [p.name for p in books(pool).parts()] == ["cards/java"]
             await until(lambda: _is_idle(books(pool)))
             books(pool).reset()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -48,10 +49,11 @@ from cato.core.errors import (
     NotLoadedError,
     PoolClosedError,
     ReplicaLostError,
+    SupersededError,
     UnknownNameError,
 )
 from cato.core.eviction import Card, CardId, CopyId, HostMemory, ModelFacts, Wanted
-from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
+from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId, RunId
 from cato.core.profile import Profile
 from cato.core.residency import Resident
 from cato.core.slots import (
@@ -77,6 +79,7 @@ SILENCE_S = 5.0
 # A lease that its slot does not hold this long after it was given was never taken up.
 LEASE_GRACE_S = 3.0
 FULL_RETRY_AFTER_S = 1.0
+MAX_BUFFERS = 10_000
 # Two loads of the largest model from slow storage take minutes; what hangs must end some time.
 MEASURE_LIMIT_S = 1800.0
 # New books order no load until every slot has had the time to say what it holds: some are told of
@@ -142,6 +145,8 @@ class SharedPool:
         self._left: set[ReplicaId] = set()
         self._offers: dict[InvocationId, Invocation] = {}
         self._answers: dict[InvocationId, asyncio.Future[Dispatch]] = {}
+        # The latest run of each editor's buffer, and when it began.
+        self._buffers: OrderedDict[str, tuple[float, RunId]] = OrderedDict()
         self._leases: dict[InvocationId, _Lease] = {}
         self._orders: dict[CopyId, tuple[float, Load]] = {}
         self._counts = LoadCounts()
@@ -326,8 +331,9 @@ class SharedPool:
 
     async def offer(self, model: ModelName, invocation: Invocation) -> Dispatch:
         """Wait for a slot that holds `model`; raise `CapacityError` when the queue is full or the
-        model does not load, `UnknownNameError` when the pool does not host it, and
-        `PoolClosedError` when other books take the place of these meanwhile.
+        model does not load, `UnknownNameError` when the pool does not host it, `SupersededError`
+        when a newer run of its buffer takes its place, and `PoolClosedError` when other books take
+        the place of these meanwhile.
 
         Times of `invocation` count from the moment of the call. The same offer again is harmless.
         """
@@ -342,6 +348,9 @@ class SharedPool:
             lease.at_s, lease.is_asked = now_s, True
             self._offers[id] = invocation.on_clock(now_s)
             return lease.dispatch
+        mine = invocation.on_clock(now_s)
+        if mine.buffer:
+            self._supersede(mine)  # first: the queue may be full because of the older one
         is_waiting = lease is None and id in self._offers
         if not is_waiting:
             self._end(id)
@@ -349,12 +358,30 @@ class SharedPool:
             if is_full and is_new:
                 problem = f"its queue of {self._policies.max_queued} is full"
                 raise CapacityError(self.spec.part_of(model), problem, FULL_RETRY_AFTER_S)
-        mine = self._offers[id] = invocation.on_clock(now_s)
+        self._offers[id] = mine
         answer = self._answers.get(id)
         if answer is None or answer.done():
             answer = self._answers[id] = asyncio.get_running_loop().create_future()
         self._handle(InvocationQueued(now_s, self._wanted(model, mine)))
         return await asyncio.shield(answer)
+
+    def _supersede(self, newcomer: Invocation) -> None:
+        """What waits of an older run of the same buffer waits for nobody; raise `SupersededError`
+        when the newcomer is that. What runs already is ended by its own ingress, or runs on."""
+        began, run = (newcomer.began_at_s, newcomer.run_id), newcomer.run_id
+        latest = self._buffers.get(newcomer.buffer)
+        if latest is not None and latest[1] != run and latest > began:
+            raise SupersededError(f"run {latest[1]} of the same buffer replaced it")
+        self._buffers[newcomer.buffer] = began
+        self._buffers.move_to_end(newcomer.buffer)
+        if len(self._buffers) > MAX_BUFFERS:
+            self._buffers.popitem(last=False)
+        for id, offer in list(self._offers.items()):
+            is_older = offer.buffer == newcomer.buffer and offer.run_id != run
+            if is_older and id in self._answers and not self._answers[id].done():
+                error = SupersededError(f"run {run} of the same buffer replaced it")
+                self._answers.pop(id).set_exception(error)
+                self._end(id)
 
     def withdraw(self, id: InvocationId, attempt: int) -> None:
         """The client gave up `attempt`, whether it waits or runs.

@@ -22,6 +22,7 @@ from cato.core.errors import (
     InputError,
     NotLoadedError,
     ReplicaLostError,
+    SupersededError,
     UnknownNameError,
 )
 from cato.core.eviction import CopyId
@@ -478,6 +479,28 @@ def test_weights_in_host_memory_are_loaded_faster() -> None:
             picture = books(pool).picture()
             assert (picture.counts.loads, picture.counts.from_host_memory) == (4, 2)
             assert picture.in_host_memory == (("host", (GO, JAVA)),)
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_of_an_older_run_of_a_buffer_is_refused_when_a_newer_one_comes() -> None:
+    def call(run: str, began_s_ago: float) -> Invocation:
+        ours = replace(an_invocation(f"{run}.fill"), run_id=RunId(run), buffer="b")
+        return replace(ours, began_at_s=-began_s_ago)
+
+    async def scenario() -> None:
+        async with LocalSharedPool(a_pool(JAVA, GO), {JAVA: QUICK, GO: SLOW}) as pool:
+            async with running(pool, "1", JAVA):
+                older = asyncio.create_task(pool.lease(GO, call("old", 2.0)))
+                await until(lambda: books(pool).picture().queued == 1)
+                newer = asyncio.create_task(pool.lease(GO, call("new", 1.0)))
+                with pytest.raises(SupersededError, match="run new of the same buffer"):
+                    await asyncio.wait_for(older, 5)
+                with pytest.raises(SupersededError, match="run new of the same buffer"):
+                    await pool.lease(GO, call("older still", 3.0))
+                assert books(pool).picture().queued == 1
+            lease = await asyncio.wait_for(newer, 30)
+            assert await read(pool, GO, lease) == text_of(GO)
 
     asyncio.run(scenario())
 

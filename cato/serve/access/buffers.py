@@ -1,7 +1,8 @@
 """Supersede: a newer completion of an editor's buffer takes the place of the older one.
 
 An ingress replica ends at once what it runs itself. What another one runs is ended by the router of
-their pool, which sees the calls of both: it is told the buffer's name with each.
+their pool, which sees the calls of both: it is told the buffer's name with each. A shared pool so
+ends what waits; what runs in one of its slots for another ingress runs on.
 """
 
 from __future__ import annotations

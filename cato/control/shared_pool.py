@@ -76,8 +76,9 @@ log = logging.getLogger("cato.shared_pool")
 ATTEND_S = 0.5
 # Ten questions long: a busy host may be late.
 SILENCE_S = 5.0
-# A lease that its slot does not hold this long after it was given was never taken up.
-LEASE_GRACE_S = 3.0
+# A lease that its slot does not hold this long after it was given was never taken up: longer than
+# an ingress looks for a slot that it does not know yet.
+LEASE_GRACE_S = 6.0
 FULL_RETRY_AFTER_S = 1.0
 MAX_BUFFERS = 10_000
 # Two loads of the largest model from slow storage take minutes; what hangs must end some time.

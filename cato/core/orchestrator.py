@@ -40,8 +40,9 @@ from cato.core.snapshot import (
 )
 
 # A lease that its replica does not name this long after the dispatch was never taken up: the
-# message from ingress to replica takes milliseconds, a first connection a second at worst.
-LEASE_GRACE_S = 3.0
+# message from ingress to replica takes milliseconds, a first connection a second at worst, and for
+# a replica that it does not know yet an ingress looks for 5 s.
+LEASE_GRACE_S = 6.0
 # Replicas report every 0.5 s; a busy host may be late a few times.
 SILENCE_S = 5.0
 MIN_RETRY_AFTER_S = 1.0

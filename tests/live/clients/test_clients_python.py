@@ -12,6 +12,7 @@ from tests.live.clients.installed import HERE, python_folder
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(1800)]
 SAID = "Read a file."
+CODE = "def read(path):\n    with open(path) as file:\n        return "
 
 
 def test_litellm_in_five_dialects(served: Cato, shell: Shell) -> None:
@@ -50,7 +51,7 @@ def test_llm(served: Cato, shell: Shell, form: str) -> None:
         "--key",
         served.key,
         "--no-log",
-        SAID,
+        SAID if form == "chat" else CODE,
         LLM_USER_PATH=str(shell.home / "llm"),
     )
     assert said.stdout.strip()

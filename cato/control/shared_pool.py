@@ -17,6 +17,7 @@ from typing import assert_never
 
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
+from cato.core.buffers import MAX_BUFFERS, LatestRun, replaced_by
 from cato.core.cards import (
     ArrivalsRemembered,
     CardAdded,
@@ -53,7 +54,7 @@ from cato.core.errors import (
     UnknownNameError,
 )
 from cato.core.eviction import Card, CardId, CopyId, HostMemory, ModelFacts, Wanted
-from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId, RunId
+from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Resident
 from cato.core.slots import (
@@ -80,7 +81,6 @@ SILENCE_S = 5.0
 # an ingress looks for a slot that it does not know yet.
 LEASE_GRACE_S = 6.0
 FULL_RETRY_AFTER_S = 1.0
-MAX_BUFFERS = 10_000
 # Two loads of the largest model from slow storage take minutes; what hangs must end some time.
 MEASURE_LIMIT_S = 1800.0
 # New books order no load until every slot has had the time to say what it holds: some are told of
@@ -146,8 +146,7 @@ class SharedPool:
         self._left: set[ReplicaId] = set()
         self._offers: dict[InvocationId, Invocation] = {}
         self._answers: dict[InvocationId, asyncio.Future[Dispatch]] = {}
-        # The latest run of each editor's buffer, and when it began.
-        self._buffers: OrderedDict[str, tuple[float, RunId]] = OrderedDict()
+        self._buffers: OrderedDict[str, LatestRun] = OrderedDict()
         self._leases: dict[InvocationId, _Lease] = {}
         self._orders: dict[CopyId, tuple[float, Load]] = {}
         self._counts = LoadCounts()
@@ -221,16 +220,12 @@ class SharedPool:
         self._leaving.add(name)
         try:
             for _ in range(int(REMOVE_WITHIN_S / REMOVE_POLL_S)):
-                if not self._is_used(name):
+                if not self._core.uses(name):
                     break
                 await asyncio.sleep(REMOVE_POLL_S)
             self._remove_model(name)
         finally:
             self._leaving.discard(name)
-
-    def _is_used(self, name: ModelName) -> bool:
-        waits = self._core.waiting_by_model().get(name, 0) > 0
-        return waits or any(c.running for c in self._core.copies() if c.model == name)
 
     def _remove_model(self, name: ModelName) -> None:
         now_s = _now_s()
@@ -369,20 +364,23 @@ class SharedPool:
     def _supersede(self, newcomer: Invocation) -> None:
         """What waits of an older run of the same buffer waits for nobody; raise `SupersededError`
         when the newcomer is that. What runs already is ended by its own ingress, or runs on."""
-        began, run = (newcomer.began_at_s, newcomer.run_id), newcomer.run_id
         latest = self._buffers.get(newcomer.buffer)
-        if latest is not None and latest[1] != run and latest > began:
-            raise SupersededError(f"run {latest[1]} of the same buffer replaced it")
-        self._buffers[newcomer.buffer] = began
+        if latest is not None and latest.is_later_than(newcomer):
+            raise SupersededError(replaced_by(latest.run_id))
+        if latest is None or latest.run_id != newcomer.run_id:
+            for id in latest.ids if latest is not None else ():
+                answer = self._answers.get(id)
+                if answer is not None and not answer.done():
+                    answer.set_exception(SupersededError(replaced_by(newcomer.run_id)))
+                    del self._answers[id]
+                    self._end(id)
+            latest = self._buffers[newcomer.buffer] = LatestRun(
+                newcomer.run_id, newcomer.began_at_s
+            )
         self._buffers.move_to_end(newcomer.buffer)
         if len(self._buffers) > MAX_BUFFERS:
             self._buffers.popitem(last=False)
-        for id, offer in list(self._offers.items()):
-            is_older = offer.buffer == newcomer.buffer and offer.run_id != run
-            if is_older and id in self._answers and not self._answers[id].done():
-                error = SupersededError(f"run {run} of the same buffer replaced it")
-                self._answers.pop(id).set_exception(error)
-                self._end(id)
+        latest.ids.add(newcomer.id)
 
     def withdraw(self, id: InvocationId, attempt: int) -> None:
         """The client gave up `attempt`, whether it waits or runs.

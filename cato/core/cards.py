@@ -492,6 +492,11 @@ class CardOrchestrator:
         """How many wait for each model that anybody waits for."""
         return {name: len(m.queue) for name, m in self._models.items() if m.queue}
 
+    def uses(self, name: ModelName) -> int:
+        """How many wait for the model or run in a copy of it; raise `UnknownNameError`."""
+        held = sum(c.held for c in self._copies.values() if c.model == name)
+        return len(self._model(name).queue) + held
+
     def learnt_arrivals(self) -> tuple[UsualArrivals, ...]:
         """What was learnt of the times of day since the last call."""
         return self._rates.learnt()
@@ -632,12 +637,10 @@ class CardOrchestrator:
         self._models = dict(sorted(self._models.items()))
 
     def _remove_model(self, name: ModelName) -> None:
-        model = self._model(name)
-        copies = [c for c in self._copies.values() if c.model == name]
-        used = len(model.queue) + sum(c.held for c in copies)
+        used = self.uses(name)
         if used:
             raise InputError(f"{used} invocations wait for {name!r} or run there; try again later")
-        for copy in copies:
+        for copy in [c for c in self._copies.values() if c.model == name]:
             self._remove(copy)
         self._forget(name)
         del self._models[name]

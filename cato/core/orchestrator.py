@@ -12,6 +12,7 @@ from math import exp, inf
 from operator import attrgetter
 from typing import Any, TypeVar, assert_never
 
+from cato.core.buffers import MAX_BUFFERS, LatestRun, replaced_by
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.decision import Admit, Defer, Hold, Rank
 from cato.core.events import (
@@ -49,7 +50,6 @@ MIN_RETRY_AFTER_S = 1.0
 # A burst of keystrokes; who types on for longer has no claim to the place of its beginning.
 MAX_HEAD_START_S = 10.0
 # Buffers that are remembered; the one used longest ago is forgotten first.
-MAX_BUFFERS = 10_000
 # A predicted wait is wrong by about so much; what is admitted should be in time all the same.
 WAIT_MARGIN = 1.15
 # How fast a queue moves is seen, and forgotten with this time constant; less of it says nothing.
@@ -427,20 +427,10 @@ class _Replica:
 
 
 @dataclass(slots=True)
-class _Buffer:
-    """The latest run of an editor's buffer, its calls so far, and how long they have waited."""
+class _Buffer(LatestRun):
+    """Also since when its calls have waited, those of the runs that it replaced counted."""
 
-    run_id: RunId
-    began_at_s: float
-    arrived_at_s: float
-    ids: set[InvocationId] = field(default_factory=set)
-
-    def is_later_than(self, invocation: Invocation) -> bool:
-        mine = (self.began_at_s, self.run_id)
-        return self.run_id != invocation.run_id and mine > (
-            invocation.began_at_s,
-            invocation.run_id,
-        )
+    arrived_at_s: float = 0.0
 
 
 _BY_ID: Callable[[_Replica], ReplicaId] = attrgetter("id")
@@ -585,7 +575,7 @@ class PoolOrchestrator:
             if latest is not None and self._supersede(latest, invocation.run_id, commands, freed):
                 earliest_s = invocation.began_at_s - MAX_HEAD_START_S
                 place_s = min(place_s, max(latest.arrived_at_s, earliest_s))
-            latest = _Buffer(invocation.run_id, invocation.began_at_s, place_s)
+            latest = _Buffer(invocation.run_id, invocation.began_at_s, arrived_at_s=place_s)
             self._buffers[invocation.buffer] = latest
             if len(self._buffers) > MAX_BUFFERS:
                 self._buffers.popitem(last=False)
@@ -610,7 +600,7 @@ class PoolOrchestrator:
                 freed += self._release(id)
                 self._taken_back[id] = lease.command.attempt
                 commands.append(
-                    Preempt(id, lease.command.attempt, lease.replica_id, _why(newer), True)
+                    Preempt(id, lease.command.attempt, lease.replica_id, replaced_by(newer), True)
                 )
             has_ended_any |= waiting is not None or lease is not None
         return has_ended_any
@@ -1180,11 +1170,7 @@ class PoolOrchestrator:
 
 
 def _superseded(id: InvocationId, newer: RunId) -> Refuse:
-    return Refuse(id, _why(newer), 0.0, superseded=True)
-
-
-def _why(newer: RunId) -> str:
-    return f"run {newer} of the same buffer replaced it"
+    return Refuse(id, replaced_by(newer), 0.0, superseded=True)
 
 
 def _list(replicas: list[_Replica], replica: _Replica, belongs: bool) -> None:

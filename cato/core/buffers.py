@@ -1,0 +1,31 @@
+"""Which run of an editor's buffer is the latest: what pools know of superseding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cato.core.ids import InvocationId, RunId
+from cato.core.snapshot import Invocation
+
+MAX_BUFFERS = 10_000
+
+
+@dataclass(slots=True)
+class LatestRun:
+    """The latest run of a buffer, and its calls so far."""
+
+    run_id: RunId
+    began_at_s: float
+    ids: set[InvocationId] = field(default_factory=set)
+
+    def is_later_than(self, invocation: Invocation) -> bool:
+        mine = (self.began_at_s, self.run_id)
+        return self.run_id != invocation.run_id and mine > (
+            invocation.began_at_s,
+            invocation.run_id,
+        )
+
+
+def replaced_by(newer: RunId) -> str:
+    """Why a call of an older run has ended."""
+    return f"run {newer} of the same buffer replaced it"

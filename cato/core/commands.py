@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cato.core.ids import DeploymentName, InvocationId, ReplicaId
+from cato.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dispatch:
     """Lease `replica_id` to the invocation. `slack_s` is what was left at the decision.
 
@@ -28,7 +27,7 @@ class Dispatch:
     service_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refuse:
     """Turn the invocation away: the queue's bound is reached, or a newer run of the same buffer has
     `superseded` its own."""
@@ -39,7 +38,7 @@ class Refuse:
     superseded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Preempt:
     """Take the invocation back from its replica; it waits again, as attempt `attempt` + 1, unless
     its run was `superseded`."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from cato.core.ids import ReplicaId
+from cato.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Route:
     """Send the invocation to `replica_id`."""
 
@@ -16,21 +16,21 @@ class Route:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hold:
     """Leave the invocation in the pool's queue."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Admit:
     """The invocation may join the replica's running batch now."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Defer:
     """It may not, now. `closes`: nor may any other before something changes on the replica."""
 
@@ -38,7 +38,7 @@ class Defer:
     closes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rank:
     """Place in the queue: smaller goes first, by `value`, then `key`; ties by arrival, then id.
 

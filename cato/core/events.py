@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cato.core.ids import DeploymentName, InvocationId, ReplicaId
 from cato.core.policies import Policies
 from cato.core.profile import Profile
+from cato.core.record import record
 from cato.core.snapshot import Invocation
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplicaReported:
     """A replica says what it is and what it holds; the first report makes it known.
 
@@ -29,7 +28,7 @@ class ReplicaReported:
     prefix_caching: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplicaLost:
     """The replica is gone or cannot be reached; its leases end."""
 
@@ -38,7 +37,7 @@ class ReplicaLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InvocationOffered:
     """An ingress wants a lease. Offering an id again is harmless."""
 
@@ -46,7 +45,7 @@ class InvocationOffered:
     invocation: Invocation
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InvocationWithdrawn:
     """The ingress gave up waiting, or its stream ended without the replica saying so.
 
@@ -59,7 +58,7 @@ class InvocationWithdrawn:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FirstTokenSent:
     """The engine produced the invocation's first token."""
 
@@ -67,7 +66,7 @@ class FirstTokenSent:
     invocation_id: InvocationId
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplicaProgressed:
     """How many tokens each invocation of the replica has generated in its present attempt."""
 
@@ -76,7 +75,7 @@ class ReplicaProgressed:
     tokens: tuple[tuple[InvocationId, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InvocationEnded:
     """The replica no longer holds the invocation: finished, failed or cancelled."""
 
@@ -87,7 +86,7 @@ class InvocationEnded:
     outcome: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PoliciesChanged:
     """The operator changed how the pool decides, or a new measurement did; or what is bound early
     is to be dealt out anew."""
@@ -96,7 +95,7 @@ class PoliciesChanged:
     policies: Policies
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ticked:
     """Time passed; replicas that were silent too long are lost."""
 

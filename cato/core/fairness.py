@@ -44,6 +44,11 @@ class TokenShares:
             self._served[tenant] = max(self.served(tenant), others - CREDIT_TOKENS)
         self._waiting[tenant] = self.waiting(tenant) + 1
 
+    def passed(self, tenant: str) -> None:
+        """A call of `tenant` came and is served at once, while nobody waits."""
+        served = max(self._served.get(tenant, 0.0), self._last_left - CREDIT_TOKENS)
+        self._served[tenant] = self._last_left = served
+
     def left(self, tenant: str) -> None:
         """One call of `tenant` does not wait any more."""
         self._waiting[tenant] -= 1
@@ -54,7 +59,7 @@ class TokenShares:
     def charge(self, tenant: str, weight: float, prompt_tokens: int, output_tokens: float) -> None:
         """`tenant` is served so many tokens; negative ones correct what was expected."""
         tokens = PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
-        self._served[tenant] = self.served(tenant) + tokens / weight
+        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / weight
 
     def bound(self) -> float:
         """The counter above which a tenant lets others go first; inf while fewer than two wait."""

@@ -31,6 +31,7 @@ from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, Policies, Work
 from cato.core.profile import Profile
+from cato.core.record import record
 from cato.core.snapshot import (
     PREFIX_BLOCK_TOKENS,
     Invocation,
@@ -72,8 +73,7 @@ def expected_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots
     if slots < 1:
         return inf
     free_at = sorted(running_s)[-slots:]
-    free_at = [0.0] * (slots - len(free_at)) + free_at
-    heapq.heapify(free_at)
+    free_at = [0.0] * (slots - len(free_at)) + free_at  # sorted, so a heap
     for service_s in queued_s:
         heapq.heapreplace(free_at, free_at[0] + service_s)
     return free_at[0]
@@ -86,7 +86,7 @@ class _Clock:
     now_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     invocation: Invocation
     queue: _Queue | _TenantQueues
@@ -287,14 +287,14 @@ def _entry(waiting: _Waiting, rank: Rank) -> _HeapEntry:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Lease:
     replica_id: ReplicaId
     running: Running
     command: Dispatch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Replica:
     """A replica of the books; also the `ReplicaView` that policies see."""
 
@@ -314,6 +314,7 @@ class _Replica:
     queued_s: dict[InvocationId, float] = field(default_factory=dict)
     held: int = 0
     prefilling: int = 0
+    # The same claim as `ReplicaSnapshot.has_room`.
     is_open: bool = False
     # Beginnings of the prompts that were sent there, the latest last; None: it caches none.
     prefixes: OrderedDict[int, None] | None = None
@@ -333,15 +334,6 @@ class _Replica:
         return self.accepting_work and self.max_running > 0
 
     @property
-    def has_room(self) -> bool:
-        """The same claim as `ReplicaSnapshot.has_room`, without the price of a snapshot."""
-        return (
-            self.accepting_work
-            and self.max_running > 0
-            and self.held < self.max_running + self.standby
-        )
-
-    @property
     def batch(self) -> int:
         joined = self.held + 1
         return joined if joined < self.max_running else max(1, self.max_running)
@@ -352,18 +344,20 @@ class _Replica:
 
     @property
     def wait_s(self) -> float:
-        if not self.queued_s and self.held < self.max_running:
-            return 0.0
         now_s = self.clock.now_s
         if now_s < self._free_holds_until_s:
             return max(0.0, self._free_at_s - now_s)
-        ends = [r.expected_end_s for r in self.leases.values()]
-        running_s = [max(0.0, end_s - now_s) for end_s in ends]
-        running_s += [0.0] * len(self.adopted)
-        wait_s = expected_wait_s(running_s, self.queued_s.values(), self.max_running)
+        if not self.queued_s and self.held < self.max_running:
+            return 0.0
+        ends = sorted([r.expected_end_s for r in self.leases.values()])
         # What has overrun its expected end is expected to end at once, for as long as it runs.
-        overrun = bool(self.adopted) or any(end_s <= now_s for end_s in ends)
-        self._free_holds_until_s = -inf if overrun else min(ends, default=inf)
+        overrun = bool(self.adopted) or (bool(ends) and ends[0] <= now_s)
+        if not self.queued_s and len(ends) >= self.max_running > 0:
+            wait_s = max(0.0, ends[-self.max_running] - now_s)
+        else:
+            running_s = [max(0.0, end_s - now_s) for end_s in ends] + [0.0] * len(self.adopted)
+            wait_s = expected_wait_s(running_s, self.queued_s.values(), self.max_running)
+        self._free_holds_until_s = -inf if overrun else ends[0] if ends else inf
         self._free_at_s = now_s + wait_s
         return wait_s
 
@@ -375,13 +369,14 @@ class _Replica:
         return running_s + sum(self.queued_s.values())
 
     def changed(self) -> None:
-        self.held = len(self.leases) + len(self.adopted)
+        held = len(self.leases)
+        self.held = held + len(self.adopted) if self.adopted else held
         self._free_holds_until_s = -inf
         if self._derived:
             self._derived.clear()
 
     def cached_tokens(self, invocation: Invocation) -> int:
-        if self.prefixes is None or not invocation.prefix:
+        if self.prefixes is None:
             return 0
         blocks = 0
         for prefix in invocation.prefix:
@@ -434,6 +429,7 @@ class _Buffer(LatestRun):
 
 
 _BY_ID: Callable[[_Replica], ReplicaId] = attrgetter("id")
+_BY_REMAINING: Callable[[Work], float] = attrgetter("remaining_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,14 +495,14 @@ class PoolOrchestrator:
         match event:
             case InvocationOffered():
                 return self._offer(event)
+            case ReplicaProgressed():
+                return self._progress(event)
+            case FirstTokenSent():
+                return self._note_first_token(event)
             case InvocationEnded():
                 return self._end(event)
             case InvocationWithdrawn():
                 return self._withdraw(event)
-            case FirstTokenSent():
-                return self._note_first_token(event)
-            case ReplicaProgressed():
-                return self._progress(event)
             case ReplicaReported():
                 return self._report(event)
             case ReplicaLost():
@@ -611,7 +607,7 @@ class PoolOrchestrator:
         """Queue `invocation`, or lease it a replica; there is new room on what was `freed`."""
         id = invocation.id
         lease = self._leases.get(id)
-        if self._taken_back.get(id, invocation.attempt) < invocation.attempt:
+        if self._taken_back and self._taken_back.get(id, invocation.attempt) < invocation.attempt:
             del self._taken_back[id]  # its ingress knows
         if lease is not None:
             if invocation.attempt <= lease.running.invocation.attempt:
@@ -631,7 +627,12 @@ class PoolOrchestrator:
             return ()
         if self._adopters:
             freed += self._unadopt(id)
-        waiting = self._enqueue(invocation)
+        waiting = _Waiting(invocation, self._queue)
+        if not self._waiting and self._open and self._policies.late_binding:
+            command = self._place_at_once(waiting, now_s)
+            if command is not None:
+                return (command,)
+        self._enqueue(waiting)
         commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
         if id not in self._waiting or invocation.attempt > 1 or invocation.was_taken:
             return commands  # what goes on after a lost replica or router was admitted before
@@ -805,7 +806,7 @@ class PoolOrchestrator:
         replica, running = self._replicas[lease.replica_id], lease.running
         if running.first_token_at_s is None:
             self._see_tokens(replica, running, 1, event.now_s)
-        if self._policies.admission is ADMIT_ALWAYS:
+        if self._policies.admission is ADMIT_ALWAYS or not replica.is_open:
             return ()  # nothing was freed
         return self._fill_one(replica, event.now_s)
 
@@ -820,17 +821,14 @@ class PoolOrchestrator:
         preempted = self._preempt(replica, event.now_s)
         if preempted:  # they may go anywhere
             return preempted + self._fill_all(event.now_s)
-        return self._fill_one(replica, event.now_s)
+        return self._fill_one(replica, event.now_s) if replica.is_open else ()
 
     def _see_tokens(self, replica: _Replica, running: Running, tokens: int, now_s: float) -> None:
         if running.first_token_at_s is None:
             running.first_token_at_s = now_s
             replica.prefilling -= 1
-        running.tokens = max(tokens, running.tokens)
-        running.changed()
         batch = min(replica.held, max(1, replica.max_running))
-        step_s = replica.profile.decode_step_s(batch, running.context_tokens)
-        running.expected_end_s = now_s + running.left_tokens * step_s
+        running.saw(tokens, now_s, batch, replica.profile)
         replica.changed()
 
     def _release(self, id: InvocationId, output_tokens: int = 0) -> list[_Replica]:
@@ -852,6 +850,8 @@ class PoolOrchestrator:
         return [replica]
 
     def _unadopt(self, id: InvocationId) -> list[_Replica]:
+        if not self._adopters:
+            return []
         freed = [self._replicas[replica_id] for replica_id in sorted(self._adopters.pop(id, ()))]
         for replica in freed:
             replica.adopted -= {id}
@@ -868,8 +868,9 @@ class PoolOrchestrator:
             self._adopters.setdefault(id, set()).add(replica.id)
         replica.adopted = ids
 
-    def _enqueue(self, invocation: Invocation) -> _Waiting:
-        waiting = self._waiting[invocation.id] = _Waiting(invocation, self._queue)
+    def _enqueue(self, waiting: _Waiting) -> None:
+        invocation = waiting.invocation
+        self._waiting[invocation.id] = waiting
         if self._accepting:
             profile, places = self._accepting[0].profile, max(1, self._accepting[0].max_running)
             service_s = profile.service_s(
@@ -884,7 +885,6 @@ class PoolOrchestrator:
         self._queue.add(waiting)
         if invocation.deadline_s == inf:
             self._unbound[invocation.id] = waiting
-        return waiting
 
     def _unqueue(self, waiting: _Waiting) -> None:
         id = waiting.invocation.id
@@ -903,9 +903,11 @@ class PoolOrchestrator:
     def _touch(self, replica: _Replica) -> None:
         """The load of a replica changed: is it still listed where it belongs?"""
         replica.changed()
-        if replica.has_room != replica.is_open:
-            replica.is_open = not replica.is_open
-            _list(self._open, replica, replica.is_open)
+        places = replica.max_running
+        has_room = replica.accepting_work and 0 < places > replica.held - replica.standby
+        if has_room != replica.is_open:
+            replica.is_open = has_room
+            _list(self._open, replica, has_room)
 
     def _list_replica(self, replica: _Replica) -> bool:
         """Like `_touch`, when the replica itself changed; True when the pool's profiles did."""
@@ -945,7 +947,7 @@ class PoolOrchestrator:
 
     def _fill_one(self, replica: _Replica | None, now_s: float) -> tuple[Command, ...]:
         """Something changed on one replica: who may join it?"""
-        if replica is None or not replica.has_room:
+        if replica is None or not replica.is_open:
             return ()
         if self._policies.late_binding:
             return self._fill(self._queue, (replica,), now_s)
@@ -1012,6 +1014,13 @@ class PoolOrchestrator:
             for entry in left:
                 queue.push(entry)
 
+    def _place_at_once(self, waiting: _Waiting, now_s: float) -> Command | None:
+        """A newcomer when nothing waits: what starts now need not go through the queue."""
+        waiting.rank = self._rank(waiting, now_s)
+        commands: list[Command] = []
+        self._place(waiting, list(self._open), now_s, commands)
+        return commands[0] if commands else None
+
     def _place(
         self, waiting: _Waiting, open_: list[_Replica], now_s: float, commands: list[Command]
     ) -> bool:
@@ -1020,19 +1029,18 @@ class PoolOrchestrator:
         if waiting.bound_to is not None:
             replica, reason = open_[0], waiting.held_because
         else:
-            pool = PoolSnapshot(self.name, now_s, open_, self._dispatched)
+            is_uniform = len(self._profiles) == 1
+            pool = PoolSnapshot(self.name, now_s, open_, self._dispatched, is_uniform)
             decision = self._policies.routing.route(invocation, pool)
             if isinstance(decision, Hold):
                 waiting.held_because = decision.reason
                 return False
-            i = bisect_left(open_, decision.replica_id, key=_BY_ID)
-            assert i < len(open_), f"routed to {decision.replica_id}, which has no room"
-            replica, reason = open_[i], decision.reason
-            assert replica.id == decision.replica_id, f"routed to a full {decision.replica_id}"
+            replica, reason = self._replicas[decision.replica_id], decision.reason
+            assert replica in open_, f"routed to {replica.id}, which has no room"
         answer = self._policies.admission.admit(invocation, replica, now_s)
         if isinstance(answer, Admit):
             commands.append(self._dispatch(waiting, replica, reason, now_s))
-            if not replica.has_room:
+            if not replica.is_open:
                 open_.remove(replica)
             return True
         if waiting.bound_to is None:
@@ -1057,7 +1065,7 @@ class PoolOrchestrator:
         self._saved -= 1
         reason = f"{self._policies.reserve:.0%} are for work without an SLO"
         commands.append(self._dispatch(waiting, replica, reason, now_s))
-        if not replica.has_room:
+        if not replica.is_open:
             open_.remove(replica)
 
     def _bind(self, waiting: _Waiting) -> _Replica | None:
@@ -1081,26 +1089,29 @@ class PoolOrchestrator:
     def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
         invocation, work = waiting.invocation, waiting.work
         if work is None:
-            work = waiting.work = min(
-                (_work(invocation, p) for p in self._profiles), key=attrgetter("remaining_s")
-            )
+            work = _work(invocation, self._profiles[0])
+            if len(self._profiles) > 1:
+                work = min([_work(invocation, p) for p in self._profiles], key=_BY_REMAINING)
+            waiting.work = work
         return self._policies.ordering.rank(invocation, work, now_s)
 
     def _dispatch(
         self, waiting: _Waiting, replica: _Replica, reason: str, now_s: float
     ) -> Dispatch:
         invocation, rank = waiting.invocation, waiting.rank
-        assert replica.has_room, f"dispatch to {replica.id}, which has no room"
+        assert replica.is_open, f"dispatch to {replica.id}, which has no room"
         assert rank is not None, "what is dispatched has been ranked"
         batch = replica.batch
-        profile, cached = replica.profile, replica.cached_tokens(invocation)
-        saved_s = 0.0
+        profile, saved_s = replica.profile, 0.0
+        cached = replica.cached_tokens(invocation) if invocation.prefix else 0
         if cached:
             tokens = invocation.prompt_tokens
             saved_s = profile.prefill_s(tokens) - profile.prefill_s(tokens - cached)
-        service_s = -saved_s + profile.service_s(
+        service_s = own_s = profile.service_s(
             invocation.prompt_tokens, invocation.expected_tokens, batch
         )
+        if invocation.until_first_token:
+            own_s = profile.first_token_s(invocation.prompt_tokens, batch)
         command = Dispatch(
             invocation_id=invocation.id,
             attempt=invocation.attempt,
@@ -1109,12 +1120,15 @@ class PoolOrchestrator:
             priority=rank.value,
             queue_s=now_s - invocation.arrived_at_s,
             slack_s=invocation.deadline_s - now_s,
-            remaining_s=invocation.remaining_s(profile, batch) - saved_s,
+            remaining_s=own_s + invocation.downstream_s - saved_s,
             reason=f"{rank.reason}; {reason}",
             predicted_queue_s=waiting.predicted_s,
-            service_s=service_s,
+            service_s=service_s - saved_s,
         )
-        self._unqueue(waiting)
+        if self._waiting:
+            self._unqueue(waiting)
+        else:  # it never waited
+            self._shares.passed(invocation.tenant)
         if self._waiting:
             self._drained += 1.0
         self._shares.charge(
@@ -1128,11 +1142,12 @@ class PoolOrchestrator:
             self._saved = min(1.0, self._saved + share / (1 - share))
         # A standby starts when a place frees; in a freed place it starts at once.
         start_s = now_s + (replica.wait_s if replica.held >= replica.max_running else 0.0)
-        running = Running(invocation, now_s, start_s + service_s)
+        running = Running(invocation, now_s, start_s + command.service_s)
         self._leases[invocation.id] = _Lease(replica.id, running, command)
         replica.leases[invocation.id] = running
         replica.prefilling += 1
-        replica.remember(invocation)
+        if invocation.prefix:
+            replica.remember(invocation)
         self._touch(replica)
         self._dispatched += 1
         return command
@@ -1148,14 +1163,19 @@ class PoolOrchestrator:
             head.append(entry)
         for entry in head:
             queue.push(entry)
-        looked_at = self._accepting[:: max(1, len(self._accepting) // PLACES_LOOKED_AT)]
-        place_s = min((r.wait_s for r in looked_at), default=inf)
-        victims = policy.preempt(replica, [e[5].invocation for e in head], now_s, place_s)
+        victims = policy.preempt(
+            replica, [e[5].invocation for e in head], now_s, self._next_place_s
+        )
         return tuple(
             self._take_back(replica, id, reason)
             for id, reason in victims
             if replica.leases[id].invocation.resumable
         )
+
+    def _next_place_s(self) -> float:
+        """When the pool has its next place, in seconds from now, as some of its replicas tell."""
+        looked_at = self._accepting[:: max(1, len(self._accepting) // PLACES_LOOKED_AT)]
+        return min([r.wait_s for r in looked_at], default=inf)
 
     def _take_back(self, replica: _Replica, id: InvocationId, reason: str) -> Preempt:
         running = replica.leases[id]
@@ -1163,7 +1183,8 @@ class PoolOrchestrator:
         self._release(id)
         self._taken_back[id] = before.attempt
         invocation = before.continued(before.attempt + 1, running.tokens)
-        waiting = self._enqueue(invocation)
+        waiting = _Waiting(invocation, self._queue)
+        self._enqueue(waiting)
         if not self._policies.late_binding:
             self._bind(waiting)
         return Preempt(id, before.attempt, replica.id, reason)
@@ -1196,8 +1217,7 @@ def _left_alone_s(running: Running, profile: Profile) -> float:
 
 def _work(invocation: Invocation, profile: Profile) -> Work:
     context = invocation.prompt_tokens + invocation.expected_tokens
-    return Work(
-        invocation.remaining_s(profile),
-        _alone_s(invocation, profile),
-        profile.decode_step_s(1, context),
-    )
+    alone_s = own_s = _alone_s(invocation, profile)
+    if invocation.until_first_token:
+        own_s = profile.first_token_s(invocation.prompt_tokens)
+    return Work(own_s + invocation.downstream_s, alone_s, profile.decode_step_s(1, context))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from cato.core.decision import Admit, Defer, Hold, Rank, Route
 from cato.core.ids import InvocationId
+from cato.core.record import record
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 
 
@@ -20,7 +21,7 @@ class RoutingPolicy(Protocol):
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """Expected seconds of an invocation that starts now, alone, on the pool's fastest replica.
 
@@ -51,11 +52,15 @@ class PreemptionPolicy(Protocol):
     """Which of the running invocations should give way to those that wait?
 
     Asked at every progress report of a replica; `waiting` is the head of the queue, in order, and
-    `place_s` when the pool's next place is expected to be free, in seconds from now.
+    `place_s()` when the pool's next place is expected to be free, in seconds from now.
     """
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
     ) -> Sequence[tuple[InvocationId, str]]: ...
 
 

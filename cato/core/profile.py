@@ -63,15 +63,13 @@ class Profile:
         (`prefill_per_request_s`) comes with the last of its pieces, whose step is also its first
         token's.
         """
+        decode_s = self.decode_per_request_s * batch
+        held_s = self.decode_per_context_token_s * held_tokens * (batch > 0)
         base_s = self.decode_base_s if batch else 0.0
-        if prompt_tokens:
-            base_s = max(base_s, self.prefill_base_s)
-        return (
-            base_s
-            + self.decode_per_request_s * batch
-            + self.decode_per_context_token_s * held_tokens * (batch > 0)
-            + (prompt_tokens * self.prompt_token_s + prompts_ended * self.prefill_per_request_s)
-        )
+        if not prompt_tokens:
+            return base_s + decode_s + held_s
+        prompt_s = prompt_tokens * self.prompt_token_s + prompts_ended * self.prefill_per_request_s
+        return max(base_s, self.prefill_base_s) + decode_s + held_s + prompt_s
 
     @property
     def prompt_token_s(self) -> float:
@@ -80,10 +78,11 @@ class Profile:
 
     def service_s(self, prompt_tokens: int, output_tokens: int, batch: int = 1) -> float:
         """Time from start to last token in a steady batch of `batch`, without queueing."""
-        steps = output_tokens - 1 if output_tokens > 1 else 0
-        mean_context = prompt_tokens + output_tokens / 2
-        step_s = self.decode_step_s(batch, mean_context)
-        return self.latency_s + self.prefill_s(prompt_tokens) + steps * step_s
+        service_s = self.latency_s + self.prefill_s(prompt_tokens)
+        if output_tokens > 1:
+            step_s = self.decode_step_s(batch, prompt_tokens + output_tokens / 2)
+            service_s += (output_tokens - 1) * step_s
+        return service_s
 
     def first_token_s(self, prompt_tokens: int, batch: int = 1) -> float:
         """Time from start to first token in a batch of `batch`.

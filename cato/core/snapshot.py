@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, RunId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
+from cato.core.record import record
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ PREFIX_BLOCK_TOKENS = 64
 """Granularity of what is remembered of prompts; engines cache blocks of 16 to 128 tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Invocation:
     """One LLM call of one node, as offered to a pool.
 
@@ -112,10 +113,30 @@ class Running:
 
     invocation: Invocation
     at_s: float
-    expected_end_s: float
+    _end_s: float
     tokens: int = 0
     first_token_at_s: float | None = None
     _derived: object = None
+    # Of the latest report, from which the end is expected: instant, and time of a step.
+    _seen_at_s: float = 0.0
+    _step_s: float | None = None
+
+    @property
+    def expected_end_s(self) -> float:
+        """When the last token is expected: worked out when it is asked for, as most are not."""
+        if self._step_s is not None:
+            left_tokens = self.invocation.left_tokens(self.tokens)
+            self._end_s = self._seen_at_s + left_tokens * self._step_s
+            self._step_s = None
+        return self._end_s
+
+    def saw(self, tokens: int, now_s: float, batch: int, profile: Profile) -> None:
+        """It has generated `tokens` by `now_s`, in a batch of `batch`."""
+        if tokens > self.tokens:
+            self.tokens = tokens
+        self._derived = None
+        self._seen_at_s = now_s
+        self._step_s = profile.decode_step_s(batch, self.invocation.prompt_tokens + self.tokens)
 
     def derived(self, derive: Callable[[Running], T]) -> T:
         """`derive(self)`, computed once until tokens are seen; one `derive` for all callers."""
@@ -123,9 +144,6 @@ class Running:
         if value is None:
             value = self._derived = derive(self)
         return value  # type: ignore[return-value]
-
-    def changed(self) -> None:
-        self._derived = None
 
     @property
     def left_tokens(self) -> float:
@@ -215,11 +233,15 @@ class ReplicaSnapshot:
         return derive(self, now_s)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PoolSnapshot:
-    """Replicas that may be chosen at `now_s`, ordered by id; `dispatched` counts since start."""
+    """Replicas that may be chosen at `now_s`, ordered by id; `dispatched` counts since start.
+
+    `is_uniform`: all are known to have one profile.
+    """
 
     name: PoolName
     now_s: float
     replicas: Sequence[ReplicaView]
     dispatched: int = 0
+    is_uniform: bool = False

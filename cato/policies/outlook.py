@@ -9,6 +9,7 @@ from math import inf
 from operator import attrgetter
 
 from cato.core.profile import Profile
+from cato.core.record import record
 from cato.core.snapshot import Invocation, ReplicaView, Running
 from cato.policies.due import due_s
 
@@ -107,7 +108,7 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outlook:
     """A running set at one instant: its prospects by tokens left, and their chances."""
 
@@ -132,7 +133,7 @@ def saved_s(invocation: Invocation, replica: ReplicaView) -> float:
     return profile.prefill_s(tokens) - profile.prefill_s(tokens - cached)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Joining:
     """What it would mean to let an invocation join: its own chance, and what the others lose."""
 

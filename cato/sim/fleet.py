@@ -8,7 +8,7 @@ decide are those of `cato.core` and `cato.policies`, unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, isnan
 from typing import assert_never
 
@@ -243,8 +243,7 @@ class SimPool:
             return
         host.scheduled_s = wake_s
         host.version += 1
-        version = host.version
-        self._kernel.at(wake_s, lambda: self._wake(host, version))
+        self._kernel.at(wake_s, self._wake, host, host.version)
 
     def _wake(self, host: _Host, version: int) -> None:
         if version != host.version:
@@ -253,7 +252,7 @@ class SimPool:
         host.scheduled_s = inf
         facts, is_due = engine.wake(now_s)
         for kind, sequence in facts:
-            id = InvocationId(sequence.id)
+            id = sequence.id
             lease = self._leases.get(id)
             if lease is None or lease[0] is not host:
                 continue  # taken back in the meantime
@@ -268,7 +267,8 @@ class SimPool:
         if is_due:
             self.handle(ReplicaProgressed(now_s, host.id, self._fleet.progress(engine)))
         engine.go_on(now_s)
-        self._schedule(host)
+        if engine.wake_s < inf:
+            self._schedule(host)
         if host.draining:
             self._retire_if_empty(host)
 
@@ -284,6 +284,7 @@ class _Call:
     generated: int = 0  # in earlier attempts
     tokens: int = 0  # in all attempts, as last told
     attempt: int = 1
+    dispatched_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -294,7 +295,6 @@ class _Progress:
     missing: list[int]  # per node: needs that are not done
     left: int
     served_s: float = 0.0
-    dispatched_s: dict[int, float] = field(default_factory=dict)
 
 
 class Fleet:
@@ -318,12 +318,12 @@ class Fleet:
         def arrive(task: SimTask) -> None:
             upcoming = next(arrivals, None)
             if upcoming is not None:
-                self.kernel.at(upcoming.arrived_at_s, lambda: arrive(upcoming))
+                self.kernel.at(upcoming.arrived_at_s, arrive, upcoming)
             self._begin(task)
 
         first = next(arrivals, None)
         if first is not None:
-            self.kernel.at(first.arrived_at_s, lambda: arrive(first))
+            self.kernel.at(first.arrived_at_s, arrive, first)
         self.kernel.run(until_s)
         return self.outcomes
 
@@ -345,7 +345,7 @@ class Fleet:
     def _start(self, outcome: Outcome, index: int) -> None:
         before_s = outcome.task.nodes[index].before_s
         if before_s > 0:
-            self.kernel.at(self.kernel.now_s + before_s, lambda: self._offer(outcome, index))
+            self.kernel.at(self.kernel.now_s + before_s, self._offer, outcome, index)
         else:
             self._offer(outcome, index)
 
@@ -373,8 +373,7 @@ class Fleet:
         call = self._calls[id]
         call.attempt = command.attempt
         node = call.outcome.task.nodes[call.index]
-        run = self._runs[call.outcome.task.id]
-        run.dispatched_s[call.index] = self.kernel.now_s
+        call.dispatched_s = self.kernel.now_s
         call.outcome.queue_s += self.kernel.now_s - call.waits_since_s
         return EngineSequence(
             id, node.prompt_tokens, node.output_tokens, command.priority, call.generated
@@ -382,16 +381,16 @@ class Fleet:
 
     def progress(self, engine: SimReplica) -> tuple[tuple[InvocationId, int], ...]:
         """Tokens of the present attempts."""
-        calls = self._calls
+        calls, now_s = self._calls, self.kernel.now_s
         report = []
-        for id, tokens in engine.tokens(self.kernel.now_s):
-            call = calls.get(InvocationId(id))
+        for id, tokens in engine.tokens(now_s):
+            call = calls.get(id)
             if call is not None:
                 call.tokens = tokens
                 outcome = call.outcome
                 if outcome.is_streaming(call.index):
-                    outcome.sent.append((self.kernel.now_s, tokens))
-                report.append((InvocationId(id), tokens - call.generated))
+                    outcome.sent.append((now_s, tokens))
+                report.append((id, tokens - call.generated))
         return tuple(report)
 
     def note_taken_back(self, id: InvocationId) -> None:
@@ -412,7 +411,7 @@ class Fleet:
     def call_ended(self, id: InvocationId) -> None:
         call = self._calls[id]
         run = self._runs[call.outcome.task.id]
-        run.served_s += self.kernel.now_s - run.dispatched_s[call.index]
+        run.served_s += self.kernel.now_s - call.dispatched_s
 
     def go_on(self, id: InvocationId) -> None:
         """A call has ended: start what waited for it, or end the task."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import TypeVarTuple
+
+Args = TypeVarTuple("Args")
 
 
 class Kernel:
@@ -14,21 +17,21 @@ class Kernel:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.events = 0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._count = 0
 
-    def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Run `action` at `time_s`, or now when that is past."""
+    def at(self, time_s: float, action: Callable[[*Args], None], *args: *Args) -> None:
+        """Run `action` with `args` at `time_s`, or now when that is past."""
         self._count += 1
         at_s = time_s if time_s > self.now_s else self.now_s
-        heapq.heappush(self._heap, (at_s, self._count, action))
+        heappush(self._heap, (at_s, self._count, action, args))
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run everything up to `until_s`, inclusive; what is later stays."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
-            self.now_s, _, action = heapq.heappop(heap)
+            self.now_s, _, action, args = heappop(heap)
             self.events += 1
-            action()
+            action(*args)
         if until_s < float("inf"):
             self.now_s = max(self.now_s, until_s)

@@ -43,7 +43,7 @@ def a_full_replica(*running: Invocation, slots: int | None = None) -> ReplicaSna
 def gives_way(
     replica: ReplicaSnapshot, *waiting: Invocation, place_s: float = PLACE_S
 ) -> list[str]:
-    return [id for id, _ in POLICY.preempt(replica, waiting, NOW_S, place_s)]
+    return [id for id, _ in POLICY.preempt(replica, waiting, NOW_S, lambda: place_s)]
 
 
 # What runs needs 1 s more: due at 20 s it can wait, due at 2.2 s it cannot. A newcomer of
@@ -55,7 +55,7 @@ URGENT = an_exchangeable("urgent", due_s=2.3)
 
 def test_what_can_wait_gives_its_place_to_what_cannot() -> None:
     assert gives_way(a_full_replica(PATIENT), URGENT) == ["patient"]
-    (_, why), *_ = POLICY.preempt(a_full_replica(PATIENT), [URGENT], NOW_S, PLACE_S)
+    (_, why), *_ = POLICY.preempt(a_full_replica(PATIENT), [URGENT], NOW_S, lambda: PLACE_S)
     assert why == "can wait 0.50 s for a place, urgent cannot: 1.00 SLOs more"
 
 

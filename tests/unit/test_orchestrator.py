@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf, isfinite
@@ -82,7 +82,11 @@ class TakesBackSome:
     """Takes back what runs and has a draw of at least 0.3, as many as wait."""
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
     ) -> Sequence[tuple[InvocationId, str]]:
         some = [r.invocation.id for r in replica.running if r.invocation.draw >= 0.3]
         return [(id, "gives way") for id in some[: len(waiting)]]
@@ -923,9 +927,13 @@ class HearsOfPlaces:
     heard_s: list[float] = field(default_factory=list)
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
     ) -> Sequence[tuple[InvocationId, str]]:
-        self.heard_s.append(place_s)
+        self.heard_s.append(place_s())
         return ()
 
 

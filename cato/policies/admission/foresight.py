@@ -8,6 +8,8 @@ from cato.core.decision import Admit, Defer
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import PRICE, joining, outlook_of
 
+_IDLE = Admit("the replica is idle")
+
 
 @dataclass(frozen=True, slots=True)
 class ForesightAdmission:
@@ -28,7 +30,7 @@ class ForesightAdmission:
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         running = replica.running
         if not running:
-            return Admit("the replica is idle")
+            return _IDLE
         if replica.prefilling:
             return Defer("a prompt is being processed", closes=True)
         join = joining(invocation, replica, now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -37,7 +37,11 @@ class ForesightPreemption:
     longest_queue: int = 7
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
@@ -57,9 +61,12 @@ class ForesightPreemption:
             reason = "cannot be in time; one that can waits for its place"
             return [(p.invocation.id, reason) for p in worst]
         may_exchange = 0 < len(waiting) <= self.longest_queue and waiting[0].deadline_s < inf
-        if not may_exchange or replica.prefilling or place_s <= 0:
+        if not may_exchange or replica.prefilling:
             return ()
-        return self._exchange(replica, outlook, waiting[0], now_s, place_s)
+        wait_s = place_s()
+        if wait_s <= 0:
+            return ()
+        return self._exchange(replica, outlook, waiting[0], now_s, wait_s)
 
     def _exchange(
         self,

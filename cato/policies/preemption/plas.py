@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cato.core.ids import InvocationId
@@ -22,7 +22,11 @@ class LeastAttainedPreemption:
     ordering: LeastAttainedService
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
     ) -> Sequence[tuple[InvocationId, str]]:
         if replica.held < replica.max_running:
             return ()

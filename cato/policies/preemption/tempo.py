@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -28,7 +28,11 @@ class TempoPreemption:
     counts_loss: bool = True
 
     def preempt(
-        self, replica: ReplicaView, waiting: Sequence[Invocation], now_s: float, place_s: float
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
     ) -> Sequence[tuple[InvocationId, str]]:
         density, profile = self.density, replica.profile
         if replica.held < replica.max_running:

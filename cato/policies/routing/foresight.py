@@ -41,7 +41,11 @@ class ForesightRouting:
         if n > self.looked_at:
             first, stride = int(invocation.draw * n), n // self.looked_at
             replicas = [replicas[(first + i * stride) % n] for i in range(self.looked_at)]
-        if has_several_speeds(replicas):
+        if pool.is_uniform and not invocation.prefix:
+            for replica in replicas:
+                if not replica.held:
+                    return Route(replica.id, _idle(len(replicas)))
+        elif has_several_speeds(replicas):
             return route_across(invocation, replicas, self.price, pool.now_s)
 
         loads = sorted((r.prefilling, r.held, i) for i, r in enumerate(replicas))
@@ -53,7 +57,7 @@ class ForesightRouting:
         idle = [r for r in least if r.held == 0]
         if idle:
             fastest = min(idle, key=lambda r: (_own_s(invocation, r, 1), r.id))
-            return Route(fastest.id, f"the fastest idle one of {len(replicas)} with room")
+            return Route(fastest.id, _idle(len(replicas)))
 
         best, least_cost = ReplicaId(""), inf
         for _, _, id, replica in sorted(
@@ -68,6 +72,10 @@ class ForesightRouting:
             if cost <= LEAST_COST:  # slower ones are not better
                 break
         return Route(best, f"most SLOs met of {len(replicas)} with room")
+
+
+def _idle(n: int) -> str:
+    return f"the fastest idle one of {n} with room"
 
 
 def _own_s(invocation: Invocation, replica: ReplicaView, batch: int) -> float:

@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 
 from cato.core.errors import InputError
+from cato.core.ids import InvocationId
 from cato.estimators.usl import (
     LinearFit,
     LogisticFit,
@@ -55,7 +56,7 @@ def speed_samples(workload: str, rate_per_s: float, seed: int) -> tuple[SpeedSam
     spread = rng.normal(-(SPREAD**2) / 2, SPREAD, (2, REQUESTS))  # the mean stays as it is
     sequences = [
         replica.Sequence(
-            id=str(i),
+            id=InvocationId(str(i)),
             prompt_tokens=max(1, round(SABER_CLASSES[name][0] * float(np.exp(spread[0, i])))),
             output_tokens=max(2, round(SABER_CLASSES[name][1] * float(np.exp(spread[1, i])))),
         )

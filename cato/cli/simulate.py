@@ -67,7 +67,7 @@ def simulate(
         pictures = chosen.plot(report, plot) if plot is not None else ()
     except (CatoError, OSError) as error:
         fail(str(error))
-    for table in tables(report, metric or ()):
+    for table in tables(report, metric or chosen.headlines):
         console.print(table)
     for path in (*((json_file,) if json_file else ()), *pictures):
         console.print(f"Wrote {path}.", highlight=False, markup=False)

@@ -34,8 +34,10 @@ from cato.core.eviction import (
     ModelFacts,
     Wanted,
 )
-from cato.core.ids import HostId, InvocationId, ModelName
+from cato.core.ids import HostId, InvocationId, ModelName, PoolName, TaskName
 from cato.core.profile import UNMEASURED, Profile
+from cato.core.slo import SloMetric
+from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
 
 LANGUAGES = ("Java", "Python", "C++", "JavaScript", "TypeScript", "Go", "C#", "Rust")
 FAVOURITES = LANGUAGES[:4]
@@ -44,6 +46,7 @@ MONDAY_S = 4 * 86_400.0
 LOOK_S = 60.0
 COMPLETION, REASONING = "completion", "reasoning"
 CARDS = 4
+POOL = PoolName("cards")
 
 # Weights of Qwen2.5-Coder at two bytes a parameter. A load is 2 s to start an engine plus the
 # weights at 1.25 GB/s (assumed: a local SSD behind vLLM's default loader; published cold starts
@@ -138,41 +141,62 @@ class Served:
     def e2e_s(self) -> float:
         return self.finished_at_s - self.arrival.wanted.arrived_at_s
 
+    def outcome(self) -> Outcome:
+        """As a task of one call, its target that of the whole answer."""
+        arrival, kind = self.arrival, self.arrival.kind
+        wanted = arrival.wanted
+        expected_tokens = round(wanted.expected_tokens)
+        node = SimNode(POOL, arrival.prompt_tokens, arrival.output_tokens, expected_tokens)
+        task = SimTask(
+            wanted.id,
+            TaskName(kind),
+            wanted.arrived_at_s,
+            SloMetric.E2E,
+            E2E_SLO_S[kind],
+            (node,),
+            (0.0,),
+        )
+        queue_s = self.served_at_s - wanted.arrived_at_s
+        return _CardOutcome(task, self.first_token_at_s, self.finished_at_s, queue_s)
+
+
+class _CardOutcome(Outcome):
+    """Met when both the first token and the whole answer came in time."""
+
+    __slots__ = ()
+
     @property
-    def is_attained(self) -> bool:
-        kind = self.arrival.kind
-        return self.ttft_s <= SLO_S[kind] and self.e2e_s <= E2E_SLO_S[kind]
+    def is_met(self) -> bool:
+        return self.ttft_s <= SLO_S[self.task.name] and self.e2e_s <= self.task.target_s
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRun:
-    """A whole run: what was served, which loads it took, and the events that replay it."""
+    """A whole run: what was served, which loads it took, and the events that replay it.
+
+    `utilization`: the fraction of the cards' time, up to the last answer, in which they served.
+    """
 
     served: tuple[Served, ...]
     loads: tuple[Load, ...]
     load_s: float
+    utilization: float
     events: tuple[CardEvent, ...]
 
     def metrics(self) -> dict[str, float]:
-        """Seconds, counts and fractions; `loads` and `load_s` count prefetches, aborted ones too.
+        """`task_metrics`, and seconds, counts and fractions of the cards.
 
-        Models loaded for the first time on an empty card evict nothing.
+        Attainment and goodput are of both SLOs, gain and `cv_completion_over_sla` of that of the
+        whole answer. `loads` and `load_s` count prefetches, aborted ones too. Models loaded for
+        the first time on an empty card evict nothing.
         """
-        ttft_s = np.array([s.ttft_s for s in self.served])
-        e2e_s = np.array([s.e2e_s for s in self.served])
-        return {
+        return task_metrics([s.outcome() for s in self.served]) | {
+            "utilization": self.utilization,
             "hit_rate": float(np.mean([s.is_hit for s in self.served])),
             "evictions": float(sum(len(x.evicted) for x in self.loads)),
             "loads": float(len(self.loads)),
             "prefetches": float(sum(x.is_prefetch for x in self.loads)),
             "load_s": self.load_s,
-            "ttft_s": float(ttft_s.mean()),
-            "ttft_p95_s": float(np.quantile(ttft_s, 0.95)),
-            "ttft_p99_s": float(np.quantile(ttft_s, 0.99)),
-            "e2e_s": float(e2e_s.mean()),
-            "e2e_p95_s": float(np.quantile(e2e_s, 0.95)),
-            "e2e_p99_s": float(np.quantile(e2e_s, 0.99)),
-            "attainment": float(np.mean([s.is_attained for s in self.served])),
         }
 
 
@@ -307,6 +331,7 @@ class _Fleet:
         self.served: list[Served] = []
         self.loads: list[Load] = []
         self.load_s = 0.0
+        self.busy_s = 0.0  # of all cards
         self.events: list[CardEvent] = []
         for a in arrivals:
             at_s = a.wanted.arrived_at_s
@@ -360,7 +385,7 @@ class _Fleet:
 
     def _start(self, command: Serve, now_s: float) -> None:
         engine = self._engines[command.copy_id]
-        engine.advance(now_s)
+        self._advance(engine, now_s)
         arrival = self._arrivals[command.id]
         engine.running[command.id] = _Running(
             arrival,
@@ -371,8 +396,13 @@ class _Fleet:
         )
         self._look_again(command.copy_id, engine)
 
-    def _progress(self, copy_id: CopyId, engine: _Engine, now_s: float) -> None:
+    def _advance(self, engine: _Engine, now_s: float) -> None:
+        if engine.running:
+            self.busy_s += now_s - engine.at_s
         engine.advance(now_s)
+
+    def _progress(self, copy_id: CopyId, engine: _Engine, now_s: float) -> None:
+        self._advance(engine, now_s)
         done = [id for id, r in engine.running.items() if r.steps_left <= _ALMOST_STEP]
         for id in done:
             r = engine.running.pop(id)
@@ -417,4 +447,8 @@ def run(
         fleet.tell_clock(midnight_s)
     fleet.run()
     assert len(fleet.served) == len(arrivals), "an invocation was lost"
-    return FleetRun(tuple(fleet.served), tuple(fleet.loads), fleet.load_s, tuple(fleet.events))
+    end_s = max((s.finished_at_s for s in fleet.served), default=0.0)
+    utilization = fleet.busy_s / (cards * end_s) if end_s > 0 else 0.0
+    return FleetRun(
+        tuple(fleet.served), tuple(fleet.loads), fleet.load_s, utilization, tuple(fleet.events)
+    )

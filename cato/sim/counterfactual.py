@@ -42,7 +42,6 @@ from cato.telemetry.event_log import Recording
 
 RECORDED = "recorded"
 EVERY_TASK = "all"
-METRICS = ("slo_attainment", "ttft_s_mean", "ttft_s_p95", "e2e_s_mean", "e2e_s_p95", "refused")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,11 +254,10 @@ def compare(recording: Recording, schedulers: Sequence[str]) -> tuple[History, R
         names = replace(names, max_queued=history.names.max_queued)
         runs[f"{name}, simulated"] = simulated(history, names)
     means = [
-        Mean({"task": task}, policy, metric, metrics[metric], 0.0, len(mine))
+        Mean({"task": task}, policy, metric, value, 0.0, len(mine))
         for policy, outcomes in runs.items()
         for task, mine in _by_task(outcomes).items()
-        for metrics in [task_metrics(mine)]
-        for metric in METRICS
+        for metric, value in task_metrics(mine).items()
     ]
     curves = {
         policy: _quantiles([o.ttft_s for o in outcomes if o.is_finished])

@@ -48,13 +48,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A named experiment; `source` is the paper and section that it repeats."""
+    """A named experiment; `source` is the paper and section that it repeats.
+
+    `headlines`: the metrics that a terminal shows unless asked for others; empty: the usual ones.
+    """
 
     name: str
     title: str
     source: str
     run: Callable[[Options, Progress], Report]
     plot: Callable[[Report, Path], Sequence[Path]]
+    headlines: tuple[str, ...] = ()
 
 
 def run_all(

@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.sim import plots
-from cato.sim.report import Mean, Report, mean_and_stderr
+from cato.sim.report import Mean, Report, Sample, mean_and_stderr, summarize
 from cato.sim.scenario import Scenario, run_once, tasks_of
 from cato.sim.tasks import SimTask
 
@@ -44,7 +44,8 @@ class Trial:
     """What was simulated with one number of replicas for each pool.
 
     `lower`: the bound of the attainment at `CONFIDENCE`. `seeds` may be fewer than were asked for:
-    when even a perfect rest could not reach the goal, the rest is left out (`is_cut`).
+    when even a perfect rest could not reach the goal, the rest is left out (`is_cut`). `means`:
+    all metrics over those seeds.
     """
 
     scheduler: str
@@ -56,6 +57,7 @@ class Trial:
     is_cut: bool
     is_enough: bool
     by_class: tuple[tuple[str, float], ...] = ()
+    means: tuple[Mean, ...] = ()
 
     @property
     def replicas(self) -> int:
@@ -174,6 +176,9 @@ class Planner:
         names = [p.name for p in self.scenario.pools]
         scenario = self.scenario.with_replicas(dict(zip(names, counts, strict=True)))
         seeds = scenario.seeds
+        setting: dict[str, str | float] = dict(zip(names, map(float, counts), strict=True))
+        setting["all replicas"] = float(sum(counts))
+        samples: list[Sample] = []
         values: list[float] = []
         by_class: dict[str, list[float]] = {}
         for i, seed in enumerate(seeds):
@@ -181,6 +186,7 @@ class Planner:
             if seed not in self._tasks:
                 self._tasks[seed] = tasks_of(scenario, seed)
             run = run_once(scenario, scheduler, self._tasks[seed])
+            samples.append(Sample(setting, scheduler, seed, run.metrics))
             values.append(run.metrics["slo_attainment"])
             for name, metrics in run.by_class.items():
                 by_class.setdefault(name, []).append(metrics["slo_attainment"])
@@ -192,7 +198,16 @@ class Planner:
         classes = tuple((name, mean_and_stderr(v)[0]) for name, v in by_class.items())
         is_enough = not is_cut and lower >= self.goal
         return Trial(
-            scheduler, counts, mean, stderr, lower, len(values), is_cut, is_enough, classes
+            scheduler,
+            counts,
+            mean,
+            stderr,
+            lower,
+            len(values),
+            is_cut,
+            is_enough,
+            classes,
+            summarize(samples),
         )
 
     def _why_not(self, top: Trial, evaluate: Evaluate) -> str:
@@ -232,21 +247,7 @@ def _percent(share: float) -> str:
 def report_of(scenario: Scenario, goal: float, plans: Sequence[Plan]) -> Report:
     """All trials as means, and the plans themselves under `extra`."""
     pools = pools_of(scenario)
-    means = tuple(
-        Mean(
-            {
-                **dict(zip(pools, map(float, t.counts), strict=True)),
-                "all replicas": float(t.replicas),
-            },
-            plan.scheduler,
-            "slo_attainment",
-            t.attainment,
-            t.stderr,
-            t.seeds,
-        )
-        for plan in plans
-        for t in plan.trials
-    )
+    means = tuple(m for plan in plans for t in plan.trials for m in t.means)
     found = {
         p.scheduler: {
             "replicas": None if p.found is None else dict(zip(pools, p.found.counts, strict=True)),
@@ -297,15 +298,16 @@ def plot_cards(plans: Sequence[CardPlan], goal: float, title: str, folder: Path)
 def plot(report: Report, folder: Path) -> tuple[Path, ...]:
     """Attainment over all replicas, one point a trial with its replicas by pool, and the goal."""
     fig, (axes,) = plots.figure()
-    for scheduler in dict.fromkeys(m.policy for m in report.means):
+    means = [m for m in report.means if m.metric == "slo_attainment"]
+    for scheduler in dict.fromkeys(m.policy for m in means):
         mine = sorted(
             (float(m.setting["all replicas"]), 100 * m.mean, 196 * m.stderr)
-            for m in report.means
+            for m in means
             if m.policy == scheduler
         )
         xs, ys, errors = zip(*mine, strict=True)
         axes.errorbar(xs, ys, yerr=errors, label=scheduler, fmt="o", markersize=4, capsize=2)
-    for m in report.means:
+    for m in means:
         counts = "+".join(f"{n:g}" for pool, n in m.setting.items() if pool != "all replicas")
         at = (float(m.setting["all replicas"]), 100 * m.mean)
         axes.annotate(counts, at, (4, 3), textcoords="offset points", fontsize=6, color="gray")

@@ -21,6 +21,7 @@ from cato.core.slo import SloMetric
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiments.common import metrics_of
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Report, Sample, compare, summarize
 from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
@@ -263,7 +264,7 @@ def _class_of(traffic: TraceTraffic, row: TraceRow) -> TraceClass:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: the metrics of all its tasks, and of each class."""
+    """One run: the metrics of all its tasks and the fleet, and of the tasks of each class."""
 
     metrics: Mapping[str, float]
     by_class: Mapping[str, Mapping[str, float]]
@@ -282,8 +283,8 @@ def run_once(scenario: Scenario, scheduler: str, tasks: Sequence[SimTask]) -> Ru
     by_class: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_class.setdefault(outcome.task.name, []).append(outcome)
-    metrics = task_metrics(outcomes) | {"utilization": fleet.utilization()}
-    return Run(metrics, {name: task_metrics(by_class[name]) for name in sorted(by_class)})
+    classes = {name: task_metrics(by_class[name]) for name in sorted(by_class)}
+    return Run(metrics_of(fleet, outcomes), classes)
 
 
 def _setup(pool: ScenarioPool, scheduler: str) -> PoolSetup:

@@ -31,15 +31,11 @@ from cato.policies.admission.foresight import ForesightAdmission
 from cato.policies.ordering.foresight import HOPELESS
 from cato.policies.routing.foresight import ForesightRouting
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.common import (
-    KEPT,
-    chosen_policies,
-    metrics_of,
-)
+from cato.sim.experiments.common import chosen_policies, metrics_of
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.plots import figure, save
 from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
-from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
+from cato.sim.tasks import Outcome, SimNode, SimTask
 from cato.sim.traces import load_azure
 from cato.sim.workloads import SEVEN_B, trace_beliefs, trace_tasks
 
@@ -123,7 +119,7 @@ def _run(job: _Job) -> _Replayed:
     }
     if job.policy == CLAIRVOYANT:
         best = _clairvoyant(job, tasks)
-        metrics, missed = {name: best.metrics[name] for name in KEPT}, best.missed
+        metrics, missed = best.metrics, best.missed
     else:
         fleet = Fleet([_setup(job, POLICIES[job.policy]())])
         outcomes = fleet.run(tasks)
@@ -164,8 +160,9 @@ def _clairvoyant(job: _Job, tasks: Sequence[SimTask]) -> _Hindsight:
             ordering=_GivenUp(base.ordering, given_up),
             admission=ForesightAdmission(price=price),
         )
-        outcomes = Fleet([_setup(job, policies)]).run(known)
-        return _Hindsight(task_metrics(outcomes), _missed(outcomes), known, price)
+        fleet = Fleet([_setup(job, policies)])
+        outcomes = fleet.run(known)
+        return _Hindsight(metrics_of(fleet, outcomes), _missed(outcomes), known, price)
 
     best = max(
         (outcome(frozenset(), known, price) for known in (tasks, exact) for price in PRICES),

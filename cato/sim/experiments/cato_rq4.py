@@ -33,6 +33,7 @@ from cato.policies.scaling.queue_length import QueueLength
 from cato.sim import plots
 from cato.sim.autoscale import AutoscaledFleet, ScaledPool, follow_ups_of
 from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiments.common import metrics_of
 from cato.sim.fleet import PoolSetup
 from cato.sim.report import (
     Mean,
@@ -44,7 +45,7 @@ from cato.sim.report import (
     mean_and_stderr,
     summarize,
 )
-from cato.sim.tasks import SimTask, task_metrics
+from cato.sim.tasks import SimTask
 from cato.sim.workloads import (
     ARRIVALS,
     CATO_CLASSES,
@@ -62,7 +63,6 @@ COLD_START_S = 20.0
 LONG_S, SHORT_S = 600.0, 60.0
 UTILIZATIONS = (0.25, 0.5)
 SHARES = dict.fromkeys(CATO_CLASSES, 1 / len(CATO_CLASSES))
-KEPT = ("slo_attainment", "goodput_per_s", "ttft_s_mean", "e2e_s_mean", "e2e_s_p95")
 COMPARED = ("slo_attainment", "mean_replicas", "e2e_s_mean")
 # What policies know of the workload: so many earlier tasks, with a seed that no run uses.
 _PAST_TASKS, _PAST_SEED = 2000, 77_002
@@ -180,11 +180,9 @@ def _run(job: _Job) -> _Result:
     series: dict[str, object] = {}
     for name in job.methods:
         scaled = _fleet(METHODS[name])
-        metrics = task_metrics(scaled.run(tasks, duration_s))
-        kept = {k: metrics[k] for k in KEPT}
-        kept["mean_replicas"] = scaled.mean_provisioned(duration_s)
-        kept["utilization"] = scaled.fleet.utilization()
-        samples.append(Sample(job.setting, name, job.seed, kept))
+        metrics = metrics_of(scaled.fleet, scaled.run(tasks, duration_s))
+        metrics["mean_replicas"] = scaled.mean_provisioned(duration_s)
+        samples.append(Sample(job.setting, name, job.seed, metrics))
         if job.keeps_series and name in SHOWN:
             series[name] = _series(scaled, duration_s)
     if job.keeps_series:

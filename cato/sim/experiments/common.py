@@ -12,24 +12,6 @@ from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Sample, Setting, mean_and_stderr
 from cato.sim.tasks import Outcome, SimTask, task_metrics
 
-# What a report keeps of each run.
-KEPT = (
-    "slo_attainment",
-    "goodput_per_s",
-    "finished",
-    "ttft_s_mean",
-    "ttft_s_p95",
-    "ttft_s_p99",
-    "tpot_s_mean",
-    "tpot_s_p95",
-    "tpot_s_p99",
-    "e2e_s_mean",
-    "e2e_s_p95",
-    "e2e_s_p99",
-    "cv_completion_over_sla",
-    "service_gain",
-)
-
 
 def measured(setups: Sequence[PoolSetup], tasks: Sequence[SimTask]) -> dict[str, float]:
     """Run `tasks` on a fresh fleet to the end."""
@@ -38,12 +20,9 @@ def measured(setups: Sequence[PoolSetup], tasks: Sequence[SimTask]) -> dict[str,
 
 
 def metrics_of(fleet: Fleet, outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """What a report keeps of a run."""
-    metrics = task_metrics(outcomes)
-    kept = {name: metrics[name] for name in KEPT}
-    kept["utilization"] = fleet.utilization()
-    kept["preempted"] = float(sum(p.preempted for p in fleet.pools.values()))
-    return kept
+    """What every report has of a run: `task_metrics`, and what it took of the fleet."""
+    preempted = float(sum(p.preempted for p in fleet.pools.values()))
+    return task_metrics(outcomes) | {"utilization": fleet.utilization(), "preempted": preempted}
 
 
 def chosen_policies(

@@ -1,0 +1,121 @@
+"""Every experiment that runs tasks reports the same metrics under the same names."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cato.core.ids import PoolName, TaskName
+from cato.core.slo import SloMetric
+from cato.policies import schedulers
+from cato.sim.experiment import Options, silent
+from cato.sim.experiments import azure_replay, cace, cato_rq, cato_rq4, codexglue, saber, tempo
+from cato.sim.plan import Planner, report_of
+from cato.sim.report import Report
+from cato.sim.scenario import (
+    DrawnTraffic,
+    Scenario,
+    ScenarioCall,
+    ScenarioPool,
+    Sla,
+    TaskClass,
+    as_experiment,
+)
+from cato.sim.workloads import SEVEN_B
+
+OF_TASKS = {
+    "slo_attainment",
+    "goodput_per_s",
+    *(f"{time}_s_{of}" for time in ("ttft", "tpot", "e2e") for of in ("mean", "p95", "p99")),
+    "service_gain",
+    "cv_completion_over_sla",
+    "finished",
+    "refused",
+    "tokens_per_s",
+}
+OF_FLEETS = OF_TASKS | {"utilization"}
+OF_CARDS = OF_FLEETS | {"hit_rate", "evictions", "load_s"}
+ONE = Options((1,), (schedulers.FORESIGHT,))
+
+
+def a_scenario() -> Scenario:
+    pool = PoolName("p")
+    kind = TaskClass(
+        TaskName("t"), 1.0, Sla(SloMetric.E2E, 20.0), (ScenarioCall(pool, 50.0, 20.0, 0.5),)
+    )
+    traffic = DrawnTraffic(1.0, "poisson", 10.0, (kind,))
+    return Scenario("s", "foresight", (1, 2), (ScenarioPool(pool, SEVEN_B, 1, 2),), traffic)
+
+
+def least_of_every_policy(report: Report) -> set[str]:
+    """The metrics that all policies have in all settings; the report must be valid JSON."""
+    assert json.loads(report.to_json())["means"]
+    found: dict[tuple[object, str], set[str]] = {}
+    for m in report.means:
+        found.setdefault((tuple(m.setting.items()), m.policy), set()).add(m.metric)
+    return set.intersection(*found.values())
+
+
+def test_routers_schedulers_and_caps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cato_rq, "TASKS", 8)
+    monkeypatch.setattr(saber, "SUSTAINED", 8)
+    for found in (cato_rq.EXPERIMENTS[0], saber.EXPERIMENTS[1]):
+        assert least_of_every_policy(found.run(ONE, silent)) >= OF_FLEETS
+
+
+def test_fleets_that_scale_and_mixed_objectives() -> None:
+    options = Options((1,), (cato_rq4.OURS,))
+    scaled = cato_rq4.run(options, silent, long_s=20.0, short_s=10.0)
+    assert least_of_every_policy(scaled) >= OF_FLEETS | {"mean_replicas"}
+    mixed = tempo.run_e2e(ONE, silent, count=10)
+    assert least_of_every_policy(mixed) >= OF_FLEETS | {"gain_share"}
+
+
+def test_recorded_arrivals_and_recorded_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(azure_replay, "DEVELOPMENT", ((0, 20), (20, 30)))
+    monkeypatch.setattr(azure_replay, "SEARCH_ROUNDS", 1)
+    trace = tmp_path / "trace.csv"
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    rows += [
+        f"{datetime(2023, 11, 16) + timedelta(seconds=i)}.0,400,{(8, 50, 200)[i % 3]}"
+        for i in range(30)
+    ]
+    trace.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    policies = (schedulers.FORESIGHT, azure_replay.CLAIRVOYANT)
+    replayed = azure_replay.run(Options((1,), policies, trace=trace), silent)
+    assert {m.policy for m in replayed.means} == set(policies)
+    assert least_of_every_policy(replayed) >= OF_FLEETS
+
+    monkeypatch.setattr(codexglue, "TASKS", 8)
+    pairs = tmp_path / "pairs.json"
+    lines = [json.dumps({"nl": "word " * (i + 1), "code": "x = 1\n" * (i + 1)}) for i in range(30)]
+    pairs.write_text("\n".join(lines), encoding="utf-8")
+    options = Options((1,), (schedulers.FORESIGHT,), dataset=pairs)
+    assert least_of_every_policy(codexglue.EXPERIMENT.run(options, silent)) >= OF_FLEETS
+
+
+def test_cards() -> None:
+    report = cace.run_rq1(Options((1,), (cace.LRU,)), silent, count=8)
+    assert least_of_every_policy(report) >= OF_CARDS
+    (busy,) = {
+        m.mean
+        for m in report.means
+        if m.metric == "utilization" and m.setting == {"pattern": "skewed", "rate_per_s": 0.8}
+    }
+    assert 0 < busy < 1
+
+
+def test_a_users_own_fleet_and_a_plan_of_it() -> None:
+    scenario = a_scenario()
+    report = as_experiment(scenario).run(ONE, silent)
+    of_all = {m.metric for m in report.means if m.setting == {"task": "all"}}
+    of_class = {m.metric for m in report.means if m.setting == {"task": "t"}}
+    assert of_all >= OF_FLEETS
+    assert of_class >= OF_TASKS
+    plan = Planner.of(scenario, 0.5, lambda *_: None).plan("foresight")
+    assert least_of_every_policy(report_of(scenario, 0.5, [plan])) >= OF_FLEETS

@@ -7,10 +7,11 @@ machine would otherwise be the 99th percentile.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from math import exp
+from pathlib import Path
 from random import Random
 from statistics import fmean
 from time import process_time, thread_time_ns
@@ -42,8 +43,11 @@ from cato.policies import schedulers
 from cato.policies.mapping.registry import MAPPERS
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.routing.round_robin import RoundRobin
+from cato.sim.experiment import Options, silent
+from cato.sim.experiments import length_bounds
 from cato.sim.experiments.slo_sa import calls_to_time
 from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.report import Target, finite, mean_and_stderr
 from cato.sim.workloads import SABER_CLASSES, SEVEN_B, belief, poisson, single_calls
 
 POOL = PoolName("bench")
@@ -70,6 +74,12 @@ LENGTH_GOAL_US = 21.0
 # Waiting requests, places of the batch, and the goal.
 MAPPINGS = ((8, 1, 300.0), (6, 2, 300.0), (6, 4, 300.0), (40, 1, 1000.0), (40, 4, 1000.0))
 DAG_GOAL_US = 5.0
+# For the forest of a recorded trace.
+PREDICTION_GOAL_US = 50.0
+# Not those that constants were chosen on.
+TRACE_SEEDS = tuple(range(100, 110))
+# The error of a median is that over so many stretches of the timed calls.
+BLOCKS = 20
 TASKS_GOAL_PER_S = 20_000.0
 
 # For the simulator's speed: classes in equal parts, as in `SABER_CLASSES`.
@@ -132,6 +142,14 @@ class Speed:
 def _timed(what: str, setting: str, ns: Sequence[float], goal_us: float | None = None) -> Timing:
     found = summary([[x / 1000 for x in ns]])
     return Timing(what, setting, found.count, found.p50, found.p99, goal_us)
+
+
+def _time_target(text: str, goal_us: float, ns: Sequence[float]) -> Target:
+    """The median in microseconds, to be held to the goal."""
+    us = np.array(ns) / 1000
+    medians = [float(np.median(block)) for block in np.array_split(us, BLOCKS) if block.size]
+    _, stderr = mean_and_stderr(medians)
+    return Target(length_bounds.GROUP, text, goal_us, float(np.median(us)), stderr, at_least=False)
 
 
 # Routing
@@ -318,6 +336,21 @@ def length_bound(n: int = 2000, seed: int = 0) -> Timing:
     return _timed("length bound", "compiled forest, one prediction", times, LENGTH_GOAL_US)
 
 
+def trace_bounds(trace: Path) -> tuple[Target, ...]:
+    """Length bounds on the later half of a recorded trace: what the experiment `length-bounds`
+    finds of those that CATO learns, and the time of one prediction by the compiled forest of the
+    earlier half. Raise `InputError` for a trace that is missing or too short.
+    """
+    options = Options(TRACE_SEEDS, (length_bounds.LEARNT,), trace)
+    found = length_bounds.run(options, silent).targets
+    train, test = length_bounds.halves(trace)
+    forest = length_bounds.fitted(length_bounds.COMPILED, train, TRACE_SEEDS[0])
+    asked = [r.features for r in test]
+    times = list(_each([lambda f=f: forest.quantile(f, length_bounds.Q) for f in asked]))  # type: ignore[misc]
+    text = "one prediction by the compiled forest of the trace, median [µs]"
+    return (*found, _time_target(text, PREDICTION_GOAL_US, times))
+
+
 def mapper(requests: int, max_batch: int, goal_us: float, n: int = 200) -> Timing:
     """One mapping of so many waiting requests by the default mapper."""
     calls = calls_to_time(MAPPERS["moore-smith"], "coding", requests, max_batch, range(n))
@@ -325,8 +358,11 @@ def mapper(requests: int, max_batch: int, goal_us: float, n: int = 200) -> Timin
     return _timed("batch mapping", setting, list(_each(calls)), goal_us)
 
 
-def dag_match(n: int = 500, history: int = 500, seed: int = 0) -> Timing:
-    """One pair of graphs: a match against `history` runs of four stages, divided by them."""
+def dag_match(n: int = 500, history: int = 500, seed: int = 0) -> tuple[Timing, Target]:
+    """One pair of graphs: a match against `history` runs of four stages, divided by them.
+
+    As a timing and, of the same calls, as a target.
+    """
     random = Random(seed)
 
     def stage(k: int, is_done: bool = True) -> SuperNode:
@@ -341,7 +377,8 @@ def dag_match(n: int = 500, history: int = 500, seed: int = 0) -> Timing:
         for g in growing
     ]
     pairs = [ns / history for ns in _each(calls)]
-    return _timed("DAG match", f"a pair, out of {history}", pairs, DAG_GOAL_US)
+    timing = _timed("DAG match", f"a pair, out of {history}", pairs, DAG_GOAL_US)
+    return timing, _time_target("DAG match of a pair, median [µs]", DAG_GOAL_US, pairs)
 
 
 def _each(calls: Sequence[Callable[[], object]]) -> Iterator[int]:
@@ -384,11 +421,12 @@ def simulator(
 
 @dataclass(frozen=True, slots=True)
 class CoreReport:
-    """What `cato bench core` measured."""
+    """What `cato bench core` measured; `targets` are of the estimators, when it had a trace."""
 
     decisions: tuple[Decision, ...]
     timings: tuple[Timing, ...]
     speeds: tuple[Speed, ...]
+    targets: tuple[Target, ...] = ()
 
 
 def measure(
@@ -399,36 +437,54 @@ def measure(
     names: Sequence[str] = tuple(SCHEDULERS),
     queued: int = QUEUED,
     events: int = EVENTS,
+    trace: Path | None = None,
 ) -> CoreReport:
-    """Everything, one after the other; `progress` hears of done, all, and what comes next."""
+    """Everything, one after the other; `progress` hears of done, all, and what comes next.
+
+    With a recorded `trace` also the targets of the estimators. Raise `InputError` for one that is
+    missing or too short.
+    """
     cells = [(s, r, b) for s in names for b in batches for r in replicas]
-    total = len(cells) + 3 + len(names) * len(WORKLOADS)
+    total = len(cells) + 3 + len(names) * len(WORKLOADS) + (trace is not None)
+    done = itertools.count()
+
+    def begin(what: str) -> None:
+        progress(next(done), total, what)
+
+    targets: tuple[Target, ...] = ()
+    if trace is not None:
+        begin("length bounds of the trace")
+        targets = trace_bounds(trace)
     found: list[Decision] = []
-    for i, (scheduler, count, batch) in enumerate(cells):
-        progress(i, total, f"{scheduler}, {count} replicas, max_running {batch}")
-        found += decisions(scheduler, count, batch, queued=queued, n=events)
-    done = len(cells)
-    progress(done, total, "length bound")
+    for scheduler, size, batch in cells:
+        begin(f"{scheduler}, {size} replicas, max_running {batch}")
+        found += decisions(scheduler, size, batch, queued=queued, n=events)
+    begin("length bound")
     timings = [length_bound()]
-    progress(done + 1, total, "batch mapping")
+    begin("batch mapping")
     timings += [mapper(*setting) for setting in MAPPINGS]
-    progress(done + 2, total, "DAG match")
-    timings.append(dag_match())
+    begin("DAG match")
+    pair, of_pair = dag_match()
+    timings.append(pair)
+    if trace is not None:
+        targets += (of_pair,)
     speeds = []
-    for i, (scheduler, workload) in enumerate(product(names, WORKLOADS)):
-        progress(done + 3 + i, total, f"simulator, {scheduler}, {workload}")
+    for scheduler, workload in itertools.product(names, WORKLOADS):
+        begin(f"simulator, {scheduler}, {workload}")
         speeds.append(simulator(scheduler, workload))
-    return CoreReport(tuple(found), tuple(timings), tuple(speeds))
+    return CoreReport(tuple(found), tuple(timings), tuple(speeds), targets)
 
 
 def as_json(report: CoreReport, facts: Mapping[str, object]) -> dict[str, object]:
     """All percentiles in microseconds, with the machine and the command that gave them."""
+    targets = {"targets": [finite(t.row()) for t in report.targets]} if report.targets else {}
     return {
         **facts,
         "clock": "processor time of the thread",
         "decisions": [asdict(d) | {"met": d.timing.is_met} for d in report.decisions],
         "timings": [asdict(t) | {"met": t.is_met} for t in report.timings],
         "simulator": [asdict(s) | {"met": s.is_met} for s in report.speeds],
+        **targets,
     }
 
 

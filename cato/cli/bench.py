@@ -31,8 +31,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from cato.cli.client import fail
 from cato.cli.serve import TRANSPORT
-from cato.cli.simulation import SEEDS_HELP, seeds_of
+from cato.cli.simulation import SEEDS_HELP, seeds_of, targets_table
 from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError, InputError
 from cato.serve.ports import own_cluster
@@ -154,13 +155,18 @@ def core(
     ] = None,
     queued: Annotated[int, typer.Option(min=1, help="Invocations that wait.")] = 10_000,
     events: Annotated[int, typer.Option(min=10, help="Timed events of each kind.")] = 300,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Recorded requests: hold length bounds and DAG matches to targets."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file as well.")
     ] = None,
 ) -> None:
     """What decisions cost: routing, length bounds, batch mapping, DAG matches, the simulator.
 
-    One thread, no Ray, no engine; a minute. Times are of the processor, not of the clock.
+    One thread, no Ray, no engine; a minute. Times are of the processor, not of the clock. With
+    --trace also how good the length bounds are on its later half, and whether each target is met.
     """
     from cato.bench import core as bench
     from cato.cli.profile import machine
@@ -172,10 +178,19 @@ def core(
         def progress(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
-        report = bench.measure(
-            progress, replicas=tuple(replicas or bench.REPLICAS), queued=queued, events=events
-        )
+        try:
+            report = bench.measure(
+                progress,
+                replicas=tuple(replicas or bench.REPLICAS),
+                queued=queued,
+                events=events,
+                trace=trace,
+            )
+        except (CatoError, OSError) as error:
+            fail(str(error))
     console.print(bench.tables(report, queued))
+    if report.targets:
+        console.print(targets_table(report.targets))
     if json_file is not None:
         facts = {
             "command": shlex.join(["cato", *sys.argv[1:]]),

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cato.sim.experiment import Progress
-from cato.sim.report import Report, Setting
+from cato.sim.report import Report, Setting, Target
 from cato.sim.seeds import parse_seeds
 
 SEEDS_HELP = (
@@ -70,7 +70,7 @@ def tables(report: Report, metrics: Sequence[str] = ()) -> list[Table]:
     if differences:
         found.append(_pivot("Differences, paired by seed", differences, shown))
     if report.targets:
-        found.append(_targets(report))
+        found.append(targets_table(report.targets))
     return found
 
 
@@ -111,11 +111,12 @@ def a_table(title: str) -> Table:
     return Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
 
 
-def _targets(report: Report) -> Table:
+def targets_table(targets: Sequence[Target]) -> Table:
+    """Each with its goal, what was measured, and whether that meets it."""
     table = a_table("Targets")
     for name in ("group", "target", "goal", "measured", ""):
         table.add_column(name, justify="right" if name in ("goal", "measured") else "left")
-    for t in report.targets:
+    for t in targets:
         goal = f"{'>=' if t.at_least else '<='} {t.goal:g}"
         measured = _value(t.measured, t.stderr)
         table.add_row(str(t.group), t.text, goal, measured, MET if t.is_met else MISSED)

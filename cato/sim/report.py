@@ -65,6 +65,10 @@ class Target:
     def is_met(self) -> bool:
         return self.measured >= self.goal if self.at_least else self.measured <= self.goal
 
+    def row(self) -> dict[str, object]:
+        """As JSON has it: the fields, and whether it is `met`."""
+        return asdict(self) | {"met": self.is_met}
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -81,9 +85,7 @@ class Report:
 
     def to_json(self) -> str:
         """Byte-equal for the same seeds: no clock, no machine in it. What is no number is null."""
-        body = asdict(self)
-        for target, row in zip(self.targets, body["targets"], strict=True):
-            row["met"] = target.is_met
+        body = asdict(self) | {"targets": [t.row() for t in self.targets]}
         return json.dumps(finite(body), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def mean(self, metric: str, policy: str, **setting: str | float) -> Mean:

@@ -8,10 +8,12 @@ import re
 from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from cato.bench import core
 from cato.bench.core import (
     ENDED,
     OFFERED_FULL,
@@ -276,12 +278,59 @@ def test_every_kind_of_event_is_timed_for_the_default_scheduler() -> None:
 
 
 def test_goals_are_judged_in_the_json() -> None:
-    timing = dag_match(n=5, history=20)
+    timing, target = dag_match(n=40, history=20)
+    assert target.measured == pytest.approx(timing.p50_us)
+    assert target.stderr >= 0
     slow = Speed("foresight", "completions", 30.0, 10, 19_999.0, 50_000.0)
     report = as_json(CoreReport((), (timing,), (slow,)), {"machine": "m"})
     assert report["machine"] == "m"
+    assert "targets" not in report
     (row,) = report["simulator"]  # type: ignore[misc]
     assert row["met"] is False
+
+
+def test_with_a_trace_every_target_of_the_estimators_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, few in (("TRACE_SEEDS", (0,)), ("MAPPINGS", ()), ("WORKLOADS", {})):
+        monkeypatch.setattr(core, name, few)
+    out = tmp_path / "core.json"
+    result = cato(
+        "bench", "core", "--replicas", 2, "--queued", 5, "--events", 10, "--json", out,
+        "--trace", a_trace(tmp_path, requests=600),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    targets = json.loads(out.read_text(encoding="utf-8"))["targets"]
+    assert {t["group"] for t in targets} == {7}
+    bounds = [t["text"] for t in length_bounds_of(tmp_path / "trace.csv")]
+    timed = ["one prediction by the compiled forest of the trace, median [µs]"]
+    timed += ["DAG match of a pair, median [µs]"]
+    assert [t["text"] for t in targets] == bounds + timed
+    assert [t["goal"] for t in targets[-2:]] == [50.0, 5.0]
+    for t in targets:
+        holds = t["measured"] >= t["goal"] if t["at_least"] else t["measured"] <= t["goal"]
+        assert t["met"] is holds
+        assert t["stderr"] >= 0
+    assert "DAG match of a pair" in words(result)
+
+
+def length_bounds_of(trace: Path) -> list[dict[str, Any]]:
+    """What `cato simulate length-bounds` says of the targets."""
+    out = trace.with_name("bounds.json")
+    result = cato("simulate", "length-bounds", "--trace", trace, "--seeds", 1, "--json", out)
+    assert result.exit_code == 0, result.output
+    found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["targets"]
+    return found
+
+
+def test_a_trace_that_cannot_be_used_ends_the_measurement_before_it_begins(tmp_path: Path) -> None:
+    for trace, problem in (
+        (tmp_path / "none.csv", "there is no"),
+        (a_trace(tmp_path), "200 requests; bounds need at least 400"),
+    ):
+        result = cato("bench", "core", "--trace", trace)
+        assert result.exit_code == 1
+        assert problem in words(result)
 
 
 def test_the_speed_of_the_simulator_counts_tasks_and_events() -> None:

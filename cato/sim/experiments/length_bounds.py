@@ -198,6 +198,15 @@ def _bounds(
     return np.array([model.quantile(r.features, q, generated_tokens) for r in records])
 
 
+def halves(trace: Path) -> tuple[tuple[LengthRecord, ...], tuple[LengthRecord, ...]]:
+    """In time: what to learn from, and what to report on; raise `InputError` for too few rows."""
+    rows = load_azure(trace)
+    if len(rows) < MIN_ROWS:
+        raise InputError(f"the trace has {len(rows)} requests; bounds need at least {MIN_ROWS}")
+    records = records_of(rows)
+    return records[: len(records) // 2], records[len(records) // 2 :]
+
+
 def run(options: Options, progress: Progress) -> Report:
     """Needs `--trace`; raise `InputError` for an unknown model or a trace too short to split."""
     names = options.policies or MODELS
@@ -206,11 +215,7 @@ def run(options: Options, progress: Progress) -> Report:
             raise InputError(f"no length model named {name!r}; known: {', '.join(MODELS)}")
     if MARGINAL not in names:
         names = (MARGINAL, *names)  # what the pinball losses are compared with
-    rows = load_azure(options.needed("trace"))
-    if len(rows) < MIN_ROWS:
-        raise InputError(f"the trace has {len(rows)} requests; bounds need at least {MIN_ROWS}")
-    records = records_of(rows)
-    train, test = records[: len(records) // 2], records[len(records) // 2 :]
+    train, test = halves(options.needed("trace"))
     jobs = [
         _Job(name, seed, train, test)
         for name in names

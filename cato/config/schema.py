@@ -48,7 +48,13 @@ from cato.core.topology import (
     Topology,
 )
 from cato.policies.eviction.registry import eviction_names, order_names
-from cato.policies.registry import BINDINGS, deployed_scheduler_names, ordering_names, routing_names
+from cato.policies.registry import (
+    BINDINGS,
+    capped_scheduler_names,
+    deployed_scheduler_names,
+    ordering_names,
+    routing_names,
+)
 from cato.policies.scaling.registry import scaling_names
 from cato.workflows.fim import FAMILIES, family_of
 
@@ -377,7 +383,7 @@ def _known(names: Callable[[], tuple[str, ...]]) -> AfterValidator:
 class PoliciesArgs(StrictModel):
     """The named policies of a pool: a whole scheduler, or parts of it replaced.
 
-    The names are in `cato.policies.registry`; `cap` belongs to the scheduler `static-cap`.
+    The names are in `cato.policies.registry`, and which of the schedulers a `cap` belongs to.
     """
 
     scheduler: Annotated[str, _known(deployed_scheduler_names)] = _DEFAULT_POLICIES.scheduler
@@ -423,9 +429,12 @@ class PoolArgs(StrictModel):
 
     @field_validator("policies")
     @classmethod
-    def _cap_belongs_to_static_cap(cls, value: PoliciesArgs) -> PoliciesArgs:
-        if value.cap is not None and value.scheduler != "static-cap":
-            raise ValueError(f"cap belongs to the scheduler static-cap, not to {value.scheduler}")
+    def _cap_belongs_to_some(cls, value: PoliciesArgs) -> PoliciesArgs:
+        capped = capped_scheduler_names()
+        if value.cap is not None and value.scheduler not in capped:
+            raise ValueError(
+                f"cap belongs to the schedulers {', '.join(capped)}, not to {value.scheduler}"
+            )
         return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from cato.core.ids import ReplicaId
+from cato.core.ids import InvocationId, ReplicaId
 from cato.core.record import record
 
 
@@ -36,6 +36,14 @@ class Defer:
 
     reason: str
     closes: bool = False
+
+
+@record
+class Batch:
+    """`ids` start now, in this order; none does where it is empty."""
+
+    ids: tuple[InvocationId, ...]
+    reason: str
 
 
 @record

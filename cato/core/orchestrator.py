@@ -29,7 +29,7 @@ from cato.core.events import (
 )
 from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
-from cato.core.policies import ADMIT_ALWAYS, Policies, Work
+from cato.core.policies import ADMIT_ALWAYS, MappingPolicy, Policies, Work
 from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import (
@@ -628,7 +628,9 @@ class PoolOrchestrator:
         if self._adopters:
             freed += self._unadopt(id)
         waiting = _Waiting(invocation, self._queue)
-        if not self._waiting and self._open and self._policies.late_binding:
+        policies = self._policies
+        by_call = policies.late_binding and policies.mapping is None
+        if by_call and self._open and not self._waiting:
             command = self._place_at_once(waiting, now_s)
             if command is not None:
                 return (command,)
@@ -931,7 +933,8 @@ class PoolOrchestrator:
         if not self._open:
             return ()
         policies = self._policies
-        if policies.strict or (policies.window and len(self._queue) > policies.window):
+        is_cut = 0 < policies.window < len(self._queue)
+        if policies.strict or is_cut or policies.mapping is not None:
             return self._fill(self._queue, self._open, now_s)
         self._queue.refresh(self._rank, now_s)
         assert waiting.rank is not None, "a newcomer has been ranked"
@@ -972,6 +975,8 @@ class PoolOrchestrator:
         open_ = list(replicas)
         if not open_:
             return ()
+        if self._policies.mapping is not None:
+            return self._start_mapped(self._policies.mapping, queue, open_, now_s)
         queue.refresh(self._rank, now_s)
         commands: list[Command] = []
         if self._saved >= 1 and self._unbound:
@@ -989,6 +994,33 @@ class PoolOrchestrator:
                 break
         for entry in passed_over:
             queue.push(entry)
+        return tuple(commands)
+
+    def _start_mapped(
+        self,
+        mapping: MappingPolicy,
+        queue: _Queue | _TenantQueues,
+        replicas: Sequence[_Replica],
+        now_s: float,
+    ) -> tuple[Command, ...]:
+        """Each of `replicas` starts what the mapping of the whole queue gives it."""
+        commands: list[Command] = []
+        for replica in replicas:
+            if not queue.waiting:
+                break
+            queue.refresh(self._rank, now_s)
+            entries: list[_HeapEntry] = []
+            while (entry := queue.pop(self._rank, now_s)) is not None:
+                entries.append(entry)
+            known = {e[3]: e[5] for e in entries}
+            batch = mapping.start([w.invocation for w in known.values()], replica, now_s)
+            started = [known.pop(id) for id in batch.ids]
+            for entry in entries:
+                if entry[3] in known:
+                    queue.push(entry)
+                    if entry[5].bound_to is None:
+                        entry[5].held_because = batch.reason
+            commands += [self._dispatch(w, replica, batch.reason, now_s) for w in started]
         return tuple(commands)
 
     def _looked_at(self, queue: _Queue | _TenantQueues, now_s: float) -> Iterator[_HeapEntry]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cato.core.decision import Admit, Defer, Hold, Rank, Route
+from cato.core.decision import Admit, Batch, Defer, Hold, Rank, Route
 from cato.core.ids import InvocationId
 from cato.core.record import record
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
@@ -64,6 +64,12 @@ class PreemptionPolicy(Protocol):
     ) -> Sequence[tuple[InvocationId, str]]: ...
 
 
+class MappingPolicy(Protocol):
+    """Which of `waiting`, who are shown in order, should `replica` start now? It has room."""
+
+    def start(self, waiting: Sequence[Invocation], replica: ReplicaView, now_s: float) -> Batch: ...
+
+
 @dataclass(frozen=True, slots=True)
 class AdmitAlways:
     """Whatever finds a place joins; the engine's own cap is the only bound."""
@@ -83,7 +89,9 @@ class Policies:
     `shuffled`: those are tried in the order of their draws instead. `strict`: nothing of a larger
     rank value is asked about while something of a smaller one is passed over. `reserve`: the share
     of dispatches that work without an SLO gets while some of it waits, so that it never starves;
-    late binding only. `max_queued_tokens` and `refuse_late` as in `PoolPolicies`.
+    late binding only. `max_queued_tokens` and `refuse_late` as in `PoolPolicies`. `mapping` chooses
+    of all that waits, who is shown in the order of `ordering`: then nobody asks the admission (nor,
+    with late binding, the routing), and `window` and `reserve` do not count.
     """
 
     routing: RoutingPolicy
@@ -98,3 +106,4 @@ class Policies:
     reserve: float = 0.0
     max_queued_tokens: int | None = None
     refuse_late: bool = False
+    mapping: MappingPolicy | None = None

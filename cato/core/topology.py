@@ -129,11 +129,11 @@ class PoolPolicies:
 
     `scheduler` names a whole; the other names replace parts of it (None: its own). `binding` is
     `late` (wait in the pool's queue) or `early` (bound to a replica's queue on arrival, as the
-    published methods do). `cap` is that of the scheduler `static-cap`. `max_queued` and
-    `max_queued_tokens` (of prompts; None: no bound) bound the pool's queue. With `refuse_late` work
-    that will miss its SLO is refused: on arrival when too much is before it, in the queue once it
-    could not even meet it alone; what was admitted is served by its deadline, unless `ordering`
-    says otherwise.
+    published methods do). `cap` is how many a replica runs, for the schedulers that bound it (None:
+    its profile's bound). `max_queued` and `max_queued_tokens` (of prompts; None: no bound) bound
+    the pool's queue. With `refuse_late` work that will miss its SLO is refused: on arrival when too
+    much is before it, in the queue once it could not even meet it alone; what was admitted is
+    served by its deadline, unless `ordering` says otherwise.
     """
 
     scheduler: str = "foresight"

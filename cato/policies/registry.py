@@ -53,6 +53,11 @@ def deployed_scheduler_names() -> tuple[str, ...]:
     return (*scheduler_names(), RAY_SERVE)
 
 
+def capped_scheduler_names() -> tuple[str, ...]:
+    """Those that a `cap` belongs to."""
+    return schedulers.CAPPED
+
+
 def routing_names() -> tuple[str, ...]:
     return tuple(ROUTING)
 

@@ -37,6 +37,9 @@ UNBOUNDED = 1_000_000_000
 # Context at which a fitted speed holds: the mean of coding tasks, prompt and half the answer.
 TYPICAL_CONTEXT_TOKENS = 512
 
+# Calls that are mapped at a time; of those that are valued in every order, as many as take 1 ms.
+MAPPED, EXHAUSTED = 40, 6
+
 FORESIGHT = "foresight"
 """The default: see `foresight()`."""
 
@@ -125,6 +128,24 @@ def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> 
     )
 
 
+def mapped(mapper: str, cap: int, looked_at: int = MAPPED) -> Policies:
+    """SLO-SA with that mapper: on arrival the least-loaded replica, whose queue is mapped.
+
+    `cap`: so many run together. `looked_at`: so many of what waits are mapped.
+    """
+    # Here, because numba would make a restart of a router half a second longer.
+    from cato.policies.mapping.queue import MappedQueue
+    from cato.policies.mapping.registry import MAPPERS
+
+    return Policies(
+        LeastWait(),
+        FirstComeFirstServed(),
+        late_binding=False,
+        mapping=MappedQueue(MAPPERS[mapper], cap, looked_at).warmed_up(),
+        max_queued=UNBOUNDED,
+    )
+
+
 BY_NAME: Mapping[str, Callable[[], Policies]] = MappingProxyType(
     {
         FORESIGHT: foresight,
@@ -159,6 +180,12 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         "saber": lambda profile, cap: saber(speed_model(profile)),
         "plas": lambda profile, cap: plas(profile),
         "tempo": lambda profile, cap: tempo(GainDensity(profile)),
+        "annealing": lambda profile, cap: mapped("annealing", cap),
+        "moore-smith": lambda profile, cap: mapped("moore-smith", cap),
+        "exhaustive": lambda profile, cap: mapped("exhaustive", cap, EXHAUSTED),
     }
 )
-"""All, for a pool whose replicas have that profile; the number is the cap of `static-cap`."""
+"""All, for a pool whose replicas have that profile; the number is the cap of those in `CAPPED`."""
+
+CAPPED = ("static-cap", "annealing", "moore-smith", "exhaustive")
+"""Schedulers with a bound of their own on what runs together."""

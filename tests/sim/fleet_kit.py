@@ -47,6 +47,7 @@ def whole_schedulers() -> dict[str, Policies]:
         "edf": schedulers.edf(),
         "plas": schedulers.plas(PROFILE),
         "tempo": schedulers.tempo(GainDensity(PROFILE)),
+        "annealing": schedulers.mapped("annealing", 4),
     }
 
 

@@ -221,9 +221,14 @@ def test_cards_are_not_asked_for_as_resources() -> None:
     ]
 
 
-def test_a_cap_belongs_to_the_static_cap() -> None:
+def test_a_cap_belongs_to_schedulers_that_have_one() -> None:
     data = some_args(pools={"main": {**a_pool(), "policies": {"cap": 4}}})
-    assert "cap belongs to the scheduler static-cap, not to foresight" in problems(data)[0]
+    (problem,) = problems(data)
+    assert "cap belongs to the schedulers static-cap, annealing" in problem
+    assert "not to foresight" in problem
+    capped = {"scheduler": "annealing", "cap": 4}
+    data = some_args(pools={"main": {**a_pool(), "policies": capped}})
+    assert EnginesArgs.model_validate(data).to_topology().pools[0].policies.cap == 4
 
 
 def test_unknown_policies_are_named_with_the_known_ones() -> None:

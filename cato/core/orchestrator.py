@@ -275,6 +275,38 @@ class _TenantQueues:
         self._by_tenant[entry[5].invocation.tenant].push(entry)
 
 
+class _Head(Sequence[Invocation]):
+    """The first of a queue, in order, taken out of it as far as they are asked for."""
+
+    __slots__ = ("_entries", "_now_s", "_queue", "_rank")
+
+    def __init__(
+        self,
+        queue: _Queue | _TenantQueues,
+        rank: Callable[[_Waiting, float], Rank],
+        now_s: float,
+    ) -> None:
+        """`queue` has been refreshed, and nobody else walks it until `put_back`."""
+        self._queue, self._rank, self._now_s = queue, rank, now_s
+        self._entries: list[_HeapEntry] = []
+
+    def __len__(self) -> int:
+        return min(PREEMPTORS_SHOWN, len(self._queue))
+
+    def __getitem__(self, i: int) -> Invocation:  # type: ignore[override]
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        while len(self._entries) <= i:
+            entry = self._queue.pop(self._rank, self._now_s)
+            assert entry is not None, "what waits is in the order"
+            self._entries.append(entry)
+        return self._entries[i][5].invocation
+
+    def put_back(self) -> None:
+        for entry in self._entries:
+            self._queue.push(entry)
+
+
 def _entry(waiting: _Waiting, rank: Rank) -> _HeapEntry:
     invocation = waiting.invocation
     return (
@@ -349,7 +381,9 @@ class _Replica:
             return max(0.0, self._free_at_s - now_s)
         if not self.queued_s and self.held < self.max_running:
             return 0.0
-        ends = sorted([r.expected_end_s for r in self.leases.values()])
+        ends = [r.expected_end_s for r in self.leases.values()]
+        if len(ends) > 1:
+            ends.sort()
         # What has overrun its expected end is expected to end at once, for as long as it runs.
         overrun = bool(self.adopted) or (bool(ends) and ends[0] <= now_s)
         if not self.queued_s and len(ends) >= self.max_running > 0:
@@ -1133,17 +1167,14 @@ class PoolOrchestrator:
         invocation, rank = waiting.invocation, waiting.rank
         assert replica.is_open, f"dispatch to {replica.id}, which has no room"
         assert rank is not None, "what is dispatched has been ranked"
-        batch = replica.batch
-        profile, saved_s = replica.profile, 0.0
+        profile, work, batch = replica.profile, waiting.work, replica.batch
+        if batch > 1 or len(self._profiles) > 1 or work is None:
+            work = _work(invocation, profile, batch)
+        saved_s = 0.0
         cached = replica.cached_tokens(invocation) if invocation.prefix else 0
         if cached:
             tokens = invocation.prompt_tokens
             saved_s = profile.prefill_s(tokens) - profile.prefill_s(tokens - cached)
-        service_s = own_s = profile.service_s(
-            invocation.prompt_tokens, invocation.expected_tokens, batch
-        )
-        if invocation.until_first_token:
-            own_s = profile.first_token_s(invocation.prompt_tokens, batch)
         command = Dispatch(
             invocation_id=invocation.id,
             attempt=invocation.attempt,
@@ -1152,10 +1183,10 @@ class PoolOrchestrator:
             priority=rank.value,
             queue_s=now_s - invocation.arrived_at_s,
             slack_s=invocation.deadline_s - now_s,
-            remaining_s=own_s + invocation.downstream_s - saved_s,
+            remaining_s=work.remaining_s - saved_s,
             reason=f"{rank.reason}; {reason}",
             predicted_queue_s=waiting.predicted_s,
-            service_s=service_s - saved_s,
+            service_s=work.service_s - saved_s,
         )
         if self._waiting:
             self._unqueue(waiting)
@@ -1190,14 +1221,9 @@ class PoolOrchestrator:
         if policy is None or not queue.waiting or not self._profiles:
             return ()
         queue.refresh(self._rank, now_s)
-        head: list[_HeapEntry] = []
-        while len(head) < PREEMPTORS_SHOWN and (entry := queue.pop(self._rank, now_s)) is not None:
-            head.append(entry)
-        for entry in head:
-            queue.push(entry)
-        victims = policy.preempt(
-            replica, [e[5].invocation for e in head], now_s, self._next_place_s
-        )
+        head = _Head(queue, self._rank, now_s)
+        victims = policy.preempt(replica, head, now_s, self._next_place_s)
+        head.put_back()
         return tuple(
             self._take_back(replica, id, reason)
             for id, reason in victims
@@ -1206,8 +1232,13 @@ class PoolOrchestrator:
 
     def _next_place_s(self) -> float:
         """When the pool has its next place, in seconds from now, as some of its replicas tell."""
-        looked_at = self._accepting[:: max(1, len(self._accepting) // PLACES_LOOKED_AT)]
-        return min([r.wait_s for r in looked_at], default=inf)
+        now_s, first_s = self._clock.now_s, inf
+        for replica in self._accepting[:: max(1, len(self._accepting) // PLACES_LOOKED_AT)]:
+            holds = now_s < replica._free_holds_until_s
+            wait_s = replica._free_at_s - now_s if holds else replica.wait_s
+            if wait_s < first_s:
+                first_s = wait_s
+        return max(0.0, first_s)
 
     def _take_back(self, replica: _Replica, id: InvocationId, reason: str) -> Preempt:
         running = replica.leases[id]
@@ -1247,9 +1278,10 @@ def _left_alone_s(running: Running, profile: Profile) -> float:
     return prompt_s + running.left_tokens * profile.decode_step_s(1, running.context_tokens)
 
 
-def _work(invocation: Invocation, profile: Profile) -> Work:
-    context = invocation.prompt_tokens + invocation.expected_tokens
-    alone_s = own_s = _alone_s(invocation, profile)
+def _work(invocation: Invocation, profile: Profile, batch: int = 1) -> Work:
+    prompt, tokens = invocation.prompt_tokens, invocation.expected_tokens
+    service_s = own_s = profile.service_s(prompt, tokens, batch)
     if invocation.until_first_token:
-        own_s = profile.first_token_s(invocation.prompt_tokens)
-    return Work(own_s + invocation.downstream_s, alone_s, profile.decode_step_s(1, context))
+        own_s = profile.first_token_s(prompt, batch)
+    token_s = profile.decode_step_s(batch, prompt + tokens)
+    return Work(own_s + invocation.downstream_s, service_s, token_s)

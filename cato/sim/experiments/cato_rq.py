@@ -20,6 +20,7 @@ from cato.core.ids import PoolName
 from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.policies import schedulers
+from cato.policies.ordering.slack_priority import LateLast
 from cato.policies.routing.cato import CatoRouting
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import attainment_gap, chosen_policies, measured
@@ -67,9 +68,15 @@ def _as_printed() -> Policies:
     return replace(schedulers.cato(), routing=CatoRouting(takes_first=True))
 
 
+def _late_last() -> Policies:
+    """Algorithm 1 with what is late behind all else."""
+    return replace(schedulers.cato(), ordering=LateLast())
+
+
 POLICIES: Mapping[str, Callable[[], Policies]] = {
     **schedulers.BY_NAME,
     "cato, line 24 as printed": _as_printed,
+    "cato, late work last": _late_last,
 }
 
 _Loads = Sequence[float]

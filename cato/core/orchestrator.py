@@ -814,7 +814,7 @@ class PoolOrchestrator:
         if replica is None:
             return
         for id in replica.leases:
-            del self._leases[id]
+            self._release(id)
         replica.leases.clear()
         self._adopt(replica, frozenset())
         self._unbind(replica)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.core.commands import Command, Dispatch, Refuse
-from cato.core.events import InvocationEnded, InvocationOffered
+from cato.core.events import InvocationEnded, InvocationOffered, ReplicaLost
 from cato.core.fairness import CREDIT_TOKENS, OUTPUT_WEIGHT, TokenShares
-from cato.core.ids import PoolName
+from cato.core.ids import PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies
 from cato.policies import schedulers
@@ -115,6 +115,16 @@ def test_who_had_more_lets_the_other_go_first_and_gets_what_is_left() -> None:
         pool.handle(InvocationEnded(float(now_s), id, 1, 40_000 if now_s == 0 else 50, "done"))
     assert order[:2] == ["flood-0", "late"]
     assert len(order) == 5
+
+
+def test_nobody_pays_for_what_a_lost_replica_did_not_generate() -> None:
+    pool = a_pool(schedulers.foresight(), places=1)
+    offered(pool, "i", "unlucky", tokens=30_000)
+    pool.handle(ReplicaLost(1.0, ReplicaId("r"), "host died"))
+    offered(pool, "again", "unlucky", 2.0)
+    offered(pool, "other", "other", 3.0)
+    pool.handle(a_report("r", now_s=4.0))
+    assert pool.leased == {"again"}
 
 
 @pytest.mark.parametrize("tenants", [("flood",), ("flood", "other")])

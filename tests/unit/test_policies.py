@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -222,6 +223,12 @@ def test_the_orders_differ_in_where_they_put_what_is_late() -> None:
 
 
 # Names
+
+
+@pytest.mark.parametrize("order", [LateLast(), SlackPriority()])
+def test_what_has_no_slo_keeps_its_place(order: LateLast | SlackPriority) -> None:
+    rank = order.rank(an_invocation(deadline_s=inf), Work(1.0, 1.0, 0.1), 0.0)
+    assert rank.until_s == inf
 
 
 def test_every_registered_name_gives_its_policy() -> None:

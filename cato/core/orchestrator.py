@@ -831,6 +831,8 @@ class PoolOrchestrator:
 
     def _change_policies(self, policies: Policies) -> None:
         self._policies = policies
+        if not policies.reserve:
+            self._saved = 0.0
         for replica in self._replicas.values():
             self._unbind(replica)
         self._queue.forget_ranks()

@@ -715,6 +715,17 @@ def test_standby_places_are_filled_after_every_running_place() -> None:
     assert places == [[("i0", "a")], [("i1", "b")], [("i2", "a")], [("i3", "b")], []]
 
 
+def test_what_was_saved_for_work_without_an_slo_ends_with_its_reserve() -> None:
+    edf = Policies(ROUTING["least-wait"], ORDERING["edf"], reserve=0.5)
+    pool = a_pool(edf)
+    pool.handle(a_report("r"))
+    for id, deadline_s in (("running", 1.0), ("free", inf), ("soon", 2.0), ("later", 3.0)):
+        pool.handle(offer(id, deadline_s=deadline_s))
+    assert dispatched(pool.handle(ended("running"))) == [("soon", "r")]
+    pool.handle(PoliciesChanged(1.0, replace(edf, reserve=0.0)))
+    assert dispatched(pool.handle(ended("soon", 1.0))) == [("later", "r")]
+
+
 # The bound of the queue
 
 

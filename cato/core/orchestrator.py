@@ -1021,7 +1021,7 @@ class PoolOrchestrator:
                 return tuple(commands)
         passed_over: list[_HeapEntry] = []
         for entry in self._looked_at(queue, now_s):
-            if self._policies.strict and passed_over and entry[0] > passed_over[0][0]:
+            if self._policies.strict and passed_over and entry[0] > min(passed_over)[0]:
                 passed_over.append(entry)
                 break
             if not self._place(entry[5], open_, now_s, commands):

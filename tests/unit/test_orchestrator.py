@@ -888,6 +888,29 @@ def test_a_replica_that_closes_is_not_asked_about_the_next_in_the_queue() -> Non
     assert pool.why_waiting(InvocationId("closing")) == "this one may not"
 
 
+@dataclass(frozen=True, slots=True)
+class ByTokens:
+    """Ranks by the last digit of the expected tokens."""
+
+    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
+        return Rank(invocation.expected_tokens % 10, "")
+
+
+def test_nothing_of_a_larger_rank_is_asked_about_though_a_tenant_that_is_ahead_goes_last() -> None:
+    asked: list[Asked] = []
+    strict = Policies(ROUTING["least-wait"], ByTokens(), admission=DefersSome(), strict=True)
+    pool = a_pool(watched(strict, asked, {}))
+    pool.handle(a_report("r"))
+    ahead = an_invocation("running", tokens=40_000)
+    pool.handle(InvocationOffered(0.0, replace(ahead, tenant="ahead")))
+    for id, tenant, tokens in (("a0", "ahead", 0), ("a1", "ahead", 1), ("b2", "behind", 2)):
+        call = replace(an_invocation(id, tokens=tokens, draw=0.9), tenant=tenant)
+        pool.handle(InvocationOffered(0.0, call))
+    asked.clear()
+    pool.handle(InvocationEnded(1.0, ahead.id, 1, 40_000, "done"))
+    assert [a.invocation.id for a in asked if a.replica_id is None] == ["b2", "a0"]
+
+
 def test_a_place_that_a_new_attempt_leaves_goes_to_whoever_waits_for_it() -> None:
     pool = a_pool(Policies(HoldsSome(), FirstComeFirstServed()))
     pool.handle(a_report("r"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cato.core.buffers import replaced_by
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.decision import Admit, Defer, Hold, Rank, Route
 from cato.core.events import (
@@ -25,10 +27,12 @@ from cato.core.events import (
     ReplicaReported,
     Ticked,
 )
-from cato.core.ids import InvocationId, PoolName, ReplicaId
+from cato.core.fairness import TokenShares
+from cato.core.ids import InvocationId, PoolName, ReplicaId, RunId
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import (
     LEASE_GRACE_S,
+    MAX_HEAD_START_S,
     MIN_RETRY_AFTER_S,
     SILENCE_S,
     PoolOrchestrator,
@@ -43,7 +47,7 @@ from cato.core.policies import (
     Work,
 )
 from cato.core.profile import Profile
-from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
+from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation, PoolSnapshot, ReplicaView
 from cato.estimators.usl import UslFit
 from cato.policies import schedulers
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -53,6 +57,11 @@ from cato.policies.routing.cato import CatoRouting
 from cato.testing.builders import a_profile, a_report, an_invocation
 
 FAST, SLOW = a_profile(prefill_s=0.1), a_profile(prefill_s=1.0, token_s=0.1)
+# What a prompt costs depends on its length, and the cache holds three blocks of prompts.
+SMALL = replace(
+    a_profile(prefill_token_s=0.001, batch_token_s=0.001),
+    kv_capacity_tokens=3 * PREFIX_BLOCK_TOKENS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,21 @@ ASKING = tuple(
     for preemption in (None, TakesBackSome())
     for window, *order in ((0, False, False), (2, False, False), (3, True, True), (0, False, True))
 )
+PLAIN = tuple(
+    Policies(routing, ordering, max_queued=max_queued)
+    for routing, ordering in product((ROUTING["power-of-two"], HoldsSome()), ORDERING.values())
+    for max_queued in (2, 1000)
+)
+# Late binding, with a reserve and with bounds of the queue.
+BOUNDED = tuple(
+    replace(p, reserve=reserve, max_queued_tokens=tokens, refuse_late=refuse_late)
+    for p in ASKING
+    if p.late_binding
+    for reserve, tokens, refuse_late in ((0.5, None, False), (0.0, 100, True), (0.4, 300, True))
+)
+BOUNDED_EARLY = tuple(
+    replace(p, max_queued_tokens=100, refuse_late=True) for p in ASKING if not p.late_binding
+)
 SPEED = UslFit(lambda_tokens_per_s=50.0, sigma=0.2, kappa=0.01, r2=1.0)
 WHOLE = (
     schedulers.foresight(),
@@ -150,10 +174,38 @@ def dispatched(commands: tuple[Command, ...]) -> list[tuple[str, str]]:
 class BookReplica:
     report: ReplicaReported
     adopted: set[InvocationId]
+    # Beginnings of prompts that its engine keeps, the latest last; None: it keeps none.
+    prefixes: list[int] | None
 
     @property
     def accepts(self) -> bool:
         return self.report.accepting and self.report.max_running > 0
+
+    def cached_tokens(self, invocation: Invocation) -> int:
+        known = [prefix in (self.prefixes or ()) for prefix in invocation.prefix]
+        blocks = [*known, False].index(False)
+        return min(blocks * PREFIX_BLOCK_TOKENS, invocation.prompt_tokens - 1)
+
+    def remember(self, invocation: Invocation) -> None:
+        if self.prefixes is not None:
+            kept = [p for p in self.prefixes if p not in invocation.prefix] + [*invocation.prefix]
+            blocks = self.report.profile.kv_capacity_tokens // PREFIX_BLOCK_TOKENS
+            self.prefixes = kept[-blocks:]
+
+
+@dataclass(slots=True)
+class BookBuffer:
+    """The latest run of a buffer, and since when it counts as waiting."""
+
+    run_id: RunId
+    began_at_s: float
+    place_s: float
+    ids: set[InvocationId] = field(default_factory=set)
+
+    def is_later_than(self, invocation: Invocation) -> bool:
+        if self.run_id == invocation.run_id:
+            return False
+        return (invocation.began_at_s, invocation.run_id) < (self.began_at_s, self.run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +229,13 @@ class BookLease:
 
 @dataclass(slots=True)
 class Books:
-    """What must be true, by definition; checks every answer of the orchestrator against it."""
+    """What must be true, by definition; checks every answer of the orchestrator against it.
+
+    `binds_late`: the pool does so all the time, so that its tenants share it.
+    """
 
     policies: Policies
+    binds_late: bool
     ranked: dict[InvocationId, Ranked] = field(default_factory=dict)
     waiting: dict[InvocationId, Invocation] = field(default_factory=dict)
     leases: dict[InvocationId, BookLease] = field(default_factory=dict)
@@ -189,6 +245,17 @@ class Books:
     refused: int = 0
     # Who still waits although something of a larger rank went to the replica.
     passed_over: list[tuple[InvocationId, ReplicaId]] = field(default_factory=list)
+    buffers: dict[str, BookBuffer] = field(default_factory=dict)
+    # What the event ends of older runs, in the words of the orchestrator.
+    superseded: list[Command] = field(default_factory=list)
+    # Prompts of what waits, as they were when it began to wait.
+    prompts: dict[InvocationId, int] = field(default_factory=dict)
+    shares: TokenShares = field(default_factory=TokenShares)
+    # What the event put into the queue.
+    newcomer: InvocationId | None = None
+    # How much of a dispatch work without an SLO has saved, and whether the next is its own.
+    saved: float = 0.0
+    is_turn_of_unbound: bool = False
 
     def leased(self, id: ReplicaId) -> list[BookLease]:
         return [lease for lease in self.leases.values() if lease.command.replica_id == id]
@@ -200,47 +267,85 @@ class Books:
         r = self.replicas[id]
         return r.accepts and self.held(id) < r.report.max_running + r.report.standby
 
+    def invocation(self, id: InvocationId) -> Invocation | None:
+        lease = self.leases.get(id)
+        return self.waiting.get(id) if lease is None else lease.invocation
+
+    def aimed(self, event: Event) -> Event:
+        """An attempt of 0 stands for one that is known; offered, for the one after it."""
+        match event:
+            case InvocationOffered(_, invocation) if invocation.attempt == 0:
+                known = self._attempt(invocation.id)
+                return replace(event, invocation=replace(invocation, attempt=known + 1))
+            case InvocationEnded(_, id, 0) if self.leases and id not in self.taken_back:
+                id = list(self.leases)[IDS.index(id) % len(self.leases)]
+                return replace(event, invocation_id=id, attempt=self._attempt(id))
+            case InvocationEnded(_, id, 0) | InvocationWithdrawn(_, id, 0):
+                return replace(event, attempt=self.taken_back.get(id, self._attempt(id)))
+            case ReplicaProgressed(_, _, tokens):
+                for id, _ in tokens:
+                    if id in self.leases:
+                        return replace(event, replica_id=self.leases[id].command.replica_id)
+        return event
+
+    def _attempt(self, id: InvocationId) -> int:
+        known = self.invocation(id)
+        return 0 if known is None else known.attempt
+
     def note(self, event: Event) -> Dispatch | None:
         """Keep the fact; returns the lease that must be said again, if any."""
+        self.superseded, self.newcomer = [], None
         match event:
             case InvocationOffered(_, invocation):
-                id = invocation.id
-                if self.taken_back.get(id, invocation.attempt) < invocation.attempt:
-                    del self.taken_back[id]
-                if id in self.leases:
-                    if invocation.attempt <= self.leases[id].command.attempt:
-                        return self.leases[id].command
-                    del self.leases[id]
-                old = self.waiting.get(id)
-                if old is None or invocation.attempt >= old.attempt:
-                    self.waiting[id] = invocation
-                self._unadopt(id)
-            case InvocationEnded(_, id, attempt):
-                if id in self.leases and self.leases[id].command.attempt == attempt:
-                    del self.leases[id]
+                if invocation.buffer:
+                    latest = self.buffers.get(invocation.buffer)
+                    if latest is not None and latest.is_later_than(invocation):
+                        self.taken_back.pop(invocation.id, None)
+                        why = replaced_by(latest.run_id)
+                        self.superseded = [Refuse(invocation.id, why, 0.0, superseded=True)]
+                        return None
+                    invocation = self._placed(invocation)
+                return self._offer(invocation)
+            case InvocationEnded(_, id, attempt, tokens, outcome):
+                # Its end and the order to take it back have crossed.
+                has_crossed = self.taken_back.get(id) == attempt and outcome == "done"
+                if id in self.leases and (
+                    has_crossed or self.leases[id].command.attempt == attempt
+                ):
+                    self._free(id, tokens)
+                elif has_crossed and id in self.waiting:
+                    self._leave(id)
                 if id not in self.leases:
                     self.taken_back.pop(id, None)
                 self._unadopt(id)
             case InvocationWithdrawn(_, id, attempt):
-                known = self.leases[id].invocation if id in self.leases else self.waiting.get(id)
+                known = self.invocation(id)
                 is_late = known is not None and attempt < known.attempt
                 if is_late and id not in self.taken_back:
                     return None
                 self.taken_back.pop(id, None)
-                self.waiting.pop(id, None)
-                self.leases.pop(id, None)
+                if id in self.waiting:
+                    self._leave(id)
+                if id in self.leases:
+                    self._free(id)
                 self._unadopt(id)
             case ReplicaReported(now_s, replica_id):
                 for lease in self.leased(replica_id):
                     id = lease.command.invocation_id
                     if id not in event.held and now_s - lease.at_s > LEASE_GRACE_S:
-                        del self.leases[id]
+                        self._free(id)
                 adopted = set(event.held) - set(self.leases) - set(self.waiting)
-                self.replicas[replica_id] = BookReplica(event, adopted)
+                before = self.replicas.get(replica_id)
+                prefixes = before.prefixes if before and before.prefixes else []
+                self.replicas[replica_id] = BookReplica(
+                    event, adopted, prefixes if event.prefix_caching else None
+                )
             case ReplicaLost(_, replica_id):
                 self._lose(replica_id)
             case PoliciesChanged(_, policies):
                 self.policies = policies
+                if not policies.reserve:
+                    self.saved = 0.0
             case Ticked(now_s):
                 for replica in list(self.replicas.values()):
                     if now_s - replica.report.now_s > SILENCE_S:
@@ -256,35 +361,194 @@ class Books:
                         self.leases[id].tokens = max(n, self.leases[id].tokens)
         return None
 
+    def _offer(self, invocation: Invocation) -> Dispatch | None:
+        id, attempt = invocation.id, invocation.attempt
+        if self.taken_back.get(id, attempt) < attempt:
+            del self.taken_back[id]
+        if id in self.leases:
+            if attempt <= self.leases[id].command.attempt:
+                return self.leases[id].command
+            self._free(id)
+        old = self.waiting.get(id)
+        if old is None:
+            self._join(invocation)
+            self._unadopt(id)
+            self.newcomer = id
+        elif attempt >= old.attempt:
+            self.waiting[id] = invocation
+        return None
+
+    def _placed(self, invocation: Invocation) -> Invocation:
+        """End what there is of other runs of its buffer: it takes their place, within reason."""
+        latest = self.buffers.get(invocation.buffer)
+        place_s = invocation.arrived_at_s
+        if latest is None or latest.run_id != invocation.run_id:
+            why, ended_any = replaced_by(invocation.run_id), False
+            for id in IDS:
+                other = self.invocation(id)
+                if other is None or other.buffer != invocation.buffer:
+                    continue
+                assert other.run_id != invocation.run_id
+                ended_any = True
+                if id in self.waiting:
+                    self._leave(id)
+                    self.superseded.append(Refuse(id, why, 0.0, superseded=True))
+                else:
+                    lease = self._free(id).command
+                    self.taken_back[id] = lease.attempt
+                    self.superseded.append(
+                        Preempt(id, lease.attempt, lease.replica_id, why, superseded=True)
+                    )
+            if latest is not None and ended_any:
+                earliest_s = invocation.began_at_s - MAX_HEAD_START_S
+                place_s = min(place_s, max(latest.place_s, earliest_s))
+            latest = BookBuffer(invocation.run_id, invocation.began_at_s, place_s)
+            self.buffers[invocation.buffer] = latest
+        elif invocation.id in latest.ids:
+            place_s = min(place_s, latest.place_s)
+        latest.ids.add(invocation.id)
+        return replace(invocation, arrived_at_s=place_s)
+
     def take(self, event: Event, commands: tuple[Command, ...]) -> None:
         """Check that `commands` keep every promise, and keep them."""
         now_s = event.now_s
-        for command in commands:
+        ended = [c for c in commands if not isinstance(c, Dispatch) and c.superseded]
+        assert ended == self.superseded, "what is superseded is told so once"
+        assert list(commands[: len(ended)]) == ended, "before anything takes its place"
+        self.is_turn_of_unbound, is_first = False, True
+        for command in commands[len(ended) :]:
             id = command.invocation_id
             if isinstance(command, Preempt):
                 self._take_back(event, command)
                 continue
             assert id in self.waiting, f"{id} does not wait"
             assert id not in self.leases
-            invocation = self.waiting.pop(id)
             if isinstance(command, Refuse):
-                assert isinstance(event, InvocationOffered)
-                assert event.invocation.id == id
-                assert len(self.waiting) >= self.policies.max_queued
-                assert command.retry_after_s >= MIN_RETRY_AFTER_S
+                self._check_refusal(event, command)
+                self._leave(id)
                 self.refused += 1
                 continue
+            if is_first:
+                self._note_turn()
+                self._check_its_tenant_is_not_ahead(command)
+            is_reserved = "are for work without an SLO" in command.reason
+            invocation = self.waiting[id]
+            if is_reserved:
+                assert is_first
+                assert self.is_turn_of_unbound, "nothing was saved for it"
+                assert invocation.deadline_s == inf
+                self.saved -= 1
+            is_first = False
             assert command.attempt == invocation.attempt
             assert command.replica_id in self.replicas, "dispatched to an unknown replica"
             assert self.has_room(command.replica_id), "dispatched to a full or closed replica"
             self._check_rank(command, invocation, now_s)
             assert command.queue_s == now_s - invocation.arrived_at_s
             assert command.slack_s == invocation.deadline_s - now_s
-            self.leases[id] = BookLease(command, now_s, invocation)
+            self._check_service(command, invocation)
+            self._dispatch(command, now_s)
+        if is_first:
+            self._note_turn()
         if self.is_plain:
             for command in commands:
-                if isinstance(command, Dispatch):
+                if isinstance(command, Dispatch) and not self.is_turn_of_unbound:
                     self._check_nobody_was_passed_over(command, now_s)
+
+    def check_newcomer(self, event: Event) -> None:
+        """A newcomer that waits is within the bounds."""
+        invocation = self.waiting.get(self.newcomer) if self.newcomer else None
+        if invocation is None or not self._may_be_refused(invocation):
+            return
+        # Bound early, what waits is not counted by tenant.
+        if self.binds_late or len({i.tenant for i in self.waiting.values()}) == 1:
+            assert not self._is_too_much(invocation)
+        assert not self._are_too_many_tokens()
+        if self.may_be_shed(invocation):
+            assert not self.is_hopeless(invocation, event.now_s)
+
+    def _dispatch(self, command: Dispatch, now_s: float) -> None:
+        invocation = self._leave(command.invocation_id)
+        self.replicas[command.replica_id].remember(invocation)
+        self.leases[invocation.id] = BookLease(command, now_s, invocation)
+        self._charge(invocation, invocation.prompt_tokens, invocation.expected_tokens)
+        if self.unbound and invocation.deadline_s < inf:
+            share = self.policies.reserve
+            self.saved = min(1.0, self.saved + share / (1 - share))
+
+    def _charge(self, invocation: Invocation, prompt: int, output: int) -> None:
+        self.shares.charge(invocation.tenant, invocation.weight, prompt, output)
+
+    def _join(self, invocation: Invocation) -> None:
+        self.waiting[invocation.id] = invocation
+        self.prompts[invocation.id] = invocation.prompt_tokens
+        self.shares.joined(invocation.tenant)
+
+    def _leave(self, id: InvocationId) -> Invocation:
+        invocation = self.waiting.pop(id)
+        del self.prompts[id]
+        self.shares.left(invocation.tenant)
+        return invocation
+
+    def _free(self, id: InvocationId, output_tokens: int = 0) -> BookLease:
+        """A lease ends; its tenant pays for what was generated."""
+        lease = self.leases.pop(id)
+        got = max(output_tokens, lease.tokens)
+        self._charge(lease.invocation, 0, got - lease.invocation.expected_tokens)
+        return lease
+
+    @property
+    def unbound(self) -> set[InvocationId]:
+        return {i.id for i in self.waiting.values() if i.deadline_s == inf}
+
+    def _note_turn(self) -> None:
+        self.is_turn_of_unbound = self.saved >= 1 and bool(self.unbound)
+
+    def _check_refusal(self, event: Event, refusal: Refuse) -> None:
+        invocation = self.waiting[refusal.invocation_id]
+        assert refusal.retry_after_s >= MIN_RETRY_AFTER_S
+        if isinstance(event, Ticked):
+            assert self.policies.refuse_late
+            assert self.may_be_shed(invocation)
+            assert self.is_hopeless(invocation, event.now_s)
+            return
+        assert isinstance(event, InvocationOffered)
+        assert invocation.id == self.newcomer
+        assert self._may_be_refused(invocation)
+        if refusal.reason.startswith("it would miss its SLO"):
+            assert self.may_be_shed(invocation)
+            earlier = [
+                i
+                for i in self.waiting.values()
+                if i is not invocation and i.deadline_s <= invocation.deadline_s
+            ]
+            has_idle = any(r.accepts and not self.held(id) for id, r in self.replicas.items())
+            assert self.is_hopeless(invocation, event.now_s) or earlier or not has_idle
+        else:
+            assert self._is_too_much(invocation) or self._are_too_many_tokens()
+
+    def _may_be_refused(self, invocation: Invocation) -> bool:
+        """What goes on after a lost replica or router was admitted before."""
+        return invocation.attempt == 1 and not invocation.was_taken
+
+    def may_be_shed(self, invocation: Invocation) -> bool:
+        is_new = invocation.attempt == 1 and invocation.served_s == 0
+        has_slo = invocation.deadline_s < inf
+        return self.policies.refuse_late and is_new and has_slo and bool(self.profiles)
+
+    def is_hopeless(self, invocation: Invocation, now_s: float) -> bool:
+        """Late even if it ran at once, alone."""
+        return now_s + min(invocation.remaining_s(p) for p in self.profiles) > invocation.deadline_s
+
+    def _is_too_much(self, invocation: Invocation) -> bool:
+        """The queue is full, and its tenant has its part of it."""
+        bound, tenants = self.policies.max_queued, Counter(i.tenant for i in self.waiting.values())
+        if len(self.waiting) <= bound or len(tenants) < 2 or not self.binds_late:
+            return len(self.waiting) > bound
+        return tenants[invocation.tenant] > bound / len(tenants)
+
+    def _are_too_many_tokens(self) -> bool:
+        bound = self.policies.max_queued_tokens
+        return bound is not None and sum(self.prompts.values()) > bound and len(self.waiting) > 1
 
     @property
     def is_plain(self) -> bool:
@@ -304,20 +568,47 @@ class Books:
         """It waits again, with what it has generated as a part of its prompt."""
         assert isinstance(event, ReplicaProgressed)
         assert event.replica_id == command.replica_id
-        lease = self.leases.pop(command.invocation_id)
+        lease = self._free(command.invocation_id)
         assert (lease.command.replica_id, lease.command.attempt) == (
             command.replica_id,
             command.attempt,
         )
         before = lease.invocation
+        assert before.resumable
         self.taken_back[before.id] = before.attempt
-        self.waiting[before.id] = replace(
-            before,
-            attempt=before.attempt + 1,
-            prompt_tokens=before.prompt_tokens + lease.tokens,
-            expected_tokens=max(1, before.expected_tokens - lease.tokens),
-            generated=before.generated + lease.tokens,
+        self._join(
+            replace(
+                before,
+                attempt=before.attempt + 1,
+                prompt_tokens=before.prompt_tokens + lease.tokens,
+                expected_tokens=max(1, before.expected_tokens - lease.tokens),
+                generated=before.generated + lease.tokens,
+            )
         )
+
+    def _check_service(self, command: Dispatch, invocation: Invocation) -> None:
+        """It takes as long as its profile says, less what is cached of its prompt."""
+        replica = self.replicas[command.replica_id]
+        profile, tokens = replica.report.profile, invocation.prompt_tokens
+        batch = min(self.held(command.replica_id) + 1, replica.report.max_running)
+        uncached = tokens - replica.cached_tokens(invocation)
+        saved_s = profile.prefill_s(tokens) - profile.prefill_s(uncached)
+        service_s = profile.service_s(tokens, invocation.expected_tokens, batch)
+        assert command.service_s == pytest.approx(service_s - saved_s)
+        assert command.remaining_s == pytest.approx(
+            invocation.remaining_s(profile, batch) - saved_s
+        )
+
+    def _check_its_tenant_is_not_ahead(self, command: Dispatch) -> None:
+        """Who is ahead of its share goes first only when nobody else may go."""
+        p = self.policies
+        if not self.binds_late or not self.asks_all or not self.is_plain or p.reserve:
+            return
+        bound = self.shares.bound()
+        if self.shares.served(self.waiting[command.invocation_id].tenant) > bound:
+            for i in self.waiting.values():
+                if self.shares.served(i.tenant) <= bound:
+                    self.passed_over.append((i.id, command.replica_id))
 
     def _check_rank(self, command: Dispatch, invocation: Invocation, now_s: float) -> None:
         """What goes has a rank that holds, by the replicas that there are."""
@@ -332,7 +623,12 @@ class Books:
 
     def _check_nobody_was_passed_over(self, command: Dispatch, now_s: float) -> None:
         work = self.ranked[command.invocation_id].work
+        tenant = self.leases[command.invocation_id].invocation.tenant
         for i in self.waiting.values():
+            if i.tenant != tenant and self.shares.served(i.tenant) > self.shares.bound():
+                continue
+            if i.tenant != tenant and not self.binds_late:
+                continue
             own = replace(work, remaining_s=min(i.remaining_s(p) for p in self.profiles))
             if max(self._ranks(i, own, now_s)) < command.priority:
                 self.passed_over.append((i.id, command.replica_id))
@@ -353,7 +649,8 @@ class Books:
 
     def _lose(self, id: ReplicaId) -> None:
         if self.replicas.pop(id, None) is not None:
-            self.leases = {i: x for i, x in self.leases.items() if x.command.replica_id != id}
+            for lease in self.leased(id):
+                self._free(lease.command.invocation_id)
 
 
 IDS = [InvocationId(f"i{n}") for n in range(7)]
@@ -368,47 +665,112 @@ offers = st.builds(
     deadline_s=st.floats(-2, 40),
     downstream_s=st.sampled_from([0.0, 1.0]),
     until_first_token=st.booleans(),
-    draw=st.floats(0, 0.999),
-    attempt=st.sampled_from([1, 1, 1, 2, 3]),
+    draw=st.sampled_from([0.0, 0.2, 0.4, 0.6, 0.8]),
+    attempt=st.sampled_from([1, 1, 1, 2, 3, 0]),
 )
-# With what only some policies look at: a belief of the length, a pace, no SLO at all.
+
+
+def a_call(
+    *,
+    tenant: str = "",
+    weight: float = 1.0,
+    run: str = "",
+    buffer: str = "",
+    began_at_s: float = 0.0,
+    has_slo: bool = True,
+    resumable: bool = True,
+) -> dict[str, object]:
+    """What stays the same in all offers of a call."""
+    fixed: dict[str, object] = {"tenant": tenant, "weight": weight, "resumable": resumable}
+    fixed |= {"buffer": buffer, "began_at_s": began_at_s}
+    if run:
+        fixed["run_id"] = RunId(run)
+    return fixed if has_slo else {**fixed, "deadline_s": inf}
+
+
+# Three runs of a buffer, one of them of two calls, two that began at the same moment, and one that
+# began long after them; one of another buffer, and others of no buffer.
+CALLS = dict(
+    zip(
+        IDS,
+        (
+            a_call(tenant="a", run="x1", buffer="x", began_at_s=1.0),
+            a_call(tenant="a", run="x1", buffer="x", began_at_s=1.0, resumable=False),
+            a_call(tenant="a", run="x2", buffer="x", began_at_s=1.0),
+            a_call(tenant="b", weight=4.0, run="x3", buffer="x", began_at_s=30.0, has_slo=False),
+            a_call(tenant="b", weight=4.0, run="y", buffer="y"),
+            a_call(tenant="a", has_slo=False),
+            a_call(resumable=False),
+        ),
+        strict=True,
+    )
+)
+# With what only some policies look at: tenants, buffers, prompts that begin alike, a belief of the
+# length, a pace, no SLO at all.
 rich_offers = st.builds(
-    lambda invocation, length, tpot_s, has_slo: replace(
+    lambda invocation, tokens, length, tpot_s, served_s, prefix, was_taken: replace(
         invocation,
+        prompt_tokens=max(1, PREFIX_BLOCK_TOKENS * len(prefix) - 1 + invocation.prompt_tokens),
+        expected_tokens=tokens or invocation.expected_tokens,
         length=length,
         tpot_target_s=tpot_s,
-        deadline_s=invocation.deadline_s if has_slo else inf,
+        served_s=served_s,
+        prefix=prefix,
+        was_taken=was_taken,
+        **CALLS[invocation.id],
     ),
     offers,
+    st.sampled_from([0, 0, 15_000]),
     st.sampled_from([None, LengthBelief((5.0, 40.0, 300.0))]),
     st.sampled_from([inf, 0.05]),
-    st.sampled_from([True, True, True, False]),
+    st.sampled_from([0.0, 0.0, 5.0]),
+    st.sampled_from([(), (1,), (1, 2), (1, 2, 3), (4, 5), (6,)]),
+    st.sampled_from([False, False, False, True]),
 )
+held = st.lists(st.sampled_from([*IDS, "stranger"]), max_size=3, unique=True)
 reports = st.builds(
-    a_report,
-    replica_ids,
-    slots=st.sampled_from([0, 1, 1, 2]),
-    standby=st.integers(0, 1),
-    accepting=st.sampled_from([True, True, True, False]),
-    held=st.lists(st.sampled_from([*IDS, "stranger"]), max_size=3, unique=True),
-    profile=st.sampled_from([FAST, SLOW]),
-)
-others = st.one_of(
-    st.builds(ReplicaLost, st.just(0.0), replica_ids, st.just("gone")),
+    lambda report, prefix_caching: replace(report, prefix_caching=prefix_caching),
     st.builds(
-        InvocationEnded, st.just(0.0), ids, st.integers(1, 3), st.just(9), st.sampled_from(["done"])
+        a_report,
+        replica_ids,
+        slots=st.sampled_from([1, 1, 2, 2, 0]),
+        standby=st.integers(0, 1),
+        accepting=st.sampled_from([True, True, True, False]),
+        held=st.one_of(st.just(()), st.just(()), held),
+        profile=st.sampled_from([FAST, SLOW, SMALL]),
     ),
-    st.builds(InvocationWithdrawn, st.just(0.0), ids, st.integers(1, 3), st.just("left")),
-    st.builds(FirstTokenSent, st.just(0.0), ids),
-    st.just(Ticked(0.0)),
+    st.sampled_from([True, True, False]),
 )
+lost = st.builds(ReplicaLost, st.just(0.0), replica_ids, st.just("gone"))
+ends = st.builds(
+    InvocationEnded,
+    st.just(0.0),
+    ids,
+    st.sampled_from([0, 0, 1, 2, 3]),
+    st.sampled_from([1, 9, 500]),
+    st.sampled_from(["done", "done", "stopped"]),
+)
+withdrawals = st.builds(
+    InvocationWithdrawn, st.just(0.0), ids, st.sampled_from([0, 1, 2, 3]), st.just("left")
+)
+first_tokens = st.builds(FirstTokenSent, st.just(0.0), ids)
+ticks = st.just(Ticked(0.0))
 progress = st.builds(
     ReplicaProgressed,
     st.just(0.0),
     replica_ids,
     st.lists(st.tuples(ids, st.integers(0, 30)), max_size=4).map(tuple),
 )
-steps_s = st.sampled_from([0.0, 0.0, 0.1, 1.0, 2.0, 4.0, 6.0])
+steps_s = st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5, 1.0, 2.0, 6.0])
+# Replicas that are there before anything else happens.
+openings = st.sampled_from(
+    [
+        [],
+        [a_report(REPLICAS[0])],
+        [a_report(REPLICAS[1], standby=1, profile=SLOW)],
+        [a_report(REPLICAS[0], slots=2), a_report(REPLICAS[2], profile=SMALL)],
+    ]
+)
 
 
 def histories(
@@ -417,8 +779,12 @@ def histories(
 ) -> st.SearchStrategy[list[Event]]:
     offered = offers.map(lambda invocation: InvocationOffered(0.0, invocation))
     changes = st.builds(PoliciesChanged, st.just(0.0), st.sampled_from(policies))
-    events = st.one_of(offered, offered, reports, progress, others, changes)
-    steps = st.lists(st.tuples(steps_s, events), max_size=40)
+    events = (*(offered,) * 5, *(ends,) * 3, *(reports,) * 2, *(progress,) * 2)
+    events += (withdrawals, first_tokens, lost, ticks, changes)
+    # `one_of` would take each of them once.
+    step = st.tuples(steps_s, st.integers(0, len(events) - 1).flatmap(events.__getitem__))
+    # Lists without a least size are short ones.
+    steps = st.one_of(st.lists(step, max_size=40), st.lists(step, min_size=20, max_size=60))
 
     def timed(steps: list[tuple[float, Event]]) -> list[Event]:
         now_s, history = 0.0, []
@@ -434,7 +800,9 @@ def histories(
             history.append(replace(event, now_s=now_s))
         return history
 
-    return st.builds(timed, steps)
+    return st.builds(
+        lambda opening, steps: timed([(0.0, event) for event in opening] + steps), openings, steps
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +868,9 @@ def check_questions(
 ) -> None:
     """Only what was admitted goes; who closes is asked no more; `window` and `strict` hold."""
     policies = books.policies
+    given = set(dispatched(commands))
+    if books.is_turn_of_unbound and asked:
+        asked = after_the_reserve(asked, given, books)
     closed: set[ReplicaId] = set()
     admitted: set[tuple[InvocationId, ReplicaId]] = set()
     for a in asked:
@@ -511,24 +882,47 @@ def check_questions(
         elif isinstance(a.answer, Defer) and a.answer.closes:
             closed.add(a.replica_id)
     if policies.admission is not ADMIT_ALWAYS:
-        assert admitted == set(dispatched(commands))
+        assert admitted == given
     if not policies.late_binding:
         return
     order = [a.invocation for a in asked if a.replica_id is None]
     assert len({i.id for i in order}) == len(order), "asked about twice"
     assert not policies.window or len(order) <= policies.window
     gone = {c.invocation_id for c in commands if isinstance(c, Dispatch)}
-    passed_over = [i for i in order if i.id not in gone]
     rank_of = {id: r.rank.value for id, r in books.ranked.items()}
-    if policies.strict and passed_over:
-        least = min(rank_of[i.id] for i in passed_over)
-        first = order.index(passed_over[0])
-        assert all(rank_of[i.id] <= least for i in order[first:])
+    if policies.strict:
+        least: float = inf
+        for i in order:
+            assert rank_of[i.id] <= least, "something of a smaller rank was passed over"
+            least = least if i.id in gone else min(least, rank_of[i.id])
     # An offer may ask about the newcomer alone: who waited before it was asked before.
     if order and not isinstance(event, InvocationOffered):
-        unasked = set(books.waiting) - {i.id for i in order}
-        worst = max(rank_of[i.id] for i in order)
-        assert all(worst <= rank_of[id] for id in unasked), "out of order"
+        for asked_of in order:
+            for id in set(books.waiting) - {i.id for i in order}:
+                if books.waiting[id].tenant == asked_of.tenant:
+                    assert rank_of[asked_of.id] <= rank_of[id], "out of order"
+
+
+def after_the_reserve(
+    asked: list[Asked], given: set[tuple[InvocationId, ReplicaId]], books: Books
+) -> list[Asked]:
+    """The first question is about work without an SLO, which only a closed replica keeps back."""
+    first, *rest = asked
+    is_newcomer = first.invocation.id == books.newcomer
+    if is_newcomer and first.invocation.deadline_s < inf:
+        return asked  # it may be asked about alone
+    assert first.invocation.deadline_s == inf
+    if isinstance(first.answer, Hold):
+        return rest
+    assert isinstance(first.answer, Route)
+    place = (first.invocation.id, first.answer.replica_id)
+    if books.policies.admission is not ADMIT_ALWAYS:
+        admission, *rest = rest
+        if isinstance(admission.answer, Defer) and admission.answer.closes:
+            return rest
+    assert place in given or is_newcomer
+    given.discard(place)
+    return rest
 
 
 def play(
@@ -540,9 +934,11 @@ def play(
     `never_idle`: they give an idle replica whatever waits for it.
     """
     asked: list[Asked] = []
-    books = Books(policies)
+    changes = [e.policies for e in history if isinstance(e, PoliciesChanged)]
+    books = Books(policies, all(p.late_binding for p in (policies, *changes)))
     pool = a_pool(watched(policies, asked, books.ranked))
     for event in history:
+        event = books.aimed(event)
         said_again = books.note(event)
         if isinstance(event, PoliciesChanged):
             event = PoliciesChanged(event.now_s, watched(event.policies, asked, books.ranked))
@@ -551,10 +947,12 @@ def play(
         if said_again is not None:
             assert commands == (said_again,)
             assert not asked
-            continue
-        books.take(event, commands)
-        check_questions(event, commands, asked, books)
+        else:
+            books.take(event, commands)
+            books.check_newcomer(event)
+            check_questions(event, commands, asked, books)
         check_picture(pool, books, event.now_s, never_idle=never_idle)
+        check_counters(pool, books)
         for id, replica_id in books.passed_over:
             why = pool.why_waiting(id)
             if books.policies.late_binding:
@@ -563,13 +961,14 @@ def play(
             else:
                 assert not why.startswith(f"in the queue of {replica_id}:")
         books.passed_over.clear()
+        if isinstance(event, Ticked):
+            for i in books.waiting.values():
+                hopeless = books.may_be_shed(i) and books.is_hopeless(i, event.now_s)
+                assert not hopeless, f"{i.id} waits although it can no longer meet its SLO"
         if books.asks_all:
             has_room = any(books.has_room(id) for id in books.replicas)
             kept = [i for i in books.waiting.values() if not some_held or i.draw < 0.5]
             assert not (kept and has_room), f"{kept[0].id} waits although there is room"
-        waiting_first_attempts = [i for i in books.waiting.values() if i.attempt == 1]
-        if not any(isinstance(e, PoliciesChanged | ReplicaLost) for e in history):
-            assert len(waiting_first_attempts) <= books.policies.max_queued
     return pool
 
 
@@ -579,6 +978,11 @@ def check_picture(pool: PoolOrchestrator, books: Books, now_s: float, *, never_i
     assert picture.refused == books.refused
     assert {r.id: r.held for r in picture.replicas} == {id: books.held(id) for id in books.replicas}
     assert not set(books.leases) & set(books.waiting)
+    for id in IDS:
+        assert pool.invocation(id) == books.invocation(id)
+    for buffer, latest in books.buffers.items():
+        there = [i for i in map(pool.invocation, IDS) if i is not None and i.buffer == buffer]
+        assert {i.run_id for i in there} <= {latest.run_id}, "an older run is there still"
     for r in picture.replicas:
         assert r.prefilling == sum(not lease.has_begun for lease in books.leased(r.id))
         assert r.wait_s >= 0
@@ -587,6 +991,20 @@ def check_picture(pool: PoolOrchestrator, books: Books, now_s: float, *, never_i
         if is_idle and never_idle:
             waits_for_it = picture.queued if books.policies.late_binding else r.queued
             assert not waits_for_it, f"{r.id} is idle while {waits_for_it} wait"
+
+
+def check_counters(pool: PoolOrchestrator, books: Books) -> None:
+    """What the pool counts on the way is what there is."""
+    assert pool._queued_tokens == sum(books.prompts.values())
+    assert pool._backlog_s == pytest.approx(sum(w.load_s for w in pool._waiting.values()))
+    assert books.waiting or pool._backlog_s == 0
+    assert set(pool._unbound) == books.unbound
+    assert pool._taken_back == books.taken_back
+    if books.binds_late:
+        assert pool._saved == pytest.approx(books.saved)
+        for tenant in {str(call["tenant"]) for call in CALLS.values()}:
+            assert pool._shares.waiting(tenant) == books.shares.waiting(tenant)
+            assert pool._shares.served(tenant) == pytest.approx(books.shares.served(tenant))
 
 
 @settings(max_examples=120)
@@ -613,7 +1031,7 @@ def test_books_hold_with_policies_that_defer_close_take_back_and_look_at_a_part(
     play(policies, history, some_held=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=250)
 @given(st.sampled_from(WHOLE), histories(WHOLE, rich_offers))
 def test_books_hold_with_whole_schedulers_and_nothing_idles_while_work_waits(
     policies: Policies, history: list[Event]
@@ -621,7 +1039,23 @@ def test_books_hold_with_whole_schedulers_and_nothing_idles_while_work_waits(
     play(policies, history, some_held=True, never_idle=True)
 
 
-EVERY = SHIPPED + HOLDING + ASKING + WHOLE
+@settings(max_examples=400)
+@given(st.sampled_from(PLAIN), histories(PLAIN, rich_offers))
+def test_tenants_share_and_runs_replace_each_other_where_nothing_else_decides(
+    policies: Policies, history: list[Event]
+) -> None:
+    play(policies, history, some_held=True)
+
+
+@settings(max_examples=450)
+@given(st.sampled_from(BOUNDED), histories(BOUNDED, rich_offers))
+def test_books_hold_with_a_reserve_and_bounds_of_the_queue_that_tenants_share(
+    policies: Policies, history: list[Event]
+) -> None:
+    play(policies, history, some_held=True)
+
+
+EVERY = SHIPPED + HOLDING + ASKING + BOUNDED + BOUNDED_EARLY + WHOLE
 
 
 @settings(max_examples=120)
@@ -632,7 +1066,7 @@ def test_the_same_events_give_the_same_commands(policies: Policies, history: lis
     assert first.picture(1e3) == second.picture(1e3)
 
 
-@settings(max_examples=120)
+@settings(max_examples=200)
 @given(st.sampled_from(EVERY), histories(EVERY, rich_offers))
 def test_no_slot_leaks_once_everything_has_ended(policies: Policies, history: list[Event]) -> None:
     pool = play(policies, history, some_held=True)
@@ -644,8 +1078,30 @@ def test_no_slot_leaks_once_everything_has_ended(policies: Policies, history: li
     picture = pool.picture(end_s)
     assert picture.queued == 0
     assert [(r.held, r.prefilling, r.queued) for r in picture.replicas] == [(0, 0, 0)] * 3
-    for books in (pool._waiting, pool._leases, pool._adopters):
+    for books in (pool._waiting, pool._leases, pool._adopters, pool._taken_back, pool._unbound):
         assert not books
+    assert (pool._queued_tokens, pool._backlog_s, pool._shares.tenants_waiting) == (0, 0, 0)
+
+
+SERVING = SHIPPED + WHOLE
+
+
+@settings(max_examples=120)
+@given(st.sampled_from(SERVING), histories(SERVING, rich_offers))
+def test_whatever_waits_has_its_turn_when_what_runs_ends(
+    policies: Policies, history: list[Event]
+) -> None:
+    pool = play(policies, history, some_held=True)
+    now_s = history[-1].now_s if history else 0.0
+    for _ in range(2 * len(IDS)):
+        now_s += 1.0
+        for replica_id in REPLICAS:
+            pool.handle(a_report(replica_id, now_s=now_s, held=tuple(pool.leased)))
+        for id in list(pool.leased):
+            invocation = pool.invocation(id)
+            assert invocation is not None
+            pool.handle(InvocationEnded(now_s, id, invocation.attempt, 9, "done"))
+    assert pool.picture(now_s).queued == 0
 
 
 # Offers and leases

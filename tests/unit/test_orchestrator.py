@@ -762,6 +762,7 @@ progress = st.builds(
     st.lists(st.tuples(ids, st.integers(0, 30)), max_size=4).map(tuple),
 )
 steps_s = st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5, 1.0, 2.0, 6.0])
+ALONE = replace(a_report(REPLICAS[0], profile=SMALL), prefix_caching=True)
 # Replicas that are there before anything else happens.
 openings = st.sampled_from(
     [
@@ -776,11 +777,16 @@ openings = st.sampled_from(
 def histories(
     policies: tuple[Policies, ...],
     offers: st.SearchStrategy[Invocation] = offers,
+    *,
+    is_busy: bool = False,
 ) -> st.SearchStrategy[list[Event]]:
+    """`is_busy`: one replica stays there, and nothing but calls comes and goes."""
     offered = offers.map(lambda invocation: InvocationOffered(0.0, invocation))
     changes = st.builds(PoliciesChanged, st.just(0.0), st.sampled_from(policies))
     events = (*(offered,) * 5, *(ends,) * 3, *(reports,) * 2, *(progress,) * 2)
     events += (withdrawals, first_tokens, lost, ticks, changes)
+    if is_busy:
+        events = (*(offered,) * 4, *(ends,) * 3, *(progress,) * 2)
     # `one_of` would take each of them once.
     step = st.tuples(steps_s, st.integers(0, len(events) - 1).flatmap(events.__getitem__))
     # Lists without a least size are short ones.
@@ -801,7 +807,9 @@ def histories(
         return history
 
     return st.builds(
-        lambda opening, steps: timed([(0.0, event) for event in opening] + steps), openings, steps
+        lambda opening, steps: timed([(0.0, event) for event in opening] + steps),
+        st.just([ALONE]) if is_busy else openings,
+        steps,
     )
 
 
@@ -1047,7 +1055,19 @@ def test_tenants_share_and_runs_replace_each_other_where_nothing_else_decides(
     play(policies, history, some_held=True)
 
 
-@settings(max_examples=450)
+BUSY = tuple(p for p in PLAIN + BOUNDED if p.max_queued == 1000 and not p.max_queued_tokens)
+no_buffers = rich_offers.map(lambda invocation: replace(invocation, attempt=1, buffer=""))
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(BUSY), histories(BUSY, no_buffers, is_busy=True))
+def test_books_hold_where_tenants_compete_for_one_replica(
+    policies: Policies, history: list[Event]
+) -> None:
+    play(policies, history, some_held=True)
+
+
+@settings(max_examples=400)
 @given(st.sampled_from(BOUNDED), histories(BOUNDED, rich_offers))
 def test_books_hold_with_a_reserve_and_bounds_of_the_queue_that_tenants_share(
     policies: Policies, history: list[Event]

@@ -662,14 +662,15 @@ class PoolOrchestrator:
         if self._adopters:
             freed += self._unadopt(id)
         waiting = _Waiting(invocation, self._queue)
-        policies = self._policies
-        by_call = policies.late_binding and policies.mapping is None
-        if by_call and self._open and not self._waiting:
+        has_been_asked = not (self._waiting or freed) and self._may_place_at_once()
+        if has_been_asked:
             command = self._place_at_once(waiting, now_s)
             if command is not None:
                 return (command,)
         self._enqueue(waiting)
-        commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
+        commands: tuple[Command, ...] = ()
+        if not has_been_asked:
+            commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
         if id not in self._waiting or invocation.attempt > 1 or invocation.was_taken:
             return commands  # what goes on after a lost replica or router was admitted before
         why_not = self._why_not_queued(waiting, now_s)
@@ -1081,6 +1082,11 @@ class PoolOrchestrator:
         finally:
             for entry in left:
                 queue.push(entry)
+
+    def _may_place_at_once(self) -> bool:
+        policies = self._policies
+        by_call = policies.late_binding and not policies.strict and policies.mapping is None
+        return by_call and bool(self._open)
 
     def _place_at_once(self, waiting: _Waiting, now_s: float) -> Command | None:
         """A newcomer when nothing waits: what starts now need not go through the queue."""

@@ -143,6 +143,8 @@ WHOLE = (
     schedulers.cato(),
     *(schedulers.early(name) for name in ("round-robin", "power-of-two", "least-wait")),
     *(schedulers.OF_PROFILE[name](SLOW, 2) for name in ("tempo", "plas", "sjf", "edf")),
+    schedulers.mapped("annealing", 2),
+    replace(schedulers.mapped("moore-smith", 1), late_binding=True),
 )
 LATE_CATO = Policies(CatoRouting(), LateLast())
 
@@ -416,6 +418,7 @@ class Books:
         assert ended == self.superseded, "what is superseded is told so once"
         assert list(commands[: len(ended)]) == ended, "before anything takes its place"
         self.is_turn_of_unbound, is_first = False, True
+        ahead: set[str] = set()
         for command in commands[len(ended) :]:
             id = command.invocation_id
             if isinstance(command, Preempt):
@@ -430,6 +433,7 @@ class Books:
                 continue
             if is_first:
                 self._note_turn()
+                ahead = self._tenants_ahead()
                 self._check_its_tenant_is_not_ahead(command)
             is_reserved = "are for work without an SLO" in command.reason
             invocation = self.waiting[id]
@@ -452,7 +456,7 @@ class Books:
         if self.is_plain:
             for command in commands:
                 if isinstance(command, Dispatch) and not self.is_turn_of_unbound:
-                    self._check_nobody_was_passed_over(command, now_s)
+                    self._check_nobody_was_passed_over(command, ahead, now_s)
 
     def check_newcomer(self, event: Event) -> None:
         """A newcomer that waits is within the bounds."""
@@ -554,13 +558,14 @@ class Books:
     def is_plain(self) -> bool:
         """Only the routing policy may leave anything in the queue."""
         p = self.policies
-        return not (p.preemption or p.window or p.strict) and p.admission is ADMIT_ALWAYS
+        by_call = not (p.preemption or p.window or p.strict or p.mapping)
+        return by_call and p.admission is ADMIT_ALWAYS
 
     @property
     def asks_all(self) -> bool:
         """Whatever waits is offered to every replica with room, and the answer never changes."""
         p = self.policies
-        if not p.late_binding or p.window or p.strict:
+        if not p.late_binding or p.window or p.strict or p.mapping:
             return False
         return p.admission in (ADMIT_ALWAYS, DefersSome())
 
@@ -604,10 +609,10 @@ class Books:
         p = self.policies
         if not self.binds_late or not self.asks_all or not self.is_plain or p.reserve:
             return
-        bound = self.shares.bound()
-        if self.shares.served(self.waiting[command.invocation_id].tenant) > bound:
+        ahead = self._tenants_ahead()
+        if self.waiting[command.invocation_id].tenant in ahead:
             for i in self.waiting.values():
-                if self.shares.served(i.tenant) <= bound:
+                if i.tenant not in ahead:
                     self.passed_over.append((i.id, command.replica_id))
 
     def _check_rank(self, command: Dispatch, invocation: Invocation, now_s: float) -> None:
@@ -621,11 +626,19 @@ class Books:
         if self.is_plain:
             assert rank.value in self._ranks(invocation, ranked.work, now_s)
 
-    def _check_nobody_was_passed_over(self, command: Dispatch, now_s: float) -> None:
+    def _tenants_ahead(self) -> set[str]:
+        """Of those that wait, who is ahead of its share."""
+        bound = self.shares.bound()
+        return {i.tenant for i in self.waiting.values() if self.shares.served(i.tenant) > bound}
+
+    def _check_nobody_was_passed_over(
+        self, command: Dispatch, ahead: set[str], now_s: float
+    ) -> None:
+        """`ahead`: tenants that were so when the queue was looked at."""
         work = self.ranked[command.invocation_id].work
         tenant = self.leases[command.invocation_id].invocation.tenant
         for i in self.waiting.values():
-            if i.tenant != tenant and self.shares.served(i.tenant) > self.shares.bound():
+            if i.tenant != tenant and i.tenant in ahead:
                 continue
             if i.tenant != tenant and not self.binds_late:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TypeVarTuple
 
 Args = TypeVarTuple("Args")
@@ -25,6 +25,12 @@ class Kernel:
         self._count += 1
         at_s = time_s if time_s > self.now_s else self.now_s
         heappush(self._heap, (at_s, self._count, action, args))
+
+    def withdraw(self, action: Callable[..., None]) -> None:
+        """Take back all that was to run `action`; takes as long as there are other callbacks."""
+        heap = self._heap
+        heap[:] = [entry for entry in heap if entry[2] != action]
+        heapify(heap)
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run everything up to `until_s`, inclusive; what is later stays."""

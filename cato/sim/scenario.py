@@ -26,6 +26,8 @@ from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Report, Sample, compare, summarize
 from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
 from cato.sim.traces import TraceRow
+from cato.sim.workflow_runs import WorkflowFleet
+from cato.sim.workflow_tasks import WorkflowClass, WorkflowTask, drawn_task
 from cato.sim.workloads import ARRIVALS, belief, lengths
 
 SCHEDULERS = schedulers.OF_PROFILE
@@ -93,7 +95,7 @@ class DrawnTraffic:
     rate_per_s: float
     arrivals: str
     duration_s: float
-    classes: tuple[TaskClass, ...]
+    classes: tuple[TaskClass | WorkflowClass, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +146,19 @@ def tasks_of(scenario: Scenario, seed: int) -> list[SimTask]:
     if isinstance(traffic, TraceTraffic):
         return _replayed(traffic, rng)
     profiles = {p.name: p.profile for p in scenario.pools}
-    after_s = {c.name: _after_s(c, profiles) for c in traffic.classes}
+    calls = (c for c in traffic.classes if isinstance(c, TaskClass))
+    after_s = {c.name: _after_s(c, profiles) for c in calls}
     shares = np.array([c.share for c in traffic.classes])
     times = _times(traffic, seed)
     chosen = rng.choice(len(traffic.classes), len(times), p=shares / shares.sum())
-    return [
-        _drawn(f"t{i:06d}", traffic.classes[k], at_s, after_s[traffic.classes[k].name], rng)
-        for i, (at_s, k) in enumerate(zip(times, chosen, strict=True))
-    ]
+    tasks: list[SimTask] = []
+    for i, (at_s, k) in enumerate(zip(times, chosen, strict=True)):
+        id, kind = f"t{i:06d}", traffic.classes[k]
+        if isinstance(kind, WorkflowClass):
+            tasks.append(drawn_task(id, kind, at_s, rng))
+        else:
+            tasks.append(_drawn(id, kind, at_s, after_s[kind.name], rng))
+    return tasks
 
 
 def _times(traffic: DrawnTraffic, seed: int) -> list[float]:
@@ -274,7 +281,9 @@ def run_once(scenario: Scenario, scheduler: str, tasks: Sequence[SimTask]) -> Ru
     """`tasks` on the scenario's fleet; raise `UnknownNameError` for an unknown scheduler."""
     if scheduler not in SCHEDULERS:
         raise UnknownNameError("scheduler", scheduler, tuple(SCHEDULERS))
-    fleet = Fleet([_setup(p, scheduler) for p in scenario.pools])
+    has_workflows = any(isinstance(t, WorkflowTask) for t in tasks)
+    kind = WorkflowFleet if has_workflows else Fleet
+    fleet = kind([_setup(p, scheduler) for p in scenario.pools])
     for pool in scenario.pools:
         if pool.cold_start_s > 0:
             for _ in range(pool.replicas):

@@ -6,10 +6,11 @@ Each check sits at the field it is about, so that all problems are reported at o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import resources
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +19,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -32,9 +34,10 @@ from cato.config.yaml_file import (
     validate,
 )
 from cato.core.errors import ConfigError, InputError, Problem
-from cato.core.ids import PoolName, TaskName
+from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.profile import Profile
-from cato.core.slo import SloMetric
+from cato.core.slo import Slo, SloMetric
+from cato.core.workflow import LlmSettings, Node, NodeKind, Workflow
 from cato.profiles.load import load_profile
 from cato.sim.scenario import (
     EVERY_TASK,
@@ -50,8 +53,11 @@ from cato.sim.scenario import (
 )
 from cato.sim.seeds import parse_seeds
 from cato.sim.traces import TraceRow, load_azure
+from cato.sim.workflow_runs import with_estimates
+from cato.sim.workflow_tasks import LlmWork, LocalWork, Work, WorkflowClass
 from cato.sim.workloads import SABER_ENGINE, SEVEN_B, SPREAD, TEMPO_ENGINE
 from cato.workflows.graph import cycles, topological_order
+from cato.workflows.load import check_inputs, load_workflow
 
 CONSTANTS: Mapping[str, Profile] = {"7b": SEVEN_B, "saber": SABER_ENGINE, "tempo": TEMPO_ENGINE}
 """Profiles that have no file: the reference constants of the experiments."""
@@ -158,12 +164,64 @@ class CallPart(StrictModel):
     chance: float = Field(default=1.0, gt=0, le=1)
 
 
+class NodePart(StrictModel):
+    """What a node of a workflow costs; which keys go with which kind of node is in `NODE_KEYS`."""
+
+    pool: str = ""
+    prompt_tokens: Tokens = 1
+    output_tokens: Tokens = 1
+    spread: float = Field(default=SPREAD, ge=0, le=3)
+    takes: Duration = 0.0
+    passes: float = Field(default=1.0, ge=0, le=1)
+    chunks: int = Field(default=1, ge=0, le=1000)
+    value: Any = None
+
+    def to_work(self, kind: NodeKind) -> Work:
+        if kind is NodeKind.LLM:
+            pool = PoolName(self.pool)
+            return LlmWork(pool, self.prompt_tokens, self.output_tokens, self.spread)
+        return LocalWork(self.takes, self.passes, self.chunks, self.value)
+
+
+_LLM_NEEDS = ("pool", "prompt_tokens", "output_tokens")
+NODE_KEYS: Mapping[NodeKind, tuple[str, ...]] = {
+    NodeKind.LLM: (*_LLM_NEEDS, "spread"),
+    NodeKind.VALIDATE: ("takes", "passes"),
+    NodeKind.ANALYZE: ("takes", "chunks"),
+    NodeKind.RETRIEVE: ("takes",),
+    NodeKind.TRANSFORM: ("takes", "value"),
+}
+
+
 class TaskPart(StrictModel):
-    """A class of tasks: the share of all, what it may count on, and its calls."""
+    """A class of tasks: the share of all, what it may count on, and its calls; or a `workflow`
+    file, whose SLA it has unless it names another, what its nodes cost and what it is given.
+    """
 
     share: float = Field(default=1.0, gt=0)
-    sla: SlaPart
-    calls: dict[Name, CallPart] = Field(min_length=1, max_length=64)
+    sla: SlaPart | None = None
+    calls: dict[Name, CallPart] = Field(default_factory=dict, max_length=64)
+    workflow: NonEmpty | None = None
+    nodes: dict[str, NodePart] = Field(default_factory=dict)
+    inputs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_calls_or_a_workflow(self) -> Self:
+        found: Found = []
+        if self.workflow is not None:
+            if "calls" in self.model_fields_set:
+                rule = "a workflow brings its own calls: leave it out, or leave out `workflow`"
+                found.append((("calls",), "", rule))
+        else:
+            for key in ("nodes", "inputs"):
+                if key in self.model_fields_set:
+                    found.append(((key,), "", "goes with `workflow`"))
+            if self.sla is None:
+                found.append((("sla",), "", "this key is required without a workflow"))
+            if not self.calls:
+                found.append((("calls",), "", "at least one call, or `workflow`, is required"))
+        _raise(found)
+        return self
 
     @field_validator("calls")
     @classmethod
@@ -177,7 +235,7 @@ class TaskPart(StrictModel):
         for circle in cycles({n: c.needs for n, c in calls.items()}):
             rule = f"calls that wait for each other: {' -> '.join(circle)}"
             found.append(((circle[0], "needs"), calls[circle[0]].needs, rule))
-        if all(c.chance < 1 for c in calls.values()):
+        if calls and all(c.chance < 1 for c in calls.values()):
             found.append(((), calls, "at least one call must have a chance of 1"))
         _raise(found)
         return calls
@@ -186,6 +244,7 @@ class TaskPart(StrictModel):
         order = topological_order({n: c.needs for n, c in self.calls.items()})
         place = {call: i for i, call in enumerate(order)}
         calls = (self.calls[n] for n in order)
+        assert self.sla is not None, "checked above"
         return TaskClass(
             TaskName(name),
             self.share,
@@ -203,6 +262,79 @@ class TaskPart(StrictModel):
                 for c in calls
             ),
         )
+
+    def to_workflow_class(self, name: str, workflow: Workflow) -> WorkflowClass:
+        """Without estimates: see `with_estimates`."""
+        slo, tpot_target_s = workflow.slo, inf
+        if self.sla is not None:
+            sla = self.sla.to_sla()
+            slo, tpot_target_s = Slo(sla.metric, sla.target_s), sla.tpot_target_s
+        parts = {n.id: self.nodes.get(n.id, NodePart()) for n in workflow.nodes}
+        return WorkflowClass(
+            self.share,
+            replace(workflow, name=TaskName(name)),
+            slo,
+            check_inputs(workflow, _with_samples(workflow, self.inputs)),
+            {n.id: parts[n.id].to_work(n.kind) for n in workflow.nodes},
+            {},
+            tpot_target_s,
+        )
+
+
+_SAMPLES: Mapping[str, object] = {"str": "x", "int": 1, "float": 1.0, "bool": True, "list": []}
+
+
+def _with_samples(workflow: Workflow, inputs: Mapping[str, object]) -> dict[str, object]:
+    """`inputs`, and something of the right type for every other one that is required."""
+    samples = {i.name: _SAMPLES[i.type] for i in workflow.inputs if i.required}
+    return {**samples, **inputs}
+
+
+def _workflow_problems(task: TaskPart, workflow: Workflow) -> Found:
+    """What of `task` does not go with its workflow."""
+    found: Found = []
+    nodes = {n.id: n for n in workflow.nodes}
+    for name, part in task.nodes.items():
+        node = nodes.get(NodeId(name))
+        if node is None:
+            hint = did_you_mean(name, nodes) or f"; it has {', '.join(nodes)}"
+            found.append((("nodes", name), "", f"the workflow has no such node{hint}"))
+        else:
+            found += _part_problems(node, part)
+    for node in workflow.nodes:
+        if node.kind is NodeKind.LLM and node.id not in task.nodes:
+            rule = f"say what this LLM node costs: {node.id}: {{{_keys(_LLM_NEEDS)}}}"
+            found.append((("nodes", node.id), "", rule))
+    if task.sla is not None and task.sla.target > workflow.hard_deadline_s:
+        rule = f"runs of the workflow end after {workflow.hard_deadline_s:g} s (its sla.deadline)"
+        found.append((("sla", "target"), f"{task.sla.target:g} s", rule))
+    try:
+        check_inputs(workflow, _with_samples(workflow, task.inputs))
+    except InputError as exc:
+        found.append((("inputs",), "", str(exc)))
+    return found
+
+
+def _part_problems(node: Node, part: NodePart) -> Found:
+    found: Found = []
+    allowed = NODE_KEYS[node.kind]
+    for key in sorted(part.model_fields_set.difference(allowed)):
+        rule = f"does not go with a node of type {node.kind}, which has {', '.join(allowed)}"
+        found.append((("nodes", node.id, key), "", rule))
+    if not isinstance(node.settings, LlmSettings):
+        return found
+    for key in _LLM_NEEDS:
+        if key not in part.model_fields_set:
+            found.append((("nodes", node.id, key), "", "this key is required for an LLM node"))
+    most = node.settings.max_tokens
+    if part.output_tokens > most:
+        rule = f"the workflow allows at most {most} (max_tokens of the node)"
+        found.append((("nodes", node.id, "output_tokens"), f"{part.output_tokens:g}", rule))
+    return found
+
+
+def _keys(names: tuple[str, ...]) -> str:
+    return ", ".join(f"{name}: ..." for name in names)
 
 
 class TraceClassPart(StrictModel):
@@ -306,6 +438,10 @@ def _drawn_problems(
             if pools is not None and call.pool not in pools:
                 at = ("tasks", name, "calls", call_name, "pool")
                 found.append((at, call.pool, _unknown_pool(call.pool, pools)))
+        for node, part in task.nodes.items():
+            if pools is not None and part.pool and part.pool not in pools:
+                at = ("tasks", name, "nodes", node, "pool")
+                found.append((at, part.pool, _unknown_pool(part.pool, pools)))
     return found
 
 
@@ -321,7 +457,8 @@ def example_text() -> str:
 def load_scenario(path: Path) -> Scenario:
     """Read and check the file, its profiles and its trace; raise `ConfigError` with all problems.
 
-    Profiles and traces are looked for beside the file first, then as all paths are (`resolve`).
+    Profiles, traces and workflows are looked for beside the file first, then as all paths are
+    (`resolve`).
     """
     raw = read_yaml(path)
     problems: list[Problem] = []
@@ -348,9 +485,15 @@ def load_scenario(path: Path) -> Scenario:
         except (ConfigError, InputError) as exc:
             words = exc.problems[0].rule if isinstance(exc, ConfigError) else str(exc)
             problems.append(Problem(str(path), "traffic.trace", repr(trace), words))
+    workflows: dict[str, Workflow] = {}
+    for name, data in _workflow_tasks(raw):
+        try:
+            workflows[name] = _workflow(data, path, f"traffic.tasks.{name}")
+        except ConfigError as exc:
+            problems += exc.problems
     if problems or file is None:
         raise ConfigError(tuple(problems))
-    return _scenario(file, profiles, rows)
+    return _scenario(file, profiles, rows, workflows)
 
 
 def trace_scenario(
@@ -398,6 +541,41 @@ def _trace_named(raw: object) -> str | None:
     return trace if isinstance(trace, str) and trace else None
 
 
+def _workflow_tasks(raw: object) -> Iterator[tuple[str, dict[str, object]]]:
+    """Every class of tasks that names a workflow; the rest of the data may be wrong."""
+    traffic = raw.get("traffic") if isinstance(raw, dict) else None
+    tasks = traffic.get("tasks") if isinstance(traffic, dict) else None
+    for name, part in tasks.items() if isinstance(tasks, dict) else ():
+        named = part.get("workflow") if isinstance(part, dict) else None
+        if isinstance(named, str) and named:
+            yield name, part
+
+
+def _workflow(data: Mapping[str, object], path: Path, at: str) -> Workflow:
+    """The workflow that the class of tasks `data` names; raise `ConfigError` for one that cannot be
+    read, or that the class does not go with.
+    """
+    name = str(data["workflow"])
+    try:
+        found = _found(name, path.parent)
+    except ConfigError as exc:
+        rule = f"{exc.problems[0].rule}; a path is relative to the scenario's folder"
+        problem = Problem(str(path), f"{at}.workflow", repr(name), rule)
+        raise ConfigError((problem,)) from exc
+    workflow = load_workflow(found)
+    try:
+        task = TaskPart.model_validate(data)
+    except ValidationError:
+        return workflow  # reported with the whole file
+    problems = tuple(
+        Problem(str(path), ".".join((at, *map(str, loc))), str(value), rule)
+        for loc, value, rule in _workflow_problems(task, workflow)
+    )
+    if problems:
+        raise ConfigError(problems)
+    return workflow
+
+
 def _profile(name: str, folder: Path) -> Profile:
     if name in CONSTANTS:
         return CONSTANTS[name]
@@ -427,7 +605,10 @@ def _found(name: str, folder: Path) -> Path:
 
 
 def _scenario(
-    file: ScenarioFile, profiles: Mapping[str, Profile], rows: tuple[TraceRow, ...]
+    file: ScenarioFile,
+    profiles: Mapping[str, Profile],
+    rows: tuple[TraceRow, ...],
+    workflows: Mapping[str, Workflow],
 ) -> Scenario:
     traffic, duration_s = file.traffic, file.duration
     drawn: DrawnTraffic | TraceTraffic
@@ -439,7 +620,13 @@ def _scenario(
         drawn = TraceTraffic(rows, PoolName(traffic.pool), traffic.speed, duration_s, classes)
     else:
         assert traffic.rate_per_s is not None, "checked with the file"
-        kinds = tuple(task.to_class(name) for name, task in traffic.tasks.items())
+        of_pools = {PoolName(name): profile for name, profile in profiles.items()}
+        kinds = tuple(
+            with_estimates(task.to_workflow_class(name, workflows[name]), of_pools)
+            if name in workflows
+            else task.to_class(name)
+            for name, task in traffic.tasks.items()
+        )
         drawn = DrawnTraffic(traffic.rate_per_s, traffic.arrivals, duration_s, kinds)
     pools = tuple(
         ScenarioPool(

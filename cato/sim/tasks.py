@@ -103,6 +103,16 @@ class Outcome:
         return task.tpot_target_s < inf and index == len(task.nodes) - 1
 
     @property
+    def calls(self) -> Sequence[SimNode]:
+        """The LLM calls that the task makes, or has made."""
+        return self.task.nodes
+
+    @property
+    def answer_tokens(self) -> int:
+        """Length of the streamed answer."""
+        return self.task.nodes[-1].output_tokens
+
+    @property
     def is_finished(self) -> bool:
         return self.ended_at_s == self.ended_at_s
 
@@ -116,7 +126,7 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float:
-        return tpot_s(self.ttft_s, self.e2e_s, self.task.nodes[-1].output_tokens)
+        return tpot_s(self.ttft_s, self.e2e_s, self.answer_tokens)
 
     @property
     def is_met(self) -> bool:
@@ -146,13 +156,16 @@ def service_gain(outcome: Outcome, w_in: float = 1.0, w_out: float = 2.0, a: flo
     task = outcome.task
     if not outcome.is_finished:
         return 0.0
-    tokens_in = sum(n.prompt_tokens for n in task.nodes)
-    tokens_out = sum(n.output_tokens for n in task.nodes)
+    tokens_in = sum(n.prompt_tokens for n in outcome.calls)
+    tokens_out = sum(n.output_tokens for n in outcome.calls)
     if task.target_s == inf:
         return w_in * tokens_in + w_out * tokens_out
     if task.metric is SloMetric.TTFT:
         first = _kept(task.target_s, outcome.ttft_s, a)
         return w_in * tokens_in * first + w_out * tokens_out * _pace_kept(outcome, a)
+    if task.metric is SloMetric.TPOT:
+        kept = _kept(task.target_s, outcome.tpot_s, a)
+        return (w_in * tokens_in + w_out * tokens_out) * kept
     return (w_in * tokens_in + w_out * tokens_out) * _kept(task.target_s, outcome.e2e_s, a)
 
 
@@ -162,7 +175,7 @@ def _kept(target_s: float, actual_s: float, a: float) -> float:
 
 def _pace_kept(outcome: Outcome, a: float) -> float:
     """Mean over the tokens of a stream of min(1, (expected/actual)^a)."""
-    task, tokens = outcome.task, outcome.task.nodes[-1].output_tokens
+    task, tokens = outcome.task, outcome.answer_tokens
     if task.tpot_target_s == inf:
         return 1.0
     known = [(outcome.ttft_s, 1)]
@@ -191,7 +204,7 @@ def task_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "refused": sum(o.refused for o in outcomes) / len(outcomes) if outcomes else nan,
         "service_gain": sum(service_gain(o) for o in outcomes),
         "tokens_per_s": (
-            sum(n.output_tokens for o in done for n in o.task.nodes) / span_s if span_s > 0 else 0.0
+            sum(n.output_tokens for o in done for n in o.calls) / span_s if span_s > 0 else 0.0
         ),
     }
     for name, values in (
@@ -200,7 +213,8 @@ def task_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
         ("e2e_s", [o.e2e_s for o in done]),
     ):
         metrics |= _spread(name, values)
-    ratios = [o.e2e_s / o.task.target_s for o in done if o.task.target_s < inf]
+    timed = [o for o in done if o.task.target_s < inf and o.task.metric is not SloMetric.TPOT]
+    ratios = [o.e2e_s / o.task.target_s for o in timed]
     mean = float(np.mean(ratios)) if ratios else nan
     metrics["cv_completion_over_sla"] = float(np.std(ratios)) / mean if ratios and mean else nan
     return metrics

@@ -1,0 +1,199 @@
+"""Tasks that are runs of a workflow file: what its nodes cost, and what of it is drawn beforehand.
+
+The run itself draws nothing, so that policies are compared with the same lengths and checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from cato.core.ids import NodeId, PoolName, TaskName
+from cato.core.length import LengthBelief
+from cato.core.runs import NodeEstimate
+from cato.core.slo import Slo
+from cato.core.workflow import (
+    AnalyzeSettings,
+    LlmSettings,
+    Node,
+    RetrieveSettings,
+    TransformSettings,
+    ValidateSettings,
+    Workflow,
+)
+from cato.sim.tasks import Outcome, SimNode, SimTask
+from cato.sim.workloads import SPREAD, belief, lengths
+
+TEXT = "pass\n"
+"""What every LLM node writes: nothing that is simulated depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmWork:
+    """An LLM node: mean tokens of an execution, and the deviation of their logarithms."""
+
+    pool: PoolName
+    prompt_tokens: float
+    output_tokens: float
+    spread: float = SPREAD
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """Any other node: how long it takes, and what it finds.
+
+    `passes`: how often a check is ok; `chunks`: of an analysis; `value`: of a transformation (None:
+    its text).
+    """
+
+    takes_s: float = 0.0
+    passes: float = 1.0
+    chunks: int = 1
+    value: object = None
+
+
+Work = LlmWork | LocalWork
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowClass:
+    """What `share` parts of all tasks are: runs of `workflow`, with what each of its nodes costs.
+
+    `workflow.name` is the class's. `tpot_target_s` is a second objective, on the pace of the
+    stream. `estimates` are baselines of the nodes, as a run is given them.
+    """
+
+    share: float
+    workflow: Workflow
+    slo: Slo
+    inputs: Mapping[str, object]
+    work: Mapping[NodeId, Work]
+    estimates: Mapping[NodeId, NodeEstimate]
+    tpot_target_s: float = inf
+
+    @property
+    def name(self) -> TaskName:
+        return self.workflow.name
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one execution of a node will be like, if there is one."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    draw: float = 0.0
+    is_ok: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowTask(SimTask):
+    """A run of `kind`. `drawn` has all executions that a node may have: those of its first round,
+    item by item, then those of the next.
+    """
+
+    kind: WorkflowClass
+    drawn: Mapping[NodeId, Sequence[Drawn]]
+
+    def execution(self, node: Node, round: int, item: int | None) -> Drawn:
+        return self.drawn[node.id][(round - 1) * node.max_items + (item or 0)]
+
+
+@dataclass(slots=True)
+class WorkflowOutcome(Outcome):
+    """How a run fared; `served` are the calls that it made to their ends."""
+
+    served: list[SimNode] = field(default_factory=list)
+    streamed_tokens: int = 1
+
+    @property
+    def calls(self) -> Sequence[SimNode]:
+        return self.served
+
+    @property
+    def answer_tokens(self) -> int:
+        return self.streamed_tokens
+
+
+def drawn_task(id: str, kind: WorkflowClass, at_s: float, rng: np.random.Generator) -> WorkflowTask:
+    """A run of `kind` that arrives at `at_s`, with everything that it may need."""
+    workflow = kind.workflow
+    return WorkflowTask(
+        id,
+        kind.name,
+        at_s,
+        kind.slo.metric,
+        kind.slo.target_s,
+        (),
+        (),
+        kind.tpot_target_s,
+        kind=kind,
+        drawn={
+            n.id: _executions(kind.work[n.id], most_rounds(workflow, n) * n.max_items, rng)
+            for n in workflow.nodes
+        },
+    )
+
+
+def _executions(work: Work, n: int, rng: np.random.Generator) -> tuple[Drawn, ...]:
+    if isinstance(work, LocalWork):
+        return tuple(Drawn(is_ok=bool(x < work.passes)) for x in rng.random(n))
+    prompts = lengths(rng, work.prompt_tokens, n, work.spread).tolist()
+    outputs = lengths(rng, work.output_tokens, n, work.spread).tolist()
+    draws = rng.random(n).tolist()
+    return tuple(Drawn(p, o, d) for p, o, d in zip(prompts, outputs, draws, strict=True))
+
+
+def most_rounds(workflow: Workflow, node: Node) -> int:
+    """How many rounds `node` has at most: those of its own loop, or one and those that redo it."""
+    if node.repeat is not None:
+        return node.repeat.max_rounds
+    loops = (n.repeat for n in workflow.nodes if n.repeat is not None)
+    return 1 + sum(r.max_rounds for r in loops if node.id in r.redo)
+
+
+def known_length(work: LlmWork, max_tokens: int) -> LengthBelief:
+    """What is known of an answer that ends at `max_tokens` at the latest."""
+    known = belief(work.output_tokens, work.spread)
+    if known.points[-1] <= max_tokens:
+        return known
+    return LengthBelief(tuple(min(p, float(max_tokens)) for p in known.points))
+
+
+def local_result(node: Node, work: LocalWork, is_ok: bool) -> Mapping[str, object]:
+    """What a live node of that kind gives, as far as a workflow can ask for it."""
+    match node.settings:
+        case ValidateSettings():
+            error = {"line": 1, "column": 1, "message": "invalid syntax"}
+            return {
+                "ok": is_ok,
+                "errors": [] if is_ok else [error],
+                "code": TEXT,
+                "checked": True,
+            }
+        case AnalyzeSettings():
+            return {
+                "ok": True,
+                "language": "python",
+                "definitions": [],
+                "imports": [],
+                "scope": [],
+                "chunks": [TEXT] * work.chunks,
+                "identifiers": [],
+            }
+        case RetrieveSettings(top_k=top_k):
+            snippet = {"path": "example.py", "start_line": 1, "text": TEXT, "score": 1.0}
+            return {"snippets": [snippet] * top_k}
+        case TransformSettings():
+            return {"text": TEXT, "value": TEXT if work.value is None else work.value}
+        case _:
+            raise AssertionError(f"{node.id} calls a model")
+
+
+def llm_settings(node: Node) -> LlmSettings:
+    """Of a node of a file, where no call is passed through as it is."""
+    assert isinstance(node.settings, LlmSettings), f"{node.id} is no LLM node"
+    return node.settings

@@ -216,7 +216,8 @@ class WorkflowFleet(Fleet):
         for command in commands:
             match command:
                 case StartNode():
-                    self._start_node(flow, command)
+                    if command.node.id not in left:  # else it is over before it begins
+                        self._start_node(flow, command)
                 case StreamNode(node, round):
                     flow.streamed = (node, round)
                     if flow.streamed in flow.with_text:

@@ -6,6 +6,7 @@ the tasks of calls beside them. A call that is abandoned or late is withdrawn fr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -40,6 +41,7 @@ from cato.core.runs import (
 from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.core.workflow import Node, TransformSettings, Workflow
+from cato.estimators.stages import KEPT_RUNS, finished_stages, past_runs
 from cato.policies import schedulers
 from cato.sim.fleet import Fleet, PoolSetup, Recorder, SimPool
 from cato.sim.kernel import Kernel
@@ -62,8 +64,8 @@ Args = TypeVarTuple("Args")
 OnFinish = Callable[[WorkflowOutcome, FinishRun], None]
 _Key = tuple[NodeId, int, int | None]
 
-# Runs that teach how often a node with a condition runs: their mean is off by 0.04 at most.
-LEARNT_RUNS = 200
+# As many as a growing run is compared with; how often a node runs is off by 0.04 then.
+LEARNT_RUNS = KEPT_RUNS
 _LEARN_SEED = 20_240_601
 
 
@@ -197,7 +199,15 @@ class WorkflowFleet(Fleet):
             return
         kind, outcome, now_s = task.kind, WorkflowOutcome(task), self.kernel.now_s
         self.outcomes.append(outcome)
-        run = Run(RunId(task.id), kind.workflow, kind.slo, kind.inputs, kind.estimates, now_s)
+        run = Run(
+            RunId(task.id),
+            kind.workflow,
+            kind.slo,
+            kind.inputs,
+            kind.estimates,
+            now_s,
+            kind.next_share,
+        )
         flow = self._flows[task.id] = _Flow(task, outcome, run)
         flow.deadline = self._alarms.at(
             run.hard_deadline_s, self._cancel, flow, "the hard deadline passed"
@@ -531,18 +541,21 @@ def _facts(call: _Call) -> LlmFacts:
 
 
 def with_estimates(kind: WorkflowClass, profiles: Mapping[PoolName, Profile]) -> WorkflowClass:
-    """`kind` with the baselines that a profiler learns of nodes that share their replica with none.
+    """`kind` with what a profiler learns of runs that share their replicas with none.
 
-    Times are those of mean lengths. How often a node with a condition runs is measured, on
-    runs that have the pools to themselves.
+    Times of nodes are those of mean lengths. Where conditions and loops decide the path, runs that
+    have the pools to themselves tell how often a node runs, and how the time of a run is divided.
     """
     nodes = kind.workflow.nodes
     prior = {n.id: _estimate(n, kind, profiles) for n in nodes}
     if not _has_open_path(kind.workflow):
         return replace(kind, estimates=prior)
-    runs = _runs_alone(replace(kind, estimates=prior), profiles)
+    receipts = _alone(replace(kind, estimates=prior), profiles)
+    runs = _mean_rounds(receipts)
     learnt = {id: replace(e, runs=runs.get(id, e.runs)) for id, e in prior.items()}
-    return replace(kind, estimates=learnt)
+    stages = [found.graph for r in receipts if (found := finished_stages(r)) is not None]
+    past = past_runs({kind.name: stages} if stages else {}, 1)
+    return replace(kind, estimates=learnt, past=past)
 
 
 def _has_open_path(workflow: Workflow) -> bool:
@@ -565,10 +578,8 @@ def _estimate(
     )
 
 
-def _runs_alone(
-    kind: WorkflowClass, profiles: Mapping[PoolName, Profile]
-) -> Mapping[NodeId, float]:
-    """Mean rounds of each node in runs that end well, as the profiler counts them."""
+def _alone(kind: WorkflowClass, profiles: Mapping[PoolName, Profile]) -> list[SlaReceipt]:
+    """Receipts of runs that follow each other."""
     receipts: list[SlaReceipt] = []
     rule = schedulers.early("round-robin")
     # Nobody reads how far the calls are: reports would only take time.
@@ -577,10 +588,15 @@ def _runs_alone(
     rng = np.random.default_rng(_LEARN_SEED)
     gap_s = kind.workflow.hard_deadline_s + 1
     fleet.run([drawn_task(f"r{i}", kind, i * gap_s, rng) for i in range(LEARNT_RUNS)])
+    return receipts
+
+
+def _mean_rounds(receipts: Sequence[SlaReceipt]) -> Mapping[NodeId, float]:
+    """Of each node in runs that end well, as the profiler counts them; empty without any."""
     done = [r for r in receipts if r.status == "done"]
-    rounds = {n.id: 0 for n in kind.workflow.nodes}
-    for receipt in done:
-        ended = {(x.node, x.round) for x in receipt.nodes if x.status == NodeStatus.DONE.value}
-        for node, _ in ended:
-            rounds[node] += 1
-    return {id: n / len(done) for id, n in rounds.items()} if done else {}
+    ended = Counter(
+        node
+        for r in done
+        for node, _ in {(x.node, x.round) for x in r.nodes if x.status == NodeStatus.DONE.value}
+    )
+    return {node: n / len(done) for node, n in ended.items()}

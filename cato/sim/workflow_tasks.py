@@ -13,6 +13,7 @@ import numpy as np
 
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.length import LengthBelief
+from cato.core.receipt import NodeReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.slo import Slo
 from cato.core.workflow import (
@@ -24,6 +25,7 @@ from cato.core.workflow import (
     ValidateSettings,
     Workflow,
 )
+from cato.estimators.stages import PastRuns
 from cato.sim.tasks import Outcome, SimNode, SimTask
 from cato.sim.workloads import SPREAD, belief, lengths
 
@@ -63,7 +65,8 @@ class WorkflowClass:
     """What `share` parts of all tasks are: runs of `workflow`, with what each of its nodes costs.
 
     `workflow.name` is the class's. `tpot_target_s` is a second objective, on the pace of the
-    stream. `estimates` are baselines of the nodes, as a run is given them.
+    stream. `estimates` are baselines of the nodes, and `past` the stages of earlier runs, as a run
+    is given them.
     """
 
     share: float
@@ -73,10 +76,16 @@ class WorkflowClass:
     work: Mapping[NodeId, Work]
     estimates: Mapping[NodeId, NodeEstimate]
     tpot_target_s: float = inf
+    past: PastRuns = field(default=PastRuns(), compare=False)
 
     @property
     def name(self) -> TaskName:
         return self.workflow.name
+
+    def next_share(self, executions: Sequence[NodeReceipt]) -> float | None:
+        """The share of the remaining time that the next stage of the most similar run took."""
+        found = self.past.share(self.name, executions)
+        return None if found is None else found.share
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from cato.policies import schedulers
 from cato.sim.experiment import Options, silent
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.scenario import DrawnTraffic, Scenario, as_experiment, run_once, tasks_of
-from cato.sim.scenario_file import load_scenario
+from cato.sim.scenario_file import example_text, load_scenario
 from cato.sim.tasks import SimNode, SimTask, task_metrics
 from cato.sim.workflow_runs import WorkflowFleet, with_estimates
 from cato.sim.workflow_tasks import (
@@ -239,6 +239,16 @@ def test_the_same_seeds_give_the_same_report(tmp_path: Path) -> None:
     assert tasks_of(scenario, 1) != tasks_of(scenario, 2)
 
 
+def test_the_workflow_of_the_printed_example_is_right(tmp_path: Path) -> None:
+    lines = example_text().splitlines()
+    first = lines.index("    # mended:")
+    for i in range(first, lines.index("", first)):
+        lines[i] = lines[i].replace("    # ", "    ", 1)
+    scenario = load(tmp_path, "\n".join(lines))
+    run = run_once(scenario, "foresight", tasks_of(scenario, 0))
+    assert run.by_class["mended"]["finished"] == 1.0
+
+
 # The live core's decisions
 
 
@@ -247,7 +257,9 @@ def hand_driven(
 ) -> tuple[dict[tuple[NodeId, int, int | None], StartNode], SlaReceipt]:
     """`Run` told of the ends in `receipt` by hand; what it started, and its own receipt."""
     kind = task.kind
-    run = Run(RunId(task.id), kind.workflow, kind.slo, kind.inputs, kind.estimates, 0.0)
+    run = Run(
+        RunId(task.id), kind.workflow, kind.slo, kind.inputs, kind.estimates, 0.0, kind.next_share
+    )
     commands = list(run.start(0.0))
     for x in sorted(receipt.nodes, key=lambda x: x.started_s + x.spent_s):
         commands += run.handle(the_end_of(task, x))
@@ -288,6 +300,19 @@ def test_the_pool_sees_what_a_run_driven_by_hand_says(name: str) -> None:
             assert offered.deadline_s == start.deadline_s
             assert offered.downstream_s == start.downstream_s
             assert offered.until_first_token == start.until_first_token
+
+
+def test_a_run_with_an_open_path_is_budgeted_by_the_runs_before_it() -> None:
+    work = {"check": LocalWork(passes=0.4)}
+    kind = a_class(load_workflow(SHIPPED / "code-translation.yaml"), work)
+    run = driven(a_run(kind))
+    first = run.offered[0]
+    assert (share := kind.next_share(())) is not None
+    assert 0 < share <= 1
+    translate = next(n for n in run.receipt().nodes if n.node == "translate")
+    assert translate.budget_s == pytest.approx(share * (45.0 - translate.started_s))
+    own_s = kind.estimates[NodeId("translate")].mean_s
+    assert first.downstream_s == pytest.approx(own_s * (1 / share - 1))
 
 
 def _ids(workflow: Workflow) -> set[NodeId]:

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 from fleet_kit import POOL, SCHEDULERS, a_task
 
 from cato.core.commands import Command, Dispatch
 from cato.core.errors import CatoError
-from cato.core.events import Event
-from cato.core.ids import InvocationId, ModelName
+from cato.core.events import Event, InvocationOffered
+from cato.core.ids import InvocationId, ModelName, RunId
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
 from cato.core.policies import Policies
+from cato.core.retries import RetryBudget
+from cato.core.runs import FinishRun, Run
+from cato.core.slo import Slo, SloMetric
 from cato.core.snapshot import Invocation
 from cato.core.topology import ModelSpec
+from cato.core.workflow import NodeKind
 from cato.engines.base import Endpoint, EngineRequest
+from cato.serve.executor import RunningTask
+from cato.serve.nodes.runner import NodeRunner
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import SimTask
-from cato.testing.builders import a_profile
-from cato.testing.local_pools import LocalPool
+from cato.sim.workflow_runs import WorkflowFleet, with_estimates
+from cato.sim.workflow_tasks import LlmWork, LocalWork, WorkflowClass, drawn_task
+from cato.testing.builders import a_node, a_profile, a_workflow, always
+from cato.testing.local_pools import LocalPool, LocalPools
 
 # Long enough for all to be offered while the first is served, however slow the machine.
 PROFILE = replace(a_profile(prefill_s=0.04, token_s=0.001), load_s=0.0)
@@ -116,3 +126,59 @@ async def test_what_a_live_pool_was_told_replays_to_the_same_commands(name: str)
     again = PoolOrchestrator(pool.name, policies)
     assert [again.handle(event) for event in recording.told] == recording.orders
     assert len(recording.order) >= len(tasks) - 1
+
+
+def a_workflow_class() -> WorkflowClass:
+    """An optional call that is always late, two that follow each other, and one that is skipped."""
+    workflow = a_workflow(
+        a_node("hint", optional=True, budget_s=0.01),
+        a_node("draft"),
+        a_node("tidy", "draft", kind=NodeKind.TRANSFORM),
+        a_node("mend", "tidy", when=always(False)),
+        a_node("answer", "hint", "tidy", "mend"),
+        slo=Slo(SloMetric.TTFT, 5.0),
+        stream=["answer"],
+    )
+    work = {
+        n.id: LlmWork(POOL, 10, 8, 0.0) if n.kind is NodeKind.LLM else LocalWork()
+        for n in workflow.nodes
+    }
+    kind = WorkflowClass(1.0, workflow, workflow.slo, {}, work, {})
+    return with_estimates(kind, {POOL: PROFILE})
+
+
+def what_was_offered(told: Sequence[Event]) -> list[tuple[str, bool, float, float]]:
+    """Node, whether its first token is the SLO's event, what is downstream, and the deadline."""
+    offered = (e.invocation for e in told if isinstance(e, InvocationOffered))
+    return [
+        (i.node, i.until_first_token, i.downstream_s, i.deadline_s - i.began_at_s) for i in offered
+    ]
+
+
+def what_ran(finish: FinishRun) -> list[tuple[str, int, str, float | None]]:
+    return [(n.node, n.round, n.status, n.limit_s) for n in finish.receipt.nodes]
+
+
+async def test_a_workflow_run_asks_its_pools_the_same_live_and_simulated() -> None:
+    kind, policies = a_workflow_class(), SCHEDULERS["foresight"]
+    pool, recording = a_live_pool(policies, replicas=1, slots=4)
+    pool.model = replace(pool.model, name=ModelName("m"))
+    async with LocalPools(pool) as pools:
+        run = Run(RunId("a"), kind.workflow, kind.slo, {}, kind.estimates, time.monotonic(), None)
+        nodes, budget = NodeRunner({}), RetryBudget()
+        live = RunningTask(run, pools, nodes, lambda: 0.5, lambda *_: None, lambda *_: None, budget)
+        live.start()
+        live_end = await live.wait()
+    ends: list[FinishRun] = []
+    told: list[Event] = []
+    fleet = WorkflowFleet(
+        [PoolSetup(POOL, (PROFILE,), policies, 4)],
+        lambda _, event: told.append(event),
+        lambda _, finish: ends.append(finish),
+    )
+    fleet.run([drawn_task("a", kind, 0.0, np.random.default_rng(0))])
+    assert what_ran(live_end) == what_ran(ends[0])
+    assert [n for n, _, _, _ in what_was_offered(told)] == ["hint", "draft", "answer"]
+    for there, here in zip(what_was_offered(recording.told), what_was_offered(told), strict=True):
+        assert there[:3] == here[:3]
+        assert there[3] == pytest.approx(here[3], abs=0.01)

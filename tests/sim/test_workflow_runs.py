@@ -420,6 +420,35 @@ def test_a_draft_that_passes_is_streamed_when_that_is_known() -> None:
     assert bad.receipt().ttft_s < bad.receipt().e2e_s  # type: ignore[operator]
 
 
+def test_text_that_was_kept_goes_out_once_it_is_known_to_be_the_answer() -> None:
+    workflow = a_workflow(
+        a_node("draft"),
+        a_node("gate", kind=NodeKind.TRANSFORM),
+        a_node("refine", "gate", when=always(False)),
+        a_node("tail", "draft"),
+        output=["tail"],
+        stream=["refine", "draft"],
+        slo=Slo(TTFT, 5.0),
+    )
+    run = driven(a_run(a_class(workflow, {"gate": LocalWork(0.06)})))
+    draft = run.receipt().nodes[0].llm
+    assert draft is not None
+    assert draft.engine_ttft_s is not None
+    assert draft.engine_ttft_s < 0.06
+    assert run.receipt().ttft_s == 0.06
+    assert run.receipt().e2e_s > 0.2
+    assert run.fleet.outcomes[0].answer_tokens == 10
+
+
+def test_calls_that_wait_leave_before_those_whose_places_they_would_get() -> None:
+    run = prepared(schedulers.early("round-robin"), max_running=1)
+    run.fleet.kernel.at(0.05, run.fleet.leave, "a")
+    run.fleet.run([a_run(a_class(a_workflow(a_node("a"), a_node("b"), output=["a", "b"])))])
+    check_nothing_is_left(run)
+    assert len(run.offered) == 2
+    assert run.fleet.outcomes[0].queue_s == 0.0
+
+
 def test_items_run_side_by_side_with_lengths_of_their_own() -> None:
     workflow = load_workflow(SHIPPED / "code-summarization.yaml")
     parts = {"parts": LlmWork(POOL, 100, 30, 0.5), "split": LocalWork(chunks=12)}

@@ -6,6 +6,7 @@ Each check sits at the field it is about, so that all problems are reported at o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from math import inf
@@ -600,8 +601,11 @@ def _like(name: str) -> str:
 
 
 def _found(name: str, folder: Path) -> Path:
-    beside = folder / Path(name).expanduser()
-    return beside if beside.is_file() else resolve(name)
+    with suppress(OSError, RuntimeError, ValueError):  # no such user; `resolve` says so
+        beside = folder / Path(name).expanduser()
+        if beside.is_file():
+            return beside
+    return resolve(name)
 
 
 def _scenario(

@@ -562,6 +562,7 @@ def test_a_workflow_of_calls_fares_as_the_same_calls() -> None:
         ),
         ("output_tokens: 24", "output_tokens: 65", "at most 64 (max_tokens of the node)"),
         ("code-generation.yaml", "code-gen.yaml", "workflow: not found; tried"),
+        (f"{SHIPPED}/code-gen", "~nobody-of-that-name/code-gen", "workflow: not a usable path"),
         ("target: 8s", "target: 500s", "runs of the workflow end after 120 s"),
         ("inputs: {code:", "inputs: {cod:", "summary.inputs: unknown input 'cod'"),
         ("      calls:\n", "      calls: {}\n      call:\n", "plain.call: unknown key"),

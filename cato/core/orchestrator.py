@@ -387,7 +387,8 @@ class _Replica:
         # What has overrun its expected end is expected to end at once, for as long as it runs.
         overrun = bool(self.adopted) or (bool(ends) and ends[0] <= now_s)
         if not self.queued_s and len(ends) >= self.max_running > 0:
-            wait_s = max(0.0, ends[-self.max_running] - now_s)
+            end_s = ends[-self.max_running]
+            wait_s = end_s - now_s if end_s > now_s else 0.0
         else:
             running_s = [max(0.0, end_s - now_s) for end_s in ends] + [0.0] * len(self.adopted)
             wait_s = expected_wait_s(running_s, self.queued_s.values(), self.max_running)

@@ -219,15 +219,14 @@ class SimPool:
             self._deliver(host, sequence)
             return
         host.under_way += 1
+        self._kernel.at(now_s + latency_s, self._arrive, host, command.attempt, sequence)
 
-        def arrive() -> None:
-            host.under_way -= 1
-            if self._leases.get(id) == (host, command.attempt):
-                self._deliver(host, sequence)
-            else:  # taken back on its way
-                self._retire_if_empty(host)
-
-        self._kernel.at(now_s + latency_s, arrive)
+    def _arrive(self, host: _Host, attempt: int, sequence: EngineSequence) -> None:
+        host.under_way -= 1
+        if self._leases.get(sequence.id) == (host, attempt):
+            self._deliver(host, sequence)
+        else:  # taken back on its way
+            self._retire_if_empty(host)
 
     def _deliver(self, host: _Host, sequence: EngineSequence) -> None:
         engine, now_s = host.engine, self._kernel.now_s

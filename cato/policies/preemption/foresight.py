@@ -94,9 +94,10 @@ class ForesightPreemption:
         newcomer = prospect_of_newcomer(first)
         start_s = now_s + profile.prefill_s(first.prompt_tokens)
         own, others = beside(profile, rest, newcomer, start_s)
-        waited, _ = beside(profile, rest, newcomer, start_s + place_s)
-        gain = (own - waited) * _share(newcomer, profile, len(running)) - loss
-        gain += others - (outlook.total - outlook.chances[at])
+        share = _share(newcomer, profile, len(running))
+        gain = own * share - loss + others - (outlook.total - outlook.chances[at])
+        if gain >= self.least_exchange:  # else not even if it had no chance later
+            gain -= share * beside(profile, rest, newcomer, start_s + place_s)[0]
         if gain < self.least_exchange:
             return ()
         reason = f"can wait {place_s:.2f} s for a place, {first.id} cannot: {gain:.2f} SLOs more"

@@ -12,7 +12,16 @@ from cato.core.ids import PoolName, TaskName
 from cato.core.slo import SloMetric
 from cato.policies import schedulers
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import azure_replay, cace, cato_rq, cato_rq4, codexglue, saber, tempo
+from cato.sim.experiments import (
+    azure_replay,
+    cace,
+    cato_rq,
+    cato_rq4,
+    codexglue,
+    hindsight,
+    saber,
+    tempo,
+)
 from cato.sim.plan import Planner, report_of
 from cato.sim.report import Report
 from cato.sim.scenario import (
@@ -86,7 +95,7 @@ def test_recorded_arrivals_and_recorded_lengths(
         for i in range(30)
     ]
     trace.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    policies = (schedulers.FORESIGHT, azure_replay.CLAIRVOYANT)
+    policies = (schedulers.FORESIGHT, hindsight.CLAIRVOYANT)
     replayed = azure_replay.run(Options((1,), policies, trace=trace), silent)
     assert {m.policy for m in replayed.means} == set(policies)
     assert least_of_every_policy(replayed) >= OF_FLEETS

@@ -12,30 +12,25 @@ the best set of tasks to give up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
-from cato.core.decision import Rank
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
-from cato.core.length import LengthBelief
-from cato.core.policies import OrderingPolicy, Policies, Work
-from cato.core.snapshot import Invocation
+from cato.core.policies import Policies
 from cato.estimators.usl import SpeedSample, UslFit, fit_usl
 from cato.policies import schedulers
-from cato.policies.admission.foresight import ForesightAdmission
-from cato.policies.ordering.foresight import HOPELESS
-from cato.policies.routing.foresight import ForesightRouting
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import chosen_policies, metrics_of
+from cato.sim.experiments.hindsight import CLAIRVOYANT, clairvoyant, missed_of
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.plots import figure, save
 from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
-from cato.sim.tasks import Outcome, SimNode, SimTask
+from cato.sim.tasks import SimTask
 from cato.sim.traces import load_azure
 from cato.sim.workloads import SEVEN_B, trace_beliefs, trace_tasks
 
@@ -48,8 +43,6 @@ DEVELOPMENT, REPORT = ((0, 1250), (1250, 2500)), ((0, 2500), (2500, 5000))
 REPORT_SEEDS_FROM = 100
 BLOCKS = 20
 SEARCH_ROUNDS = 40
-PRICES = (1.0, 3.0, 10.0)
-CLAIRVOYANT = "clairvoyant search"
 # SABER's speed law is fitted at the mean context of the trace.
 _CONTEXT_TOKENS = 2048
 
@@ -118,85 +111,15 @@ def _run(job: _Job) -> _Replayed:
         "prompts": "chunked" if job.chunked else "whole",
     }
     if job.policy == CLAIRVOYANT:
-        best = _clairvoyant(job, tasks)
+        best = clairvoyant(tasks, partial(_setup, job), job.seed, SEARCH_ROUNDS)
         metrics, missed = best.metrics, best.missed
     else:
         fleet = Fleet([_setup(job, POLICIES[job.policy]())])
         outcomes = fleet.run(tasks)
-        metrics, missed = metrics_of(fleet, outcomes), _missed(outcomes)
+        metrics, missed = metrics_of(fleet, outcomes), missed_of(outcomes)
     blocks = np.array_split([t.id not in missed for t in tasks], BLOCKS)
     attained = tuple(float(b.mean()) for b in blocks if b.size)
     return _Replayed(Sample(setting, job.policy, job.seed, metrics), attained)
-
-
-def _missed(outcomes: Sequence[Outcome]) -> frozenset[str]:
-    return frozenset(o.task.id for o in outcomes if not o.is_met)
-
-
-@dataclass(frozen=True, slots=True)
-class _GivenUp:
-    """The order of the default, with some tasks put behind all others from the start."""
-
-    order: OrderingPolicy
-    given_up: frozenset[str]
-
-    def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
-        if invocation.run_id in self.given_up:
-            return Rank(HOPELESS, "given up", key=work.service_s)
-        return self.order.rank(invocation, work, now_s)
-
-
-def _clairvoyant(job: _Job, tasks: Sequence[SimTask]) -> _Hindsight:
-    """The best of many runs with hindsight: over what is known of the lengths (exact, or only the
-    class), the caution of admission, and, by a hill climb, the set of tasks that are given up.
-    """
-    base = schedulers.foresight()
-    exact = [replace(t, nodes=(_foretold(t),)) for t in tasks]
-
-    def outcome(given_up: frozenset[str], known: Sequence[SimTask], price: float) -> _Hindsight:
-        policies = replace(
-            base,
-            routing=ForesightRouting(price=price),
-            ordering=_GivenUp(base.ordering, given_up),
-            admission=ForesightAdmission(price=price),
-        )
-        fleet = Fleet([_setup(job, policies)])
-        outcomes = fleet.run(known)
-        return _Hindsight(metrics_of(fleet, outcomes), _missed(outcomes), known, price)
-
-    best = max(
-        (outcome(frozenset(), known, price) for known in (tasks, exact) for price in PRICES),
-        key=lambda h: h.metrics["slo_attainment"],
-    )
-    rng = np.random.default_rng([job.seed, 88])
-    for _ in range(SEARCH_ROUNDS):
-        # Who missed is given up; some get another chance, a few others lose theirs.
-        given_up = {t for t in sorted(best.missed) if rng.random() > 0.2}
-        met = [t.id for t in tasks if t.id not in best.missed]
-        given_up |= {t for t in met if rng.random() < 0.003}
-        tried = outcome(frozenset(given_up), best.known, best.price)
-        if tried.metrics["slo_attainment"] >= best.metrics["slo_attainment"]:
-            best = tried
-    return best
-
-
-@dataclass(frozen=True, slots=True)
-class _Hindsight:
-    """One run of the search."""
-
-    metrics: Mapping[str, float]
-    missed: frozenset[str]
-    known: Sequence[SimTask]
-    price: float
-
-
-def _foretold(task: SimTask) -> SimNode:
-    node = task.nodes[0]
-    return replace(
-        node,
-        expected_tokens=node.output_tokens,
-        length=LengthBelief((float(node.output_tokens),)),
-    )
 
 
 def run(options: Options, progress: Progress) -> Report:

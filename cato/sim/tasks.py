@@ -66,7 +66,7 @@ class SimTask:
             node.prompt_tokens,
             node.expected_tokens,
             now_s,
-            self.arrived_at_s + self.target_s,
+            self.deadline_s,
             node.downstream_s,
             is_last and self.metric is SloMetric.TTFT,
             self.draws[index],

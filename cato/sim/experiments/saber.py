@@ -271,7 +271,9 @@ def plot(report: Report, folder: Path) -> list[Path]:
             lines(axis, means, "rate_per_s", label)
             axis.set_xlabel("requests per second")
             axis.set_title(workload)
-    axes[0].legend(fontsize=7)
+    # The search runs on one workload only.
+    handles, labels = max((a.get_legend_handles_labels() for a in axes), key=lambda x: len(x[1]))
+    axes[0].legend(handles, labels, fontsize=7)
     return [save(fig, folder, report.experiment)]
 
 

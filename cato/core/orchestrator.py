@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import exp, inf
 from operator import attrgetter
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar, assert_never, overload
 
 from cato.core.buffers import MAX_BUFFERS, LatestRun, replaced_by
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
@@ -293,7 +293,14 @@ class _Head(Sequence[Invocation]):
     def __len__(self) -> int:
         return min(PREEMPTORS_SHOWN, len(self._queue))
 
-    def __getitem__(self, i: int) -> Invocation:  # type: ignore[override]
+    @overload
+    def __getitem__(self, i: int) -> Invocation: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Invocation]: ...
+    def __getitem__(self, i: int | slice) -> Invocation | Sequence[Invocation]:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        i += len(self) if i < 0 else 0
         if not 0 <= i < len(self):
             raise IndexError(i)
         while len(self._entries) <= i:

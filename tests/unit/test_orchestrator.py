@@ -1474,6 +1474,37 @@ def test_a_preemption_policy_hears_when_the_first_of_all_replicas_has_a_place() 
     assert hears.heard_s == [pytest.approx(2.9)]  # that of "b"
 
 
+@dataclass(frozen=True, slots=True)
+class ReadsTheHead:
+    seen: list[list[str]] = field(default_factory=list)
+
+    def preempt(
+        self,
+        replica: ReplicaView,
+        waiting: Sequence[Invocation],
+        now_s: float,
+        place_s: Callable[[], float],
+    ) -> Sequence[tuple[InvocationId, str]]:
+        ways = (waiting, waiting[:2], [waiting[-1]], [waiting[len(waiting) - 1]])
+        self.seen.extend([i.id for i in way] for way in ways)
+        with pytest.raises(IndexError):
+            waiting[len(waiting)]
+        return ()
+
+
+def test_a_preemption_policy_may_read_the_head_of_the_queue_in_any_way() -> None:
+    reads = ReadsTheHead()
+    pool = a_pool(Policies(CatoRouting(), FirstComeFirstServed(), preemption=reads))
+    pool.handle(a_report("r", slots=1))
+    for at_s, id in enumerate("iabcdefghj"):
+        pool.handle(offer(id, float(at_s)))
+    pool.handle(progressed("r", ("i", 2), now_s=20.0))
+    shown = list("abcdefgh")
+    assert reads.seen == [shown, ["a", "b"], ["h"], ["h"]]
+    pool.handle(ended("i", 21.0))
+    assert pool.picture(21.0).queued == 8, "what was shown waits still"
+
+
 # Expected waits
 
 

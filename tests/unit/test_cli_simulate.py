@@ -281,7 +281,7 @@ def test_goals_are_judged_in_the_json() -> None:
     timing, target = dag_match(n=40, history=20)
     assert target.measured == pytest.approx(timing.p50_us)
     assert target.stderr >= 0
-    slow = Speed("foresight", "completions", 30.0, 10, 19_999.0, 50_000.0)
+    slow = Speed("foresight", "completions", 30.0, 10, 19_999.0, 50_000.0, 19_000.0, 20_500.0)
     report = as_json(CoreReport((), (timing,), (slow,)), {"machine": "m"})
     assert report["machine"] == "m"
     assert "targets" not in report
@@ -337,3 +337,4 @@ def test_the_speed_of_the_simulator_counts_tasks_and_events() -> None:
     speed = simulator("power-of-two", "completions", tasks=50, replicas=2)
     assert (speed.tasks, speed.output_tokens) == (50, 30)
     assert speed.events_per_s >= 2 * speed.tasks_per_s > 0
+    assert speed.slowest_per_s <= speed.tasks_per_s <= speed.fastest_per_s

@@ -37,10 +37,6 @@ class Prospect:
 
     def chance(self, tokens: float) -> float:
         """Probability that its output ends within `tokens` more tokens."""
-        first = self.first
-        n = len(self.points) - first
-        if n > 0:
-            return (bisect_right(self.points, self.generated + tokens, first) - first) / n
         length = self.invocation.length
         if length is not None:
             return length.chance_within(tokens, self.generated)
@@ -85,17 +81,18 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
     knots_s, knot_tokens, steps_s = [start_s], [0.0], []
     t, done, step_s = start_s, 0.0, 0.0
     for p in prospects:
-        steps = p.left_tokens - done
+        left = p.left_tokens
+        steps = left - done
         if steps > 0:
             step_s = base_s + request_s * batch + token_s * (context + batch * steps / 2)
             t += steps * step_s
             context += batch * steps
-            done = p.left_tokens
+            done = left
             knots_s.append(t)
             knot_tokens.append(done)
             steps_s.append(step_s)
         batch -= 1
-        context -= p.context_tokens + p.left_tokens
+        context -= p.context_tokens + left
     steps_s.append(step_s)
     found: list[float] = []
     for p in prospects:
@@ -104,7 +101,13 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
             found.append(0.0)
             continue
         i = bisect_right(knots_s, due) - 1
-        found.append(p.chance(knot_tokens[i] + (due - knots_s[i]) / steps_s[i]))
+        tokens = knot_tokens[i] + (due - knots_s[i]) / steps_s[i]
+        points, first = p.points, p.first
+        n = len(points) - first
+        if n > 0:  # `chance` without the call: a router makes some thirty of them for a dispatch
+            found.append((bisect_right(points, p.generated + tokens, first) - first) / n)
+        else:
+            found.append(p.chance(tokens))
     return found
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from cato.core.ids import InvocationId, RunId
 from cato.core.snapshot import Invocation
 
+# That are remembered; the one used longest ago is forgotten first.
 MAX_BUFFERS = 10_000
 
 

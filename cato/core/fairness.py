@@ -45,8 +45,8 @@ class TokenShares:
         self._waiting[tenant] = self.waiting(tenant) + 1
 
     def passed(self, tenant: str) -> None:
-        """A call of `tenant` came and is served at once, while nobody waits."""
-        served = max(self._served.get(tenant, 0.0), self._last_left - CREDIT_TOKENS)
+        """As `joined` and `left`, for a call that is served at once while nobody waits."""
+        served = max(self.served(tenant), self._last_left - CREDIT_TOKENS)
         self._served[tenant] = self._last_left = served
 
     def left(self, tenant: str) -> None:
@@ -59,7 +59,7 @@ class TokenShares:
     def charge(self, tenant: str, weight: float, prompt_tokens: int, output_tokens: float) -> None:
         """`tenant` is served so many tokens; negative ones correct what was expected."""
         tokens = PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
-        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / weight
+        self._served[tenant] = self.served(tenant) + tokens / weight
 
     def bound(self) -> float:
         """The counter above which a tenant lets others go first; inf while fewer than two wait."""

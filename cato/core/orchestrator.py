@@ -50,7 +50,6 @@ SILENCE_S = 5.0
 MIN_RETRY_AFTER_S = 1.0
 # A burst of keystrokes; who types on for longer has no claim to the place of its beginning.
 MAX_HEAD_START_S = 10.0
-# Buffers that are remembered; the one used longest ago is forgotten first.
 # A predicted wait is wrong by about so much; what is admitted should be in time all the same.
 WAIT_MARGIN = 1.15
 # How fast a queue moves is seen, and forgotten with this time constant; less of it says nothing.
@@ -389,17 +388,12 @@ class _Replica:
         if not self.queued_s and self.held < self.max_running:
             return 0.0
         ends = [r.expected_end_s for r in self.leases.values()]
-        if len(ends) > 1:
-            ends.sort()
+        running_s = [max(0.0, end_s - now_s) for end_s in ends] + [0.0] * len(self.adopted)
+        wait_s = expected_wait_s(running_s, self.queued_s.values(), self.max_running)
         # What has overrun its expected end is expected to end at once, for as long as it runs.
-        overrun = bool(self.adopted) or (bool(ends) and ends[0] <= now_s)
-        if not self.queued_s and len(ends) >= self.max_running > 0:
-            end_s = ends[-self.max_running]
-            wait_s = end_s - now_s if end_s > now_s else 0.0
-        else:
-            running_s = [max(0.0, end_s - now_s) for end_s in ends] + [0.0] * len(self.adopted)
-            wait_s = expected_wait_s(running_s, self.queued_s.values(), self.max_running)
-        self._free_holds_until_s = -inf if overrun else ends[0] if ends else inf
+        first_end_s = min(ends, default=inf)
+        overrun = bool(self.adopted) or first_end_s <= now_s
+        self._free_holds_until_s = -inf if overrun else first_end_s
         self._free_at_s = now_s + wait_s
         return wait_s
 
@@ -411,8 +405,7 @@ class _Replica:
         return running_s + sum(self.queued_s.values())
 
     def changed(self) -> None:
-        held = len(self.leases)
-        self.held = held + len(self.adopted) if self.adopted else held
+        self.held = len(self.leases) + len(self.adopted)
         self._free_holds_until_s = -inf
         if self._derived:
             self._derived.clear()
@@ -649,7 +642,7 @@ class PoolOrchestrator:
         """Queue `invocation`, or lease it a replica; there is new room on what was `freed`."""
         id = invocation.id
         lease = self._leases.get(id)
-        if self._taken_back and self._taken_back.get(id, invocation.attempt) < invocation.attempt:
+        if self._taken_back.get(id, invocation.attempt) < invocation.attempt:
             del self._taken_back[id]  # its ingress knows
         if lease is not None:
             if invocation.attempt <= lease.running.invocation.attempt:
@@ -667,8 +660,7 @@ class PoolOrchestrator:
                 known.queue.forget_rank(known)
                 return self._fill_all(now_s)
             return ()
-        if self._adopters:
-            freed += self._unadopt(id)
+        freed += self._unadopt(id)
         waiting = _Waiting(invocation, self._queue)
         has_been_asked = not (self._waiting or freed) and self._may_place_at_once()
         if has_been_asked:
@@ -853,7 +845,7 @@ class PoolOrchestrator:
         replica, running = self._replicas[lease.replica_id], lease.running
         if running.first_token_at_s is None:
             self._see_tokens(replica, running, 1, event.now_s)
-        if self._policies.admission is ADMIT_ALWAYS or not replica.is_open:
+        if self._policies.admission is ADMIT_ALWAYS:
             return ()  # nothing was freed
         return self._fill_one(replica, event.now_s)
 
@@ -868,7 +860,7 @@ class PoolOrchestrator:
         preempted = self._preempt(replica, event.now_s)
         if preempted:  # they may go anywhere
             return preempted + self._fill_all(event.now_s)
-        return self._fill_one(replica, event.now_s) if replica.is_open else ()
+        return self._fill_one(replica, event.now_s)
 
     def _see_tokens(self, replica: _Replica, running: Running, tokens: int, now_s: float) -> None:
         if running.first_token_at_s is None:
@@ -950,8 +942,7 @@ class PoolOrchestrator:
     def _touch(self, replica: _Replica) -> None:
         """The load of a replica changed: is it still listed where it belongs?"""
         replica.changed()
-        places = replica.max_running
-        has_room = replica.accepting_work and 0 < places > replica.held - replica.standby
+        has_room = replica.accepting and replica.held < replica.max_running + replica.standby
         if has_room != replica.is_open:
             replica.is_open = has_room
             _list(self._open, replica, has_room)
@@ -1248,13 +1239,8 @@ class PoolOrchestrator:
 
     def _next_place_s(self) -> float:
         """When the pool has its next place, in seconds from now, as some of its replicas tell."""
-        now_s, first_s = self._clock.now_s, inf
-        for replica in self._accepting[:: max(1, len(self._accepting) // PLACES_LOOKED_AT)]:
-            holds = now_s < replica._free_holds_until_s
-            wait_s = replica._free_at_s - now_s if holds else replica.wait_s
-            if wait_s < first_s:
-                first_s = wait_s
-        return max(0.0, first_s)
+        looked_at = self._accepting[:: max(1, len(self._accepting) // PLACES_LOOKED_AT)]
+        return min([r.wait_s for r in looked_at], default=inf)
 
     def _take_back(self, replica: _Replica, id: InvocationId, reason: str) -> Preempt:
         running = replica.leases[id]

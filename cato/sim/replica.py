@@ -304,14 +304,7 @@ class SimReplica:
             if self.chunk_tokens is None:
                 return self._plan_prompts(now_s)
             return self._plan_chunk(now_s, batch, self._chunk_budget())
-        p = self.profile
-        return _Stretch(
-            now_s,
-            p.step_s(batch, self._context_tokens),
-            p.decode_per_context_token_s * batch,
-            self._steps_left(batch),
-            batch,
-        )
+        return self._decode(now_s, batch, self._steps_left(batch))
 
     def _plan_prompts(self, now_s: float) -> _Stretch:
         """One step for as many of the waiting prompts as its budget holds."""
@@ -355,7 +348,7 @@ class SimReplica:
         now_s: float,
         batch: int,
         steps: int,
-        prefilled: tuple[tuple[Sequence, int], ...],
+        prefilled: tuple[tuple[Sequence, int], ...] = (),
         ended: int = 0,
     ) -> _Stretch:
         p = self.profile

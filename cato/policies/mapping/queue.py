@@ -35,7 +35,7 @@ class MappedQueue:
 
     mapper: Mapper
     cap: int
-    looked_at: int = 40
+    looked_at: int
     runs_to_end: bool = False
 
     def warmed_up(self) -> MappedQueue:

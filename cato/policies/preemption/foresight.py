@@ -45,10 +45,9 @@ class ForesightPreemption:
     ) -> Sequence[tuple[InvocationId, str]]:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
-        pairs = zip(outlook.prospects, outlook.chances, strict=True)
+        pairs = list(zip(outlook.prospects, outlook.chances, strict=True))
         lost = [p for p, c in pairs if c <= 0 and p.due_s < inf]
         if lost:
-            pairs = zip(outlook.prospects, outlook.chances, strict=True)
             kept = [p for p, c in pairs if c > 0 or p.due_s == inf]
             gain = sum(chances(profile, now_s, kept)) - outlook.total
             if gain >= self.least_gain:

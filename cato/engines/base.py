@@ -8,40 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from cato.core.topology import AdapterSpec
-
-
-class Endpoint(StrEnum):
-    """Which of vLLM's dialects the engine is asked in; the body is that dialect's."""
-
-    COMPLETIONS = "completions"
-    CHAT = "chat/completions"
-    RESPONSES = "responses"
-    MESSAGES = "messages"
-    COUNT_TOKENS = "messages/count_tokens"
-    TOKENIZE = "tokenize"
-    DETOKENIZE = "detokenize"
-    EMBEDDINGS = "embeddings"
-
-    @property
-    def path(self) -> str:
-        """Where vLLM's server has it."""
-        is_versioned = self not in (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
-        return f"/v1/{self}" if is_versioned else f"/{self}"
-
-    @property
-    def generates(self) -> bool:
-        """Whether answers are tokens; the others come whole and without an end of their own."""
-        return self in _GENERATING
-
-    @property
-    def has_choices(self) -> bool:
-        """Whether answers are OpenAI's lists of choices, with usage on demand."""
-        return self in (Endpoint.COMPLETIONS, Endpoint.CHAT)
-
-
-_GENERATING = frozenset(
-    {Endpoint.COMPLETIONS, Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES}
-)
+from cato.wire.endpoint import Endpoint as Endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,23 +11,14 @@ import asyncio
 import hashlib
 import heapq
 import itertools
-import json
 import time
 import zlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec
-from cato.engines.answers import (
-    Ending,
-    MessagesAnswer,
-    ResponsesAnswer,
-    TypedAnswer,
-    event_bytes,
-)
 from cato.engines.base import (
     Endpoint,
     EngineChunk,
@@ -36,6 +27,10 @@ from cato.engines.base import (
     EngineRequest,
     EngineState,
 )
+from cato.wire.answer import AnswerWriter, Ending, Text
+from cato.wire.choices import usage_of
+from cato.wire.events import Event, events_bytes, to_json
+from cato.wire.writers import writer_of
 
 # vLLM's defaults: output tokens of a completion, prompt tokens of one step (server).
 DEFAULT_MAX_TOKENS = 16
@@ -238,7 +233,9 @@ class SimulatedEngine:
         heapq.heappush(self._waiting, (priority, next(self._arrivals), run))
         self._work.set()
         model = adapter or self._served_model
-        answer = _answer_form(request, options, model, finish_reason)
+        created, extra = int(time.time()), {"system_fingerprint": FINGERPRINT}
+        writer = writer_of(request.endpoint, request.id, model, created, request.body, extra=extra)
+        answer = _Chunks(request, writer, options, finish_reason)
         try:
             sent = 0
             while True:
@@ -265,7 +262,7 @@ class SimulatedEngine:
         if request.endpoint is not Endpoint.COUNT_TOKENS:
             raise EngineError(f"the simulated engine has no {request.endpoint}", 501)
         _, prompt_tokens = self._prompt(request)
-        raw = _json({"input_tokens": prompt_tokens})
+        raw = to_json({"input_tokens": prompt_tokens})
         return EngineChunk("", 0, prompt_tokens, 0, "stop", raw)
 
     def _read(self, request: EngineRequest) -> _Options:
@@ -460,143 +457,51 @@ def _cut(pieces: list[str], end: int) -> list[str]:
     return [piece[: max(0, end - start)] for piece, start in zip(pieces, starts, strict=False)]
 
 
-def _answer_form(
-    request: EngineRequest, options: _Options, model: str, finish_reason: str
-) -> _Answer | _TypedChunks:
-    counts = (options.prompt_tokens, finish_reason)
-    match request.endpoint:
-        case Endpoint.RESPONSES:
-            created = int(time.time())
-            return _TypedChunks(ResponsesAnswer(request.id, model, created, request.body), *counts)
-        case Endpoint.MESSAGES:
-            return _TypedChunks(MessagesAnswer(request.id, model), *counts)
-        case _:
-            return _Answer(request, options, model, finish_reason)
-
-
-class _TypedChunks:
-    """Chunks of one answer in a dialect whose events have types."""
-
-    def __init__(self, answer: TypedAnswer, prompt_tokens: int, finish_reason: str) -> None:
-        self._answer = answer
-        self._prompt_tokens = prompt_tokens
-        self._finish_reason = finish_reason
-        self._text = ""
-
-    def stream(self, tokens: Sequence[str], sent: int, *, is_last: bool) -> list[EngineChunk]:
-        """Chunks for the tokens after the first `sent`; the last has the last event alone."""
-        events = self._answer.opening() if sent == 0 else []
-        for token in tokens:
-            events += self._answer.delta(token)
-        text, output_tokens = "".join(tokens), sent + len(tokens)
-        self._text += text
-        if not is_last:
-            return [self._chunk(text, output_tokens, events)]
-        *closing, last = self._answer.closing(self._text, self._ending(output_tokens))
-        return [
-            self._chunk(text, output_tokens, [*events, *closing]),
-            self._chunk("", output_tokens, [last], self._finish_reason),
-        ]
-
-    def whole(self, pieces: Sequence[str]) -> EngineChunk:
-        text = "".join(pieces)
-        raw = _json(self._answer.whole(text, self._ending(len(pieces))))
-        return EngineChunk(text, len(pieces), self._prompt_tokens, 0, self._finish_reason, raw)
-
-    def _ending(self, output_tokens: int) -> Ending:
-        return Ending(self._finish_reason, self._prompt_tokens, output_tokens)
-
-    def _chunk(
-        self, text: str, output_tokens: int, events: list[dict[str, Any]], end: str | None = None
-    ) -> EngineChunk:
-        raw = b"".join(map(event_bytes, events))
-        return EngineChunk(text, output_tokens, self._prompt_tokens, 0, end, raw)
-
-
-class _Answer:
+class _Chunks:
     """Chunks of one answer, with vLLM's bytes when they are asked for."""
 
     def __init__(
-        self, request: EngineRequest, options: _Options, model: str, finish_reason: str
+        self, request: EngineRequest, writer: AnswerWriter, options: _Options, finish_reason: str
     ) -> None:
-        self._raw = request.raw
+        self._is_raw = request.raw
+        self._writer = writer
         self._options = options
         self._finish_reason = finish_reason
-        self._is_chat = request.endpoint is Endpoint.CHAT
-        kind = "chat.completion" if self._is_chat else "text_completion"
-        if self._is_chat and request.stream:
-            kind = "chat.completion.chunk"
-        self._head: dict[str, Any] = {
-            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request.id}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": model,
-        }
 
     def stream(self, tokens: Sequence[str], sent: int, *, is_last: bool) -> list[EngineChunk]:
-        """Chunks for the tokens after the first `sent`."""
+        """Chunks for the tokens after the first `sent`; the last has the last event alone."""
         text, output_tokens = "".join(tokens), sent + len(tokens)
-        prompt_tokens = self._options.prompt_tokens
-        if not self._raw:
-            reason = self._finish_reason if is_last else None
-            return [EngineChunk(text, output_tokens, prompt_tokens, 0, reason)]
-        events = b"".join(
-            self._events(token, sent + i + 1, is_last=is_last and i == len(tokens) - 1)
-            for i, token in enumerate(tokens)
-        )
-        chunks = [EngineChunk(text, output_tokens, prompt_tokens, 0, None, events)]
-        if is_last:
-            usage = self._event(
-                [], self._usage(output_tokens) | {"system_fingerprint": FINGERPRINT}
-            )
-            chunks.append(
-                EngineChunk("", output_tokens, prompt_tokens, 0, self._finish_reason, usage)
-            )
-        return chunks
+        if not self._is_raw:
+            return [self._chunk(text, output_tokens, (), is_last=is_last)]
+        events = self._writer.opening(self._options.prompt_tokens) if sent == 0 else []
+        for i, token in enumerate(tokens):
+            events += self._counted(self._writer.text(token), sent + i + 1)
+        if not is_last:
+            return [self._chunk(text, output_tokens, events)]
+        *closing, last = self._writer.closing(self._ending(output_tokens))
+        events += self._counted(closing, output_tokens)
+        return [
+            self._chunk(text, output_tokens, events),
+            self._chunk("", output_tokens, [last], is_last=True),
+        ]
 
     def whole(self, pieces: Sequence[str]) -> EngineChunk:
-        text = "".join(pieces)
-        choice: dict[str, Any] = {
-            "index": 0,
-            "logprobs": None,
-            "finish_reason": self._finish_reason,
-        }
-        if self._is_chat:
-            choice["message"] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
-        answer = {**self._head, "choices": [choice], "system_fingerprint": FINGERPRINT}
-        raw = _json(answer | self._usage(len(pieces)))
-        return EngineChunk(
-            text, len(pieces), self._options.prompt_tokens, 0, self._finish_reason, raw
-        )
+        text, output_tokens = "".join(pieces), len(pieces)
+        raw = to_json(self._writer.whole([Text(text)], self._ending(output_tokens)))
+        return replace(self._chunk(text, output_tokens, (), is_last=True), raw=raw)
 
-    def _events(self, token: str, number: int, *, is_last: bool) -> bytes:
-        extra = self._usage(number) if self._options.continuous_usage else {}
+    def _ending(self, output_tokens: int) -> Ending:
+        return Ending(self._finish_reason, self._options.prompt_tokens, output_tokens)
+
+    def _counted(self, events: list[Event], output_tokens: int) -> list[Event]:
+        if not self._options.continuous_usage:
+            return events
+        usage = usage_of(self._ending(output_tokens))
+        return [{**event, "usage": usage} for event in events]
+
+    def _chunk(
+        self, text: str, output_tokens: int, events: Iterable[Event], *, is_last: bool = False
+    ) -> EngineChunk:
         reason = self._finish_reason if is_last else None
-        rest = {"index": 0, "logprobs": None, "finish_reason": reason}
-        if not self._is_chat:
-            return self._event([{**rest, "text": token}], extra)
-        event = self._event([{**rest, "delta": {"content": token}}], extra)
-        if number > 1:
-            return event
-        role = {**rest, "finish_reason": None, "delta": {"role": "assistant", "content": ""}}
-        return self._event([role], {}) + event
-
-    def _event(self, choices: list[dict[str, Any]], extra: Mapping[str, object]) -> bytes:
-        return b"data: " + _json({**self._head, "choices": choices, **extra}) + b"\n\n"
-
-    def _usage(self, output_tokens: int) -> dict[str, object]:
-        prompt_tokens = self._options.prompt_tokens
-        return {
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "total_tokens": prompt_tokens + output_tokens,
-                "completion_tokens": output_tokens,
-                "prompt_tokens_details": {"cached_tokens": 0},
-            }
-        }
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        raw = events_bytes(events)
+        return EngineChunk(text, output_tokens, self._options.prompt_tokens, 0, reason, raw)

@@ -11,18 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import InputError
-from cato.engines.answers import Event, MessagesAnswer
 from cato.engines.base import Endpoint
 from cato.serve.ingress import document, virtual
-from cato.serve.ingress.answers import serve_text
+from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object
 from cato.serve.ingress.calls import start_call, whole_call
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
 from cato.serve.ingress.limits import max_tokens_of, stops_of
 from cato.serve.ingress.naming import Target, answering_model, chat_target
-from cato.serve.ingress.typed import TypedForm, serve_typed_call
+from cato.serve.ingress.typed import serve_typed_call
+from cato.wire.messages import MessagesWriter
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -56,8 +55,7 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
     extra, is_streamed = cato_of(body), flag(body, "stream")
     target = _target(ingress, request, body, extra)
     max_tokens = max_tokens_of(body, "max_tokens")
-    answer = MessagesAnswer(request_id(request), str(body.get("model") or ""))
-    form = TypedForm(answer, receipt_in=lambda event: event, failure_event=_failed)
+    form = WrittenForm(MessagesWriter(request_id(request), str(body.get("model") or "")))
     if target.task is None:
         return await serve_typed_call(
             ingress,
@@ -88,7 +86,3 @@ def _target(
 def _without_tier(body: dict[str, object]) -> dict[str, object]:
     """Anthropic's `service_tier` is about its own capacity, with other values than OpenAI's."""
     return {key: value for key, value in body.items() if key != "service_tier"}
-
-
-def _failed(failure: Failure) -> Event:
-    return failure.as_anthropic()

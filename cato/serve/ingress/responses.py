@@ -13,19 +13,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import InputError
-from cato.engines.answers import Event, ResponsesAnswer
 from cato.engines.base import Endpoint
 from cato.serve.ingress import document, virtual
-from cato.serve.ingress.answers import serve_text
+from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object
 from cato.serve.ingress.chats import with_known_roles
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
 from cato.serve.ingress.hints import TIERS, tier_of
 from cato.serve.ingress.limits import max_tokens_of
 from cato.serve.ingress.naming import chat_target
-from cato.serve.ingress.typed import TypedForm, serve_typed_call
+from cato.serve.ingress.typed import serve_typed_call
+from cato.wire.responses import ResponsesWriter
 
 # What would need a store of earlier responses.
 STATEFUL_FIELDS = ("previous_response_id", "conversation", "background")
@@ -72,20 +71,8 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
     return await serve_text(ingress, request, task, form, is_streamed=is_streamed)
 
 
-def _form(request: Request, body: dict[str, object]) -> TypedForm:
+def _form(request: Request, body: dict[str, object]) -> WrittenForm:
     tier = tier_of(body)
     asked = {**body, "service_tier": TIERS[tier][1]} if tier else body
-    answer = ResponsesAnswer(
-        request_id(request), str(body.get("model") or ""), int(time.time()), asked
-    )
-    return TypedForm(
-        answer,
-        receipt_in=lambda event: event["response"],
-        failure_event=lambda failure: _failed(answer, failure),
-    )
-
-
-def _failed(answer: ResponsesAnswer, failure: Failure) -> Event:
-    # The dialect knows few codes; one that is not the server's forbids a retry.
-    codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-    return answer.failed(codes.get(failure.status, "server_error"), failure.message)
+    model = str(body.get("model") or "")
+    return WrittenForm(ResponsesWriter(request_id(request), model, int(time.time()), asked))

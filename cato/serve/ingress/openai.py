@@ -3,8 +3,8 @@
 A virtual model (`cato-completion`, ...) runs a workflow; its other inputs and its SLA stand in the
 body's object `cato`: `{"inputs": {...}, "sla": ..., "task": ..., "deadline_ms": ...}`. A limit of
 tokens and stop strings make its answers shorter; other sampling fields do not apply to it: the
-workflow's nodes say how they call their models. A conversation with tools is no task of one
-answer: it is passed through to the model that the task answers with.
+workflow's nodes say how they call their models. A conversation is no task: it is passed through to
+the model that the task answers with (`cato.serve.ingress.naming`).
 
 Any other model is called directly. Its body and its answer pass through untouched, except that
 `suffix`, or a prompt with the sentinels of another family, is rendered in the model's own
@@ -53,9 +53,8 @@ from cato.serve.ingress.jsons import DONE_EVENT, sse
 from cato.serve.ingress.limits import max_tokens_of, stops_of
 from cato.serve.ingress.naming import (
     COMPLETION,
-    GENERATION,
     Target,
-    answering_model,
+    chat_target,
     pool_of,
     resolve,
 )
@@ -115,9 +114,7 @@ async def _completions(ingress: Ingress, request: Request, body: dict[str, objec
 
 async def _chat(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
     extra, is_streamed = cato_of(body), flag(body, "stream")
-    target = resolve(ingress, request, body.get("model"), extra, GENERATION)
-    if target.task is not None and body.get("tools"):
-        target = Target(model=answering_model(ingress.service.workflow(target.task)))
+    target = chat_target(ingress, request, body, extra, body.get("messages"))
     if target.task is None:
         passed = {**body, "messages": with_known_roles(body.get("messages"))}
         return await _call(ingress, request, target, Endpoint.CHAT, body, passed)
@@ -179,7 +176,7 @@ async def _call(
     slo = call_slo_of(request, body, extra)
     task = start_call(
         ingress, request, target.model, endpoint, passed, slo,
-        is_streamed=is_streamed, buffer=buffer,
+        is_streamed=is_streamed, buffer=buffer, why=target.why,
     )  # fmt: skip
     writer = _writer(request, body, endpoint)
     if not is_streamed:

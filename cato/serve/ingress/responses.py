@@ -1,7 +1,7 @@
 """OpenAI's Responses, which Codex speaks. Nothing is stored: every request brings all it is about.
 
-A virtual model answers the last user's text with its workflow. A request with tools, and any other
-model's, is passed through to the engine.
+A virtual model answers one user's text with its workflow. A conversation, and any other model's
+request, is passed through to the engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
 from cato.serve.ingress.hints import TIERS, tier_of
 from cato.serve.ingress.limits import max_tokens_of
-from cato.serve.ingress.naming import GENERATION, Target, answering_model, resolve
+from cato.serve.ingress.naming import chat_target
 from cato.serve.ingress.typed import serve_typed_call
 from cato.wire.responses import ResponsesWriter
 
@@ -49,16 +49,14 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
     if not isinstance(body.get("input"), str | list):
         raise InputError("input must be a string or a list", "input")
     extra, is_streamed = cato_of(body), flag(body, "stream")
-    target = resolve(ingress, request, body.get("model"), extra, GENERATION)
-    if target.task is not None and body.get("tools"):
-        target = Target(model=answering_model(ingress.service.workflow(target.task)))
+    target = chat_target(ingress, request, body, extra, body["input"], body.get("instructions"))
     form = _form(request, body)
     if target.task is None:
         passed = {**body, "input": with_known_roles(body["input"]), "store": False}
         return await serve_typed_call(
             ingress,
             request,
-            target.model,
+            target,
             Endpoint.RESPONSES,
             passed,
             call_slo_of(request, body, extra),

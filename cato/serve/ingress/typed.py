@@ -17,6 +17,7 @@ from cato.serve.ingress.answers import WrittenForm
 from cato.serve.ingress.calls import start_call, whole_call
 from cato.serve.ingress.context import Ingress, finish_of
 from cato.serve.ingress.exchange import Exchange, streamed
+from cato.serve.ingress.naming import Target
 from cato.serve.ingress.receipts import as_json
 from cato.wire.events import Event, event_bytes
 
@@ -24,7 +25,7 @@ from cato.wire.events import Event, event_bytes
 async def serve_typed_call(
     ingress: Ingress,
     request: Request,
-    model: str,
+    target: Target,
     endpoint: Endpoint,
     body: dict[str, object],
     slo: Slo,
@@ -33,8 +34,11 @@ async def serve_typed_call(
     is_streamed: bool,
     last_event: str,
 ) -> Response:
-    """Pass `body` to `model`; `last_event` is the type of the event that ends a stream."""
-    task = start_call(ingress, request, model, endpoint, body, slo, is_streamed=is_streamed)
+    """Pass `body` to `target`'s model; `last_event` is the type of the event that ends a stream."""
+    task = start_call(
+        ingress, request, target.model, endpoint, body, slo,
+        is_streamed=is_streamed, why=target.why,
+    )  # fmt: skip
     if not is_streamed:
         return await whole_call(ingress, request, task, with_receipt)
     relay = partial(_relayed, form=form, last=f"event: {last_event}\n".encode())

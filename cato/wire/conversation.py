@@ -93,7 +93,7 @@ class Conversation:
     def sections(self) -> Iterator[str]:
         """The prompt, section by section: one of all tools, then one a message.
 
-        Chat templates differ in their marks, and in whether the system text stands before the tools.
+        Chat templates differ in their marks, and some write the system text before the tools.
         They agree on this: a conversation with more messages has the same first sections.
         """
         if self.tools:

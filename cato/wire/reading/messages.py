@@ -44,7 +44,7 @@ def read_messages(body: Mapping[str, object]) -> Conversation:
 
 
 def _messages(block: Block) -> list[Message]:
-    """One message of the dialect. Results of tools become messages of their own, before the rest."""
+    """One message of the dialect; results of tools become messages of their own before the rest."""
     role = role_of(block, _FIELD)
     parts = parts_of(block.get("content"), "messages.content", _part)
     results = tuple(p for p in parts if p.kind is PartKind.RESULT)

@@ -229,7 +229,7 @@ class RayPools:
             name=name,
             model=spec.model,
             profile=min(profiles, key=attrgetter("typical_call_s")),
-            simulated=all(d.engine.kind == "simulated" for d in spec.deployments),
+            simulated=all(d.engine.is_simulated for d in spec.deployments),
             ready_replicas=len(replicas),
             queued_per_place=0.0 if picture is None else picture.queued_per_place,
         )

@@ -164,13 +164,14 @@ class ScriptedEngine:
     ) -> AsyncGenerator[EngineChunk, None]:
         pieces = answer.pieces[:limit]
         is_cut = len(pieces) < len(answer.pieces)
-        written = prompt.text + answer.rendered(pieces)
+        # The marks of calls are the model's, too, though no dialect has them in its output.
+        written = self._words.encode(prompt.text + answer.rendered(pieces))
         hashes = self._hashes(written)
-        total = len(prompt.tokens) + len(pieces)
+        total = max(len(written), len(prompt.tokens) + 1)
         async with self._freed:
             self._waiting += 1
             try:
-                while (held := self._cache.admit(hashes, len(prompt.tokens), total + 1)) is None:
+                while (held := self._cache.admit(hashes, len(prompt.tokens), total)) is None:
                     await self._freed.wait()
             finally:
                 self._waiting -= 1
@@ -240,8 +241,7 @@ class ScriptedEngine:
             )
         return room if asked is None else min(asked, room)
 
-    def _hashes(self, text: str) -> list[int]:
-        tokens = self._words.encode(text)
+    def _hashes(self, tokens: list[int]) -> list[int]:
         size = self._cache.block_tokens
         whole = range(0, len(tokens) - size + 1, size)
         blocks = (b"".join(t.to_bytes(4) for t in tokens[i : i + size]) for i in whole)

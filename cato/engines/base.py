@@ -75,7 +75,8 @@ class EngineFacts:
     """What does not change while an engine lives.
 
     `simulated` marks output that no model computed. `served_model` is the name the engine
-    answers to. `kv_capacity_tokens` is 0 when the engine does not say it.
+    answers to. `kv_capacity_tokens` and `block_tokens`, the tokens of a block of the KV cache, are
+    0 when the engine does not say them.
     """
 
     kind: str
@@ -86,6 +87,7 @@ class EngineFacts:
     start_s: float = 0.0
     version: str = ""
     kv_capacity_tokens: int = 0
+    block_tokens: int = 0
     capabilities: frozenset[str] = field(default_factory=frozenset)
 
 

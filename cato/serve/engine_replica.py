@@ -297,7 +297,7 @@ class EngineReplica:
                 standby=self._spec.standby,
                 accepting=state is EngineState.READY,
                 held=tuple(self._held),
-                prefix_caching=self._spec.engine.prefix_caching and not facts.simulated,
+                prefix_caching=self._spec.engine.prefix_caching,
             )
         )
         self._progress.stop(orders)

@@ -432,6 +432,7 @@ class RunningTask:
             raw=call.raw,
             traceparent=TRACEPARENT.get(),
             adapter=pool.model.adapter(call.model),
+            prompt_tokens=call.prompt_tokens,
         )
         sent_s = time.monotonic()
         try:
@@ -497,6 +498,7 @@ class RunningTask:
             served_s=self._served_s,
             resumable=call.is_resumable and can_continue(call),
             prefix=call.prefix,
+            session=call.session,
             tenant=self._tenant,
             weight=self._weight,
             buffer=self._buffer,
@@ -523,6 +525,7 @@ class RunningTask:
             priority=lease.priority if lease else 0,
             slack_s=lease.slack_s if lease else 0.0,
             predicted_s=lease.remaining_s if lease else 0.0,
+            expected_prompt_tokens=progress.asked_tokens,
             expected_tokens=progress.expected_tokens,
             length_bound_tokens=_bound(progress.length),
             service_s=progress.service_s,

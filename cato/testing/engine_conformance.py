@@ -8,7 +8,7 @@
         async def kill(self, engine): ...     # make it crash
 
 The engine must be able to start again after a death and a stop, have room for at least 300 tokens
-in a request, and run between 2 and 16 requests at once.
+and three blocks of its prefix cache in a request, and run between 2 and 16 requests at once.
 """
 
 from __future__ import annotations
@@ -218,7 +218,12 @@ class EngineConformance:
         block = engine.facts.block_tokens
         if not block:
             pytest.skip("the engine does not say how large its blocks are")
-        said = [{"role": "user", "content": "a b c d e f g h " * (block // 4)}]
+        said = [
+            {
+                "role": "user",
+                "content": "alpha beta gamma delta omega sigma kappa theta " * (block // 8),
+            }
+        ]
         asked: dict[Endpoint, dict[str, object]] = {
             Endpoint.CHAT: {"messages": said, "max_tokens": 2},
             Endpoint.RESPONSES: {"input": said, "max_output_tokens": 2, "store": False},

@@ -431,6 +431,19 @@ def test_removing_a_run_frees_its_blocks() -> None:
     assert batch.is_idle
 
 
+def test_a_run_that_outlives_a_crash_leaves_the_next_lifes_blocks_alone() -> None:
+    batch = a_batch()
+    before, after = a_run("x = 1\n" * 200), a_run("x = 1\n" * 200)
+    batch.add(before, 0)
+    batch.plan_step()
+    assert batch.clear() == [before]
+    batch.add(after, 0)
+    batch.plan_step()
+    usage = batch.kv_cache_usage
+    batch.remove(before)  # its reader notices the crash only now
+    assert batch.kv_cache_usage == usage > 0
+
+
 async def test_start_takes_the_load_time_and_can_be_cancelled() -> None:
     engine = an_engine(replace(FREE, load_s=0.05))
     await engine.start()

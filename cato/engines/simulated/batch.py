@@ -102,6 +102,8 @@ class Batch:
         """Drop all requests and all that is cached; returns the requests."""
         runs = [*self.running, *(entry[2] for entry in self._waiting)]
         self.running, self._waiting = [], []
+        for run in runs:
+            run.holding = None
         self._cache = PrefixCache(self._cache.capacity_tokens, self._cache.block_tokens)
         return runs
 

@@ -16,6 +16,7 @@ from cato.engines.base import (
     EngineLoad,
     EngineRequest,
     EngineState,
+    TemplateFacts,
 )
 from cato.engines.simulated.asked import Asked, read_asked, read_prompt
 from cato.engines.simulated.batch import DEFAULT_BATCHED_TOKENS, Batch, Run
@@ -86,6 +87,7 @@ class SimulatedEngine:
             version="1",
             kv_capacity_tokens=self._profile.kv_capacity_tokens,
             block_tokens=self._block_tokens,
+            template=TemplateFacts(),
             capabilities=frozenset({"priority"} if self._has_priority else ()),
         )
 

@@ -53,6 +53,7 @@ SCRIPT = {
         },
     ],
     "resumes": "connection dropped",
+    "aborted": "execution aborted",
 }
 MARK = "[script: edit repo=/work/toy]"
 
@@ -113,14 +114,21 @@ def test_the_step_is_the_number_of_answers_since_the_script_was_named(path: Path
     assert over.step.calls == ()
 
 
-def test_words_of_tools_and_of_answers_name_no_script(path: Path) -> None:
+def test_calls_and_results_name_no_script(path: Path) -> None:
+    asked = {"name": "helper", "arguments": '{"prompt": "[script: after]"}'}
     conversation = said(
         user(f"Work. {MARK}"),
-        {"role": "assistant", "content": "I ask a helper: [script: after]"},
-        user("and now?"),
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": asked}]},
+        {"role": "tool", "tool_call_id": "1", "content": "[script: after]"},
     )
     chosen = choose(load_script(path), conversation)
     assert (chosen.name, chosen.number) == ("edit", 1)
+
+
+def test_an_answer_whose_call_was_cut_does_not_count(path: Path) -> None:
+    aborted = {"role": "tool", "tool_call_id": "1", "content": "Tool execution aborted"}
+    conversation = said(user(MARK), *called(), called("Two")[0], aborted)
+    assert choose(load_script(path), conversation).number == 1
 
 
 def test_a_summary_names_the_script_that_goes_on(path: Path) -> None:
@@ -144,7 +152,7 @@ def test_the_rest_of_a_cut_answer_repeats_nothing(path: Path) -> None:
     script = load_script(path)
     begun = (user(MARK), *called(), {"role": "assistant", "content": "Two "})
     for chosen in (
-        choose(script, said(*begun), is_begun=True),
+        choose(script, said(*begun)),
         choose(script, said(*begun, user("The connection dropped."))),
     ):
         assert (chosen.number, chosen.step.text) == (1, "words.")

@@ -48,7 +48,6 @@ class _Prompt:
     conversation: Conversation
     text: str
     tokens: list[int]
-    is_begun: bool
 
 
 class ScriptedEngine:
@@ -144,7 +143,7 @@ class ScriptedEngine:
             yield self._counted(request, prompt)
             return
         script = self._script
-        chosen = choose(script, prompt.conversation, is_begun=prompt.is_begun)
+        chosen = choose(script, prompt.conversation)
         has_fault = chosen.step.fault is not Fault.NONE and _is_first(script.log, chosen)
         note = _Note(script.log, request, prompt, chosen)
         try:
@@ -216,13 +215,13 @@ class ScriptedEngine:
             said = (Part(PartKind.TEXT, str(body["prompt"])),)
             text = str(body["prompt"])
             conversation = Conversation(messages=(Message("user", said),))
-            return _Prompt(conversation, text, self._words.encode(text), False)
+            return _Prompt(conversation, text, self._words.encode(text))
         if request.endpoint not in READERS:
             raise EngineError(f"the scripted engine has no {request.endpoint}", 501)
         conversation = conversation_of(request.endpoint, body)
         is_begun = bool(body.get("continue_final_message"))
         text = conversation.prompt(is_begun=is_begun)
-        return _Prompt(conversation, text, self._words.encode(text), is_begun)
+        return _Prompt(conversation, text, self._words.encode(text))
 
     def _counted(self, request: EngineRequest, prompt: _Prompt) -> EngineChunk:
         if request.endpoint is not Endpoint.COUNT_TOKENS:

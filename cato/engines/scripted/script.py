@@ -1,7 +1,6 @@
 """What a scripted engine says: steps of an agent's work, picked from the conversation itself.
 
-A user's words name a script and its variables, `[script: edit-files repo=/tmp/toy]`; the step is
-the number of answers that the model has given since. So the same conversation has the same answer
+Words name a script and its variables, `[script: edit-files repo=/tmp/toy]`; the step is the number of answers that the model has given since. So the same conversation has the same answer
 on every replica, after every retry, and after a summary that names another script. Rules come
 first: requests without such words (titles, summaries, commit messages) are known by what they say.
 """
@@ -78,13 +77,15 @@ class Rule:
 class Script:
     """Steps by name, rules in their order, and the file in which requests are noted.
 
-    `resumes`: user's words with which a client asks for the rest of an answer that was cut.
+    `resumes`: user's words with which a client asks for the rest of an answer that was cut;
+    `aborted`: a tool's words in place of a result when the call of it was cut.
     """
 
     steps: Mapping[str, tuple[Step, ...]]
     rules: tuple[Rule, ...]
     log: Path
     resumes: re.Pattern[str] | None = None
+    aborted: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,8 @@ UNKNOWN = Step(text="No script fits this request.")
 OVER = Step(text="The script is over.")
 
 
-def choose(script: Script, conversation: Conversation, *, is_begun: bool = False) -> Chosen:
-    """The answer to a conversation; `is_begun`: its last message is an answer to be continued."""
+def choose(script: Script, conversation: Conversation) -> Chosen:
+    """The answer to a conversation; one that ends with an answer is given the rest of that."""
     marked = _marked(conversation)
     variables = _variables(_all_text(conversation))
     for rule in script.rules:
@@ -114,25 +115,44 @@ def choose(script: Script, conversation: Conversation, *, is_begun: bool = False
     if marked is None:
         return Chosen("", 0, UNKNOWN)
     name, after = marked
-    number = Conversation(messages=tuple(after)).answers
+    number = Conversation(messages=tuple(_without_aborted(script, after))).answers
     last = conversation.messages[-1]
-    is_resumed = script.resumes is not None and bool(script.resumes.search(last.text))
-    if is_begun or is_resumed:
+    is_resumed = number > 0 and (last.role == "assistant" or _matches(script.resumes, last.text))
+    if is_resumed:
         number -= 1
     steps = script.steps.get(name)
     if steps is None:
         return Chosen("", 0, UNKNOWN)
     step = _filled(steps[number], variables) if number < len(steps) else OVER
-    if is_begun or is_resumed:
+    if is_resumed:
         step = _rest(step, _last_answer(conversation))
     return Chosen(name, number, step)
 
 
+def _matches(pattern: re.Pattern[str] | None, text: str) -> bool:
+    return pattern is not None and pattern.search(text) is not None
+
+
+def _without_aborted(script: Script, messages: Sequence[Message]) -> list[Message]:
+    """The messages without answers whose calls were cut, and what stands for their results."""
+    found: list[Message] = []
+    for message in messages:
+        if message.role == "tool" and _matches(script.aborted, message.parts[0].text):
+            found.pop()
+        else:
+            found.append(message)
+    return found
+
+
 def _marked(conversation: Conversation) -> tuple[str, Sequence[Message]] | None:
-    """The script that the user's words named last, and what was said after them."""
+    """The script that was named last, and what was said after it.
+
+    Users name scripts; a summary, which some clients keep as an answer, does so, too.
+    """
     messages = conversation.messages
     for i in reversed(range(len(messages))):
-        marks = list(_MARK.finditer(messages[i].text)) if messages[i].role == "user" else []
+        is_said = messages[i].role in ("user", "assistant")
+        marks = list(_MARK.finditer(messages[i].text)) if is_said else []
         if marks:
             return marks[-1]["name"], messages[i + 1 :]
     return None
@@ -201,8 +221,8 @@ def _script(data: Mapping[str, Any]) -> Script:
         for rule in data.get("rules", ())
     )
     steps = {name: tuple(map(_step, found)) for name, found in data["steps"].items()}
-    resumes = data.get("resumes")
-    return Script(steps, rules, Path(data["log"]), re.compile(resumes) if resumes else None)
+    patterns = {n: re.compile(data[n]) for n in ("resumes", "aborted") if n in data}
+    return Script(steps, rules, Path(data["log"]), **patterns)
 
 
 def _step(data: Mapping[str, Any]) -> Step:

@@ -65,11 +65,9 @@ class Place:
         place.repo.mkdir()
         for name, text in BEFORE.items():
             (place.repo / name).write_text(text)
-        name = ("-c", "user.name=t", "-c", "user.email=t@localhost")
-        for words in (("init", "-b", "main"), ("add", "-A"), (*name, "commit", "-m", "Begin")):
-            git = ["git", *words[:-1], "-q", words[-1]] if "commit" not in words else None
-            argv = git or ["git", *name, "commit", "-q", "-m", "Begin"]
-            subprocess.run(argv, cwd=place.repo, check=True, capture_output=True)
+        who = ("-c", "user.name=toy", "-c", "user.email=toy@localhost")
+        for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "Begin")):
+            subprocess.run(["git", *who, *words], cwd=place.repo, check=True)
         return place
 
     def write(self, path: str, text: str) -> Path:
@@ -124,6 +122,10 @@ class Agent(ABC):
 
     def env(self, place: Place) -> Mapping[str, str]:
         return {}
+
+    def said(self, job: str, place: Place) -> str:
+        """The task of a job: `work` or `tables`."""
+        return f"Improve the toy. [script: {self.name}-{job} repo={place.repo}]"
 
     def typed(self, said: str) -> str:
         """What is typed into it; nothing for those that take their task as an argument."""

@@ -32,11 +32,13 @@ class Aider(Agent):
         mail = {f"GIT_{who}_EMAIL": "toy@localhost" for who in ("AUTHOR", "COMMITTER")}
         return {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **name, **mail}
 
-    def typed(self, said: str) -> str:
-        job, _, repo = said.partition(" ")
-        turns = len(self._turns(job))
-        lines = [f"Turn {i}. [script: aider-{job}-{i} repo={repo}]\n" for i in range(turns)]
+    def said(self, job: str, place: Place) -> str:
+        turns = range(len(self._turns(job)))
+        lines = [f"Turn {i}. [script: aider-{job}-{i} repo={place.repo}]\n" for i in turns]
         return "".join([*lines, "/exit\n"])
+
+    def typed(self, said: str) -> str:
+        return said
 
     def steps(self) -> dict[str, list[Step]]:
         jobs = ("work", "tables")
@@ -52,7 +54,11 @@ class Aider(Agent):
         return [
             {"text": "I look at the files."},
             {"text": "Now the application."},
-            {"text": _edit("app.py", '    return "hello " + name\n', '    return "Hello, " + name\n')},
+            {
+                "text": _edit(
+                    "app.py", '    return "hello " + name\n', '    return "Hello, " + name\n'
+                )
+            },
             {"text": "A table of numbers."},
             {"text": "I read the readme."},
             {"text": f"{NOTES_TEXT}\n\n" + _edit("notes.py", "", "NOTES = 1\n")},

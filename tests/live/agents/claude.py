@@ -34,9 +34,9 @@ class Claude(ToolAgent):
             "DISABLE_AUTOUPDATER": "1",
             "DISABLE_TELEMETRY": "1",
             "IS_SANDBOX": "1",  # else it does not skip permissions for root
-            # A summary at 20 % of the least window that it takes.
+            # A summary at 30 % of the least window that it takes, less the room for an answer.
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000",
-            "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "20",
+            "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "30",
         }
 
     def rules(self) -> list[dict[str, Any]]:

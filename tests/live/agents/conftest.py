@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from cato.serve.ports import free_port, own_cluster
+from tests.live.agents import table
 from tests.live.agents.roster import AGENTS
 from tests.live.agents.shapes import SHAPES
 from tests.live.conftest import ROOT, small_index, wait_ready
@@ -58,6 +59,7 @@ def write_script(folder: Path) -> Path:
         "steps": steps,
         "rules": rules,
         "resumes": "^The connection dropped mid-response",  # Qwen Code's words
+        "aborted": "^Tool execution aborted",  # opencode's
     }
     path = folder / "script.json"
     path.write_text(json.dumps(script))
@@ -143,3 +145,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             process.wait(120)
             if "CATO_KEEP_LOGS" not in os.environ:
                 shutil.rmtree(run_dir, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """What an agent cannot do stands in the table, too."""
+    report = yield
+    agent = getattr(item, "callspec", None) and item.callspec.params.get("agent")
+    if report.failed and agent is not None:
+        name = item.originalname.removeprefix("test_").replace("_", " ")
+        table.failed(agent.name, name)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if "CATO_AGENTS" in os.environ and table.found:
+        table.write()

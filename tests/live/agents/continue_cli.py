@@ -19,20 +19,17 @@ class Continue(ToolAgent):
     example = "continue.yaml"
     needs = "a model with the role `chat` and the size of the context"
     endpoint = "/v1/chat/completions"
-    helpers = 1
+    # Its helpers need a session that `-p` does not have ("No active session found").
 
     def prepare(self, place: Place) -> None:
         config = yaml.safe_load(place.example(self.example))
         chat = next(m for m in config["models"] if "chat" in m["roles"])
         chat["defaultCompletionOptions"] = {"contextLength": 24_000, "maxTokens": 2000}
-        options = {"baseSystemMessage": "You help another agent."}
-        helper = {**chat, "name": "helper", "roles": ["subagent"], "chatOptions": options}
-        config["models"].append(helper)
         place.write(".continue/config.yaml", yaml.safe_dump(config))
 
     def argv(self, place: Place, said: str) -> Sequence[str | Path]:
         config = place.home / ".continue" / "config.yaml"
-        return ("cn", "--config", config, "--auto", "--beta-subagent-tool", "-p", said)
+        return ("cn", "--config", config, "--auto", "-p", said)
 
     def env(self, place: Place) -> Mapping[str, str]:
         return {"CONTINUE_TELEMETRY_ENABLED": "0"}
@@ -54,6 +51,3 @@ class Continue(ToolAgent):
 
     def shell(self, command: str) -> Call:
         return call("Bash", command=command)
-
-    def helper(self, task: str) -> Call:
-        return call("Subagent", description="Read", prompt=task, subagent_name="helper")

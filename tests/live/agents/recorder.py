@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,9 @@ MAX_BODY_BYTES = 64 << 20
 HOP_HEADERS = frozenset({"host", "connection", "transfer-encoding", "content-length", "keep-alive"})
 # Answers are read as text.
 PLAIN = {"Accept-Encoding": "identity"}
+
+# A piece of text in an event; other fields of these names are longer texts or none.
+_WORDS = re.compile(rb'"(?:content|text|delta)":"((?:[^"\\]|\\.)*)"')
 
 
 @dataclass
@@ -51,11 +56,11 @@ class Exchange:
 
 @dataclass
 class Recorder:
-    """`cut_at`: the first answer with this text is cut there."""
+    """`cut_at`: the first stream that has said this is cut there."""
 
     upstream: str
     url: str = ""
-    cut_at: bytes = b""
+    cut_at: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
 
     @property
@@ -85,16 +90,17 @@ class Recorder:
             response = web.StreamResponse(status=answer.status, headers=passed)
             await response.prepare(request)
             try:
-                async for piece in answer.content.iter_any():
-                    exchange.answer += piece
-                    await response.write(piece)
-                    if self.cut_at and self.cut_at in exchange.answer:
-                        self.cut_at = b""
-                        exchange.was_cut = True
-                        assert request.transport is not None
-                        request.transport.abort()
-                        return response
-                await response.write_eof()
+                with contextlib.suppress(ConnectionResetError):  # the client left
+                    async for piece in answer.content.iter_any():
+                        exchange.answer += piece
+                        await response.write(piece)
+                        if self.cut_at and self.cut_at in spoken(exchange.answer):
+                            self.cut_at = ""
+                            exchange.was_cut = True
+                            assert request.transport is not None
+                            request.transport.abort()
+                            return response
+                    await response.write_eof()
             finally:
                 exchange.ended_s = time.monotonic()
         return response
@@ -137,6 +143,11 @@ class Recorder:
         finally:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(30)
+
+
+def spoken(raw: bytes) -> str:
+    """The words of a stream's events, in any dialect, one after the other."""
+    return "".join(json.loads(b'"' + piece + b'"') for piece in _WORDS.findall(raw))
 
 
 def _json(raw: bytes) -> Any:

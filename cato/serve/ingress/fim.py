@@ -21,6 +21,7 @@ from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.fill import Fill, start_fill
 from cato.serve.ingress.limits import max_tokens_of, stops_of
 from cato.serve.ingress.naming import COMPLETION, resolve
+from cato.serve.ingress.parameters import checked
 from cato.wire.chat import ChatWriter
 from cato.wire.choices import UsageIn
 
@@ -65,4 +66,4 @@ def _usage_in(body: dict[str, object]) -> UsageIn:
 def _sampling(body: dict[str, object]) -> dict[str, object]:
     """Mistral's fields under OpenAI's names."""
     names = {**_SAMPLING, "random_seed": "seed"}
-    return {to: body[name] for name, to in names.items() if body.get(name) is not None}
+    return {to: checked(to, body[n]) for n, to in names.items() if body.get(n) is not None}

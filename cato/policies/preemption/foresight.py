@@ -54,7 +54,8 @@ class ForesightPreemption:
             if gain >= self.least_gain:
                 reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
                 return [(p.invocation.id, reason) for p in lost]
-        if replica.held < replica.max_running:
+        # What it holds may all have been leased before a restart of the router.
+        if replica.held < replica.max_running or not pairs:
             return ()
         if lost:
             wanting = sum(_can_be_met(i, profile, now_s) for i in waiting)

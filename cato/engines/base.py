@@ -71,11 +71,27 @@ class EngineLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What of a conversation the model's chat template renders.
+
+    `is_system_first`: its system text comes before the tools. `takes_late_system`: a system text
+    among the messages stays in its place; otherwise it is refused, dropped or moved.
+    """
+
+    renders_tools: bool = True
+    renders_system: bool = True
+    is_system_first: bool = False
+    takes_late_system: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What does not change while an engine lives.
 
     `simulated` marks output that no model computed. `served_model` is the name the engine
-    answers to. `kv_capacity_tokens` is 0 when the engine does not say it.
+    answers to. `kv_capacity_tokens` and `block_tokens`, the tokens of a block of the KV cache, are
+    0 when the engine does not say them. `template` is None when it is not known, or when the model
+    has none.
     """
 
     kind: str
@@ -86,6 +102,8 @@ class EngineFacts:
     start_s: float = 0.0
     version: str = ""
     kv_capacity_tokens: int = 0
+    block_tokens: int = 0
+    template: TemplateFacts | None = None
     capabilities: frozenset[str] = field(default_factory=frozenset)
 
 

@@ -184,7 +184,6 @@ async def test_tokens_are_counted_by_the_model_that_would_answer(
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/tokenize", {"prompt": "x"}),
         ("/detokenize", {"tokens": [1]}),
         ("/v1/embeddings", {"input": "x"}),
     ],

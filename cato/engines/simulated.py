@@ -283,7 +283,10 @@ class SimulatedEngine:
         if prompt_tokens >= context or max_tokens > context:
             raise ContextLengthError(
                 f"This model's maximum context length is {context} tokens. However, the prompt "
-                f"has {prompt_tokens} tokens and {max_tokens} output tokens are asked for."
+                f"has {prompt_tokens} tokens and {max_tokens} output tokens are asked for.",
+                prompt_tokens=prompt_tokens,
+                max_tokens=max_tokens if asked is not None else None,
+                context_tokens=context,
             )
         temperature = body.get("temperature")
         if isinstance(temperature, int | float) and temperature < 0:

@@ -20,7 +20,13 @@ from cato.serve.ingress.exchange import Exchange, Shed, streamed, whole
 
 
 class Form(Protocol):
-    """How one dialect writes one answer that CATO has the text of."""
+    """How one dialect writes one answer that CATO has the text of.
+
+    `sign` shows that a stream lives while nothing comes; empty where clients want none.
+    """
+
+    @property
+    def sign(self) -> bytes: ...
 
     def whole(self, text: str, finish: FinishRun) -> dict[str, object]: ...
 
@@ -49,7 +55,7 @@ async def serve_text(
     """The text of `task` in a dialect that CATO writes itself."""
     exchange = Exchange(request, task, ingress.has_replicas)
     if is_streamed:
-        return await streamed(request, exchange, partial(_events, form=form), shed)
+        return await streamed(request, exchange, partial(_events, form=form), shed, form.sign)
     return await whole(request, exchange, lambda pieces: form.whole(*_text(task, pieces)), shed)
 
 

@@ -9,6 +9,11 @@ from starlette.responses import Response
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
+# What shows that a stream lives while nothing comes. Continue's HTTP layer loses data that is read
+# together with a comment that begins with `: ping`.
+KEEP_ALIVE = b": keep-alive\n\n"  # OpenAI's dialects
+PING_EVENT = b'event: ping\ndata: {"type": "ping"}\n\n'  # Anthropic's
+
 
 def to_json(value: object) -> bytes:
     """Compact JSON; a lone surrogate becomes '?'."""

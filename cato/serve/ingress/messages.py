@@ -20,6 +20,7 @@ from cato.serve.ingress.calls import start_call, whole_call
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
+from cato.serve.ingress.jsons import PING_EVENT
 from cato.serve.ingress.limits import max_tokens_of, stops_of
 from cato.serve.ingress.naming import GENERATION, Target, answering_model, resolve
 from cato.serve.ingress.typed import TypedForm, serve_typed_call
@@ -54,7 +55,7 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
     target = _target(ingress, request, body, extra)
     max_tokens = max_tokens_of(body, "max_tokens")
     answer = MessagesAnswer(request_id(request), str(body.get("model") or ""))
-    form = TypedForm(answer, receipt_in=lambda event: event, failure_event=_failed)
+    form = TypedForm(answer, receipt_in=lambda event: event, failure_event=_failed, sign=PING_EVENT)
     if target.task is None or body.get("tools"):
         return await serve_typed_call(
             ingress,

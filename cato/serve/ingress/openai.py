@@ -49,7 +49,7 @@ from cato.serve.ingress.fill import (
     with_sentinels_read,
 )
 from cato.serve.ingress.hints import TIERS, tier_of
-from cato.serve.ingress.jsons import DONE_EVENT, sse
+from cato.serve.ingress.jsons import DONE_EVENT, KEEP_ALIVE, sse
 from cato.serve.ingress.limits import max_tokens_of, stops_of
 from cato.serve.ingress.naming import (
     COMPLETION,
@@ -140,6 +140,7 @@ def _shape(request: Request, body: dict[str, object], *, is_chat: bool) -> Shape
         is_chat,
         has_usage=_wants_usage(body),
         tier=TIERS[tier][1] if tier and is_chat else "",
+        sign=KEEP_ALIVE if is_chat else b"",
     )
 
 
@@ -178,7 +179,8 @@ async def _call(
         return await whole_call(ingress, request, task, partial(_with_receipt, tier=shape.tier))
     wants_receipt = request.headers.get(RECEIPT_HEADER) == "1" or flag(extra, "receipt")
     relay = partial(_relayed, shape=shape, has_receipt=wants_receipt)
-    return await streamed(request, Exchange(request, task, ingress.has_replicas), relay)
+    exchange = Exchange(request, task, ingress.has_replicas)
+    return await streamed(request, exchange, relay, sign=shape.sign)
 
 
 def _buffer(request: Request, body: dict[str, object]) -> BufferId | None:

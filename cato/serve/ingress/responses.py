@@ -23,10 +23,13 @@ from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
 from cato.serve.ingress.hints import TIERS, tier_of
+from cato.serve.ingress.jsons import KEEP_ALIVE
 from cato.serve.ingress.limits import max_tokens_of
 from cato.serve.ingress.naming import GENERATION, Target, answering_model, resolve
 from cato.serve.ingress.typed import TypedForm, serve_typed_call
 
+# Codes that Codex knows by name: it stops, and says why.
+KEPT_CODES = ("context_length_exceeded", "insufficient_quota")
 # What would need a store of earlier responses.
 STATEFUL_FIELDS = ("previous_response_id", "conversation", "background")
 
@@ -84,10 +87,14 @@ def _form(request: Request, body: dict[str, object]) -> TypedForm:
         answer,
         receipt_in=lambda event: event["response"],
         failure_event=lambda failure: _failed(answer, failure),
+        sign=KEEP_ALIVE,
     )
 
 
 def _failed(answer: ResponsesAnswer, failure: Failure) -> Event:
     # The dialect knows few codes; one that is not the server's forbids a retry.
     codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-    return answer.failed(codes.get(failure.status, "server_error"), failure.message)
+    code = codes.get(failure.status, "server_error")
+    if failure.code in KEPT_CODES:
+        code = failure.code
+    return answer.failed(code, failure.with_numbers or failure.message)

@@ -18,8 +18,8 @@ COMPLETION_ID_PREFIX = "cmpl-"
 class Shape:
     """One answer; `created` is Unix time.
 
-    `tier` is the service tier to name, empty for none. The receipt is in the usage chunk of a
-    stream that `has_usage`, else in its last.
+    `tier` is the service tier to name, empty for none; `sign` as in `Form`. The receipt is in the
+    usage chunk of a stream that `has_usage`, else in its last.
     """
 
     id: str
@@ -29,6 +29,7 @@ class Shape:
     has_usage: bool = False
     tier: str = ""
     has_begun: bool = False
+    sign: bytes = b""
 
     def whole(self, text: str, finish: FinishRun) -> dict[str, object]:
         return {
@@ -49,7 +50,7 @@ class Shape:
         return sse(last) + sse(usage) + DONE_EVENT
 
     def failed(self, failure: Failure) -> bytes:
-        return sse(failure.as_json()) + DONE_EVENT
+        return sse(failure.as_json(in_conversation=self.is_chat)) + DONE_EVENT
 
     def nothing(self) -> dict[str, object]:
         """An answer without text: what a shed completion gets."""

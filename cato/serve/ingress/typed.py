@@ -28,12 +28,13 @@ class TypedForm:
     """A form of `TypedAnswer`.
 
     `receipt_in` finds the object of a stream's last event that the receipt goes into, and
-    `failure_event` writes a failure.
+    `failure_event` writes a failure; `sign` as in `Form`.
     """
 
     answer: TypedAnswer
     receipt_in: Callable[[Event], Event]
     failure_event: Callable[[Failure], Event]
+    sign: bytes
     has_begun: bool = False
 
     def whole(self, text: str, finish: FinishRun) -> dict[str, object]:
@@ -73,7 +74,8 @@ async def serve_typed_call(
     if not is_streamed:
         return await whole_call(ingress, request, task, with_receipt)
     relay = partial(_relayed, form=form, last=f"event: {last_event}\n".encode())
-    return await streamed(request, Exchange(request, task, ingress.has_replicas), relay)
+    exchange = Exchange(request, task, ingress.has_replicas)
+    return await streamed(request, exchange, relay, sign=form.sign)
 
 
 def with_receipt(value: dict[str, object], finish: FinishRun) -> dict[str, object]:

@@ -25,17 +25,18 @@ from cato.core.errors import (
     CatoError,
     EngineDeadError,
     ReplicaLostError,
+    StartingError,
     UnknownNameError,
 )
 from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolPicture
-from cato.core.profile import UNMEASURED
+from cato.core.profile import UNMEASURED, Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import Usage
-from cato.core.topology import RAY_SERVE, PoolSpec, Topology
+from cato.core.topology import RAY_SERVE, ModelSpec, PoolSpec, Topology, model_called
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
@@ -69,7 +70,9 @@ class RayPools:
         self._specs: dict[PoolName, PoolSpec] = {}
         self._shared = SharedParts()
         self._pictures: dict[PoolName, PoolPicture] = {}
+        self._models: dict[PoolName, ModelSpec] = {}
         self._pool_by_model: dict[str, PoolName] = {}
+        self._profiles: dict[PoolName, Profile] = {}  # as replicas told them last
         self._routers: dict[PoolName, Any] = {}
         self._links: dict[str, RouterLink] = {}
         self._handles: dict[str, Any] = {}
@@ -94,9 +97,14 @@ class RayPools:
 
     def pool_of(self, model: str) -> PoolInfo:
         name = self._pool_by_model.get(model)
-        if name is None:
+        if name is not None:
+            return self._info(name)
+        if not self._models:
+            raise StartingError("no pool is known yet")
+        spec = model_called(model, self._models.values())
+        if spec is None:
             raise UnknownNameError("model", model, tuple(sorted(self._pool_by_model)))
-        return self._info(name)
+        return self._info(self._pool_by_model[spec.name])
 
     def pictures(self) -> Sequence[PoolPicture]:
         return list(self._pictures.values())
@@ -224,14 +232,17 @@ class RayPools:
             return self._shared.info(name)
         spec, picture = self._specs[name], self._pictures.get(name)
         replicas = [r for r in picture.replicas if r.accepting] if picture else []
-        profiles = [r.profile for r in replicas] or [UNMEASURED]
+        if replicas:
+            told = (r.profile for r in replicas)
+            self._profiles[name] = min(told, key=attrgetter("typical_call_s"))
         return PoolInfo(
             name=name,
             model=spec.model,
-            profile=min(profiles, key=attrgetter("typical_call_s")),
+            profile=self._profiles.get(name, UNMEASURED),
             simulated=all(d.engine.kind == "simulated" for d in spec.deployments),
             ready_replicas=len(replicas),
             queued_per_place=0.0 if picture is None else picture.queued_per_place,
+            is_measured=name in self._profiles,
         )
 
     # Following the control plane
@@ -267,6 +278,7 @@ class RayPools:
         self._specs = {pool.name: pool for pool in topology.pools}
         for name in gone:
             self._pictures.pop(name, None)
+            self._profiles.pop(name, None)
             self._routers.pop(name, None)
             link = self._links.pop(actors.router_name(name), None)
             if link is not None:
@@ -301,8 +313,9 @@ class RayPools:
 
     def _name_models(self) -> None:
         """Adapters and models of shared pools come and go at run time."""
-        named = [(pool.name, pool.model) for pool in self._specs.values()]
-        named += [(part.name, part.model) for part in self._shared]
+        self._models = {pool.name: pool.model for pool in self._specs.values()}
+        self._models |= {part.name: part.model for part in self._shared}
+        named = self._models.items()
         self._pool_by_model = {name: pool for pool, model in named for name in model.names}
 
 

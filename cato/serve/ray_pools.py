@@ -16,7 +16,7 @@ from ray import serve
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from cato.control import actors, replica_sets
+from cato.control import actors, ray_private, replica_sets
 from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
@@ -42,6 +42,8 @@ from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns
 from cato.serve.access.control import AccessControl
+from cato.serve.access.early import stored_access
+from cato.serve.engines_app import ServedApplication
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.pools import PoolInfo
 from cato.serve.ray_fleet import fleet_state
@@ -73,6 +75,7 @@ class RayPools:
         self._models: dict[PoolName, ModelSpec] = {}
         self._pool_by_model: dict[str, PoolName] = {}
         self._profiles: dict[PoolName, Profile] = {}  # as replicas told them last
+        self._app: ServedApplication | None = None  # as Serve told it last, while not ready
         self._routers: dict[PoolName, Any] = {}
         self._links: dict[str, RouterLink] = {}
         self._handles: dict[str, Any] = {}
@@ -108,6 +111,15 @@ class RayPools:
 
     def pictures(self) -> Sequence[PoolPicture]:
         return list(self._pictures.values())
+
+    @property
+    def deployed_args(self) -> Mapping[str, object] | None:
+        """The deployment file's `args` of the engines; None while they are not known."""
+        return None if self._app is None else self._app.args
+
+    def why_stuck(self) -> tuple[str, str]:
+        """Why the engines do not come up any more, and what keeps them from it so far."""
+        return ("", "") if self._app is None else (self._app.failure, self._app.trouble)
 
     def why_not_ready(self) -> str:
         """What is missing before every pool can serve; empty when nothing is."""
@@ -256,7 +268,19 @@ class RayPools:
                 log.info("control plane: %s", error)
             except Exception:
                 log.exception("the control plane could not be followed; trying again")
+            await self._ask_serve()
             await asyncio.sleep(REFRESH_S)
+
+    async def _ask_serve(self) -> None:
+        """What keeps the engines from coming up; nothing once they are."""
+        if not self.why_not_ready():
+            self._app = None
+            return
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                self._app = await ray_private.application(actors.ENGINES_APP)
+        except (RayError, TimeoutError) as error:
+            log.info("Serve's controller: %s", error)
 
     async def _refresh(self) -> None:
         # One that does not answer must not keep the others from being followed.
@@ -433,9 +457,20 @@ class RayRecords:
                 await self._refresh_beliefs()
             except (ValueError, RayError) as error:
                 log.info("profiler: %s", error)
+                await self._learn_keys_early()
             except Exception:
                 log.exception("the profiler could not be followed; trying again")
             await asyncio.sleep(REFRESH_S)
+
+    async def _learn_keys_early(self) -> None:
+        """Who asks before there is a Profiler is judged by the store itself."""
+        args = self._pools.deployed_args
+        if args is None or not self._access.why_not_ready():
+            return
+        here = await asyncio.to_thread(ray_private.is_on_head_node)
+        access = await stored_access(args, is_on_head_node=here)
+        if access is not None:
+            self._access.learn(access)
 
     async def _refresh_beliefs(self) -> None:
         lengths: OutputLengths | None = await self._profiler.lengths.remote(self._lengths.version)

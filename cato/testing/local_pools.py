@@ -18,6 +18,7 @@ from cato.core.errors import (
     CapacityError,
     EngineDeadError,
     ReplicaLostError,
+    StartingError,
     SupersededError,
     UnknownNameError,
 )
@@ -301,6 +302,8 @@ class LocalPools:
         pool = pool_named(self.all(), model)
         if pool is not None:
             return pool
+        if not self._pools:
+            raise StartingError("no pool is known yet")
         known = (name for p in self._pools.values() for name in p.model.names)
         raise UnknownNameError("model", model, tuple(known))
 

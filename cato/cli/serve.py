@@ -22,6 +22,7 @@ from cato.config.paths import resolve
 from cato.config.places import run_dir
 from cato.core.errors import ConfigError
 from cato.serve import haproxy
+from cato.serve.engines_app import UNPLACEABLE
 from cato.serve.ports import free_port
 from cato.serve.preflight import check_files
 
@@ -116,7 +117,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> N
                 raise typer.Exit(1)
             is_ready, reason = _readiness(url)
             what, _, details = reason.partition("\n")
-            if FAILED in what:
+            if FAILED in what or UNPLACEABLE in what:
                 console.print(reason, style="red", markup=False, highlight=False)
                 console.print(f"All of it: {log_path}, and the logs of Ray in its session folder.")
                 raise typer.Exit(1)

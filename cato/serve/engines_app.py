@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from cato.core.fleet import resource_needs, why_infeasible
+from cato.core.ids import PoolName
+from cato.core.topology import DeploymentSpec
 
 FAILED = "DEPLOY_FAILED"
 """Serve's status of what it has given up on; applications and deployments have it."""
 
-_QUIET = frozenset({"HEALTHY", "UPDATING", "UPSCALING", "DOWNSCALING"})
-_HAS_FAILED_ONCE = "failed to start"
+UNPLACEABLE = "no host can hold a replica of"
+"""How a reason begins that more hosts alone can mend."""
+
+_HEALTHY = "HEALTHY"
 # The line of a traceback that says what was raised; what follows belongs to it.
 _RAISED = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b[^:]*:|[\w.]+(Error|Exception)$")
 _MAX_LINES = 20
@@ -48,8 +54,25 @@ class ServedApplication:
         return "\n".join(
             _told(name, part)
             for name, part in self.deployments.items()
-            if part.message and (part.status not in _QUIET or _HAS_FAILED_ONCE in part.message)
+            if part.message and part.status != _HEALTHY
         )
+
+
+def why_unplaceable(
+    pools: Mapping[PoolName, Sequence[DeploymentSpec]], hosts: Sequence[Mapping[str, float]]
+) -> str:
+    """Which of `pools` can never have a replica on `hosts` (their total resources), and why, the
+    first line for everybody; empty when each can. Serve would wait for ever."""
+    whys: dict[PoolName, list[str]] = {}
+    for name, deployments in pools.items():
+        found = {d.name: why_infeasible(resource_needs(d), hosts) for d in deployments}
+        if all(found.values()):
+            whys[name] = [f"{deployment}: {why}" for deployment, why in found.items()]
+    if not whys:
+        return ""
+    return "\n".join(
+        [f"{UNPLACEABLE}: {', '.join(whys)}", *(w for ws in whys.values() for w in ws)]
+    )
 
 
 def _told(name: str, part: ServedPart) -> str:

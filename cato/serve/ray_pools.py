@@ -36,14 +36,21 @@ from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import Usage
-from cato.core.topology import RAY_SERVE, ModelSpec, PoolSpec, Topology, model_called
+from cato.core.topology import (
+    RAY_SERVE,
+    DeploymentSpec,
+    ModelSpec,
+    PoolSpec,
+    Topology,
+    model_called,
+)
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns
 from cato.serve.access.control import AccessControl
 from cato.serve.access.early import stored_access
-from cato.serve.engines_app import ServedApplication
+from cato.serve.engines_app import ServedApplication, why_unplaceable
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.pools import PoolInfo
 from cato.serve.ray_fleet import fleet_state
@@ -76,6 +83,8 @@ class RayPools:
         self._pool_by_model: dict[str, PoolName] = {}
         self._profiles: dict[PoolName, Profile] = {}  # as replicas told them last
         self._app: ServedApplication | None = None  # as Serve told it last, while not ready
+        self._unplaceable = ""
+        self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
         self._routers: dict[PoolName, Any] = {}
         self._links: dict[str, RouterLink] = {}
         self._handles: dict[str, Any] = {}
@@ -119,7 +128,9 @@ class RayPools:
 
     def why_stuck(self) -> tuple[str, str]:
         """Why the engines do not come up any more, and what keeps them from it so far."""
-        return ("", "") if self._app is None else (self._app.failure, self._app.trouble)
+        if self._app is None:
+            return "", ""
+        return self._app.failure or self._unplaceable, self._app.trouble
 
     def why_not_ready(self) -> str:
         """What is missing before every pool can serve; empty when nothing is."""
@@ -279,6 +290,8 @@ class RayPools:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 self._app = await ray_private.application(actors.ENGINES_APP)
+            totals = [host.total for host in ray_private.hosts()]
+            self._unplaceable = why_unplaceable(self._shapes, totals) if totals else ""
         except (RayError, TimeoutError) as error:
             log.info("Serve's controller: %s", error)
 
@@ -300,6 +313,8 @@ class RayPools:
             return  # a provisioner that was just restarted knows none yet
         gone = self._specs.keys() - {pool.name for pool in topology.pools}
         self._specs = {pool.name: pool for pool in topology.pools}
+        self._shapes = {pool.name: pool.deployments for pool in topology.pools}
+        self._shapes |= {pool.name: (pool.slots,) for pool in topology.shared_pools}
         for name in gone:
             self._pictures.pop(name, None)
             self._profiles.pop(name, None)

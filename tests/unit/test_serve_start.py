@@ -22,7 +22,13 @@ from cato.core.profile import UNMEASURED
 from cato.core.tenancy import Access
 from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.access.early import stored_access
-from cato.serve.engines_app import FAILED, ServedApplication, ServedPart, last_words
+from cato.serve.engines_app import (
+    FAILED,
+    ServedApplication,
+    ServedPart,
+    last_words,
+    why_unplaceable,
+)
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo
@@ -151,7 +157,7 @@ def test_an_application_that_could_not_be_built_is_a_failure_too() -> None:
     [
         (ServedPart("UPDATING", "A replica failed to start with exception. Retrying ..."), True),
         (ServedPart("UNHEALTHY", "replica x did not answer"), True),
-        (ServedPart("UPDATING", "waits for resources"), False),
+        (ServedPart("UPDATING", "1 replica waits for more than 30 s for resources"), True),
         (ServedPart("HEALTHY", ""), False),
     ],
 )
@@ -161,6 +167,24 @@ def test_what_may_still_come_up_is_no_failure_but_its_trouble_is_told(
     app = served(fast=part)
     assert app.failure == ""
     assert app.trouble == (f"fast: {part.message}" if is_trouble else "")
+
+
+def test_a_pool_that_no_host_can_hold_is_named_with_what_it_lacks() -> None:
+    topology = load_deploy_file(ROOT / "deployments" / "nvidia.yaml").topology
+    pools = {p.name: p.deployments for p in topology.pools}
+    first, fast, large = why_unplaceable(pools, [{"CPU": 8.0}]).splitlines()
+    assert first == "no host can hold a replica of: coder-fast, coder-large"
+    assert fast == (
+        "fast-gpu: a replica needs 1 CPU, 1 GPU on one host; the most any host has is 8 CPU, 0 GPU"
+    )
+    assert large.startswith("large-gpu: ")
+    assert why_unplaceable(pools, [{"CPU": 8.0, "GPU": 1.0}]) == ""
+
+
+def test_a_pool_comes_up_with_any_of_its_deployments() -> None:
+    topology = load_deploy_file(ROOT / "deployments" / "mixed.yaml").topology
+    pools = {p.name: p.deployments for p in topology.pools}
+    assert why_unplaceable(pools, [{"CPU": 8.0}]) == ""
 
 
 async def test_only_this_machine_is_told_the_details(tmp_path: Path) -> None:

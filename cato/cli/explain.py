@@ -50,6 +50,8 @@ def _head(receipt: dict[str, Any]) -> Text:
     text.append("met" if met else "missed", style="bold green" if met else "bold red")
     if receipt["problem"]:
         text.append(f"\n{receipt['problem']}", style="red")
+    if why := receipt.get("passed"):
+        text.append(f"\nsent to the model as it is: {why}")
     for note in receipt["notes"]:
         text.append(f"\n{note}", style="yellow")
     return text

@@ -70,7 +70,8 @@ class SlaReceipt:
 
     `path` names the executions, as indices into `nodes`, whose spans one after the other make up
     the E2E latency; `overhead_s` is the rest. `key` is the id of the API key, and `tenant`
-    who it belongs to; empty without one.
+    who it belongs to; empty without one. `passed` says why the request went to a model as it is
+    although it named none; empty when a workflow ran, or a model was named.
     """
 
     request_id: RunId
@@ -93,6 +94,7 @@ class SlaReceipt:
     notes: tuple[str, ...] = ()
     tenant: str = ""
     key: str = ""
+    passed: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""

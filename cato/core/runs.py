@@ -189,9 +189,10 @@ class Run:
         arrived_at_s: float,
         next_share: NextShare | None = None,
         notes: Sequence[str] = (),
+        passed: str = "",
     ) -> None:
         """`estimates` are baselines by node; `next_share` knows what similar runs did; `notes` say
-        what the receipt should of how it was started."""
+        what the receipt should of how it was started, and `passed` why no workflow runs."""
         self.id = id
         self.workflow = workflow
         self.slo = slo
@@ -205,6 +206,7 @@ class Run:
         self._text_sent_at_s: float | None = None
         self._finished = False
         self._notes: list[str] = list(notes)
+        self._passed = passed
         self._next_share = next_share if self._has_dynamic_path() else None
         self._estimates = {n.id: self._estimate(n, estimates) for n in workflow.nodes}
         self._event_nodes = self._nodes_before_the_event()
@@ -694,6 +696,7 @@ class Run:
             path=path,
             problem=problem,
             notes=tuple(self._notes),
+            passed=self._passed,
         )
 
 

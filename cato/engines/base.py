@@ -8,40 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from cato.core.topology import AdapterSpec
-
-
-class Endpoint(StrEnum):
-    """Which of vLLM's dialects the engine is asked in; the body is that dialect's."""
-
-    COMPLETIONS = "completions"
-    CHAT = "chat/completions"
-    RESPONSES = "responses"
-    MESSAGES = "messages"
-    COUNT_TOKENS = "messages/count_tokens"
-    TOKENIZE = "tokenize"
-    DETOKENIZE = "detokenize"
-    EMBEDDINGS = "embeddings"
-
-    @property
-    def path(self) -> str:
-        """Where vLLM's server has it."""
-        is_versioned = self not in (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
-        return f"/v1/{self}" if is_versioned else f"/{self}"
-
-    @property
-    def generates(self) -> bool:
-        """Whether answers are tokens; the others come whole and without an end of their own."""
-        return self in _GENERATING
-
-    @property
-    def has_choices(self) -> bool:
-        """Whether answers are OpenAI's lists of choices, with usage on demand."""
-        return self in (Endpoint.COMPLETIONS, Endpoint.CHAT)
-
-
-_GENERATING = frozenset(
-    {Endpoint.COMPLETIONS, Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES}
-)
+from cato.wire.endpoint import Endpoint as Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +70,27 @@ class EngineLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What of a conversation the model's chat template renders.
+
+    `is_system_first`: its system text comes before the tools. `takes_late_system`: a system text
+    among the messages stays in its place; otherwise it is refused, dropped or moved.
+    """
+
+    renders_tools: bool = True
+    renders_system: bool = True
+    is_system_first: bool = False
+    takes_late_system: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What does not change while an engine lives.
 
     `simulated` marks output that no model computed. `served_model` is the name the engine
-    answers to. `kv_capacity_tokens` is 0 when the engine does not say it.
+    answers to. `kv_capacity_tokens` and `block_tokens`, the tokens of a block of the KV cache, are
+    0 when the engine does not say them. `template` is None when it is not known, or when the model
+    has none.
     """
 
     kind: str
@@ -118,6 +101,8 @@ class EngineFacts:
     start_s: float = 0.0
     version: str = ""
     kv_capacity_tokens: int = 0
+    block_tokens: int = 0
+    template: TemplateFacts | None = None
     capabilities: frozenset[str] = field(default_factory=frozenset)
 
 

@@ -199,8 +199,9 @@ class TaskService:
         stream: bool,
         slo: Slo | None = None,
         origin: Origin = NOBODY,
+        why: str = "",
     ) -> RunningTask:
-        """Pass `body` through to `model` as a workflow of one node.
+        """Pass `body` through to `model` as a workflow of one node; `why` no task's workflow runs.
 
         Pieces carry the engine's own bytes: SSE events when `stream`, else the JSON answer.
         Raise `UnknownNameError` when no pool serves `model`.
@@ -223,7 +224,7 @@ class TaskService:
             output=(CALL_NODE,),
             stream=(CALL_NODE,),
         )
-        return self._start(workflow, {}, request_id, slo, origin)
+        return self._start(workflow, {}, request_id, slo, origin, why)
 
     def _start(
         self,
@@ -232,6 +233,7 @@ class TaskService:
         request_id: str,
         slo: Slo | None,
         origin: Origin,
+        why: str = "",
     ) -> RunningTask:
         logs.REQUEST_ID.set(request_id)
         trace = None
@@ -247,6 +249,7 @@ class TaskService:
             arrived_at_s=time.monotonic(),
             next_share=partial(self._next_share, workflow.name),
             notes=notes,
+            passed=why,
         )
         task = RunningTask(
             run,

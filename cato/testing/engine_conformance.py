@@ -8,7 +8,7 @@
         async def kill(self, engine): ...     # make it crash
 
 The engine must be able to start again after a death and a stop, have room for at least 300 tokens
-in a request, and run between 2 and 16 requests at once.
+and three blocks of its prefix cache in a request, and run between 2 and 16 requests at once.
 """
 
 from __future__ import annotations
@@ -76,6 +76,27 @@ def events_of(chunks: list[EngineChunk]) -> list[dict[str, Any]]:
     lines = raw[:-2].split(b"\n\n")
     assert all(line.startswith(b"data: {") for line in lines)
     return [json.loads(line[6:]) for line in lines]
+
+
+def cached_in(endpoint: Endpoint, raw: bytes, *, stream: bool) -> int:
+    """The cached tokens that an answer's bytes tell in its dialect."""
+    values = (
+        [json.loads(raw)]
+        if not stream
+        else [
+            json.loads(event.partition(b"data: ")[2])
+            for event in raw.removesuffix(b"\n\n").split(b"\n\n")
+        ]
+    )
+    match endpoint:
+        case Endpoint.MESSAGES:
+            value = values[-2 if stream else -1]
+            return int(value["usage"]["cache_read_input_tokens"])
+        case Endpoint.RESPONSES:
+            value = values[-1]["response"] if stream else values[-1]
+            return int(value["usage"]["input_tokens_details"]["cached_tokens"])
+        case _:
+            return int(values[-1]["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 async def until_running(engine: Engine, running: int, within_s: float) -> EngineLoad:
@@ -172,6 +193,53 @@ class EngineConformance:
             choice = value["choices"][0]
             text = choice["text"] if "text" in choice else choice["message"]["content"]
             assert text == chunk.text and choice["finish_reason"] == chunk.finish_reason
+
+    async def test_says_how_much_of_a_prompt_was_cached(self, engine: Engine) -> None:
+        block = engine.facts.block_tokens
+        if not block:
+            pytest.skip("the engine does not say how large its blocks are")
+        prompt = [100 + i % 100 for i in range(2 * block)]
+
+        async def cached_of(prompt: list[int], salt: str) -> int:
+            request = a_request(prompt=prompt, max_tokens=2, cache_salt=salt)
+            last = (await collect(engine, request))[-1]
+            assert last.prompt_tokens == len(prompt)
+            return last.cached_tokens
+
+        salt = f"conformance {time.monotonic_ns()}"
+        assert await cached_of(prompt, salt) == 0
+        # The last token is always computed, and with it its block.
+        assert await cached_of(prompt, salt) == block
+        assert await cached_of([*prompt, 7], salt) == 2 * block
+        assert await cached_of([7, *prompt[1:]], salt) == 0
+        assert await cached_of(prompt, f"{salt}, other") == 0
+
+    async def test_every_dialect_says_how_much_was_cached(self, engine: Engine) -> None:
+        block = engine.facts.block_tokens
+        if not block:
+            pytest.skip("the engine does not say how large its blocks are")
+        said = [
+            {
+                "role": "user",
+                "content": "alpha beta gamma delta omega sigma kappa theta " * (block // 8),
+            }
+        ]
+        asked: dict[Endpoint, dict[str, object]] = {
+            Endpoint.CHAT: {"messages": said, "max_tokens": 2},
+            Endpoint.RESPONSES: {"input": said, "max_output_tokens": 2, "store": False},
+            Endpoint.MESSAGES: {"messages": said, "max_tokens": 2},
+        }
+        for endpoint, body in asked.items():
+            for stream in (True, False):
+                await collect(engine, a_request(body, endpoint=endpoint, raw=True, stream=stream))
+                again = a_request(body, endpoint=endpoint, raw=True, stream=stream)
+                chunks = await collect(engine, again)
+                last = chunks[-1]
+                assert last.cached_tokens > 0
+                assert last.cached_tokens % block == 0
+                assert last.cached_tokens < last.prompt_tokens
+                raw = b"".join(chunk.raw for chunk in chunks)
+                assert cached_in(endpoint, raw, stream=stream) == last.cached_tokens
 
     async def test_refuses_a_bad_request_with_status_400(self, engine: Engine) -> None:
         for stream in (True, False):

@@ -161,7 +161,8 @@ def test_mistrals_sdk_fills_in_the_middle(app: App) -> None:
         ask = {"model": "demo-coder", "prompt": PREFIX, "suffix": SUFFIX, "temperature": 0}
         whole = sdk.fim.complete(**ask, max_tokens=12)
         chunks = [e.data for e in sdk.fim.stream(**ask, max_tokens=12)]
-    streamed = "".join(str(c.choices[0].delta.content or "") for c in chunks if c.choices)
+    streamed = "".join(str(c.choices[0].delta.content or "") for c in chunks)
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert whole.choices[0].message.content == streamed
     assert streamed.strip()
 

@@ -22,7 +22,7 @@ from cato.core.errors import EngineDeadError, EngineError
 from cato.core.ids import ModelName
 from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
 from cato.demo import demo_model_path
-from cato.engines.base import EngineState
+from cato.engines.base import EngineState, TemplateFacts
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.testing.checkpoints import write_adapter
@@ -79,6 +79,34 @@ class TestVllmEngine(EngineConformance):
         text = "def read(path):\n    return open(path).read()\n"
         (answer,) = await collect(engine, a_request(prompt=text, stream=False))
         assert await engine.count_tokens(text) == answer.prompt_tokens
+
+    @pytest.mark.skipif("CATO_TEST_MODEL" in os.environ, reason="another model's template")
+    async def test_demo_models_template_drops_tools_and_system_texts(
+        self, engine: VllmEngine
+    ) -> None:
+        assert engine.facts.template == TemplateFacts(
+            renders_tools=False,
+            renders_system=False,
+            is_system_first=False,
+            takes_late_system=False,
+        )
+
+    async def test_another_template_renders_all(self, zygote: Zygote, tmp_path: Path) -> None:
+        file = tmp_path / "template.jinja"
+        file.write_text(
+            "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n"
+            "{% if loop.first %}{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% endif %}"
+            "{% endfor %}<assistant>"
+        )
+        folder = os.path.dirname(zygote.socket)
+        engine = an_engine(
+            folder, zygote.socket, replace(SPEC, args=("--chat-template", str(file)))
+        )
+        await engine.start()
+        assert engine.facts.template == TemplateFacts(
+            renders_tools=True, renders_system=True, is_system_first=True, takes_late_system=True
+        )
+        await engine.stop()
 
     async def test_failed_start_gives_the_engines_last_words(self, zygote: Zygote) -> None:
         folder = os.path.dirname(zygote.socket)

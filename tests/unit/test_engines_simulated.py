@@ -6,9 +6,11 @@ These tests run in real time, with costs of fractions of a millisecond; none ass
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,11 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.core.errors import ContextLengthError, EngineError
+from cato.core.ids import ModelName
+from cato.core.prefix_cache import BLOCK_TOKENS
 from cato.core.profile import Profile
-from cato.core.topology import EngineSpec
+from cato.core.topology import AdapterSpec, EngineSpec
 from cato.engines.base import Endpoint
 from cato.engines.simulated import SimulatedEngine, simulated_text, simulated_tokens
+from cato.engines.simulated.asked import Prompt
+from cato.engines.simulated.batch import Batch, Run
 from cato.testing.engine_conformance import EngineConformance, a_request, collect, text_of
+from cato.wire.reading import conversation_of
 
 QUICK = Profile(
     model="demo",
@@ -223,6 +230,205 @@ async def test_takes_token_ids_as_a_prompt() -> None:
     (answer,) = await collect(engine, a_request(prompt=[1, 2, 3], stream=False))
     assert answer.prompt_tokens == 3
     await engine.stop()
+
+
+# The whole prompt is counted
+
+TOOL = {"name": "read", "description": "Read a file. " * 10, "parameters": {"type": "object"}}
+SAID = {"role": "user", "content": "Look."}
+BODIES: dict[Endpoint, dict[str, Any]] = {
+    Endpoint.CHAT: {
+        "tools": [{"type": "function", "function": TOOL}],
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            SAID,
+            {
+                "role": "assistant",
+                "reasoning": "I shall read.",
+                "content": "Reading.",
+                "tool_calls": [{"id": "c", "function": {"name": "read", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "x = 1\n" * 30},
+        ],
+    },
+    Endpoint.RESPONSES: {
+        "instructions": "Be brief.",
+        "tools": [{"type": "function", **TOOL}],
+        "input": [
+            SAID,
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I shall read."}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "Reading."}]},
+            {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "x = 1\n" * 30},
+        ],
+    },
+    Endpoint.MESSAGES: {
+        "system": [{"type": "text", "text": "Be brief."}],
+        "tools": [{"name": "read", "description": "Read a file. " * 10, "input_schema": {}}],
+        "messages": [
+            SAID,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "I shall read.", "signature": "s"},
+                    {"type": "text", "text": "Reading."},
+                    {"type": "tool_use", "id": "c", "name": "read", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x = 1\n" * 30}],
+            },
+        ],
+    },
+}
+PARTS = ("Read a file. " * 10, "Be brief.", "I shall read.", "Reading.", "{}", "x = 1\n" * 30)
+
+
+@pytest.mark.parametrize("endpoint", list(BODIES))
+async def test_counts_the_whole_prompt_of_every_dialect(endpoint: Endpoint) -> None:
+    engine = an_engine(FREE)
+    await engine.start()
+    body = {**BODIES[endpoint], "max_tokens": 2}
+    (answer,) = await collect(engine, a_request(body, endpoint=endpoint, stream=False))
+    text = conversation_of(endpoint, body).prompt()
+    assert answer.prompt_tokens == FREE.count_tokens(text)
+    assert answer.prompt_tokens >= FREE.count_tokens("".join(PARTS))
+    if endpoint is Endpoint.MESSAGES:
+        ask = a_request(body, endpoint=Endpoint.COUNT_TOKENS, stream=False)
+        (counted,) = await collect(engine, ask)
+        assert json.loads(counted.raw) == {"input_tokens": answer.prompt_tokens}
+    if endpoint is Endpoint.CHAT:
+        ask = a_request(body, endpoint=Endpoint.TOKENIZE, stream=False)
+        (counted,) = await collect(engine, ask)
+        value = json.loads(counted.raw)
+        assert value["count"] == len(value["tokens"]) == answer.prompt_tokens
+    await engine.stop()
+
+
+# What is cached
+
+
+@pytest.mark.parametrize("endpoint", list(BODIES))
+async def test_the_next_turn_finds_the_one_before_and_its_answer(endpoint: Endpoint) -> None:
+    engine = an_engine(FREE)
+    await engine.start()
+    field = "input" if endpoint is Endpoint.RESPONSES else "messages"
+    body = {**BODIES[endpoint], "max_tokens": 80, "max_output_tokens": 80, "ignore_eos": True}
+    (first,) = await collect(engine, a_request(body, endpoint=endpoint, stream=False))
+    answer = {"role": "assistant", "content": first.text}
+    turn = {**body, field: [*body[field], answer, {"role": "user", "content": "Go on."}]}
+    (second,) = await collect(engine, a_request(turn, endpoint=endpoint, stream=False))
+    assert first.cached_tokens == 0
+    prompt = FREE.count_tokens(conversation_of(endpoint, body).prompt() + first.text)
+    assert prompt - 2 * BLOCK_TOKENS <= second.cached_tokens <= second.prompt_tokens
+    assert second.cached_tokens > first.prompt_tokens
+    await engine.stop()
+
+
+async def test_adapters_and_salts_share_nothing() -> None:
+    engine = an_engine(FREE)
+    await engine.start()
+    prompt = "word " * 100
+
+    async def cached(adapter: str = "", **fields: object) -> int:
+        request = a_request(prompt=prompt, max_tokens=2, **fields)
+        if adapter:
+            request = replace(request, adapter=AdapterSpec(ModelName(adapter), "folder"))
+        return (await collect(engine, request))[-1].cached_tokens
+
+    assert await cached() == 0
+    assert await cached() > 0
+    assert await cached("sql") == 0
+    assert await cached(cache_salt="tenant") == 0
+    assert await cached("sql") == await cached(cache_salt="tenant") == await cached() > 0
+    await engine.stop()
+
+
+async def test_without_prefix_caching_nothing_is_cached() -> None:
+    engine = SimulatedEngine(FREE, EngineSpec("simulated", prefix_caching=False))
+    await engine.start()
+    for _ in range(2):
+        last = (await collect(engine, a_request(prompt="word " * 100)))[-1]
+        assert last.cached_tokens == 0
+    await engine.stop()
+
+
+async def test_a_stop_forgets_what_was_cached() -> None:
+    engine = an_engine(FREE)
+    for _ in range(2):
+        await engine.start()
+        assert (await collect(engine, a_request(prompt="word " * 100)))[-1].cached_tokens == 0
+        await engine.stop()
+
+
+# Steps, without a clock
+
+
+def a_run(prompt: str, tokens: int = 3) -> Run:
+    asked = Prompt(prompt, QUICK.count_tokens(prompt), QUICK.chars_per_token)
+    pieces = ["ab"] * tokens
+    return Run(asked, pieces, asked.hashes("".join(pieces), "", BLOCK_TOKENS))
+
+
+def a_batch(profile: Profile = QUICK) -> Batch:
+    return Batch(profile, max_running=4, batched_tokens=2048, block_tokens=BLOCK_TOKENS)
+
+
+def serve(batch: Batch, run: Run) -> float:
+    """Run it to its end alone; the time of its first step."""
+    batch.add(run, 0)
+    first_s = 0.0
+    while not run.is_finished:
+        emitting, step_s = batch.plan_step()
+        first_s = first_s or step_s
+        batch.end_step(emitting)
+    return first_s
+
+
+def test_cached_tokens_cost_no_time() -> None:
+    batch, prompt = a_batch(), "x = 1\n" * 200
+    cold, warm = a_run(prompt), a_run(prompt + "y = 2\n")
+    cold_s, warm_s = serve(batch, cold), serve(batch, warm)
+    assert cold.cached_tokens == 0
+    assert warm.cached_tokens >= cold.prompt.tokens - BLOCK_TOKENS
+    token_s = QUICK.prefill_per_batch_token_s
+    new = warm.prompt.tokens - warm.cached_tokens
+    assert cold_s - warm_s == pytest.approx(token_s * (cold.prompt.tokens - new))
+
+
+def test_a_prompt_that_is_being_processed_is_there_for_the_next() -> None:
+    batch, prompt = a_batch(), "x = 1\n" * 200
+    first, second = a_run(prompt), a_run(prompt)
+    batch.add(first, 0)
+    batch.plan_step()
+    batch.add(second, 0)
+    batch.plan_step()
+    assert second.cached_tokens >= first.prompt.tokens - BLOCK_TOKENS
+
+
+def test_prompts_that_share_their_beginning_fit_where_others_do_not() -> None:
+    small = replace(QUICK, kv_capacity_tokens=500)
+    batch, other = a_batch(small), a_batch(small)
+    prompt = "x = 1\n" * 200  # 343 tokens
+    for cache, second in ((batch, prompt), (other, "y" + prompt)):
+        cache.add(a_run(prompt), 0)
+        cache.plan_step()
+        cache.add(a_run(second), 0)
+        cache.plan_step()
+    assert (len(batch.running), len(other.running)) == (2, 1)
+
+
+def test_removing_a_run_frees_its_blocks() -> None:
+    batch = a_batch()
+    run = a_run("x = 1\n" * 200)
+    batch.add(run, 0)
+    batch.plan_step()
+    assert batch.kv_cache_usage > 0
+    batch.remove(run)
+    batch.remove(run)
+    assert batch.kv_cache_usage == 0
+    assert batch.is_idle
 
 
 async def test_start_takes_the_load_time_and_can_be_cancelled() -> None:

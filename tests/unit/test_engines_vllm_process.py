@@ -22,7 +22,7 @@ import pytest_asyncio
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.ids import ModelName
 from cato.core.topology import EngineSpec, ModelSpec
-from cato.engines.base import EngineLoad, EngineState
+from cato.engines.base import EngineLoad, EngineState, TemplateFacts
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.testing.engine_conformance import a_request, collect, text_of
@@ -44,13 +44,24 @@ async def answer(reader, writer):
     body = await reader.readexactly(int(length or 0))
     writer.write(b"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\n")
     writer.write(b"Transfer-Encoding: chunked\\r\\n\\r\\n")
-    if path == "/v1/completions":
+    if path == "/tokenize":
+        is_whole = await send(writer, json.dumps({"tokens": rendered(json.loads(body))}).encode())
+    elif path == "/detokenize":
+        text = bytes(json.loads(body)["tokens"]).decode()
+        is_whole = await send(writer, json.dumps({"prompt": text}).encode())
+    elif path == "/v1/completions":
         is_whole = await complete(json.loads(body), writer)
     else:
         is_whole = await send(writer, json.dumps(ANSWERS[path]).encode())
     if is_whole:
         await send(writer, b"")
     writer.close()
+
+def rendered(body):
+    tools, said = body.get("tools", []), body["messages"]
+    if "--forgetful" in sys.argv:
+        tools, said = [], [m for m in said if m["role"] != "system"]
+    return list(json.dumps([tools, said]).encode())
 
 async def send(writer, data):
     writer.write(b"%x\\r\\n%b\\r\\n" % (len(data), data))
@@ -136,6 +147,30 @@ async def test_starts_serves_and_stops(zygote: Zygote) -> None:
     await engine.stop()
     assert pid is not None
     assert not is_alive(pid)
+
+
+async def test_learns_what_its_chat_template_renders(
+    zygote: Zygote, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    assert engine.facts.template == TemplateFacts(
+        renders_tools=True, renders_system=True, is_system_first=False, takes_late_system=True
+    )
+    await engine.stop()
+    assert "drops" not in caplog.text
+
+
+async def test_says_at_its_start_what_its_chat_template_drops(
+    zygote: Zygote, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = an_engine(zygote, "--forgetful")
+    await engine.start()
+    assert engine.facts.template == TemplateFacts(
+        renders_tools=False, renders_system=False, is_system_first=False, takes_late_system=False
+    )
+    await engine.stop()
+    assert "model demo: its chat template drops tools and system texts" in caplog.text
 
 
 async def test_one_zygote_holds_several_engines_apart(zygote: Zygote) -> None:

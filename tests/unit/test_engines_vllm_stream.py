@@ -17,7 +17,13 @@ from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineLoad
 from cato.engines.vllm.adapters import adapter_argv
 from cato.engines.vllm.process import server_argv
-from cato.engines.vllm.stream import EventStream, http_error, load_of_metrics, whole_answer
+from cato.engines.vllm.stream import (
+    EventStream,
+    http_error,
+    kv_cache_of_metrics,
+    load_of_metrics,
+    whole_answer,
+)
 
 
 def an_event(value: dict[str, object]) -> bytes:
@@ -274,3 +280,9 @@ def test_accelerator_gets_only_what_the_spec_says() -> None:
         assert flag not in argv
     assert argv[argv.index("--tensor-parallel-size") + 1] == "4"
     assert argv[-2:] == ["--seed", "1"]
+
+
+def test_size_and_blocks_of_the_kv_cache_are_read_from_metrics() -> None:
+    page = b'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="40"} 1.0\n'
+    assert kv_cache_of_metrics(page) == (5120, 128)
+    assert kv_cache_of_metrics(b"other 1\n") == (0, 0)

@@ -21,6 +21,7 @@ from ingress_kit import (
     until,
     until_busy,
 )
+from mistralai.client import Mistral
 
 from cato.engines.simulated import simulated_text
 from cato.serve.ingress.feedback import Feedback, Reaction
@@ -157,10 +158,41 @@ async def test_mistrals_answers_are_those_of_chat(tmp_path: Path) -> None:
     whole = (await post(tmp_path, "/v1/fim/completions", FIM)).json()
     assert whole["object"] == "chat.completion"
     response = await post(tmp_path, "/v1/fim/completions", {**FIM, "stream": True})
-    *chunks, usage, end = (value for _, value in sse_events(response.text))
+    *chunks, end = (value for _, value in sse_events(response.text))
     assert end == "[DONE]"
     assert {c["object"] for c in chunks} == {"chat.completion.chunk"}
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == WRITTEN
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["usage"]["completion_tokens"] == 12
+    assert chunks[-1]["cato"]["status"] == "done"
+
+
+async def test_mistrals_sdk_streams_as_its_users_read_it(tmp_path: Path) -> None:
+    pool, workflows = a_fast_pool(), (COMPLETION, GENERATION)
+    async with (
+        running(tmp_path, pool, workflows=workflows) as kit,
+        kit.server() as url,
+        Mistral(api_key="none", server_url=url) as sdk,
+    ):
+        ask = {"model": "cato-completion", "prompt": PREFIX, "suffix": SUFFIX}
+        chunks = [event.data async for event in await sdk.fim.stream_async(**ask)]
+    # Without a guard: every chunk has a choice.
+    assert "".join(str(data.choices[0].delta.content or "") for data in chunks) == WRITTEN
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == 12
+
+
+async def test_counts_come_in_a_chunk_of_their_own_to_those_who_ask_as_openais_clients(
+    tmp_path: Path,
+) -> None:
+    body = {**FIM, "stream": True, "stream_options": {"include_usage": True}}
+    response = await post(tmp_path, "/v1/fim/completions", body)
+    *_, last, usage, _ = (value for _, value in sse_events(response.text))
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert "usage" not in last
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 12
     assert usage["cato"]["status"] == "done"
 
 
@@ -326,8 +358,9 @@ async def test_a_shed_stream_ends_at_once_without_text(tmp_path: Path) -> None:
         ("/v1/fim/completions", {**FIM, "stream": True}),
         ("/infill", {**INFILL, "stream": True}),
     )
-    chunk, end = (value for _, value in sse_events(mistral.text))
-    assert (chunk["choices"][0]["finish_reason"], end) == ("stop", "[DONE]")
+    *chunks, end = (value for _, value in sse_events(mistral.text))
+    assert not any(c["choices"][0]["delta"].get("content") for c in chunks)
+    assert (chunks[-1]["choices"][0]["finish_reason"], end) == ("stop", "[DONE]")
     assert [value for _, value in sse_events(infill.text)] == [{"content": "", "stop": True}]
 
 

@@ -47,7 +47,9 @@ async def test_the_strongest_sign_names_the_task(tmp_path: Path) -> None:
         ("code-completion", "/v1/completions", virtual, None),
         ("code-completion", "/v1/completions", {**virtual, "model": "qwen:cato-completion"}, None),
         ("code-completion", "/v1/completions", {**virtual, "model": "cato-auto"}, None),
-        ("code-generation", "/v1/chat/completions", {**CHAT, "model": "cato-auto"}, None),
+        ("code-generation", "/v1/chat/completions", {**CHAT, "model": "cato-generation"}, None),
+        ("code-generation", "/v1/chat/completions", {**CHAT, "model": "cato-auto"}, HEADER),
+        ("model:sim-fast", "/v1/chat/completions", {**CHAT, "model": "cato-auto"}, None),
         ("model:sim-fast", "/v1/chat/completions", CHAT, None),
     ):
         assert await task_of(tmp_path, path, body, headers) == expected, (path, body)
@@ -81,10 +83,71 @@ async def test_an_unknown_task_is_not_found(
     assert (response.status_code, response.json()["error"]["code"]) == (404, "task_not_found")
 
 
-async def test_a_conversation_with_tools_goes_to_the_tasks_model(tmp_path: Path) -> None:
-    tool = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
-    body = {**CHAT, "model": "cato-generation", "tools": [tool]}
-    assert await task_of(tmp_path, "/v1/chat/completions", body) == "model:sim-fast"
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+TURNS = [*MESSAGES, {"role": "assistant", "content": "Which?"}, {"role": "user", "content": "Go."}]
+CHATS, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+AGENT = {"user-agent": "codex_exec/0.169.0"}
+
+
+@pytest.mark.parametrize("model", ["cato-auto", "cato-generation"])
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "why"),
+    [
+        (CHATS, {"messages": MESSAGES, "tools": [TOOL]}, {}, "tools"),
+        (CHATS, {"messages": [{"role": "system", "content": "Edit."}, *MESSAGES]}, {}, "messages"),
+        (CHATS, {"messages": TURNS}, {}, "3 messages"),
+        (CHATS, {"messages": MESSAGES}, AGENT, "agent"),
+        (RESPONSES, {"input": TURNS}, {}, "3 messages"),
+        (RESPONSES, {"input": "Go.", "instructions": "Be brief."}, {}, "system text"),
+        (RESPONSES, {"input": "Go."}, AGENT, "agent"),
+        (ANTHROPIC, {"messages": TURNS}, {}, "3 messages"),
+        (ANTHROPIC, {"messages": MESSAGES, "system": "Be brief."}, {}, "system text"),
+        (ANTHROPIC, {"messages": MESSAGES, "tools": [{"name": "read"}]}, {}, "tools"),
+    ],
+)
+async def test_a_conversation_goes_whole_to_the_tasks_model(
+    tmp_path: Path,
+    path: str,
+    body: dict[str, object],
+    headers: dict[str, str],
+    why: str,
+    model: str,
+) -> None:
+    limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": 5}
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION, GENERATION)) as kit,
+        kit.http() as http,
+    ):
+        http.headers.update(headers)
+        passed = await http.post(path, json={**body, **limit, "model": model})
+        direct = await http.post(path, json={**body, **limit, "model": "fast"})
+        streamed = await http.post(path, json={**body, **limit, "model": model, "stream": True})
+    assert passed.headers["X-CATO-Task"] == "model:sim-fast"
+    assert why in passed.json()["cato"]["passed"]
+    assert direct.json()["cato"]["passed"] == ""
+    for field in ("choices", "output", "content"):  # the simulated text is a function of the prompt
+        assert _texts(passed.json().get(field)) == _texts(direct.json().get(field))
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert streamed.headers["X-CATO-Task"] == "model:sim-fast"
+
+
+def _texts(value: object) -> list[str]:
+    """All generated text in an answer's list of choices, items or blocks."""
+    match value:
+        case {"text": str(text)} | {"content": str(text)}:
+            return [text]
+        case dict():
+            return [text for inner in value.values() for text in _texts(inner)]
+        case list():
+            return [text for inner in value for text in _texts(inner)]
+        case _:
+            return []
+
+
+async def test_inputs_of_a_task_are_refused_where_no_task_runs(tmp_path: Path) -> None:
+    body = {**CHAT, "messages": TURNS, "model": "cato-generation"}
+    response = await post(tmp_path, CHATS, {**body, "cato": {"inputs": {"language": "go"}}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "cato.inputs")
 
 
 # Hints: the task promises a first token within 10 s; a task's hard deadline is six times as far.

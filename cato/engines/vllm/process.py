@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import secrets
 import time
@@ -15,10 +16,17 @@ from pathlib import Path
 import aiohttp
 
 from cato.config import places
-from cato.core.errors import EngineDeadError, EngineError, InputError
+from cato.core.errors import ContextLengthError, EngineDeadError, EngineError, InputError
 from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
-from cato.engines.base import EngineChunk, EngineFacts, EngineLoad, EngineRequest, EngineState
-from cato.engines.vllm import dialects, stream, zygote
+from cato.engines.base import (
+    EngineChunk,
+    EngineFacts,
+    EngineLoad,
+    EngineRequest,
+    EngineState,
+    TemplateFacts,
+)
+from cato.engines.vllm import dialects, stream, template, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
@@ -27,6 +35,8 @@ from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_l
 DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
 # A long prompt stalls the running streams for one such piece: ITL p99 1006 -> 146 ms on two cores.
 DEFAULT_CPU_BATCHED_TOKENS = 256
+
+log = logging.getLogger("cato.engines")
 
 SWAP_EXTENSION = "cato.engines.vllm.worker_extension.SwapExtension"
 # vLLM's way in for that extension and for sleep. Its socket is open to this user alone, and CATO
@@ -425,6 +435,9 @@ class VllmEngine:
             capabilities.add("priority")
         if self._spec.prefix_caching:
             capabilities.add("prefix-caching")
+        kv_capacity_tokens, block_tokens = stream.kv_cache_of_metrics(
+            await self._ask("GET", "/metrics")
+        )
         return EngineFacts(
             kind="vllm",
             served_model=self._model.name,
@@ -433,9 +446,41 @@ class VllmEngine:
             simulated=False,
             start_s=start_s,
             version=str(version),
-            kv_capacity_tokens=stream.kv_capacity_of_metrics(await self._ask("GET", "/metrics")),
+            kv_capacity_tokens=kv_capacity_tokens,
+            block_tokens=block_tokens,
+            template=await self._ask_template(),
             capabilities=frozenset(capabilities),
         )
+
+    async def _ask_template(self) -> TemplateFacts | None:
+        """What the chat template renders; says in the log what of a conversation gets lost."""
+        whole = await self._rendered(template.whole_probe())
+        system = None if whole else await self._rendered(template.system_probe())
+        late = await self._rendered(template.late_probe())
+        facts = template.template_facts(whole, system, late)
+        if facts is None:
+            log.info("model %s has no chat template, or none that works", self._model.name)
+        elif lost := template.lost_parts(facts):
+            log.warning(
+                "model %s: its chat template drops %s, so agents get nonsense from it; give its "
+                "engine another template: `args: [--chat-template, FILE]`",
+                self._model.name,
+                lost,
+            )
+        return facts
+
+    async def _rendered(self, probe: template.Body) -> str | None:
+        """The prompt that the template makes of a conversation; None if it refuses it."""
+        try:
+            body = json.dumps({"model": self._server_model, **probe}).encode()
+            ids = json.loads(await self._ask("POST", "/tokenize", body))["tokens"]
+            body = json.dumps({"model": self._server_model, "tokens": ids}).encode()
+            return str(json.loads(await self._ask("POST", "/detokenize", body))["prompt"])
+        except EngineDeadError:
+            raise
+        except (EngineError, ContextLengthError) as exc:
+            log.info("model %s refuses a probe of its chat template: %s", self._model.name, exc)
+            return None
 
     def _ready_session(self) -> aiohttp.ClientSession:
         if self._state is not EngineState.READY or self._session is None:

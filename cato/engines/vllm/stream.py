@@ -203,13 +203,15 @@ _BLOCK_SIZE = re.compile(rb'\bblock_size="(\d+)"')
 _BLOCKS = re.compile(rb'\bnum_gpu_blocks="(\d+)"')
 
 
-def kv_capacity_of_metrics(text: bytes) -> int:
-    """Tokens that the KV cache holds, from a Prometheus page; 0 when it does not say."""
+def kv_cache_of_metrics(text: bytes) -> tuple[int, int]:
+    """Tokens that the KV cache holds, and those of one of its blocks, from a Prometheus page; 0
+    where it does not say."""
     config = _CACHE_CONFIG.search(text)
     if config is None:
-        return 0
+        return 0, 0
     size, blocks = _BLOCK_SIZE.search(config[1]), _BLOCKS.search(config[1])
-    return int(size[1]) * int(blocks[1]) if size and blocks else 0
+    block_tokens = int(size[1]) if size else 0
+    return (block_tokens * int(blocks[1]) if blocks else 0), block_tokens
 
 
 _RUNNING = b"vllm:num_requests_running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -11,12 +12,15 @@ from starlette.responses import Response
 
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import FinishRun
-from cato.engines.answers import Ending
 from cato.serve.executor import Piece, RunningTask
 from cato.serve.ingress import virtual
 from cato.serve.ingress.context import Ingress, finish_of
 from cato.serve.ingress.errors import Failure
-from cato.serve.ingress.exchange import Exchange, Shed, streamed, whole
+from cato.serve.ingress.exchange import STREAM_HEADERS, Exchange, Shed, streamed, whole
+from cato.serve.ingress.jsons import JsonAnswer
+from cato.serve.ingress.receipts import as_json
+from cato.wire.answer import AnswerWriter, Ending, Text
+from cato.wire.events import events_bytes
 
 
 class Form(Protocol):
@@ -41,6 +45,49 @@ class Form(Protocol):
     def failed(self, failure: Failure) -> bytes:
         """The events that end a stream which failed after its first text."""
         ...
+
+
+@dataclass(slots=True)
+class WrittenForm:
+    """The answer in a dialect that has a writer, with the receipt as the object `cato` of its
+    last event."""
+
+    writer: AnswerWriter
+    has_signs: bool = True
+    has_begun: bool = False
+
+    @property
+    def sign(self) -> bytes:
+        return self.writer.sign if self.has_signs else b""
+
+    def whole(self, text: str, finish: FinishRun) -> dict[str, object]:
+        value = self.writer.whole([Text(text)], ending_of(finish))
+        return {**value, "cato": as_json(finish.receipt)}
+
+    def delta(self, text: str) -> bytes:
+        events = [] if self.has_begun else self.writer.opening()
+        self.has_begun = True
+        if text:
+            events += self.writer.text(text)
+        return events_bytes(events)
+
+    def ending(self, text: str, finish: FinishRun) -> bytes:
+        events = self.writer.closing(ending_of(finish))
+        self.writer.receipt_place(events[-1])["cato"] = as_json(finish.receipt)
+        return events_bytes(events) + self.writer.done
+
+    def failed(self, failure: Failure) -> bytes:
+        return events_bytes(self.writer.failed(failure)) + self.writer.done
+
+    def nothing(self, *, is_streamed: bool) -> Response:
+        """An answer without text: what a shed completion gets."""
+        ending = Ending("stop", 0, 0)
+        if not is_streamed:
+            return JsonAnswer(self.writer.whole([Text("")], ending))
+        data = events_bytes([*self.writer.opening(), *self.writer.closing(ending)])
+        return Response(
+            data + self.writer.done, headers=STREAM_HEADERS, media_type="text/event-stream"
+        )
 
 
 async def serve_text(

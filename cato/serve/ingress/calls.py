@@ -36,8 +36,10 @@ def start_call(
     *,
     is_streamed: bool,
     buffer: BufferId | None = None,
+    why: str = "",
 ) -> RunningTask:
-    """Pass `body` to `model`, without CATO's fields and with a capped limit of tokens.
+    """Pass `body` to `model`, without CATO's fields and with a capped limit of tokens; `why` stands
+    in the receipt.
 
     It takes the place of the latest run of `buffer`, or of the one that the request names itself.
     Raise `UnknownNameError` when no pool serves the model.
@@ -56,6 +58,7 @@ def start_call(
         request_id=request_id(request),
         stream=is_streamed,
         slo=slo,
+        why=why,
     )
     return ingress.started(
         request, buffer or named_buffer(request), lambda origin: start(origin=origin)

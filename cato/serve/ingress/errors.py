@@ -44,6 +44,8 @@ from cato.serve.executor import RunningTask
 from cato.serve.ingress.context import finish_of, request_id, task_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
+from cato.wire.choices import openai_error
+from cato.wire.messages import anthropic_error
 
 log = logging.getLogger("cato.ingress")
 
@@ -66,17 +68,6 @@ MAX_PROBLEM_CHARS = 300
 ANTHROPIC_PATH = "/v1/messages"
 # What agents speak; any of them may come behind /t/{task}.
 _AGENT_PATHS = ("/v1/chat/completions", "/v1/responses", ANTHROPIC_PATH)
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    499: "invalid_request_error",
-    504: "timeout_error",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +89,10 @@ class Failure:
     to_anthropic: str = ""
 
     def as_json(self, *, in_conversation: bool = False) -> dict[str, object]:
-        message = self.with_numbers if in_conversation else ""
-        return {
-            "error": {
-                "message": message or self.message,
-                "type": self.type,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        return openai_error(self, has_numbers=in_conversation)
 
     def as_anthropic(self) -> dict[str, object]:
-        """The error object of Anthropic's API."""
-        kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-        message = self.to_anthropic or self.message
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        return anthropic_error(self)
 
 
 _CLIENT_GONE = Failure(499, "The client closed the request.", "invalid_request_error", "cancelled")

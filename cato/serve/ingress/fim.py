@@ -15,15 +15,14 @@ from starlette.responses import Response
 
 from cato.core.errors import InputError
 from cato.serve.ingress import document
-from cato.serve.ingress.answers import serve_text
-from cato.serve.ingress.body import cato_of, flag, read_object, text_field
+from cato.serve.ingress.answers import WrittenForm, serve_text
+from cato.serve.ingress.body import cato_of, flag, read_object, sub_object, text_field
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.exchange import STREAM_HEADERS
 from cato.serve.ingress.fill import Fill, start_fill
-from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.limits import max_tokens_of, stops_of
 from cato.serve.ingress.naming import COMPLETION, resolve
-from cato.serve.ingress.shapes import Shape
+from cato.wire.chat import ChatWriter
+from cato.wire.choices import UsageIn
 
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "min_tokens": "min_tokens"}
 
@@ -47,26 +46,20 @@ def routes(ingress: Ingress) -> APIRouter:
             sampling=_sampling(body),
         )
         task = start_fill(ingress, request, target, fill, body, extra)
-        shape = Shape(
-            request_id(request),
-            str(body.get("model") or ""),
-            int(time.time()),
-            is_chat=True,
-            has_usage=True,
+        writer = ChatWriter(
+            request_id(request), str(body.get("model") or ""), int(time.time()), _usage_in(body)
         )
-        shed = partial(nothing, shape, is_streamed=is_streamed)
-        return await serve_text(ingress, request, task, shape, is_streamed=is_streamed, shed=shed)
+        form = WrittenForm(writer, has_signs=False)  # editors lose data that is read with one
+        shed = partial(form.nothing, is_streamed=is_streamed)
+        return await serve_text(ingress, request, task, form, is_streamed=is_streamed, shed=shed)
 
     return router
 
 
-def nothing(shape: Shape, *, is_streamed: bool) -> Response:
-    """An answer without text."""
-    if not is_streamed:
-        return JsonAnswer(shape.nothing())
-    return Response(
-        shape.nothing_streamed(), headers=STREAM_HEADERS, media_type="text/event-stream"
-    )
+def _usage_in(body: dict[str, object]) -> UsageIn:
+    """Mistral's SDK has no `stream_options`: who sends them knows OpenAI's chunk of its own."""
+    is_asked = flag(sub_object(body, "stream_options"), "include_usage")
+    return UsageIn.OWN_CHUNK if is_asked else UsageIn.LAST_CHUNK
 
 
 def _sampling(body: dict[str, object]) -> dict[str, object]:

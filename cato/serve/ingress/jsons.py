@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from starlette.responses import Response
 
-DONE_EVENT = b"data: [DONE]\n\n"
-
-# What shows that a stream lives while nothing comes. Continue's HTTP layer loses data that is read
-# together with a comment that begins with `: ping`.
-KEEP_ALIVE = b": keep-alive\n\n"  # OpenAI's dialects
-PING_EVENT = b'event: ping\ndata: {"type": "ping"}\n\n'  # Anthropic's
-
-
-def to_json(value: object) -> bytes:
-    """Compact JSON; a lone surrogate becomes '?'."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+from cato.wire.events import DONE_EVENT as DONE_EVENT
+from cato.wire.events import to_json
 
 
 def sse(value: object, event: str = "") -> bytes:

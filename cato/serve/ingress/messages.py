@@ -1,7 +1,7 @@
 """Anthropic's Messages, which Claude Code speaks, and the count of their tokens.
 
-A virtual model answers the last user's text with its workflow. A request with tools, and any other
-model's, is passed through to the engine.
+A virtual model answers one user's text with its workflow. A conversation, and any other model's
+request, is passed through to the engine.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import InputError
-from cato.engines.answers import Event, MessagesAnswer
 from cato.engines.base import Endpoint
 from cato.serve.ingress import document, virtual
-from cato.serve.ingress.answers import serve_text
+from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object
 from cato.serve.ingress.calls import start_call, whole_call
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
-from cato.serve.ingress.jsons import PING_EVENT
 from cato.serve.ingress.limits import max_tokens_of, stops_of
-from cato.serve.ingress.naming import GENERATION, Target, answering_model, resolve
-from cato.serve.ingress.typed import TypedForm, serve_typed_call
+from cato.serve.ingress.naming import Target, answering_model, chat_target
+from cato.serve.ingress.typed import serve_typed_call
+from cato.wire.messages import MessagesWriter
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -40,7 +38,10 @@ def routes(ingress: Ingress) -> APIRouter:
         """The tokens of a conversation, counted by the model that would answer it."""
         body = _without_tier(await read_object(request, ingress.max_body_bytes))
         extra = cato_of(body)
-        model = _called_model(ingress, _target(ingress, request, body, extra))
+        target = _target(ingress, request, body, extra)
+        model = target.model
+        if target.task is not None:
+            model = answering_model(ingress.service.workflow(target.task))
         slo = call_slo_of(request, body, extra)
         task = start_call(
             ingress, request, model, Endpoint.COUNT_TOKENS, body, slo, is_streamed=False
@@ -54,13 +55,12 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
     extra, is_streamed = cato_of(body), flag(body, "stream")
     target = _target(ingress, request, body, extra)
     max_tokens = max_tokens_of(body, "max_tokens")
-    answer = MessagesAnswer(request_id(request), str(body.get("model") or ""))
-    form = TypedForm(answer, receipt_in=lambda event: event, failure_event=_failed, sign=PING_EVENT)
-    if target.task is None or body.get("tools"):
+    form = WrittenForm(MessagesWriter(request_id(request), str(body.get("model") or "")))
+    if target.task is None:
         return await serve_typed_call(
             ingress,
             request,
-            _called_model(ingress, target),
+            target,
             Endpoint.MESSAGES,
             body,
             call_slo_of(request, body, extra),
@@ -80,19 +80,9 @@ def _target(
 ) -> Target:
     if not isinstance(body.get("messages"), list):
         raise InputError("messages must be a list", "messages")
-    return resolve(ingress, request, body.get("model"), extra, GENERATION)
-
-
-def _called_model(ingress: Ingress, target: Target) -> str:
-    if target.task is None:
-        return target.model
-    return answering_model(ingress.service.workflow(target.task))
+    return chat_target(ingress, request, body, extra, body["messages"], body.get("system"))
 
 
 def _without_tier(body: dict[str, object]) -> dict[str, object]:
     """Anthropic's `service_tier` is about its own capacity, with other values than OpenAI's."""
     return {key: value for key, value in body.items() if key != "service_tier"}
-
-
-def _failed(failure: Failure) -> Event:
-    return failure.as_anthropic()

@@ -5,8 +5,13 @@
 3. a base URL that begins with `/t/{task}` or `/t/{task}/{sla}`, in front of any dialect,
 4. the model: a virtual one (`cato-completion`), or one behind the name of a family that makes a
    client choose its fill-in-the-middle tokens (`qwen2.5-coder:cato-completion`),
-5. for the model `cato-auto` and for dialects without one, the request's own shape; where that says
-   no more than that it is a conversation, the default task of the API key.
+5. for the model `cato-auto` and for dialects without one, the request's own shape: text around a
+   cursor is a completion, one user message is the default task of the API key, if it has one.
+
+A conversation is no task: workflows take one text, and the rest of it would be lost. So whatever
+task a chat, Responses or Messages request names, it goes to the model that this task answers with,
+as it is, when it has a system text, tools, more than one message, or comes from a known agent.
+`chat_target` decides it, alike for the three dialects.
 
 A real model that no stronger sign overrules is called directly. Which tasks and models may be named
 is up to the key.
@@ -14,6 +19,7 @@ is up to the key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,16 +39,25 @@ AUTO_MODEL = f"{virtual.PREFIX}auto"
 COMPLETION = TaskName("code-completion")
 GENERATION = TaskName("code-generation")
 
+# Agents that say who they are. All that they send belongs to a conversation, a first line too.
+KNOWN_AGENTS = re.compile(
+    r"claude-cli/|codex|opencode/|qwencode/|qwen-code/|continue-cli/|aider", re.IGNORECASE
+)
+
 _PREFIX = "/t/"
 _SCOPE_KEY = "cato.prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What serves a request: a task's workflow, or a model that is called directly."""
+    """What serves a request: a task's workflow, or a model that is called directly.
+
+    `why` says, for the receipt, why a request that named no model goes to one.
+    """
 
     task: TaskName | None = None
     model: str = ""
+    why: str = ""
 
 
 class TaskPrefix:
@@ -101,6 +116,64 @@ def resolve(
     elif not caller_of(request).may_call(names_of(ingress, target.model)):
         raise AccessError(403, "model_not_permitted", "This API key may not call this model.")
     return target
+
+
+def chat_target(
+    ingress: Ingress,
+    request: Request,
+    body: Mapping[str, object],
+    extra: Mapping[str, object],
+    said: object,
+    system: object = None,
+) -> Target:
+    """What serves a chat in any dialect; `said` is its messages, or its one text.
+
+    Raise what `resolve` raises, and `InputError` for inputs of a task that does not run.
+    """
+    target = resolve(ingress, request, body.get("model"), extra, GENERATION)
+    if target.task is None:
+        return target
+    why = _why_conversation(request, body, said, system)
+    if not why and _is_auto(body.get("model")) and not _names_a_task(request, extra):
+        why = f"{AUTO_MODEL} passes chats on"
+    if not why:
+        return target
+    if extra.get("inputs"):
+        raise InputError(
+            f"the request goes to a model as it is ({why}), and a model takes no inputs; "
+            f"send one user message, or use POST /v1/tasks/{target.task}",
+            "cato.inputs",
+        )
+    return Target(model=answering_model(ingress.service.workflow(target.task)), why=why)
+
+
+def _why_conversation(
+    request: Request, body: Mapping[str, object], said: object, system: object
+) -> str:
+    """Why a request is more than one text for a task; empty when it is not."""
+    if body.get("tools") or body.get("functions"):
+        return "it has tools"
+    if system:
+        return "it has a system text"
+    if KNOWN_AGENTS.search(request.headers.get("user-agent", "")):
+        return "it comes from an agent"
+    if not isinstance(said, list):
+        return ""
+    if len(said) > 1:
+        return f"it has {len(said)} messages"
+    if said and isinstance(said[0], dict) and said[0].get("role") != "user":
+        return "it has no user message alone"
+    return ""
+
+
+def _is_auto(model: object) -> bool:
+    return isinstance(model, str) and without_family(model) == AUTO_MODEL
+
+
+def _names_a_task(request: Request, extra: Mapping[str, object]) -> bool:
+    """Whether a task is named beside the model, by the request or by its API key."""
+    asked = request.headers.get(TASK_HEADER) or extra.get("task") or prefix_of(request)[0]
+    return bool(asked or caller_of(request).default_task)
 
 
 def _resolved(

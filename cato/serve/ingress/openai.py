@@ -3,8 +3,8 @@
 A virtual model (`cato-completion`, ...) runs a workflow; its other inputs and its SLA stand in the
 body's object `cato`: `{"inputs": {...}, "sla": ..., "task": ..., "deadline_ms": ...}`. A limit of
 tokens and stop strings make its answers shorter; other sampling fields do not apply to it: the
-workflow's nodes say how they call their models. A conversation with tools is no task of one
-answer: it is passed through to the model that the task answers with.
+workflow's nodes say how they call their models. A conversation is no task: it is passed through to
+the model that the task answers with (`cato.serve.ingress.naming`).
 
 Any other model is called directly. Its body and its answer pass through untouched, except that
 `suffix`, or a prompt with the sentinels of another family, is rendered in the model's own
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 
 from fastapi import APIRouter
@@ -35,7 +35,7 @@ from cato.engines.base import Endpoint
 from cato.serve.access.buffers import BufferId
 from cato.serve.executor import Piece
 from cato.serve.ingress import document, tabby, virtual
-from cato.serve.ingress.answers import serve_text
+from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object, sub_object, text_field
 from cato.serve.ingress.buffers import completion_buffer
 from cato.serve.ingress.calls import start_call, whole_call
@@ -49,20 +49,21 @@ from cato.serve.ingress.fill import (
     with_sentinels_read,
 )
 from cato.serve.ingress.hints import TIERS, tier_of
-from cato.serve.ingress.jsons import DONE_EVENT, KEEP_ALIVE, sse
+from cato.serve.ingress.jsons import DONE_EVENT, sse
 from cato.serve.ingress.limits import max_tokens_of, stops_of
 from cato.serve.ingress.naming import (
     COMPLETION,
-    GENERATION,
     Target,
-    answering_model,
+    chat_target,
     pool_of,
     resolve,
 )
 from cato.serve.ingress.receipts import as_json
-from cato.serve.ingress.shapes import Shape
 from cato.serve.pools import PoolInfo
 from cato.serve.prompts import fim_stops
+from cato.wire.chat import ChatWriter
+from cato.wire.choices import ChoicesWriter, UsageIn
+from cato.wire.completions import CompletionsWriter
 from cato.workflows.fim import fim_family, parse_fim, render_fim
 
 RECEIPT_HEADER = "X-CATO-Receipt"
@@ -107,15 +108,13 @@ async def _completions(ingress: Ingress, request: Request, body: dict[str, objec
     if any(i.name == "suffix" for i in ingress.service.workflow(target.task).inputs):
         fill = with_sentinels_read(fill)
     task = start_fill(ingress, request, target, fill, body, extra)
-    shape = _shape(request, body, is_chat=False)
-    return await serve_text(ingress, request, task, shape, is_streamed=is_streamed)
+    form = _form(request, body, Endpoint.COMPLETIONS)
+    return await serve_text(ingress, request, task, form, is_streamed=is_streamed)
 
 
 async def _chat(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
     extra, is_streamed = cato_of(body), flag(body, "stream")
-    target = resolve(ingress, request, body.get("model"), extra, GENERATION)
-    if target.task is not None and body.get("tools"):
-        target = Target(model=answering_model(ingress.service.workflow(target.task)))
+    target = chat_target(ingress, request, body, extra, body.get("messages"))
     if target.task is None:
         passed = {**body, "messages": with_known_roles(body.get("messages"))}
         return await _call(ingress, request, target, Endpoint.CHAT, body, passed)
@@ -127,21 +126,26 @@ async def _chat(ingress: Ingress, request: Request, body: dict[str, object]) -> 
         stops=stops_of(body),
     )
     task = start_fill(ingress, request, target, fill, body, extra)
-    shape = _shape(request, body, is_chat=True)
-    return await serve_text(ingress, request, task, shape, is_streamed=is_streamed)
+    form = _form(request, body, Endpoint.CHAT)
+    return await serve_text(ingress, request, task, form, is_streamed=is_streamed)
 
 
-def _shape(request: Request, body: dict[str, object], *, is_chat: bool) -> Shape:
+def _form(request: Request, body: dict[str, object], endpoint: Endpoint) -> WrittenForm:
+    return WrittenForm(_writer(request, body, endpoint))
+
+
+def _writer(request: Request, body: dict[str, object], endpoint: Endpoint) -> ChoicesWriter:
+    kind = ChatWriter if endpoint is Endpoint.CHAT else CompletionsWriter
+    model, usage_in = str(body.get("model") or ""), UsageIn.NO_CHUNK
+    if _wants_usage(body):
+        usage_in = UsageIn.OWN_CHUNK
+    extra = _tier(body) if endpoint is Endpoint.CHAT else {}
+    return kind(request_id(request), model, int(time.time()), usage_in, extra)
+
+
+def _tier(body: dict[str, object]) -> dict[str, object]:
     tier = tier_of(body)
-    return Shape(
-        request_id(request),
-        str(body.get("model") or ""),
-        int(time.time()),
-        is_chat,
-        has_usage=_wants_usage(body),
-        tier=TIERS[tier][1] if tier and is_chat else "",
-        sign=KEEP_ALIVE if is_chat else b"",
-    )
+    return {"service_tier": TIERS[tier][1]} if tier else {}
 
 
 def _wants_usage(body: dict[str, object]) -> bool:
@@ -172,15 +176,15 @@ async def _call(
     slo = call_slo_of(request, body, extra)
     task = start_call(
         ingress, request, target.model, endpoint, passed, slo,
-        is_streamed=is_streamed, buffer=buffer,
+        is_streamed=is_streamed, buffer=buffer, why=target.why,
     )  # fmt: skip
-    shape = _shape(request, body, is_chat=endpoint is Endpoint.CHAT)
+    writer = _writer(request, body, endpoint)
     if not is_streamed:
-        return await whole_call(ingress, request, task, partial(_with_receipt, tier=shape.tier))
+        return await whole_call(ingress, request, task, partial(_with_receipt, extra=writer.extra))
     wants_receipt = request.headers.get(RECEIPT_HEADER) == "1" or flag(extra, "receipt")
-    relay = partial(_relayed, shape=shape, has_receipt=wants_receipt)
+    relay = partial(_relayed, writer=writer, has_receipt=wants_receipt)
     exchange = Exchange(request, task, ingress.has_replicas)
-    return await streamed(request, exchange, relay, sign=shape.sign)
+    return await streamed(request, exchange, relay, sign=writer.sign)
 
 
 def _buffer(request: Request, body: dict[str, object]) -> BufferId | None:
@@ -192,9 +196,10 @@ def _buffer(request: Request, body: dict[str, object]) -> BufferId | None:
     return completion_buffer(request, body, fill.path) if fill.suffix else None
 
 
-def _with_receipt(value: dict[str, object], finish: FinishRun, *, tier: str) -> dict[str, object]:
-    served = {"service_tier": tier} if tier else {}
-    return {**value, **served, "cato": as_json(finish.receipt)}
+def _with_receipt(
+    value: dict[str, object], finish: FinishRun, *, extra: Mapping[str, object]
+) -> dict[str, object]:
+    return {**value, **extra, "cato": as_json(finish.receipt)}
 
 
 def _completion_body(pool: PoolInfo, body: dict[str, object]) -> dict[str, object]:
@@ -219,7 +224,7 @@ def _rendered(body: dict[str, object], family: str, prefix: str, suffix: str) ->
 
 
 async def _relayed(
-    exchange: Exchange, batch: list[Piece], *, shape: Shape, has_receipt: bool
+    exchange: Exchange, batch: list[Piece], *, writer: ChoicesWriter, has_receipt: bool
 ) -> AsyncGenerator[bytes, None]:
     """The engine's own events, but for the usage chunk, which comes when the receipt is known."""
     usage: dict[str, object] | None = None
@@ -236,14 +241,15 @@ async def _relayed(
         batch = await exchange.next()
     failure = exchange.failure()
     if failure is not None:
-        yield shape.failed(failure)
+        yield WrittenForm(writer).failed(failure)
         return
     tail = b""
-    if shape.has_usage or has_receipt:
-        chunk = usage or shape.without_choices()
-        if not shape.has_usage:
+    has_usage = writer.usage_in is UsageIn.OWN_CHUNK
+    if has_usage or has_receipt:
+        chunk = usage or writer.without_choices()
+        if not has_usage:
             chunk.pop("usage", None)
-        tail = sse(_with_receipt(chunk, finish_of(exchange.task), tier=shape.tier))
+        tail = sse(_with_receipt(chunk, finish_of(exchange.task), extra=writer.extra))
     yield tail + DONE_EVENT
 
 

@@ -1,7 +1,7 @@
 """OpenAI's Responses, which Codex speaks. Nothing is stored: every request brings all it is about.
 
-A virtual model answers the last user's text with its workflow. A request with tools, and any other
-model's, is passed through to the engine.
+A virtual model answers one user's text with its workflow. A conversation, and any other model's
+request, is passed through to the engine.
 """
 
 from __future__ import annotations
@@ -13,23 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import InputError
-from cato.engines.answers import Event, ResponsesAnswer
 from cato.engines.base import Endpoint
 from cato.serve.ingress import document, virtual
-from cato.serve.ingress.answers import serve_text
+from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object
 from cato.serve.ingress.chats import with_known_roles
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
 from cato.serve.ingress.hints import TIERS, tier_of
-from cato.serve.ingress.jsons import KEEP_ALIVE
 from cato.serve.ingress.limits import max_tokens_of
-from cato.serve.ingress.naming import GENERATION, Target, answering_model, resolve
-from cato.serve.ingress.typed import TypedForm, serve_typed_call
+from cato.serve.ingress.naming import chat_target
+from cato.serve.ingress.typed import serve_typed_call
+from cato.wire.responses import ResponsesWriter
 
-# Codes that Codex knows by name: it stops, and says why.
-KEPT_CODES = ("context_length_exceeded", "insufficient_quota")
 # What would need a store of earlier responses.
 STATEFUL_FIELDS = ("previous_response_id", "conversation", "background")
 
@@ -53,16 +49,14 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
     if not isinstance(body.get("input"), str | list):
         raise InputError("input must be a string or a list", "input")
     extra, is_streamed = cato_of(body), flag(body, "stream")
-    target = resolve(ingress, request, body.get("model"), extra, GENERATION)
-    if target.task is not None and body.get("tools"):
-        target = Target(model=answering_model(ingress.service.workflow(target.task)))
+    target = chat_target(ingress, request, body, extra, body["input"], body.get("instructions"))
     form = _form(request, body)
     if target.task is None:
         passed = {**body, "input": with_known_roles(body["input"]), "store": False}
         return await serve_typed_call(
             ingress,
             request,
-            target.model,
+            target,
             Endpoint.RESPONSES,
             passed,
             call_slo_of(request, body, extra),
@@ -77,24 +71,8 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
     return await serve_text(ingress, request, task, form, is_streamed=is_streamed)
 
 
-def _form(request: Request, body: dict[str, object]) -> TypedForm:
+def _form(request: Request, body: dict[str, object]) -> WrittenForm:
     tier = tier_of(body)
     asked = {**body, "service_tier": TIERS[tier][1]} if tier else body
-    answer = ResponsesAnswer(
-        request_id(request), str(body.get("model") or ""), int(time.time()), asked
-    )
-    return TypedForm(
-        answer,
-        receipt_in=lambda event: event["response"],
-        failure_event=lambda failure: _failed(answer, failure),
-        sign=KEEP_ALIVE,
-    )
-
-
-def _failed(answer: ResponsesAnswer, failure: Failure) -> Event:
-    # The dialect knows few codes; one that is not the server's forbids a retry.
-    codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-    code = codes.get(failure.status, "server_error")
-    if failure.code in KEPT_CODES:
-        code = failure.code
-    return answer.failed(code, failure.with_numbers or failure.message)
+    model = str(body.get("model") or "")
+    return WrittenForm(ResponsesWriter(request_id(request), model, int(time.time()), asked))

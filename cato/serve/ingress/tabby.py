@@ -20,16 +20,15 @@ import cato
 from cato.core.errors import InputError
 from cato.core.ids import TaskName
 from cato.serve.ingress import document
-from cato.serve.ingress.answers import serve_text
+from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, read_object, sub_object, text_field, whole_number
 from cato.serve.ingress.context import Ingress, caller_of, request_id
 from cato.serve.ingress.feedback import Feedback, Reaction
 from cato.serve.ingress.fill import Fill, start_fill
-from cato.serve.ingress.fim import nothing
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.naming import COMPLETION, GENERATION, resolve
-from cato.serve.ingress.shapes import COMPLETION_ID_PREFIX, Shape
 from cato.serve.ingress.virtual import model_name
+from cato.wire.completions import COMPLETION_ID_PREFIX, CompletionsWriter
 
 # The version of Tabby's API that is spoken; its clients ask older servers for less.
 API_VERSION = "v0.17.0"
@@ -76,9 +75,10 @@ async def complete(ingress: Ingress, request: Request, body: dict[str, object]) 
         language=text_field(body, "language"),
     )
     task = start_fill(ingress, request, target, fill, body, extra)
-    shape = Shape(request_id(request), task.run.workflow.name, int(time.time()), is_chat=False)
-    shed = partial(nothing, shape, is_streamed=False)
-    return await serve_text(ingress, request, task, shape, is_streamed=False, shed=shed)
+    writer = CompletionsWriter(request_id(request), task.run.workflow.name, int(time.time()))
+    form = WrittenForm(writer)
+    shed = partial(form.nothing, is_streamed=False)
+    return await serve_text(ingress, request, task, form, is_streamed=False, shed=shed)
 
 
 # What a client sends of other files, most telling first.

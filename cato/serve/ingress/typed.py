@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from functools import partial
 
 from starlette.requests import Request
@@ -12,65 +11,34 @@ from starlette.responses import Response
 
 from cato.core.runs import FinishRun
 from cato.core.slo import Slo
-from cato.engines.answers import Event, TypedAnswer, event_bytes
 from cato.engines.base import Endpoint
 from cato.serve.executor import Piece
-from cato.serve.ingress.answers import ending_of
+from cato.serve.ingress.answers import WrittenForm
 from cato.serve.ingress.calls import start_call, whole_call
 from cato.serve.ingress.context import Ingress, finish_of
-from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.exchange import Exchange, streamed
+from cato.serve.ingress.naming import Target
 from cato.serve.ingress.receipts import as_json
-
-
-@dataclass(slots=True)
-class TypedForm:
-    """A form of `TypedAnswer`.
-
-    `receipt_in` finds the object of a stream's last event that the receipt goes into, and
-    `failure_event` writes a failure; `sign` as in `Form`.
-    """
-
-    answer: TypedAnswer
-    receipt_in: Callable[[Event], Event]
-    failure_event: Callable[[Failure], Event]
-    sign: bytes
-    has_begun: bool = False
-
-    def whole(self, text: str, finish: FinishRun) -> dict[str, object]:
-        value = self.answer.whole(text, ending_of(finish))
-        return {**value, "cato": as_json(finish.receipt)}
-
-    def delta(self, text: str) -> bytes:
-        events = [] if self.has_begun else self.answer.opening()
-        self.has_begun = True
-        if text:
-            events += self.answer.delta(text)
-        return b"".join(map(event_bytes, events))
-
-    def ending(self, text: str, finish: FinishRun) -> bytes:
-        events = self.answer.closing(text, ending_of(finish))
-        self.receipt_in(events[-1])["cato"] = as_json(finish.receipt)
-        return b"".join(map(event_bytes, events))
-
-    def failed(self, failure: Failure) -> bytes:
-        return event_bytes(self.failure_event(failure))
+from cato.wire.events import Event, event_bytes
 
 
 async def serve_typed_call(
     ingress: Ingress,
     request: Request,
-    model: str,
+    target: Target,
     endpoint: Endpoint,
     body: dict[str, object],
     slo: Slo,
-    form: TypedForm,
+    form: WrittenForm,
     *,
     is_streamed: bool,
     last_event: str,
 ) -> Response:
-    """Pass `body` to `model`; `last_event` is the type of the event that ends a stream."""
-    task = start_call(ingress, request, model, endpoint, body, slo, is_streamed=is_streamed)
+    """Pass `body` to `target`'s model; `last_event` is the type of the event that ends a stream."""
+    task = start_call(
+        ingress, request, target.model, endpoint, body, slo,
+        is_streamed=is_streamed, why=target.why,
+    )  # fmt: skip
     if not is_streamed:
         return await whole_call(ingress, request, task, with_receipt)
     relay = partial(_relayed, form=form, last=f"event: {last_event}\n".encode())
@@ -83,7 +51,7 @@ def with_receipt(value: dict[str, object], finish: FinishRun) -> dict[str, objec
 
 
 async def _relayed(
-    exchange: Exchange, batch: list[Piece], *, form: TypedForm, last: bytes
+    exchange: Exchange, batch: list[Piece], *, form: WrittenForm, last: bytes
 ) -> AsyncGenerator[bytes, None]:
     """The engine's own events; the last one waits for the receipt."""
     end = b""
@@ -102,5 +70,5 @@ async def _relayed(
         yield form.failed(failure)
         return
     event: Event = json.loads(end.partition(b"data: ")[2])
-    form.receipt_in(event)["cato"] = as_json(finish_of(exchange.task).receipt)
+    form.writer.receipt_place(event)["cato"] = as_json(finish_of(exchange.task).receipt)
     yield event_bytes(event)

@@ -1,0 +1,18 @@
+"""An engine that computes nothing: a profile's timings, and text that is a function of the prompt.
+
+The next token is a hash of the seed and of everything before it, prompt and answer alike. So an
+answer continued elsewhere, from the prompt plus what was already sent, goes on exactly as it would
+have here; a test can recompute any answer and see a lost, doubled or swapped token.
+"""
+
+from cato.engines.simulated.batch import DEFAULT_BATCHED_TOKENS
+from cato.engines.simulated.engine import SimulatedEngine
+from cato.engines.simulated.text import simulated_seed, simulated_text, simulated_tokens
+
+__all__ = [
+    "DEFAULT_BATCHED_TOKENS",
+    "SimulatedEngine",
+    "simulated_seed",
+    "simulated_text",
+    "simulated_tokens",
+]

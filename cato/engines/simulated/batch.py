@@ -1,0 +1,153 @@
+"""Continuous batching with the timings of a profile: who runs, what a step does and costs.
+
+One step is the next piece of waiting prompt work plus one token for every running request, as in
+vLLM. A request is admitted when its prompt and its whole answer fit the KV cache: the length is
+known here, so nothing is ever preempted, which flatters a full cache a little. What is cached of a
+prompt costs no time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cato.core.errors import ContextLengthError
+from cato.core.prefix_cache import Holding, PrefixCache
+from cato.core.profile import Profile
+from cato.engines.simulated.asked import Prompt
+
+DEFAULT_BATCHED_TOKENS = 2048  # vLLM's server: prompt tokens of one step
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One request inside the engine. The answer is known from the start, its moments are not.
+
+    `hashes` are those of the whole blocks of its prompt and answer; empty when nothing is cached.
+    """
+
+    prompt: Prompt
+    pieces: Sequence[str]
+    hashes: Sequence[int] = ()
+    prefilled_tokens: int = 0
+    emitted_tokens: int = 0
+    emitted_chars: int = 0
+    holding: Holding | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.prompt.tokens + len(self.pieces)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.emitted_tokens >= len(self.pieces)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of its prompt, found in the cache when it was admitted."""
+        return self.holding.cached_tokens if self.holding else 0
+
+
+class Batch:
+    """The requests of one engine, waiting and running. Knows no clock."""
+
+    def __init__(
+        self, profile: Profile, max_running: int, batched_tokens: int, block_tokens: int
+    ) -> None:
+        self._profile = profile
+        self._max_running = max_running
+        self._batched_tokens = batched_tokens
+        self._cache = PrefixCache(profile.kv_capacity_tokens, block_tokens)
+        self._arrivals = itertools.count()
+        self._waiting: list[tuple[int, int, Run]] = []
+        self.running: list[Run] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self._waiting
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def kv_cache_usage(self) -> float:
+        return min(1.0, self._cache.usage)
+
+    def add(self, run: Run, priority: int) -> None:
+        """Raise `ContextLengthError` for what will never fit."""
+        blocks = self._cache.blocks_for(run.kv_tokens)
+        if blocks > self._cache.capacity_blocks:
+            raise ContextLengthError(
+                f"prompt and answer of {run.kv_tokens} tokens do not fit the "
+                f"{self._profile.kv_capacity_tokens} tokens of the KV cache"
+            )
+        heapq.heappush(self._waiting, (priority, next(self._arrivals), run))
+
+    def remove(self, run: Run) -> None:
+        """It has ended, or is no longer wanted. Idempotent."""
+        if run in self.running:
+            self.running.remove(run)
+        elif not run.is_finished:
+            self._waiting = [entry for entry in self._waiting if entry[2] is not run]
+            heapq.heapify(self._waiting)
+        if run.holding is not None and run.holding.reserved:
+            self._cache.release(run.holding)
+
+    def clear(self) -> list[Run]:
+        """Drop all requests and all that is cached; returns the requests."""
+        runs = [*self.running, *(entry[2] for entry in self._waiting)]
+        self.running, self._waiting = [], []
+        self._cache = PrefixCache(self._cache.capacity_tokens, self._cache.block_tokens)
+        return runs
+
+    def plan_step(self) -> tuple[list[Run], float]:
+        """Who gets a token in the next step, and how long it takes: `Profile.step_s`."""
+        self._admit()
+        emitting = [run for run in self.running if run.prefilled_tokens >= run.prompt.tokens]
+        held = sum(run.prefilled_tokens + run.emitted_tokens for run in self.running)
+        batch, prompt_tokens = len(emitting), 0
+        room = max(1, self._batched_tokens - batch)  # decoding comes first
+        for run in self.running:
+            piece = min(run.prompt.tokens - run.prefilled_tokens, room)
+            if piece > 0:
+                room -= piece
+                prompt_tokens += piece
+                run.prefilled_tokens += piece
+                self._note_computed(run, run.prefilled_tokens)
+                if run.prefilled_tokens == run.prompt.tokens:
+                    emitting.append(run)
+        ended = len(emitting) - batch
+        return emitting, self._profile.step_s(batch, held, prompt_tokens, ended)
+
+    def end_step(self, emitting: Sequence[Run]) -> None:
+        """The step is over: a token for each that is still wanted."""
+        for run in emitting:
+            if run not in self.running:
+                continue
+            run.emitted_chars += len(run.pieces[run.emitted_tokens])
+            run.emitted_tokens += 1
+            # Of the newest token there are no keys and values yet.
+            self._note_computed(run, run.prompt.tokens + run.emitted_tokens - 1)
+            run.news.set()
+            if run.is_finished:
+                self.remove(run)
+
+    def _note_computed(self, run: Run, tokens: int) -> None:
+        """`tokens` of the run are computed. A block is whole when its text has been said, too."""
+        assert run.holding is not None, "a running request holds blocks"
+        self._cache.compute(run.holding, min(tokens, run.prompt.tokens_with(run.emitted_chars)))
+
+    def _admit(self) -> None:
+        while self._waiting and len(self.running) < self._max_running:
+            run = self._waiting[0][2]
+            run.holding = self._cache.admit(run.hashes, run.prompt.tokens, run.kv_tokens)
+            if run.holding is None:
+                return  # strict order: a smaller one behind it must not starve it
+            run.prefilled_tokens = run.holding.cached_tokens
+            heapq.heappop(self._waiting)
+            self.running.append(run)

@@ -1,0 +1,87 @@
+"""What the simulated engine says."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import zlib
+from collections.abc import Iterator
+
+from cato.engines.simulated.asked import Asked
+
+# An answer ends after a line with this probability: with the words below, ~100 tokens on average.
+_END_CHANCE = 1 / 10
+_HASH_RANGE = 1 << 32
+_WORDS = (
+    *(" value", " item", " result", " total", " count", " index", " name", " key", " node"),
+    *(" self", " return", " if", " else", " for", " in", " not", " and", " None", " True"),
+    *(" =", " =", " ==", " +", " -", " *", "(", "(", ")", ")", "[", "]", ".", ".", ",", ",", ":"),
+    *(" 0", " 1", " 2", ' "text"', "append", "get", "items", "size", "load", "parse", "check"),
+    *("\n    ", "\n    ", "\n        ", "\n", "\n"),
+)
+
+
+def simulated_tokens(seed: int, prompt: str) -> Iterator[str]:
+    """The endless continuation of `prompt`, token by token, as if no answer ever ended."""
+    for token, _ in _tokens(seed, prompt):
+        yield token
+
+
+def simulated_seed(seed: int, model: str) -> int:
+    """The seed of one of several models that share engines: another for each, the same anywhere."""
+    return seed + zlib.crc32(model.encode())
+
+
+def simulated_text(seed: int, prompt: str, n: int) -> str:
+    """The first `n` tokens after `prompt`.
+
+    `simulated_text(s, p, n + m)` is `simulated_text(s, p, n)` followed by the first `m` tokens
+    after `p` plus that.
+    """
+    return "".join(itertools.islice(simulated_tokens(seed, prompt), n))
+
+
+def simulated_answer(seed: int, asked: Asked) -> tuple[list[str], str]:
+    """All tokens of the answer and its finish reason; at least one token, maybe an empty one.
+
+    A stop string cuts the text where it begins, as vLLM does, so the tokens that spell it are
+    empty or shortened.
+    """
+    pieces: list[str] = []
+    text = ""
+    longest_stop = max(map(len, asked.stop), default=0)
+    for token, ends in _tokens(seed, asked.prompt.text):
+        if ends and not asked.ignore_eos and len(pieces) >= asked.min_tokens:
+            return pieces or [""], "stop"
+        if len(pieces) == asked.max_tokens:
+            return pieces, "length"
+        pieces.append(token)
+        text += token
+        if longest_stop and len(pieces) > asked.min_tokens:
+            window = max(0, len(text) - len(token) - longest_stop + 1)
+            found = [(at, len(stop)) for stop in asked.stop if (at := text.find(stop, window)) >= 0]
+            if found:
+                at, length = min(found)
+                return _cut(pieces, at + (length if asked.include_stop else 0)), "stop"
+    raise AssertionError("the tokens never end")
+
+
+def _tokens(seed: int, prompt: str) -> Iterator[tuple[str, bool]]:
+    """Each token, and whether the model would rather have ended before it."""
+    context = hashlib.blake2b(f"{seed}:{prompt}".encode("utf-8", "replace"), digest_size=8)
+    last = prompt
+    while True:
+        digest = context.copy().digest()
+        word = _WORDS[int.from_bytes(digest[:4]) % len(_WORDS)]
+        # Ends of answers, too, depend on the text alone, so that a continuation ends alike.
+        may_end = last.rstrip(" ").endswith("\n")
+        ends = may_end and int.from_bytes(digest[4:]) < _END_CHANCE * _HASH_RANGE
+        yield word, ends
+        context.update(word.encode())
+        last = word
+
+
+def _cut(pieces: list[str], end: int) -> list[str]:
+    """The same number of pieces, with the text cut after `end` characters."""
+    starts = itertools.accumulate(map(len, pieces), initial=0)
+    return [piece[: max(0, end - start)] for piece, start in zip(pieces, starts, strict=False)]

@@ -1,0 +1,124 @@
+"""What OpenAI's completions and chat have in common: objects with a list of one choice."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from cato.wire.answer import Ending, Part, Problem
+from cato.wire.events import DONE_EVENT, Event
+
+
+class UsageIn(Enum):
+    """Where a stream says its counts."""
+
+    NO_CHUNK = "none"
+    LAST_CHUNK = "last"
+    """Beside the finish reason, as Mistral has it: its SDK's users read a choice of every chunk."""
+    OWN_CHUNK = "own"
+    """In a chunk without choices after it, as `stream_options.include_usage` asks."""
+
+
+@dataclass(slots=True)
+class ChoicesWriter(ABC):
+    """One answer; `created` is Unix time, `extra` are more fields of each of its objects."""
+
+    id: str
+    model: str
+    created: int
+    usage_in: UsageIn = UsageIn.OWN_CHUNK
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+    done: ClassVar[bytes] = DONE_EVENT
+    sign: ClassVar[bytes] = b""
+    _id_prefix: ClassVar[str]
+    _kind: ClassVar[str]
+    _chunk_kind: ClassVar[str]
+
+    @abstractmethod
+    def opening(self, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Event]: ...
+
+    @abstractmethod
+    def text(self, delta: str) -> list[Event]: ...
+
+    @abstractmethod
+    def thinking(self, delta: str) -> list[Event]: ...
+
+    @abstractmethod
+    def tool_call(self, id: str, name: str) -> list[Event]: ...
+
+    @abstractmethod
+    def arguments(self, delta: str) -> list[Event]: ...
+
+    @abstractmethod
+    def _content(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """The fields of a whole answer's choice that hold its output."""
+
+    @abstractmethod
+    def _no_output(self) -> dict[str, Any]:
+        """The same of a chunk that only ends a stream."""
+
+    def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
+        choice = _choice(self._content(parts), ending.finish_reason)
+        return {**self._object(self._kind, [choice]), "usage": usage_of(ending)}
+
+    def closing(self, ending: Ending) -> list[Event]:
+        last = self.chunk(self._no_output(), ending.finish_reason)
+        match self.usage_in:
+            case UsageIn.NO_CHUNK:
+                return [last]
+            case UsageIn.LAST_CHUNK:
+                return [{**last, "usage": usage_of(ending)}]
+            case UsageIn.OWN_CHUNK:
+                return [last, {**self.without_choices(), "usage": usage_of(ending)}]
+
+    def failed(self, problem: Problem) -> list[Event]:
+        return [openai_error(problem)]
+
+    def receipt_place(self, last: Event) -> Event:
+        return last
+
+    def without_choices(self) -> Event:
+        """A chunk that carries something else than output."""
+        return self._object(self._chunk_kind, [])
+
+    def chunk(self, output: Mapping[str, Any], finish_reason: str | None = None) -> Event:
+        return self._object(self._chunk_kind, [_choice(output, finish_reason)])
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> Event:
+        return {
+            "id": f"{self._id_prefix}{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            **self.extra,
+        }
+
+
+def _choice(output: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
+    return {"index": 0, **output, "logprobs": None, "finish_reason": finish_reason}
+
+
+def usage_of(ending: Ending) -> dict[str, Any]:
+    return {
+        "prompt_tokens": ending.prompt_tokens,
+        "completion_tokens": ending.output_tokens,
+        "total_tokens": ending.prompt_tokens + ending.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": ending.cached_tokens},
+    }
+
+
+def openai_error(problem: Problem, *, has_numbers: bool = False) -> Event:
+    """The error object of OpenAI's API."""
+    return {
+        "error": {
+            "message": (problem.with_numbers if has_numbers else "") or problem.message,
+            "type": problem.type,
+            "param": problem.param,
+            "code": problem.code,
+        }
+    }

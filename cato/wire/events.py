@@ -1,0 +1,35 @@
+"""JSON and server-sent events as they are sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+Event = dict[str, Any]
+"""The data of one server-sent event. The `type` of a typed one is the event's name too."""
+
+DONE_EVENT = b"data: [DONE]\n\n"
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, for OpenAI's dialects. Continue's HTTP layer loses data that is read together with a
+comment that begins with `: ping`."""
+
+PING_EVENT = b'event: ping\ndata: {"type": "ping"}\n\n'
+"""Anthropic's own."""
+
+
+def to_json(value: object) -> bytes:
+    """Compact JSON; a lone surrogate becomes '?'."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def event_bytes(event: Event) -> bytes:
+    kind = event.get("type")
+    name = b"" if kind is None else f"event: {kind}\n".encode()
+    return b"".join((name, b"data: ", to_json(event), b"\n\n"))
+
+
+def events_bytes(events: Iterable[Event]) -> bytes:
+    return b"".join(map(event_bytes, events))

@@ -1,0 +1,156 @@
+"""Anthropic's Messages: https://docs.anthropic.com/en/api/messages-streaming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, assert_never
+
+from cato.wire.answer import Ending, Part, Problem, Text, Thinking, ToolCall
+from cato.wire.events import PING_EVENT, Event
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    499: "invalid_request_error",
+    504: "timeout_error",
+}
+
+
+@dataclass(slots=True)
+class MessagesWriter:
+    id: str
+    model: str
+    _index: int = 0
+    _open: type[Part] | None = None
+
+    done: ClassVar[bytes] = b""
+    sign: ClassVar[bytes] = PING_EVENT
+
+    def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
+        said = parts or (Text(""),)
+        content = [self._block(i, part) for i, part in enumerate(said)]
+        stop = _stop(ending)
+        return {**self._message(content), **stop, "usage": _usage(ending)}
+
+    def opening(self, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Event]:
+        usage = _usage(Ending("", prompt_tokens, 0, cached_tokens))
+        stop = {"stop_reason": None, "stop_sequence": None}
+        message = {**self._message([]), **stop, "usage": usage}
+        return [{"type": "message_start", "message": message}]
+
+    def text(self, delta: str) -> list[Event]:
+        begun = [] if self._open is Text else self._begin(Text(""))
+        return [*begun, self._delta({"type": "text_delta", "text": delta})]
+
+    def thinking(self, delta: str) -> list[Event]:
+        begun = [] if self._open is Thinking else self._begin(Thinking(""))
+        return [*begun, self._delta({"type": "thinking_delta", "thinking": delta})]
+
+    def tool_call(self, id: str, name: str) -> list[Event]:
+        return self._begin(ToolCall(id, name, ""))
+
+    def arguments(self, delta: str) -> list[Event]:
+        return [self._delta({"type": "input_json_delta", "partial_json": delta})]
+
+    def closing(self, ending: Ending) -> list[Event]:
+        nothing = [] if self._open or self._index else self._begin(Text(""))
+        return [
+            *nothing,
+            *self._end(),
+            {"type": "message_delta", "delta": _stop(ending), "usage": _usage(ending)},
+            {"type": "message_stop"},
+        ]
+
+    def failed(self, problem: Problem) -> list[Event]:
+        return [anthropic_error(problem)]
+
+    def receipt_place(self, last: Event) -> Event:
+        return last
+
+    def _begin(self, part: Part) -> list[Event]:
+        ended = self._end()
+        self._open = type(part)
+        block = self._block(self._index, part)
+        if isinstance(part, Thinking):
+            block["signature"] = ""  # comes at its end
+        return [
+            *ended,
+            {"type": "content_block_start", "index": self._index, "content_block": block},
+        ]
+
+    def _end(self) -> list[Event]:
+        if self._open is None:
+            return []
+        events: list[Event] = []
+        if self._open is Thinking:
+            signature = self._signature(self._index)
+            events.append(self._delta({"type": "signature_delta", "signature": signature}))
+        events.append({"type": "content_block_stop", "index": self._index})
+        self._open = None
+        self._index += 1
+        return events
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _signature(self, index: int) -> str:
+        # Clients send thinking back only with a signature; nobody here checks it.
+        return f"{self.id}-{index}"
+
+    def _block(self, index: int, part: Part) -> dict[str, Any]:
+        match part:
+            case Text(text):
+                return {"type": "text", "text": text}
+            case Thinking(text):
+                return {"type": "thinking", "thinking": text, "signature": self._signature(index)}
+            case ToolCall(id, name, arguments):
+                return {"type": "tool_use", "id": id, "name": name, "input": _object(arguments)}
+            case _:
+                assert_never(part)
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+        }
+
+
+def anthropic_error(problem: Problem) -> Event:
+    """The error object of Anthropic's API."""
+    kind = _ERROR_TYPES.get(problem.status, "api_error")
+    message = problem.to_anthropic or problem.message
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Arguments as the object that this dialect has; empty for a call that was cut inside them."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _stop(ending: Ending) -> dict[str, Any]:
+    reason = _STOP_REASONS.get(ending.finish_reason, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _usage(ending: Ending) -> dict[str, int]:
+    # Anthropic counts cached tokens beside the others, not among them.
+    return {
+        "input_tokens": ending.prompt_tokens - ending.cached_tokens,
+        "output_tokens": ending.output_tokens,
+        "cache_read_input_tokens": ending.cached_tokens,
+    }

@@ -1,0 +1,48 @@
+"""What a prompt begins with, as a chain of hashes; the text itself is never kept.
+
+A prompt is cut into blocks of equal length in characters. The hash of a block covers everything
+before it, so equal hashes mean equal beginnings. The first one covers the model and a salt: prompts
+of other models, adapters or tenants with a salt of their own have nothing in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from cato.core.snapshot import PREFIX_BLOCK_TOKENS
+
+HASH_BYTES = 8
+
+
+def block_chars(chars_per_token: float) -> int:
+    """Characters of a block that has about `PREFIX_BLOCK_TOKENS` tokens."""
+    return max(1, int(PREFIX_BLOCK_TOKENS * chars_per_token))
+
+
+def chain(
+    text: str, size: int, model: str, salt: str = "", known: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """The hashes of the whole blocks of `text`, each of `size` characters.
+
+    With `known`, the hashes of the blocks before `text`, those that follow them.
+    """
+    if known:
+        last = known[-1].to_bytes(HASH_BYTES)
+    else:
+        last = _digest(f"{model}\0{salt}".encode("utf-8", "replace"))
+    data = text.encode("utf-8", "replace")
+    if len(data) == len(text):  # a slice of ASCII is a slice of its bytes
+        blocks = [data[i : i + size] for i in range(0, len(data) - size + 1, size)]
+    else:
+        ends = range(0, len(text) - size + 1, size)
+        blocks = [text[i : i + size].encode("utf-8", "replace") for i in ends]
+    found = []
+    for block in blocks:
+        last = _digest(last + block)
+        found.append(int.from_bytes(last))
+    return tuple(found)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

@@ -1,0 +1,74 @@
+"""Anthropic's Messages, as Claude Code sends them.
+
+Its results of tools stand in messages of the user; a chat template is given them as messages of the
+role `tool`, and so are they here. A system text may stand among the messages, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cato.core.errors import InputError
+from cato.wire.conversation import Conversation, Message, Part, PartKind
+from cato.wire.reading.common import (
+    Block,
+    as_text,
+    objects,
+    parts_of,
+    role_of,
+    system_message,
+    text_block,
+    tool_part,
+)
+
+_FIELD = "messages"
+
+
+def read_messages(body: Mapping[str, object]) -> Conversation:
+    """Raise `InputError` for messages that are none."""
+    said = objects(body.get(_FIELD), _FIELD)
+    if not said:
+        raise InputError("messages must not be empty", _FIELD)
+    messages = system_message(
+        "\n".join(part.text for part in parts_of(body.get("system"), "system", text_block))
+    )
+    for block in said:
+        messages += _messages(block)
+    tools = body.get("tools")
+    listed = objects(tools, "tools") if tools is not None else []
+    return Conversation(
+        tuple(tool_part(t, t.get("name")) for t in listed if not t.get("defer_loading")),
+        tuple(messages),
+        tuple(tool_part(t, t.get("name")) for t in listed if t.get("defer_loading")),
+    )
+
+
+def _messages(block: Block) -> list[Message]:
+    """One message of the dialect; results of tools become messages of their own before the rest."""
+    role = role_of(block, _FIELD)
+    parts = parts_of(block.get("content"), "messages.content", _part)
+    results = tuple(p for p in parts if p.kind is PartKind.RESULT)
+    rest = tuple(p for p in parts if p.kind is not PartKind.RESULT)
+    found = [Message("tool", (result,)) for result in results]
+    if rest or not results:
+        found.append(Message(role, rest))
+    return found
+
+
+def _part(block: Block) -> list[Part]:
+    match block.get("type"):
+        case "thinking":
+            return [Part(PartKind.THINKING, as_text(block.get("thinking")))]
+        case "redacted_thinking":
+            return []  # encrypted: no template renders it
+        case "tool_use":
+            name, id = str(block.get("name") or ""), str(block.get("id") or "")
+            return [Part(PartKind.CALL, as_text(block.get("input")), name, id)]
+        case "tool_result":
+            content = parts_of(block.get("content"), "messages.content", text_block)
+            text = "\n".join(part.text for part in content if part.kind is PartKind.TEXT)
+            images = [part for part in content if part.kind is PartKind.IMAGE]
+            id = str(block.get("tool_use_id") or "")
+            return [Part(PartKind.RESULT, text, "", id), *images]
+        case _:
+            return text_block(block)

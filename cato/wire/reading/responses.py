@@ -1,0 +1,86 @@
+"""OpenAI's Responses, as Codex sends them: a list of items instead of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cato.core.errors import InputError
+from cato.wire.conversation import Conversation, Message, Part, PartKind
+from cato.wire.reading.common import (
+    Block,
+    as_text,
+    objects,
+    parts_of,
+    role_of,
+    system_message,
+    text_block,
+    tool_part,
+)
+
+_FIELD = "input"
+
+
+def read_responses(body: Mapping[str, object]) -> Conversation:
+    """Raise `InputError` for input that is none."""
+    said = body.get(_FIELD)
+    messages = system_message(as_text(body.get("instructions")))
+    if isinstance(said, str):
+        messages.append(Message("user", (Part(PartKind.TEXT, said),)))
+    else:
+        items = objects(said, _FIELD)
+        if not items:
+            raise InputError("input must not be empty", _FIELD)
+        for item in items:
+            messages += _messages(item)
+    tools = body.get("tools")
+    listed = objects(tools, "tools") if tools is not None else []
+    return Conversation(tuple(_tools(listed)), tuple(messages))
+
+
+def _tools(listed: Iterable[Block]) -> list[Part]:
+    """Each tool; those of a `namespace` are tools of their own."""
+    found: list[Part] = []
+    for tool in listed:
+        inner = tool.get("tools")
+        if tool.get("type") == "namespace" and isinstance(inner, list):
+            found += _tools(t for t in inner if isinstance(t, Mapping))
+        else:
+            found.append(tool_part(tool, tool.get("name")))
+    return found
+
+
+def _messages(item: Block) -> list[Message]:
+    kind = item.get("type", "message")
+    id = str(item.get("call_id") or item.get("id") or "")
+    match kind:
+        case "message":
+            parts = parts_of(item.get("content"), "input.content", text_block)
+            return [Message(role_of(item, _FIELD), tuple(parts))]
+        case "reasoning":
+            texts = [*_texts(item, "summary"), *_texts(item, "content")]
+            thought = "\n".join(texts)
+            return [Message("assistant", (Part(PartKind.THINKING, thought),))] if thought else []
+        case "item_reference":
+            raise InputError("items are not stored; send them, not item_reference", _FIELD)
+    if isinstance(kind, str) and kind.endswith("_output"):
+        parts = parts_of(_output(item), "input.output", text_block)
+        text = "\n".join(part.text for part in parts if part.kind is PartKind.TEXT)
+        images = [part for part in parts if part.kind is PartKind.IMAGE]
+        return [Message("tool", (Part(PartKind.RESULT, text, "", id), *images))]
+    if isinstance(kind, str) and kind.endswith("_call"):
+        arguments = next((item[f] for f in ("arguments", "input", "action") if f in item), {})
+        call = Part(PartKind.CALL, as_text(arguments), str(item.get("name") or kind), id)
+        return [Message("assistant", (call,))]
+    return [Message("user", (Part(PartKind.TEXT, as_text(item)),))]
+
+
+def _output(item: Block) -> object:
+    """What a tool answered: a text, blocks, or (custom tools) any other value, as JSON."""
+    output = item.get("output")
+    return output if isinstance(output, str | list | None) else as_text(output)
+
+
+def _texts(item: Block, field: str) -> list[str]:
+    inner = item.get(field)
+    blocks = inner if isinstance(inner, list) else []
+    return [b["text"] for b in blocks if isinstance(b, Mapping) and isinstance(b.get("text"), str)]

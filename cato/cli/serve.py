@@ -164,6 +164,8 @@ def _greet(url: str, path: Path, log_path: Path) -> None:
     if tasks:
         console.print(f"tasks: {', '.join(tasks)}", highlight=False)
     console.print(f"status page: {url}/ui", highlight=False)
+    for note in _notes(url):
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     console.print("\nTry, in another terminal:\n", highlight=False)
     code = "def read(path):\n    with open(path) as file:\n        return "
     body = json.dumps({"model": "cato-completion", "prompt": code, "suffix": "\n"})
@@ -179,6 +181,15 @@ def _greet(url: str, path: Path, log_path: Path) -> None:
         highlight=False,
     )
     console.print(f"\nLog: {log_path}   Stop: Ctrl-C", highlight=False)
+
+
+def _notes(url: str) -> list[str]:
+    """What operators should know of a deployment that works."""
+    try:
+        notes = httpx.get(f"{url}/readyz", timeout=5).json().get("notes", [])
+    except (httpx.HTTPError, ValueError):
+        return []
+    return [str(note) for note in notes]
 
 
 def _show_end(log_path: Path) -> None:

@@ -11,7 +11,7 @@ from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
 from cato.core.topology import ModelSpec, model_called
-from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.base import EngineChunk, EngineRequest, TemplateFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class PoolInfo:
 
     `ready_replicas` is 0 while none can take work; `queued_per_place` counts the calls that wait
     for each place of those that can. While no replica has told its own, `profile` is a guess.
+    `template` is what its engines make of conversations; None while that is not known.
     """
 
     name: PoolName
@@ -29,6 +30,7 @@ class PoolInfo:
     ready_replicas: int
     queued_per_place: float = 0.0
     is_measured: bool = True
+    template: TemplateFacts | None = None
 
     @property
     def context_tokens(self) -> int | None:

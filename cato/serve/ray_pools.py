@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -44,7 +45,7 @@ from cato.core.topology import (
     Topology,
     model_called,
 )
-from cato.engines.base import EngineChunk, EngineRequest
+from cato.engines.base import EngineChunk, EngineRequest, TemplateFacts
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns
@@ -64,6 +65,7 @@ from cato.telemetry.recent import RecentOverview
 log = logging.getLogger("cato.pools")
 
 REFRESH_S = 1.0
+TEMPLATE_EVERY_S = 60.0
 # An actor that stands still is left alone until the next time.
 ANSWER_WITHIN_S = 2.0
 # Receipts are sent together: an actor call costs about a millisecond of CPU.
@@ -82,6 +84,8 @@ class RayPools:
         self._models: dict[PoolName, ModelSpec] = {}
         self._pool_by_model: dict[str, PoolName] = {}
         self._profiles: dict[PoolName, Profile] = {}  # as replicas told them last
+        self._templates: dict[PoolName, TemplateFacts | None] = {}
+        self._ask_template_at_s: dict[PoolName, float] = {}
         self._app: ServedApplication | None = None  # as Serve told it last, while not ready
         self._unplaceable = ""
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
@@ -266,6 +270,7 @@ class RayPools:
             ready_replicas=len(replicas),
             queued_per_place=0.0 if picture is None else picture.queued_per_place,
             is_measured=name in self._profiles,
+            template=self._templates.get(name),
         )
 
     # Following the control plane
@@ -318,6 +323,8 @@ class RayPools:
         for name in gone:
             self._pictures.pop(name, None)
             self._profiles.pop(name, None)
+            self._templates.pop(name, None)
+            self._ask_template_at_s.pop(name, None)
             self._routers.pop(name, None)
             link = self._links.pop(actors.router_name(name), None)
             if link is not None:
@@ -333,12 +340,26 @@ class RayPools:
                 # That of a pool that was removed and is there again is another actor.
                 self._routers.pop(pool.name, None)
                 raise
+            await self._learn_template(pool)
             for deployment in pool.deployments:
                 self._handle(deployment.name)
                 gone = replica_sets.left(deployment.name)
                 if gone != self._told_left.get(deployment.name, frozenset()):
                     await router.left.remote(frozenset(ReplicaId(r) for r in gone))
                     self._told_left[deployment.name] = gone
+
+    async def _learn_template(self, pool: PoolSpec) -> None:
+        """Ask one replica: all of a pool have the same model. An update may bring another."""
+        ready = [r for r in self._pictures[pool.name].replicas if r.accepting]
+        now_s = time.monotonic()
+        if not ready or now_s < self._ask_template_at_s.get(pool.name, 0.0):
+            return
+        handle = self._handle(ready[0].deployment).options(stream=False)
+        try:
+            self._templates[pool.name] = await handle.template.remote(cato={"replica": ready[0].id})
+            self._ask_template_at_s[pool.name] = now_s + TEMPLATE_EVERY_S
+        except (RayActorError, RayServeException, CatoError) as error:
+            log.info("the chat template of pool %s is not known yet: %s", pool.name, error)
 
     async def _refresh_shared(self) -> None:
         async with asyncio.timeout(ANSWER_WITHIN_S):

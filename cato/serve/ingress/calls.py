@@ -19,6 +19,7 @@ from cato.serve.ingress.context import Ingress, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, whole
 from cato.serve.ingress.limits import capped
 from cato.serve.ingress.naming import pool_of
+from cato.serve.ingress.templates import check_tools
 
 # Fields of a body that never reach an engine: CATO's own, and those that it sets.
 OWN_FIELDS = frozenset(
@@ -42,9 +43,11 @@ def start_call(
     in the receipt.
 
     It takes the place of the latest run of `buffer`, or of the one that the request names itself.
-    Raise `UnknownNameError` when no pool serves the model.
+    Raise `UnknownNameError` when no pool serves the model, and `InputError` for tools that it
+    would never see.
     """
     pool = pool_of(ingress, model)
+    check_tools(pool, body)
     passed = {key: value for key, value in body.items() if key not in OWN_FIELDS}
     if not is_streamed:
         passed.pop("stream_options", None)  # an engine refuses it there

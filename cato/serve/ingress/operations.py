@@ -15,6 +15,7 @@ from cato.serve.ingress.errors import Failure, answer
 from cato.serve.ingress.gate import comes_from_here
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
+from cato.serve.ingress.templates import note_of
 
 UNKNOWN_REQUEST = Failure(
     404,
@@ -41,7 +42,9 @@ def routes(ingress: Ingress) -> APIRouter:
         machine are told all of it."""
         is_ready, reason = ingress.ready()
         if is_ready:
-            return JsonAnswer({"status": "ready"})
+            notes = [note for pool in ingress.service.pools() if (note := note_of(pool))]
+            told = {"notes": notes} if notes and comes_from_here(request) else {}
+            return JsonAnswer({"status": "ready", **told})
         if not comes_from_here(request):
             reason = reason.partition("\n")[0]
         return JsonAnswer({"status": "not ready", "reason": reason}, 503, {"Retry-After": "1"})

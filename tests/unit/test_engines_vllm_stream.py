@@ -142,7 +142,12 @@ def test_vllms_words_for_too_long_are_recognised(message: str) -> None:
         (
             "This model's maximum context length is 512 tokens. However, your prompt contains at "
             "least 513 input tokens, which exceeds this limit even without any output tokens.",
-            (513, None, 512),
+            (None, None, 512),
+        ),
+        (
+            "This model's maximum context length is 512 tokens. However, your prompt contains 600 "
+            "input tokens, which exceeds this limit even without any output tokens.",
+            (600, None, 512),
         ),
         (
             "This model's maximum context length is 512 tokens. However, your prompt contains "

@@ -25,9 +25,11 @@ from ingress_kit import (
     sse_events,
     until,
     until_busy,
+    workflows_of,
 )
 from starlette.exceptions import HTTPException
 
+from cato.core.commands import Dispatch
 from cato.core.errors import (
     CapacityError,
     ContextLengthError,
@@ -43,11 +45,16 @@ from cato.core.errors import (
     StartingError,
     UnknownNameError,
 )
-from cato.core.ids import ReplicaId
+from cato.core.ids import PoolName, ReplicaId
+from cato.core.snapshot import Invocation
 from cato.core.tenancy import Access, ApiKey, Tenant
 from cato.serve.access.control import Caller
 from cato.serve.access.keys import digest_of
+from cato.serve.ingress.app import create_app
 from cato.serve.ingress.errors import failure_of_error
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.service import TaskService
+from cato.testing.local_pools import LocalPools, LocalRecords
 
 BROKEN = """
 name: broken
@@ -253,6 +260,33 @@ def test_the_numbers_of_a_prompt_that_is_too_long_survive_a_message_between_proc
     come = pickle.loads(pickle.dumps(sent))
     numbers = (come.prompt_tokens, come.max_tokens, come.context_tokens)
     assert (str(come), come.param, numbers) == ("x", "prompt", (7, 1, 5))
+
+
+class Uncounting(LocalPools):
+    """Its engines say that a prompt is too long, and not how long it is."""
+
+    async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
+        raise ContextLengthError("at least 4097 input tokens", context_tokens=4096)
+
+
+async def test_a_prompt_that_no_engine_counted_to_its_end_is_told_as_estimated(
+    tmp_path: Path,
+) -> None:
+    messages = [{"role": "user", "content": "x" * 35_000}]
+    async with Uncounting(a_fast_pool()) as pools:
+        service = TaskService(
+            workflows_of(tmp_path, COMPLETION), pools, NodeRunner({}), LocalRecords(pools), seed=1
+        )
+        app = create_app(
+            service, max_body_bytes=99_999, ready=lambda: (True, ""), access=an_access()
+        )
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://cato") as http:
+            body = {"model": "fast", "max_tokens": 9, "messages": messages}
+            message = (await http.post("/v1/messages", json=body)).json()["error"]["message"]
+    told = re.fullmatch(r"prompt is too long: (\d+) tokens > 4096 maximum", message)
+    assert told is not None
+    assert int(told[1]) == pytest.approx(10_000, rel=0.3)
 
 
 @pytest.mark.parametrize("stream", [False, True])

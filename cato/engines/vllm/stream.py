@@ -19,7 +19,8 @@ _CONTEXT_WORDS = re.compile(
     re.IGNORECASE,
 )
 _CONTEXT_TOKENS = re.compile(r"context length (?:is|of) (\d+)|max_model_len[ =]*\(?(\d+)")
-_ASKED_INPUT = re.compile(r"contains (?:at least )?(\d+) input tokens")
+# Not "at least N": that is one more than it takes, wherever it stopped counting.
+_ASKED_INPUT = re.compile(r"contains (\d+) input tokens")
 _ASKED_OUTPUT = re.compile(r"max_tokens=(\d+)|(\d+) output tokens|too large: (\d+)")
 # The server outlives its dead core by up to 5 s, and answers 500 with these words.
 _DEAD_WORDS = ("EngineCore encountered an issue", "EngineDeadError")

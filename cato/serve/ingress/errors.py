@@ -180,9 +180,15 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return Failure(500, "CATO failed on this request.", "server_error", "internal_error")
 
 
-def _too_long(error: ContextLengthError) -> Failure:
-    """In the words that make clients compact: those of OpenAI's and of Anthropic's own servers."""
+def _too_long(error: ContextLengthError, estimated_tokens: int = 0) -> Failure:
+    """In the words that make clients compact: those of OpenAI's and of Anthropic's own servers.
+
+    The prompt's `estimated_tokens` count where its engine did not count to its end: clients shorten
+    a conversation by what is beyond the context.
+    """
     prompt, output, context = error.prompt_tokens, error.max_tokens, error.context_tokens
+    if prompt is None and context is not None and estimated_tokens > context:
+        prompt = estimated_tokens
     with_numbers = to_anthropic = ""
     if context is not None:
         limit = f"This model's maximum context length is {context} tokens."
@@ -270,6 +276,8 @@ def failure_of_run(task: RunningTask, has_replicas: Callable[[str], bool]) -> Fa
     finish = finish_of(task)
     if finish.status == "done":
         return None
+    if isinstance(task.error, ContextLengthError):
+        return _too_long(task.error, task.asked_tokens)
     if task.error is not None:
         return failure_of_error(task.error, has_replicas)
     problem = finish.receipt.problem

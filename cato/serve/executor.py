@@ -201,6 +201,11 @@ class RunningTask:
         return self.finish
 
     @property
+    def asked_tokens(self) -> int:
+        """Of the longest prompt of its calls, as estimated before an engine counted."""
+        return max((progress.asked_tokens for _, progress in self._calls), default=0)
+
+    @property
     def is_queued(self) -> bool:
         """Whether a call of the run waits for a lease now."""
         return self._queued > 0

@@ -36,6 +36,7 @@ from cato.serve.ingress.naming import (
     without_family,
 )
 from cato.serve.ingress.parameters import sampling_of
+from cato.serve.ingress.templates import check_tools
 from cato.serve.pools import PoolInfo
 from cato.serve.service import CALL_SLO, PRIOR_TURN_TOKENS, ModelCall
 from cato.serve.sessions import Hashing, Reading
@@ -176,8 +177,13 @@ def _field(chat: ChatRequest) -> str:
 def start_model(
     ingress: Ingress, request: Request, target: Target, chat: ChatRequest
 ) -> RunningTask:
-    """A call of `target`'s model with all of `chat`."""
+    """A call of `target`'s model with all of `chat`.
+
+    Raise `UnknownNameError` when no pool serves the model, and `InputError` for tools that it would
+    never see.
+    """
     pool = pool_of(ingress, target.model)
+    check_tools(pool, chat.body)
     model = pool.model.called(target.model)
     turn = replace(
         turn_of(

@@ -50,7 +50,7 @@ def routes(ingress: Ingress) -> APIRouter:
         writer = ChatWriter(
             request_id(request), str(body.get("model") or ""), int(time.time()), _usage_in(body)
         )
-        form = WrittenForm(writer)
+        form = WrittenForm(writer, has_signs=False)  # editors lose data that is read with one
         shed = partial(form.nothing, is_streamed=is_streamed)
         return await serve_text(ingress, request, task, form, is_streamed=is_streamed, shed=shed)
 

@@ -115,6 +115,8 @@ def _response_fields(body: Mapping[str, object]) -> tuple[str, ...]:
 class _Form:
     """llama.cpp's answer; with `fields` only these, those of inner objects as `outer/inner`."""
 
+    sign = b""
+
     def __init__(self, fields: tuple[str, ...]) -> None:
         self._fields = fields
 

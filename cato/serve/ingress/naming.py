@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cato.core.errors import AccessError, InputError, UnknownNameError
+from cato.core.errors import AccessError, InputError, StartingError, UnknownNameError
 from cato.core.ids import TaskName
 from cato.core.workflow import LlmSettings, Workflow
 from cato.serve.ingress import virtual
 from cato.serve.ingress.context import Ingress, caller_of, check_task
 from cato.serve.ingress.hints import SlaClass
-from cato.serve.pools import PoolInfo
+from cato.serve.pools import PoolInfo, pool_named
 
 TASK_HEADER = "X-CATO-Task"
 AUTO_MODEL = f"{virtual.PREFIX}auto"
@@ -107,7 +107,7 @@ def resolve(
     target = _resolved(ingress, request, model, extra, shape, needs_model=needs_model)
     if target.task is not None:
         check_task(request, target.task)
-    elif not caller_of(request).may_call(_names_of(ingress, target.model)):
+    elif not caller_of(request).may_call(names_of(ingress, target.model)):
         raise AccessError(403, "model_not_permitted", "This API key may not call this model.")
     return target
 
@@ -143,13 +143,13 @@ def _resolved(
     return Target(model=model) if task is None else Target(task)
 
 
-def _names_of(ingress: Ingress, model: str) -> tuple[str, ...]:
-    """Every name of the model that `model` names; that one alone when it is not known."""
-    for pool in ingress.service.pools():
-        for names in pool.model.groups:
-            if model in names:
-                return names
-    return (model,)
+def names_of(ingress: Ingress, model: str) -> tuple[str, ...]:
+    """Every name of the model that `model` names, and that one, which may fit a pattern only."""
+    pool = pool_named(ingress.service.pools(), model)
+    if pool is None:
+        return (model,)
+    called = pool.model.called(model)
+    return (model, *(name for group in pool.model.groups if group[0] == called for name in group))
 
 
 def without_family(model: str) -> str:
@@ -159,12 +159,15 @@ def without_family(model: str) -> str:
 
 
 def pool_of(ingress: Ingress, model: str) -> PoolInfo:
-    """The pool of a real model; raise `UnknownNameError` with all names that clients may use."""
+    """The pool of a real model; raise `UnknownNameError` with all names that clients may use, or
+    `StartingError` while no model is known."""
     pools = ingress.service.pools()
-    for pool in pools:
-        if model in pool.model.names:
-            return pool
-    real = (name for pool in pools for name in pool.model.names)
+    pool = pool_named(pools, model)
+    if pool is not None:
+        return pool
+    if not pools:
+        raise StartingError("no pool is known yet")
+    real = (name for pool in pools for name in (*pool.model.names, *pool.model.patterns))
     tasks = (virtual.model_name(task) for task in ingress.service.workflows)
     raise UnknownNameError("model", model, (*real, *sorted(tasks)))
 

@@ -37,7 +37,8 @@ async def relay_choices(
     if not is_streamed:
         return await whole_call(ingress, request, task, partial(_with_receipt, extra=writer.extra))
     events = partial(_choices, writer=writer, has_receipt=has_receipt)
-    return await streamed(request, Exchange(request, task, ingress.has_replicas), events)
+    exchange = Exchange(request, task, ingress.has_replicas)
+    return await streamed(request, exchange, events, sign=writer.sign)
 
 
 async def relay_typed(
@@ -53,7 +54,8 @@ async def relay_typed(
     if not is_streamed:
         return await whole_call(ingress, request, task, partial(_with_receipt, extra={}))
     events = partial(_typed, form=form, last=f"event: {last_event}\n".encode())
-    return await streamed(request, Exchange(request, task, ingress.has_replicas), events)
+    exchange = Exchange(request, task, ingress.has_replicas)
+    return await streamed(request, exchange, events, sign=form.sign)
 
 
 def _with_receipt(

@@ -69,6 +69,7 @@ class NodeReceipt:
 @dataclass(frozen=True, slots=True)
 class SlaReceipt:
     """All of one run. `achieved_s` is None when the SLO's event never happened (a miss).
+    `tpot_target_s` is a second objective, on the pace of the stream; None without one.
 
     `path` names the executions, as indices into `nodes`, whose spans one after the other make up
     the E2E latency; `overhead_s` is the rest. `key` is the id of the API key, and `tenant`
@@ -107,6 +108,7 @@ class SlaReceipt:
     client: str = ""
     turn_kind: str = ""
     changes: tuple[str, ...] = ()
+    tpot_target_s: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import assert_never
 
 from cato.core.budgets import longest_after, split_slack
@@ -687,8 +688,9 @@ class Run:
             status=status,
             metric=self.slo.metric.value,
             target_s=self.slo.target_s,
+            tpot_target_s=None if self.slo.tpot_target_s == inf else self.slo.tpot_target_s,
             achieved_s=achieved_s,
-            met=self.slo.is_met_by(achieved_s),
+            met=self.slo.is_met_by(achieved_s, pace_s),
             ttft_s=ttft_s,
             tpot_s=pace_s,
             e2e_s=e2e_s,

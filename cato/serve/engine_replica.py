@@ -34,6 +34,7 @@ from cato.engines.base import (
     EngineChunk,
     EngineRequest,
     EngineState,
+    TemplateFacts,
 )
 from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.simulated import SimulatedEngine
@@ -195,6 +196,10 @@ class EngineReplica:
             "socket": getattr(self._engine, "socket", None),
             "kv_capacity_tokens": self._engine.facts.kv_capacity_tokens,
         }
+
+    async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:
+        """What the engine's chat template makes of conversations; `cato` names the replica."""
+        return self._engine.facts.template
 
     async def process_id(self, cato: dict[str, Any]) -> int:
         """Of the replica that `cato` names, on its host."""

@@ -201,6 +201,11 @@ class RunningTask:
         return self.finish
 
     @property
+    def asked_tokens(self) -> int:
+        """Of the longest prompt of its calls, as estimated before an engine counted."""
+        return max((progress.asked_tokens for _, progress in self._calls), default=0)
+
+    @property
     def is_queued(self) -> bool:
         """Whether a call of the run waits for a lease now."""
         return self._queued > 0
@@ -480,7 +485,9 @@ class RunningTask:
         length = progress.length
         progress.expected_tokens = call.expected_tokens if length is None else round(length.mean)
         # A pace binds a stream from its first token on, whenever that comes.
-        is_paced = run.slo.metric is SloMetric.TPOT and node.id in run.workflow.stream
+        is_streamed = node.id in run.workflow.stream
+        is_paced = run.slo.metric is SloMetric.TPOT and is_streamed
+        pace_s = run.slo.target_s if is_paced else run.slo.tpot_target_s
         invocation = Invocation(
             id=id,
             run_id=run.id,
@@ -493,7 +500,7 @@ class RunningTask:
             downstream_s=command.downstream_s,
             until_first_token=command.until_first_token or is_paced,
             draw=self._draw(),
-            tpot_target_s=run.slo.target_s if is_paced else inf,
+            tpot_target_s=pace_s if is_streamed else inf,
             length=length,
             served_s=self._served_s,
             resumable=call.is_resumable and can_continue(call),

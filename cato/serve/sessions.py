@@ -19,9 +19,9 @@ from cato.wire.prefix import chain
 
 # Sessions of one ingress replica; one of 200,000 tokens takes about 40 kB.
 MOST_SESSIONS = 1_000
-# How far an engine's count may lie from the estimate before it is taken for a misreading, such as a
-# chat template that leaves out the tools.
-LEAST_RATIO, MOST_RATIO = 0.25, 4.0
+# How far an engine's count may lie from the estimate before it is taken for a misreading. A chat
+# template that leaves out tools and system text comes to a hundredth.
+LEAST_RATIO, MOST_RATIO = 0.02, 10.0
 # Weight of a new observation in the ratio of a kind of client, for sessions without one of their
 # own.
 _KIND_WEIGHT = 0.3
@@ -38,10 +38,14 @@ class Hashing:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A prompt, and its tokens as estimated before any correction."""
+    """A prompt, and its tokens as estimated before any correction.
+
+    `is_corrected`: by what an engine counted in an earlier prompt of the session.
+    """
 
     prompt: Prompt
     raw_tokens: float
+    is_corrected: bool = False
 
 
 @dataclass(slots=True)
@@ -94,7 +98,8 @@ class SessionMemory:
         ratio = known.ratio or self._ratios.get(kind) or scale
         tokens = max(1, round(raw_tokens * ratio))
         new_tokens = max(1, round((raw_tokens - common_tokens) * ratio))
-        return Reading(Prompt(tokens, new_tokens, tuple(known.blocks), session), raw_tokens)
+        prompt = Prompt(tokens, new_tokens, tuple(known.blocks), session)
+        return Reading(prompt, raw_tokens, known.ratio is not None)
 
     def learn(self, session: str, kind: str, reading: Reading, prompt_tokens: int) -> None:
         """The engine counted `prompt_tokens` in the prompt of `reading`."""

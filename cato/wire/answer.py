@@ -45,7 +45,11 @@ class Ending:
 
 
 class Problem(Protocol):
-    """Why there is no answer; `status` is the HTTP status that it has before a stream begins."""
+    """Why there is no answer; `status` is the HTTP status that it has before a stream begins.
+
+    `with_numbers` and `to_anthropic` are other words of `message`, for conversations in OpenAI's
+    dialects and in Anthropic's; empty where these are told `message` itself.
+    """
 
     @property
     def status(self) -> int: ...
@@ -57,17 +61,23 @@ class Problem(Protocol):
     def code(self) -> str | None: ...
     @property
     def param(self) -> str | None: ...
+    @property
+    def with_numbers(self) -> str: ...
+    @property
+    def to_anthropic(self) -> str: ...
 
 
 class AnswerWriter(Protocol):
     """Writes one answer in one dialect: whole, or as events in the order in which they are sent.
 
     A stream is `opening`, then the output as it comes, then `closing` or `failed`, then the bytes
-    of `done`. A tool call is begun with its id and name; `arguments` go on with the call that was
-    begun last.
+    of `done`. While nothing comes, `sign` between two events shows that the stream lives; it is
+    empty where clients want none. A tool call is begun with its id and name; `arguments` go on with
+    the call that was begun last.
     """
 
     done: ClassVar[bytes]
+    sign: ClassVar[bytes]
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
         """The answer of a request that is not streamed."""

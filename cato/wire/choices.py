@@ -33,6 +33,7 @@ class ChoicesWriter(ABC):
     extra: Mapping[str, object] = field(default_factory=dict)
 
     done: ClassVar[bytes] = DONE_EVENT
+    sign: ClassVar[bytes] = b""
     _id_prefix: ClassVar[str]
     _kind: ClassVar[str]
     _chunk_kind: ClassVar[str]
@@ -111,11 +112,11 @@ def usage_of(ending: Ending) -> dict[str, Any]:
     }
 
 
-def openai_error(problem: Problem) -> Event:
+def openai_error(problem: Problem, *, has_numbers: bool = False) -> Event:
     """The error object of OpenAI's API."""
     return {
         "error": {
-            "message": problem.message,
+            "message": (problem.with_numbers if has_numbers else "") or problem.message,
             "type": problem.type,
             "param": problem.param,
             "code": problem.code,

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, assert_never
 
 from cato.wire.answer import Ending, Part, Problem, Text, Thinking, ToolCall
-from cato.wire.events import Event
+from cato.wire.events import KEEP_ALIVE, Event
 
 # The dialect knows few codes; one that is not the server's forbids a retry.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+# Codex knows these by name: it stops, and says why.
+_KEPT_CODES = ("context_length_exceeded", "insufficient_quota")
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class ResponsesWriter:
     _said: list[str] = field(default_factory=list)
 
     done: ClassVar[bytes] = b""
+    sign: ClassVar[bytes] = KEEP_ALIVE
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
         said = parts or (Text(""),)
@@ -71,8 +74,12 @@ class ResponsesWriter:
         return [*nothing, *ended, self._event("response.completed", response=response)]
 
     def failed(self, problem: Problem) -> list[Event]:
-        code = _CODES.get(problem.status, "server_error")
-        error = {"code": code, "message": problem.message}
+        code = "server_error"
+        if problem.code in _KEPT_CODES:
+            code = problem.code
+        elif problem.type != code:  # a lost engine is 429, too
+            code = _CODES.get(problem.status, code)
+        error = {"code": code, "message": problem.with_numbers or problem.message}
         response = {**self._response([], None), "status": "failed", "error": error}
         return [self._event("response.failed", response=response)]
 

@@ -27,6 +27,7 @@ from cato.engines.base import (
     EngineLoad,
     EngineRequest,
     EngineState,
+    TemplateFacts,
 )
 from cato.engines.scripted.answer import Answer
 from cato.engines.scripted.script import Chosen, Fault, Script, choose, load_script
@@ -97,6 +98,8 @@ class ScriptedEngine:
             start_s=self._start_s,
             version="1",
             kv_capacity_tokens=self._capacity_tokens,
+            block_tokens=self._cache.block_tokens,
+            template=TemplateFacts(),
         )
 
     async def start(self) -> None:

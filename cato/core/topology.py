@@ -110,13 +110,13 @@ def patterns_meet(one: str, other: str) -> bool:
 class EngineSpec:
     """How a replica starts its engine; `args` and `env` go to a vLLM server as they are.
 
-    `kind` is `vllm`, `simulated` or `scripted`. `python` names the interpreter that has vLLM (None: the
-    replica's own). `zygote` forks engines from a preloaded process (CPU only). `profile` and
+    `kind` is `vllm`, `simulated` or `scripted`. `python` names the interpreter that has vLLM (None:
+    the replica's own). `zygote` forks engines from a preloaded process (CPU only). `profile` and
     `seed` belong to the simulated engine: its timings and its text. `script` is the file by which
-    the scripted engine answers; of a profile it has the sizes. `swap`: weights of checkpoints
-    of one architecture take each other's place in a running vLLM, for slots of shared pools.
-    `sleep`: a model that leaves a slot keeps its vLLM engine, which sleeps with the weights in the
-    host's memory, as far as the pool's `host_memory` goes (GPU and NPU).
+    the scripted engine answers; of a profile it has the sizes. `swap`: weights of checkpoints of
+    one architecture take each other's place in a running vLLM, for slots of shared pools. `sleep`:
+    a model that leaves a slot keeps its vLLM engine, which sleeps with the weights in the host's
+    memory, as far as the pool's `host_memory` goes (GPU and NPU).
     """
 
     kind: str

@@ -12,7 +12,7 @@ import pytest
 
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
 from cato.core.topology import EngineSpec
-from cato.engines.base import Endpoint, EngineChunk, EngineRequest
+from cato.engines.base import Endpoint, EngineChunk, EngineRequest, EngineState
 from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.scripted.script import choose, load_script
 from cato.testing.builders import a_profile
@@ -125,6 +125,16 @@ def test_calls_and_results_name_no_script(path: Path) -> None:
     assert (chosen.name, chosen.number) == ("edit", 1)
 
 
+def test_an_answer_and_its_rest_are_one_step(path: Path) -> None:
+    conversation = said(
+        user(MARK),
+        {"role": "assistant", "content": "I "},
+        user("The connection dropped."),
+        *called("look."),
+    )
+    assert choose(load_script(path), conversation).number == 1
+
+
 def test_an_answer_whose_call_was_cut_does_not_count(path: Path) -> None:
     aborted = {"role": "tool", "tool_call_id": "1", "content": "Tool execution aborted"}
     conversation = said(user(MARK), *called(), called("Two")[0], aborted)
@@ -233,6 +243,15 @@ async def test_what_was_computed_is_cached_for_the_next_turn(path: Path) -> None
     assert other[-1].cached_tokens == 0
 
 
+async def test_an_engine_that_its_script_ends_is_dead(path: Path) -> None:
+    engine = an_engine(path)
+    await engine.start()
+    with pytest.raises(EngineDeadError):
+        await answered(engine, Endpoint.CHAT, {"messages": [user("[script: breaks]")]})
+    assert engine.state is EngineState.DEAD
+    assert await engine.wait_dead() == "the scripted engine was ended by its script"
+
+
 async def test_faults_happen_once_whichever_engine_is_asked(path: Path) -> None:
     one, other = an_engine(path), an_engine(path)
     await one.start()
@@ -245,6 +264,7 @@ async def test_faults_happen_once_whichever_engine_is_asked(path: Path) -> None:
     with pytest.raises(EngineError) as refusal:
         await answered(other, Endpoint.CHAT, refused)
     assert refusal.value.status == 429
+    await one.start()
     assert (await answered(one, Endpoint.CHAT, refused))[-1].finish_reason == "stop"
     lines = [json.loads(line) for line in path.with_name("log.jsonl").read_text().splitlines()]
     assert [line["outcome"] for line in lines] == ["died", "done", "refused", "done"]

@@ -157,7 +157,6 @@ class ScriptedEngine:
             limit = self._limit(request.body, len(prompt.tokens))
             async for chunk in self._stream(answer, limit, prompt, note, dies=has_fault):
                 yield chunk
-            note.outcome = "done"
         finally:
             note.write()
 
@@ -191,10 +190,12 @@ class ScriptedEngine:
             for i, chunk in enumerate(answer.chunks(pieces, ending)):
                 if dies and i == max(1, len(pieces) // 2):
                     note.outcome = "died"
-                    raise EngineDeadError("the script ends the engine once", 503)
+                    await self.kill("ended by its script")
                 await asyncio.sleep(_PIECE_S)
                 self._check_ready()
                 note.output_tokens = chunk.output_tokens
+                if chunk.finish_reason is not None:
+                    note.outcome = "done"  # few readers ask for more than the last chunk
                 yield chunk
             self._cache.compute(held, total)
         finally:

@@ -28,7 +28,7 @@ class Fault(StrEnum):
 
     NONE = ""
     DIES = "dies"
-    """The engine breaks in the middle of the answer."""
+    """The engine dies in the middle of the answer, and with it all that it works on."""
     REFUSES = "refuses"
     """The engine answers 429."""
 
@@ -116,9 +116,9 @@ def choose(script: Script, conversation: Conversation) -> Chosen:
     if marked is None:
         return Chosen("", 0, UNKNOWN)
     name, after = marked
-    number = Conversation(messages=tuple(_without_aborted(script, after))).answers
-    last = conversation.messages[-1]
-    is_resumed = number > 0 and (last.role == "assistant" or _matches(script.resumes, last.text))
+    since = Conversation(messages=tuple(_without_cuts(script, after)))
+    number = since.answers
+    is_resumed = number > 0 and since.messages[-1].role == "assistant"
     if is_resumed:
         number -= 1
     steps = script.steps.get(name)
@@ -126,7 +126,7 @@ def choose(script: Script, conversation: Conversation) -> Chosen:
         return Chosen("", 0, UNKNOWN)
     step = _filled(steps[number], variables) if number < len(steps) else OVER
     if is_resumed:
-        step = _rest(step, _last_answer(conversation))
+        step = _rest(step, since.messages[-1].text)
     return Chosen(name, number, step)
 
 
@@ -134,10 +134,13 @@ def _matches(pattern: re.Pattern[str] | None, text: str) -> bool:
     return pattern is not None and pattern.search(text) is not None
 
 
-def _without_aborted(script: Script, messages: Sequence[Message]) -> list[Message]:
-    """The messages without answers whose calls were cut, and what stands for their results."""
+def _without_cuts(script: Script, messages: Sequence[Message]) -> list[Message]:
+    """The messages as if no answer had been cut: an answer and its rest follow each other, and one
+    whose call was cut is not there."""
     found: list[Message] = []
     for message in messages:
+        if message.role == "user" and _matches(script.resumes, message.text):
+            continue
         if message.role == "tool" and _matches(script.aborted, message.parts[0].text):
             found.pop()
         else:
@@ -177,11 +180,6 @@ def _text(conversation: Conversation, where: Where) -> str:
 
 def _all_text(conversation: Conversation) -> str:
     return "\n".join(message.text for message in conversation.messages)
-
-
-def _last_answer(conversation: Conversation) -> str:
-    answers = (m.text for m in reversed(conversation.messages) if m.role == "assistant")
-    return next(answers, "")
 
 
 def _rest(step: Step, said: str) -> Step:

@@ -209,8 +209,8 @@ class ToolAgent(Agent):
         raise NotImplementedError(task)
 
     def steps(self) -> dict[str, list[Step]]:
-        ask = f"Read the readme. [script: {self.name}-helper repo=$repo]"
-        asked = [self.helper(ask) for _ in range(self.helpers)]
+        mark = f"[script: {self.name}-helper repo=$repo]"
+        asked = [self.helper(f"Read part {i} of it. {mark}") for i in range(self.helpers)]
         after = {"text": "I write what was done.", "calls": [self._after()]}
         return {
             f"{self.name}-work": [

@@ -58,7 +58,7 @@ def write_script(folder: Path) -> Path:
         "log": str(folder / "engines.jsonl"),
         "steps": steps,
         "rules": rules,
-        "resumes": "^The connection dropped mid-response",  # Qwen Code's words
+        "resumes": "^(The connection dropped mid-response|Your response above was cut off)",  # Qwen Code's and Claude Code's
         "aborted": "^Tool execution aborted",  # opencode's
     }
     path = folder / "script.json"
@@ -154,7 +154,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     agent = getattr(item, "callspec", None) and item.callspec.params.get("agent")
     if report.failed and agent is not None:
         name = item.originalname.removeprefix("test_").replace("_", " ")
-        table.failed(agent.name, name)
+        table.failed(agent, name)
     return report
 
 

@@ -107,12 +107,12 @@ def run_agent(agent: Agent, job: str, folder: Path, url: str, log: Path) -> Run:
     notes = [json.loads(line) for line in _since(log, before).splitlines()]
     receipts = {}
     for exchange in recorder.calls:
-        if exchange.request_id and (found := _receipt(url, exchange.request_id)):
+        if exchange.request_id and (found := receipt_of(url, exchange.request_id)):
             receipts[exchange.request_id] = found
     return Run(agent, place, ran, recorder.exchanges, notes, receipts)
 
 
-def _receipt(url: str, request_id: str) -> dict[str, Any] | None:
+def receipt_of(url: str, request_id: str) -> dict[str, Any] | None:
     deadline_s = time.monotonic() + RECEIPT_S
     while time.monotonic() < deadline_s:
         answer = httpx.get(f"{url}/v1/requests/{request_id}", timeout=10)

@@ -20,7 +20,7 @@ found: Results = {}
 
 
 def note(agent: Agent, name: str, value: object) -> None:
-    found.setdefault(agent.name, {})[name] = value
+    found.setdefault(agent.name, {"version": agent.source.version})[name] = value
 
 
 def note_least(agent: Agent, name: str, value: float) -> None:
@@ -33,14 +33,14 @@ def note_most(agent: Agent, name: str, value: float) -> None:
     note(agent, name, round(max(known, value), 3))
 
 
-def failed(agent: str, test: str) -> None:
-    problems = found.setdefault(agent, {}).setdefault("failed", [])
-    if test not in problems:
-        problems.append(test)
+def failed(agent: Agent, test: str) -> None:
+    known = found.get(agent.name, {}).get("failed", [])
+    if test not in known:
+        note(agent, "failed", [*known, test])
 
 
 def skipped(agent: Agent, why: str) -> None:
-    found[agent.name] = {"skipped": why}
+    found[agent.name] = {"version": agent.source.version, "skipped": why}
 
 
 def write() -> None:

@@ -19,6 +19,7 @@ from cato.core.errors import (
     ContextLengthError,
     DeadlineError,
     EngineDeadError,
+    EngineError,
     NodeError,
     ReplicaLostError,
     SupersededError,
@@ -359,6 +360,7 @@ class RunningTask:
         started_s: float,
     ) -> None:
         shrink, answer = 1.0, progress.answer
+        lost: ReplicaLostError | EngineDeadError | None = None
         while True:
             call = engine_call(settings, command.names, pool, shrink)
             try:
@@ -376,15 +378,22 @@ class RunningTask:
                     raise
                 shrink *= 0.6
             except (ReplicaLostError, EngineDeadError) as error:
+                if answer.is_whole:
+                    return
                 progress.reasons[-1] += f"; lost after {answer.extent}: {error}"
-                rest = answer.rest(call)
-                if rest is not None:
-                    if rest.raw:
-                        self._emit(command, Piece("", rest.raw))
+                if rest := answer.rest(call):
+                    self._emit_chunks(command, rest)
                     return
                 if not answer.can_go_on(call) or not self._may_retry(progress, error):
                     raise
                 log.warning("invocation %s: %s; asking for another lease", id, error)
+                lost = error
+            except EngineError as error:
+                # A request to go on is CATO's own: when it is refused, the answer was lost.
+                if lost is None or not answer.has_output:
+                    raise
+                progress.reasons[-1] += f"; did not go on: {error}"
+                raise lost from error
 
     def _may_retry(self, progress: _Progress, error: ReplicaLostError | EngineDeadError) -> bool:
         """Whether a lost attempt may be followed by another; counts it."""
@@ -452,13 +461,17 @@ class RunningTask:
     ) -> bool:
         async for chunk in chunks:
             new = progress.answer.add(chunk)
-            if new.text and progress.first_token_s is None:
+            if progress.first_token_s is None and any(piece.text for piece in new):
                 progress.first_token_s = time.monotonic() - sent_s
-            if new.text or new.raw:
-                self._emit(command, Piece(new.text, new.raw))
+            self._emit_chunks(command, new)
             if chunk.finish_reason == PREEMPTED:
                 return False
         return True
+
+    def _emit_chunks(self, command: StartNode, chunks: list[EngineChunk]) -> None:
+        for chunk in chunks:
+            if chunk.text or chunk.raw:
+                self._emit(command, Piece(chunk.text, chunk.raw))
 
     def _invocation(
         self,

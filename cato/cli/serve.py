@@ -22,7 +22,9 @@ from cato.config.paths import resolve
 from cato.config.places import run_dir
 from cato.core.errors import ConfigError
 from cato.serve import haproxy
+from cato.serve.engines_app import UNPLACEABLE
 from cato.serve.ports import free_port
+from cato.serve.preflight import check_files
 
 # Read by every Ray process at import: set before the first one starts.
 TRANSPORT = {
@@ -34,11 +36,14 @@ TRANSPORT = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+# A replica that did not start twice will not: Serve's default are three tries, of which each may
+# take as long as an engine's start.
+GIVE_UP = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "2"}
 START_TIMEOUT_S = 900.0
 POLL_S = 0.3
 STOP_TIMEOUT_S = 60.0
 LAST_LINES = 25
-# Serve's own words, from its proxy, for an application that it has given up on.
+# For an application that was given up: Serve's own words, from its proxy, and the ingress's.
 FAILED = "failed to deploy"
 
 console = Console()
@@ -54,6 +59,7 @@ def serve(
     try:
         path = resolve(file)
         deploy = load_deploy_file(path)
+        check_files(deploy)
     except ConfigError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error
@@ -63,7 +69,7 @@ def serve(
     if _answers(url):
         console.print(f"Something already answers at {url}; stop it or change http_options.port.")
         raise typer.Exit(2)
-    env = dict(os.environ)
+    env = GIVE_UP | os.environ
     if transport:
         # Another Serve on this machine has the default fallback port, which HAProxy would use.
         fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}
@@ -102,19 +108,24 @@ def _as_interrupt(*_: object) -> None:
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> None:
     started_s = time.monotonic()
+    told: set[str] = set()
     with console.status("starting Ray ...") as status:
         while time.monotonic() - started_s < START_TIMEOUT_S:
             if process.poll() is not None:
                 console.print(f"Serve ended with {process.returncode}; the end of {log_path}:")
                 _show_end(log_path)
                 raise typer.Exit(1)
-            is_ready, what = _readiness(url)
-            if FAILED in what:
-                console.print(f"{what}\nThe end of {log_path}:")
-                _show_end(log_path)
+            is_ready, reason = _readiness(url)
+            what, _, details = reason.partition("\n")
+            if FAILED in what or UNPLACEABLE in what:
+                console.print(reason, style="red", markup=False, highlight=False)
+                console.print(f"All of it: {log_path}, and the logs of Ray in its session folder.")
                 raise typer.Exit(1)
             if is_ready:
                 return
+            if details and details not in told:
+                told.add(details)
+                console.print(details, style="yellow", markup=False, highlight=False)
             status.update(f"{what} ({time.monotonic() - started_s:.0f} s)")
             time.sleep(POLL_S)
     console.print(f"Not ready after {START_TIMEOUT_S:.0f} s; the end of {log_path}:")
@@ -123,6 +134,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> N
 
 
 def _readiness(url: str) -> tuple[bool, str]:
+    """Whether tasks can be served; if not, why, and in further lines what keeps it."""
     try:
         answer = httpx.get(f"{url}/readyz", timeout=5)
     except httpx.HTTPError:
@@ -152,6 +164,8 @@ def _greet(url: str, path: Path, log_path: Path) -> None:
     if tasks:
         console.print(f"tasks: {', '.join(tasks)}", highlight=False)
     console.print(f"status page: {url}/ui", highlight=False)
+    for note in _notes(url):
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     console.print("\nTry, in another terminal:\n", highlight=False)
     code = "def read(path):\n    with open(path) as file:\n        return "
     body = json.dumps({"model": "cato-completion", "prompt": code, "suffix": "\n"})
@@ -167,6 +181,15 @@ def _greet(url: str, path: Path, log_path: Path) -> None:
         highlight=False,
     )
     console.print(f"\nLog: {log_path}   Stop: Ctrl-C", highlight=False)
+
+
+def _notes(url: str) -> list[str]:
+    """What operators should know of a deployment that works."""
+    try:
+        notes = httpx.get(f"{url}/readyz", timeout=5).json().get("notes", [])
+    except (httpx.HTTPError, ValueError):
+        return []
+    return [str(note) for note in notes]
 
 
 def _show_end(log_path: Path) -> None:

@@ -33,6 +33,7 @@ from cato.config.yaml_file import (
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.topology import (
+    RESERVED_PREFIX,
     AdapterSpec,
     DeploymentSpec,
     EngineSpec,
@@ -46,6 +47,8 @@ from cato.core.topology import (
     SharedPoolPolicies,
     SharedPoolSpec,
     Topology,
+    is_pattern,
+    patterns_meet,
 )
 from cato.policies.eviction.registry import eviction_names, order_names
 from cato.policies.registry import (
@@ -60,9 +63,6 @@ from cato.workflows.fim import FAMILIES, family_of
 
 CPU_KV_CACHE_BYTES = 1024**3
 """KV cache of a vLLM engine on CPU when the file names none: vLLM would take 92 % of the RAM."""
-
-RESERVED_PREFIX = "cato-"
-"""Model names under which the HTTP interface offers workflows, such as `cato-code-completion`."""
 
 _DEFAULT_POLICIES = PoolPolicies()
 _DEFAULT_SCALING = PoolScaling()
@@ -103,7 +103,21 @@ PublicName = Annotated[
         rf"(?!{RESERVED_PREFIX}).*", f"names with {RESERVED_PREFIX!r} belong to the workflows"
     ),
 ]
-"""A model name or alias, as clients send it."""
+"""A model name, as clients send it."""
+
+Alias = Annotated[
+    str,
+    matching(
+        r"[A-Za-z0-9*?][A-Za-z0-9._:/*?-]{0,127}",
+        "an alias has at most 128 letters, digits, '.', '_', ':', '/' and '-', and where it stands "
+        "for many names '*' (any characters) and '?' (one)",
+    ),
+    matching(r"(?!.*\*\*).*", "'**' fits no more than '*'"),
+    matching(
+        rf"(?!{RESERVED_PREFIX}).*", f"names with {RESERVED_PREFIX!r} belong to the workflows"
+    ),
+]
+"""Another name of a model, or a pattern of such names."""
 
 
 def _as_text(value: object) -> object:
@@ -144,13 +158,14 @@ class AdapterArgs(StrictModel):
 class ModelArgs(StrictModel):
     """A model; `source` is a folder, `demo` or a Hugging Face id; it suggests the `family`.
 
-    `adapters` are called like models, by their names, and served by this model's replicas.
-    `adapter_places`: how many more may be added while they run; memory is set aside for them.
+    `aliases` may be patterns, such as `claude-*`; see `ModelSpec`. `adapters` are called like
+    models, by their names, and served by this model's replicas. `adapter_places`: how many more may
+    be added while they run; memory is set aside for them.
     """
 
     source: NonEmpty
     family: Annotated[str, AfterValidator(lambda v: _one_of(v, tuple(FAMILIES)))] | None = None
-    aliases: list[PublicName] = Field(default_factory=list)
+    aliases: list[Alias] = Field(default_factory=list)
     adapters: dict[PublicName, AdapterArgs] = Field(default_factory=dict)
     adapter_places: Annotated[int, Field(ge=0, le=100)] = 0
 
@@ -163,9 +178,10 @@ class ModelArgs(StrictModel):
             ModelName(name),
             self.source,
             family,
-            tuple(self.aliases),
+            tuple(a for a in self.aliases if not is_pattern(a)),
             adapters,
             self.adapter_places,
+            tuple(a for a in self.aliases if is_pattern(a)),
         )
 
 
@@ -689,6 +705,7 @@ def _name_problems(data: object) -> Found:
     shared = _mapping(_mapping(data).get("shared_pools"))
     found = [
         *_taken_names(models),
+        *_ambiguous_patterns(models),
         *_pools_without_own_model(pools, models),
         *_deployments_of_two_pools(pools),
         *_shared_names(shared, pools, models),
@@ -747,6 +764,33 @@ def _taken_names(models: Mapping[str, object]) -> Found:
             for i, alias in enumerate(_list(_mapping(facts).get("aliases"))):
                 what = f"an alias of {adapter!r}"
                 take(alias, what, (*at, "adapters", adapter, "aliases", i))
+    return found
+
+
+def _ambiguous_patterns(models: Mapping[str, object]) -> Found:
+    """Of two patterns that fit a name the longer one counts: these are of one length."""
+    found: Found = []
+    earlier: list[tuple[str, str]] = []
+    for model, settings in models.items():
+        mine = [
+            (i, alias)
+            for i, alias in enumerate(_list(_mapping(settings).get("aliases")))
+            if isinstance(alias, str) and is_pattern(alias)
+        ]
+        for i, alias in mine:
+            for other, pattern in earlier:
+                # Equal ones are reported as taken.
+                if (
+                    len(pattern) == len(alias)
+                    and pattern != alias
+                    and patterns_meet(pattern, alias)
+                ):
+                    rule = (
+                        f"some names fit this pattern and {pattern!r} of {other!r}, which is as "
+                        "long; make the one that shall count longer"
+                    )
+                    found.append((("models", model, "aliases", i), alias, rule))
+        earlier += [(model, alias) for _, alias in mine]
     return found
 
 

@@ -4,9 +4,10 @@ What is used and why: `RequestRouter._choose_replica_for_request` (two defects o
 public subclass unusable: calls hang under fan-out from one request, and the FIFO hand-over gives a
 replica to the wrong call); of the Serve controller `update_deployment_replicas` (the public REST
 route needs the dashboard and a token) and `get_serve_instance_details` (the public `serve.status`
-asks it too, and leaves out the targets and which replicas drain); its client, for the address that
-Serve's proxies listen on; Ray's free resources by host (the public function adds them up); and the
-name of the resource that only the head node has. A test fans 40 calls out of one request.
+asks it too, and leaves out the targets, which replicas drain, and the deployment file); its client,
+for the address that Serve's proxies listen on; Ray's free resources by host (the public function
+adds them up); and the name of the resource that only the head node has. A test fans 40 calls out of
+one request.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cato.control import replica_sets
 from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.fleet import HostResources, ServedDeployment
 from cato.core.ids import DeploymentName, ReplicaId
+from cato.serve.engines_app import ServedApplication, ServedPart
 
 SUPPORTED = "2.60."
 # So little that any number of actors fits; as Serve does for its controller.
@@ -112,15 +114,47 @@ async def scale(app: str, deployment: str, replicas: int) -> None:
 
 async def deployments(app: str) -> dict[DeploymentName, ServedDeployment]:
     """The deployments of `app` and their replicas; empty when it, or Serve, is not there."""
-    try:
-        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    except ValueError:
-        return {}
-    details = await controller.get_serve_instance_details.remote()
-    found = details["applications"].get(app)
+    found = await _details(app)
     if found is None:
         return {}
     return {DeploymentName(name): _served(d) for name, d in found["deployments"].items()}
+
+
+async def application(app: str) -> ServedApplication | None:
+    """What Serve says of `app`; None when it, or Serve, is not there."""
+    found = await _details(app)
+    if found is None:
+        return None
+    config = found.get("deployed_app_config") or {}
+    return ServedApplication(
+        _part(found),
+        {name: _part(details) for name, details in found["deployments"].items()},
+        config.get("args"),
+    )
+
+
+async def _details(app: str) -> dict[str, Any] | None:
+    try:
+        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return None
+    details: dict[str, Any] = await controller.get_serve_instance_details.remote()
+    found: dict[str, Any] | None = details["applications"].get(app)
+    return found
+
+
+def _part(details: Mapping[str, Any]) -> ServedPart:
+    status = details["status"]
+    return ServedPart(str(getattr(status, "value", status)), details.get("message") or "")
+
+
+def is_on_head_node() -> bool:
+    """Whether this process runs beside the control actors. Blocks for an answer of Ray."""
+    mine = ray.get_runtime_context().get_node_id()
+    return any(
+        node["NodeID"] == mine and HEAD_NODE_RESOURCE_NAME in node["Resources"]
+        for node in ray.nodes()
+    )
 
 
 def _served(details: Mapping[str, Any]) -> ServedDeployment:

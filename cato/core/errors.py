@@ -10,8 +10,9 @@ CatoError
 ├── DeadlineError          a run passed its hard deadline (HTTP 504)
 ├── AccessError            the caller may not do this, or nobody can say who it is (HTTP 401, 403)
 ├── QuotaError             the caller's tenant has used what it may for now (HTTP 429)
-├── CapacityError          no replica can take the invocation now (HTTP 429 or 503)
-│   └── NotLoadedError     its model does not load on any card (HTTP 503)
+├── StartingError          the engines are not known yet (HTTP 503)
+├── CapacityError          no replica can take the invocation now (HTTP 429)
+│   └── NotLoadedError     its model does not load on any card (HTTP 429)
 ├── PoolClosedError        the books that it waited in were put away; offer it anew
 ├── SupersededError        a newer run of the same buffer took the place (HTTP 499)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
@@ -85,7 +86,25 @@ class InputError(CatoError):
 
 
 class ContextLengthError(InputError):
-    """Prompt and output do not fit the model's context."""
+    """Prompt and output do not fit the model's context.
+
+    The numbers are None where whoever refused did not say them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        prompt_tokens: int | None = None,
+        max_tokens: int | None = None,
+        context_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param)
+        # All arguments: Ray pickles `args`.
+        self.args = (message, param, prompt_tokens, max_tokens, context_tokens)
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.context_tokens = context_tokens
 
 
 class ExpressionError(CatoError):
@@ -153,6 +172,17 @@ class QuotaError(CatoError):
 
     def __str__(self) -> str:
         return f"the limit of {self.limit} is used up; retry in {self.retry_after_s:.1f} s"
+
+
+class StartingError(CatoError):
+    """The server has just started and cannot say yet what it serves."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class CapacityError(CatoError):

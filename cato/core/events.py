@@ -14,7 +14,8 @@ class ReplicaReported:
     """A replica says what it is and what it holds; the first report makes it known.
 
     `held` are the invocations that it has; a lease it does not name after a grace time is free.
-    `prefix_caching`: its engine keeps the beginnings of prompts.
+    `prefix_caching`: its engine keeps the beginnings of prompts. `step_tokens`: the prompt tokens
+    that its engine processes in one step at most (0: whole prompts, or unknown).
     """
 
     now_s: float
@@ -26,6 +27,7 @@ class ReplicaReported:
     accepting: bool
     held: tuple[InvocationId, ...]
     prefix_caching: bool = False
+    step_tokens: int = 0
 
 
 @record

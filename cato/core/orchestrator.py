@@ -30,6 +30,7 @@ from cato.core.events import (
 from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, MappingPolicy, Policies, Work
+from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import (
@@ -330,6 +331,10 @@ class _Lease:
     replica_id: ReplicaId
     running: Running
     command: Dispatch
+    # Of its prompt, what the replica was not believed to have cached.
+    uncached_tokens: int
+    # No prompt was ahead of it: its first token tells the delay of messages.
+    went_first: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -352,6 +357,12 @@ class _Replica:
     queued_s: dict[InvocationId, float] = field(default_factory=dict)
     held: int = 0
     prefilling: int = 0
+    prompt_tokens_ahead: int = 0
+    context_tokens: int = 0
+    step_tokens: int = 0
+    dispatch_s: float = 0.0
+    # When the prompts that are ahead are expected to be done.
+    _prompts_end_s: float = -inf
     # The same claim as `ReplicaSnapshot.has_room`.
     is_open: bool = False
     # Beginnings of the prompts that were sent there, the latest last; None: it caches none.
@@ -404,6 +415,28 @@ class _Replica:
         running_s = sum(_left_alone_s(r, self.profile) for r in self.leases.values())
         return running_s + sum(self.queued_s.values())
 
+    @property
+    def prompts_ahead_s(self) -> float:
+        return max(0.0, self._prompts_end_s - self.clock.now_s)
+
+    def prompt_sent(self, invocation: Invocation, uncached_tokens: int) -> None:
+        self.prefilling += 1
+        self.prompt_tokens_ahead += uncached_tokens
+        self.context_tokens += invocation.prompt_tokens
+        start_s = max(self.clock.now_s, self._prompts_end_s)
+        self._prompts_end_s = start_s + self.profile.prefill_s(uncached_tokens)
+
+    def prompt_done(self, uncached_tokens: int) -> None:
+        """One of the prompts ahead has its first token, or has left."""
+        self.prefilling -= 1
+        self.prompt_tokens_ahead -= uncached_tokens
+        if not self.prefilling:
+            self._prompts_end_s = -inf
+            return
+        # What was predicted for those that remain may have been too long, but not too short.
+        latest_s = self.clock.now_s + self.profile.prefill_s(self.prompt_tokens_ahead)
+        self._prompts_end_s = min(self._prompts_end_s, latest_s)
+
     def changed(self) -> None:
         self.held = len(self.leases) + len(self.adopted)
         self._free_holds_until_s = -inf
@@ -453,6 +486,11 @@ class _Replica:
             serial_s=self.serial_s,
             accepting=self.accepting,
             prefilling=self.prefilling,
+            prompt_tokens_ahead=self.prompt_tokens_ahead,
+            prompts_ahead_s=self.prompts_ahead_s,
+            context_tokens=self.context_tokens,
+            step_tokens=self.step_tokens,
+            dispatch_s=self.dispatch_s,
         )
 
 
@@ -792,6 +830,7 @@ class PoolOrchestrator:
         replica.profile = event.profile
         replica.max_running = event.max_running
         replica.standby = event.standby
+        replica.step_tokens = event.step_tokens
         replica.accepting_work = event.accepting
         replica.seen_at_s = event.now_s
         if event.prefix_caching != (replica.prefixes is not None):
@@ -863,10 +902,16 @@ class PoolOrchestrator:
         return self._fill_one(replica, event.now_s)
 
     def _see_tokens(self, replica: _Replica, running: Running, tokens: int, now_s: float) -> None:
+        batch = min(replica.held, max(1, replica.max_running))
         if running.first_token_at_s is None:
             running.first_token_at_s = now_s
-            replica.prefilling -= 1
-        batch = min(replica.held, max(1, replica.max_running))
+            lease = self._leases[running.invocation.id]
+            if lease.went_first and tokens == 1:
+                predicted_s = replica.profile.first_token_s(lease.uncached_tokens, batch)
+                late_s = now_s - running.at_s - predicted_s
+                replica.dispatch_s = learnt_dispatch_s(replica.dispatch_s, late_s)
+            replica.prompt_done(lease.uncached_tokens)
+        replica.context_tokens += tokens - running.tokens
         running.saw(tokens, now_s, batch, replica.profile)
         replica.changed()
 
@@ -881,10 +926,12 @@ class PoolOrchestrator:
             tokens = max(output_tokens, lease.running.tokens)
             self._shares.charge(served.tenant, served.weight, 0, tokens - served.expected_tokens)
         replica = self._replicas.get(lease.replica_id) if lease is not None else None
-        if replica is None:
+        if replica is None or lease is None:
             return []
         running = replica.leases.pop(id)
-        replica.prefilling -= running.first_token_at_s is None
+        if running.first_token_at_s is None:
+            replica.prompt_done(lease.uncached_tokens)
+        replica.context_tokens -= running.context_tokens
         self._touch(replica)
         return [replica]
 
@@ -1213,9 +1260,13 @@ class PoolOrchestrator:
         # A standby starts when a place frees; in a freed place it starts at once.
         start_s = now_s + (replica.wait_s if replica.held >= replica.max_running else 0.0)
         running = Running(invocation, now_s, start_s + command.service_s)
-        self._leases[invocation.id] = _Lease(replica.id, running, command)
+        uncached_tokens = invocation.prompt_tokens - cached
+        went_first = not replica.prefilling and replica.held < replica.max_running
+        self._leases[invocation.id] = _Lease(
+            replica.id, running, command, uncached_tokens, went_first
+        )
         replica.leases[invocation.id] = running
-        replica.prefilling += 1
+        replica.prompt_sent(invocation, uncached_tokens)
         if invocation.prefix:
             replica.remember(invocation)
         self._touch(replica)

@@ -16,8 +16,9 @@ SUPERSEDED = "a newer request of the same buffer replaced it"
 class LlmFacts:
     """How an invocation was served. `reasons` holds one decision per attempt.
 
-    `expected_tokens` and `length_bound_tokens` (0: no belief) were predicted on arrival, the queue
-    and the service when it was leased; `service_s` is from the dispatch to the last token.
+    `expected_prompt_tokens`, `expected_tokens` and `length_bound_tokens` (0: no belief) were
+    predicted on arrival, the queue and the service when it was leased; `service_s` is from the
+    dispatch to the last token.
     """
 
     model: str
@@ -41,6 +42,7 @@ class LlmFacts:
     predicted_queue_s: float = 0.0
     service_s: float = 0.0
     predicted_service_s: float = 0.0
+    expected_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,16 @@ class NodeReceipt:
 @dataclass(frozen=True, slots=True)
 class SlaReceipt:
     """All of one run. `achieved_s` is None when the SLO's event never happened (a miss).
+    `tpot_target_s` is a second objective, on the pace of the stream; None without one.
 
     `path` names the executions, as indices into `nodes`, whose spans one after the other make up
     the E2E latency; `overhead_s` is the rest. `key` is the id of the API key, and `tenant`
     who it belongs to; empty without one. `passed` says why the request went to a model as it is
     although it named none; empty when a workflow ran, or a model was named.
+
+    Of a conversation, `session` names it, `turn` counts its calls from 1 and `parent` names the
+    session that started it (`cato.core.session.Turn`); `changes` say what was made stable in its
+    prompt.
     """
 
     request_id: RunId
@@ -95,6 +102,13 @@ class SlaReceipt:
     tenant: str = ""
     key: str = ""
     passed: str = ""
+    session: str = ""
+    turn: int = 0
+    parent: str = ""
+    client: str = ""
+    turn_kind: str = ""
+    changes: tuple[str, ...] = ()
+    tpot_target_s: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""

@@ -7,14 +7,16 @@ and report what happened. Budgets are split anew at every start (see `cato.core.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import assert_never
 
 from cato.core.budgets import longest_after, split_slack
 from cato.core.errors import ExpressionError
 from cato.core.ids import NodeId, RunId
 from cato.core.receipt import LlmFacts, NodeReceipt, SlaReceipt
+from cato.core.session import Turn
 from cato.core.slo import Slo, SloMetric, tpot_s
 from cato.core.workflow import Node, NodeKind, Workflow
 
@@ -190,9 +192,11 @@ class Run:
         next_share: NextShare | None = None,
         notes: Sequence[str] = (),
         passed: str = "",
+        turn: Turn | None = None,
     ) -> None:
         """`estimates` are baselines by node; `next_share` knows what similar runs did; `notes` say
-        what the receipt should of how it was started, and `passed` why no workflow runs."""
+        what the receipt should of how it was started, `passed` why no workflow runs, `turn` which
+        call of which session it is."""
         self.id = id
         self.workflow = workflow
         self.slo = slo
@@ -207,6 +211,7 @@ class Run:
         self._finished = False
         self._notes: list[str] = list(notes)
         self._passed = passed
+        self.turn = turn
         self._next_share = next_share if self._has_dynamic_path() else None
         self._estimates = {n.id: self._estimate(n, estimates) for n in workflow.nodes}
         self._event_nodes = self._nodes_before_the_event()
@@ -677,14 +682,15 @@ class Run:
         if status != "done":
             achieved_s = None
         path = _longest_chain(nodes, with_cancelled=status == "cancelled")
-        return SlaReceipt(
+        receipt = SlaReceipt(
             request_id=self.id,
             task=self.workflow.name,
             status=status,
             metric=self.slo.metric.value,
             target_s=self.slo.target_s,
+            tpot_target_s=None if self.slo.tpot_target_s == inf else self.slo.tpot_target_s,
             achieved_s=achieved_s,
-            met=self.slo.is_met_by(achieved_s),
+            met=self.slo.is_met_by(achieved_s, pace_s),
             ttft_s=ttft_s,
             tpot_s=pace_s,
             e2e_s=e2e_s,
@@ -697,6 +703,18 @@ class Run:
             problem=problem,
             notes=tuple(self._notes),
             passed=self._passed,
+        )
+        turn = self.turn
+        if turn is None:
+            return receipt
+        return replace(
+            receipt,
+            session=turn.session,
+            turn=turn.number,
+            parent=turn.parent,
+            client=turn.client,
+            turn_kind=turn.kind.value,
+            changes=turn.changes,
         )
 
 

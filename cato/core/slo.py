@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 
 class SloMetric(StrEnum):
@@ -16,18 +17,26 @@ class SloMetric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A target for one metric of a task; `target_s` is seconds (per token for TPOT)."""
+    """A target for one metric of a task; `target_s` is seconds (per token for TPOT).
+
+    `tpot_target_s` is a second objective: the pace of the stream once it has begun (inf: none).
+    """
 
     metric: SloMetric
     target_s: float
+    tpot_target_s: float = inf
 
     def deadline_s(self, arrived_at_s: float) -> float | None:
         """The instant by which the metric's event must happen; TPOT is a pace and has none."""
         return None if self.metric is SloMetric.TPOT else arrived_at_s + self.target_s
 
-    def is_met_by(self, achieved_s: float | None) -> bool:
-        """A metric that was never achieved (refused, failed, cancelled) is a miss."""
-        return achieved_s is not None and achieved_s <= self.target_s
+    def is_met_by(self, achieved_s: float | None, pace_s: float | None = None) -> bool:
+        """A metric that was never achieved (refused, failed, cancelled) is a miss.
+
+        `pace_s` is the TPOT of the stream; None where nothing was streamed.
+        """
+        is_in_time = achieved_s is not None and achieved_s <= self.target_s
+        return is_in_time and (pace_s is None or pace_s <= self.tpot_target_s)
 
 
 def tpot_s(ttft_s: float, e2e_s: float, output_tokens: int) -> float:

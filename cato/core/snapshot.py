@@ -34,6 +34,7 @@ class Invocation:
     run received. A deadline of inf means that no SLO is set. `resumable`: taken from a replica, it
     can go on elsewhere from its prompt and its text; only such calls are preempted. `prefix` names
     the beginnings of its prompt: the i-th value that of `PREFIX_BLOCK_TOKENS` × (i + 1) tokens.
+    `session` names the conversation or agent that it is a turn of, across tenants (empty: none).
     Under load the pool is shared by `tenant`, in proportion to `weight`.
 
     `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
@@ -60,6 +61,7 @@ class Invocation:
     served_s: float = 0.0
     resumable: bool = True
     prefix: tuple[int, ...] = ()
+    session: str = ""
     tenant: str = ""
     weight: float = 1.0
     buffer: str = ""
@@ -160,8 +162,12 @@ class ReplicaView(Protocol):
     `held` counts leases (running in the engine or standing by before it), `queued` what is
     bound to it but not sent (early binding only). `wait_s` is the expected queueing time of a
     newcomer, `serial_s` what it would be if all that is there ran alone, one after another.
-    `prefilling` counts what it holds that has no token yet. `running` lists the leases; what was
-    leased before a restart of the router is counted in `held` alone.
+    `prefilling` counts what it holds that has no token yet, `prompt_tokens_ahead` the tokens of
+    those prompts that are not believed to be cached, and `prompts_ahead_s` the time that the engine
+    is expected to need for them from now on. `context_tokens` are those of all that it holds.
+    `step_tokens` is the engine's own budget of prompt tokens a step (0: it has none), `dispatch_s`
+    the measured delay between router and engine. `running` lists the leases; what was leased before
+    a restart of the router is counted in `held` alone.
     """
 
     @property
@@ -188,6 +194,16 @@ class ReplicaView(Protocol):
     def batch(self) -> int: ...
     @property
     def prefilling(self) -> int: ...
+    @property
+    def prompt_tokens_ahead(self) -> int: ...
+    @property
+    def prompts_ahead_s(self) -> float: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def step_tokens(self) -> int: ...
+    @property
+    def dispatch_s(self) -> float: ...
     @property
     def running(self) -> Collection[Running]: ...
 
@@ -216,6 +232,11 @@ class ReplicaSnapshot:
     accepting: bool = True
     prefilling: int = 0
     running: tuple[Running, ...] = ()
+    prompt_tokens_ahead: int = 0
+    prompts_ahead_s: float = 0.0
+    context_tokens: int = 0
+    step_tokens: int = 0
+    dispatch_s: float = 0.0
 
     @property
     def has_room(self) -> bool:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
+
+RESERVED_PREFIX = "cato-"
+"""Model names under which the HTTP interface offers workflows, such as `cato-code-completion`."""
+
+MAX_CALLED_CHARS = 256
+"""A longer name fits no pattern: names come from clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,8 @@ class ModelSpec:
 
     `source`: a folder, `demo` for the model that ships with CATO, or a Hugging Face id.
     `family` names the fill-in-the-middle form (see `cato.workflows.fim`). `adapter_places`: how
-    many adapters may be added to those that the engines start with.
+    many adapters may be added to those that the engines start with. `patterns` are aliases with
+    `*` or `?`, such as `claude-*`: names that clients may call without being told them.
     """
 
     name: ModelName
@@ -40,6 +48,7 @@ class ModelSpec:
     aliases: tuple[str, ...] = ()
     adapters: tuple[AdapterSpec, ...] = ()
     adapter_places: int = 0
+    patterns: tuple[str, ...] = ()
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
@@ -49,16 +58,52 @@ class ModelSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that clients may call, adapters too."""
+        """All that clients are told of, adapters too."""
         return tuple(name for group in self.groups for name in group)
 
     def called(self, name: str) -> ModelName:
-        """What answers to `name`: this model, or one of its adapters."""
+        """What answers to `name`: one of the adapters, or this model, whose patterns fit more."""
         return ModelName(next((g[0] for g in self.groups if name in g), self.name))
 
     def adapter(self, name: ModelName) -> AdapterSpec | None:
         """The adapter of that name; None when it is this model's own."""
         return next((a for a in self.adapters if a.name == name), None)
+
+
+def model_called(name: str, models: Iterable[ModelSpec]) -> ModelSpec | None:
+    """The model that answers to `name`: the one of that name, else the one with the longest pattern
+    that fits. No pattern fits the names of workflows."""
+    known = tuple(models)
+    for model in known:
+        if name in model.names:
+            return model
+    if len(name) > MAX_CALLED_CHARS or name.rpartition(":")[2].startswith(RESERVED_PREFIX):
+        return None
+    fitting = [(p, m) for m in known for p in m.patterns if fnmatchcase(name, p)]
+    # Patterns of one length that fit the same name are refused with the deployment file.
+    return max(fitting, key=lambda found: (len(found[0]), found[0]))[1] if fitting else None
+
+
+def is_pattern(alias: str) -> bool:
+    """Whether `alias` stands for many names."""
+    return "*" in alias or "?" in alias
+
+
+def patterns_meet(one: str, other: str) -> bool:
+    """Whether there is a name that both patterns fit."""
+    # ends[j]: the rest of `one` from the present place on and `other[j:]` have such a name.
+    ends = [not other[j:].strip("*") for j in range(len(other) + 1)]
+    for i in range(len(one) - 1, -1, -1):
+        after, ends = ends, [False] * (len(other) + 1)
+        ends[-1] = one[i] == "*" and after[-1]
+        for j in range(len(other) - 1, -1, -1):
+            if one[i] == "*":
+                ends[j] = after[j] or ends[j + 1]
+            elif other[j] == "*":
+                ends[j] = ends[j + 1] or after[j]
+            else:
+                ends[j] = after[j + 1] and (one[i] == other[j] or "?" in (one[i], other[j]))
+    return ends[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from cato.core.errors import ExpressionError
 from cato.core.ids import NodeId, TaskName
+from cato.core.session import Prompt
 from cato.core.slo import Slo
 
 
@@ -123,7 +124,8 @@ class TransformSettings:
 class CallSettings:
     """An OpenAI body passed to a model as it is: the one node of a plain model's workflow.
 
-    `endpoint` is the path below `/v1/` in the engine's dialect.
+    `endpoint` is the path below `/v1/` in the engine's dialect, `max_tokens` what the body asks for
+    at the most (None: no limit of its own).
     """
 
     model: str
@@ -131,6 +133,8 @@ class CallSettings:
     body: Mapping[str, object]
     stream: bool
     expected_tokens: int
+    prompt: Prompt
+    max_tokens: int | None = None
 
 
 NodeSettings = (

@@ -20,7 +20,7 @@ class EngineRequest:
     requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
     Only completions and chat are also answered without `raw`. `traceparent` is the W3C trace
     context of the run; empty when it is not traced. `adapter` of the engine's model; None for that
-    itself.
+    itself. `prompt_tokens` is the estimate of the prompt's length.
     """
 
     id: str
@@ -31,6 +31,7 @@ class EngineRequest:
     raw: bool = False
     traceparent: str = ""
     adapter: AdapterSpec | None = None
+    prompt_tokens: int = 0
 
 
 PREEMPTED = "preempted"

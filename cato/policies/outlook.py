@@ -123,7 +123,8 @@ class Outlook:
 def outlook_of(replica: ReplicaView, now_s: float) -> Outlook:
     """Of what `replica` runs; ask for it by `replica.derived(outlook_of, now_s)`."""
     prospects = sorted([r.derived(prospect_of) for r in replica.running], key=BY_TOKENS_LEFT)
-    each = chances(replica.profile, now_s, prospects)
+    # Decoding stands still, or nearly so, while the prompts that are ahead are processed.
+    each = chances(replica.profile, now_s + replica.prompts_ahead_s, prospects)
     return Outlook(tuple(prospects), tuple(each), sum(each))
 
 
@@ -149,7 +150,8 @@ def joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joini
     profile = replica.profile
     outlook = replica.derived(outlook_of, now_s)
     mine = prospect_of_newcomer(invocation)
-    start_s = now_s + profile.prefill_s(invocation.prompt_tokens) - saved_s(invocation, replica)
+    start_s = now_s + replica.prompts_ahead_s
+    start_s += profile.prefill_s(invocation.prompt_tokens) - saved_s(invocation, replica)
     own, others = beside(profile, outlook.prospects, mine, start_s)
     return Joining(own, outlook.total - others)
 

@@ -46,7 +46,7 @@ FORESIGHT = "foresight"
 
 def foresight() -> Policies:
     """CATO's default: late binding, hopeless last, urgent feasible first, the whole running set
-    projected for every newcomer, one prompt at a time. One set of constants for everything.
+    projected for every newcomer, prompts joining by a window. One set of constants for everything.
     """
     return Policies(
         ForesightRouting(),

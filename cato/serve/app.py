@@ -174,7 +174,10 @@ class Ingress:
 
     def _ready(self) -> tuple[bool, str]:
         why_not = self._access.why_not_ready() or self._pools.why_not_ready()
-        return not why_not, why_not
+        if not why_not:
+            return True, ""
+        failure, trouble = self._pools.why_stuck()
+        return False, failure or "\n".join(filter(None, (why_not, trouble)))
 
 
 def _calls(workflows: Workflows) -> dict[TaskName, CallsBefore]:

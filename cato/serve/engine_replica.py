@@ -34,12 +34,12 @@ from cato.engines.base import (
     EngineChunk,
     EngineRequest,
     EngineState,
+    TemplateFacts,
 )
 from cato.engines.simulated import SimulatedEngine
 from cato.serve.coalesce import coalesced
 from cato.serve.engine_loader import new_engine
 from cato.serve.engine_start import started
-from cato.serve.prompts import body_text
 from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
 
@@ -166,8 +166,7 @@ class EngineReplica:
         """An answer that comes whole shows no first token: news of it when its prompt should be
         done. Without, the router would hold back all other prompts until its end.
         """
-        tokens = self._profile.count_tokens(body_text(request.body))
-        delay_s = self._profile.first_token_s(tokens, len(self._held))
+        delay_s = self._profile.first_token_s(request.prompt_tokens, len(self._held))
         asyncio.get_running_loop().call_later(delay_s, self._note_expected, id)
 
     def _note_expected(self, id: InvocationId) -> None:
@@ -196,6 +195,10 @@ class EngineReplica:
             "socket": getattr(self._engine, "socket", None),
             "kv_capacity_tokens": self._engine.facts.kv_capacity_tokens,
         }
+
+    async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:
+        """What the engine's chat template makes of conversations; `cato` names the replica."""
+        return self._engine.facts.template
 
     async def process_id(self, cato: dict[str, Any]) -> int:
         """Of the replica that `cato` names, on its host."""

@@ -202,6 +202,11 @@ class RunningTask:
         return self.finish
 
     @property
+    def asked_tokens(self) -> int:
+        """Of the longest prompt of its calls, as estimated before an engine counted."""
+        return max((progress.asked_tokens for _, progress in self._calls), default=0)
+
+    @property
     def is_queued(self) -> bool:
         """Whether a call of the run waits for a lease now."""
         return self._queued > 0
@@ -441,6 +446,7 @@ class RunningTask:
             raw=call.raw,
             traceparent=TRACEPARENT.get(),
             adapter=pool.model.adapter(call.model),
+            prompt_tokens=call.prompt_tokens,
         )
         sent_s = time.monotonic()
         try:
@@ -492,7 +498,9 @@ class RunningTask:
         length = progress.length
         progress.expected_tokens = call.expected_tokens if length is None else round(length.mean)
         # A pace binds a stream from its first token on, whenever that comes.
-        is_paced = run.slo.metric is SloMetric.TPOT and node.id in run.workflow.stream
+        is_streamed = node.id in run.workflow.stream
+        is_paced = run.slo.metric is SloMetric.TPOT and is_streamed
+        pace_s = run.slo.target_s if is_paced else run.slo.tpot_target_s
         invocation = Invocation(
             id=id,
             run_id=run.id,
@@ -505,11 +513,12 @@ class RunningTask:
             downstream_s=command.downstream_s,
             until_first_token=command.until_first_token or is_paced,
             draw=self._draw(),
-            tpot_target_s=run.slo.target_s if is_paced else inf,
+            tpot_target_s=pace_s if is_streamed else inf,
             length=length,
             served_s=self._served_s,
             resumable=call.is_resumable and can_continue(call),
             prefix=call.prefix,
+            session=call.session,
             tenant=self._tenant,
             weight=self._weight,
             buffer=self._buffer,
@@ -536,6 +545,7 @@ class RunningTask:
             priority=lease.priority if lease else 0,
             slack_s=lease.slack_s if lease else 0.0,
             predicted_s=lease.remaining_s if lease else 0.0,
+            expected_prompt_tokens=progress.asked_tokens,
             expected_tokens=progress.expected_tokens,
             length_bound_tokens=_bound(progress.length),
             service_s=progress.service_s,

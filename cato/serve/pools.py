@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +10,8 @@ from cato.core.commands import Dispatch
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
-from cato.core.topology import ModelSpec
-from cato.engines.base import EngineChunk, EngineRequest
+from cato.core.topology import ModelSpec, model_called
+from cato.engines.base import EngineChunk, EngineRequest, TemplateFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class PoolInfo:
     """A pool as the ingress knows it; `profile` is its fastest deployment's.
 
     `ready_replicas` is 0 while none can take work; `queued_per_place` counts the calls that wait
-    for each place of those that can.
+    for each place of those that can. While no replica has told its own, `profile` is a guess.
+    `template` is what its engines make of conversations; None while that is not known.
     """
 
     name: PoolName
@@ -28,6 +29,20 @@ class PoolInfo:
     simulated: bool
     ready_replicas: int
     queued_per_place: float = 0.0
+    is_measured: bool = True
+    template: TemplateFacts | None = None
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The most that a prompt and its answer may have; None while nobody knows."""
+        return self.profile.context_tokens if self.is_measured else None
+
+
+def pool_named(pools: Iterable[PoolInfo], model: str) -> PoolInfo | None:
+    """The pool that serves `model`, a name or what fits a pattern; None when none does."""
+    known = tuple(pools)
+    spec = model_called(model, (pool.model for pool in known))
+    return next((pool for pool in known if pool.model is spec), None)
 
 
 class Pools(Protocol):
@@ -36,7 +51,8 @@ class Pools(Protocol):
     def all(self) -> Sequence[PoolInfo]: ...
 
     def pool_of(self, model: str) -> PoolInfo:
-        """The pool that serves `model` (a name or an alias); raise `UnknownNameError`."""
+        """The pool that serves `model`, as `pool_named` finds it; raise `UnknownNameError`, or
+        `StartingError` while none is known."""
         ...
 
     async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cato.core.errors import ContextLengthError
 from cato.core.ids import ModelName
-from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
+from cato.wire.prefix import block_chars, chain
 from cato.workflows.fim import fit_fim, render_fim, stop_strings
 
 # Tokens kept free for sentinels, the chat template and the error of the estimated token count.
 MARGIN_TOKENS = 24
 MARGIN_FRACTION = 0.1
-# Of a longer prompt the rest counts as new: hashing it would cost more than it could tell.
-MAX_PREFIX_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +30,7 @@ class EngineCall:
     max_tokens: int
     model: ModelName
     prefix: tuple[int, ...] = ()
+    session: str = ""
     stream: bool = True
     raw: bool = False
 
@@ -96,7 +93,7 @@ def engine_call(
         expected_tokens=min(settings.expected_tokens, limit),
         max_tokens=limit,
         model=model,
-        prefix=prefix_of(text, profile.chars_per_token, model),
+        prefix=chain(text, block_chars(profile.chars_per_token), model),
     )
 
 
@@ -110,65 +107,19 @@ def fim_stops(stop: object, family: str) -> dict[str, object]:
 
 
 def _passthrough(settings: CallSettings, pool: PoolInfo) -> EngineCall:
-    text = body_text(settings.body)
-    model = pool.model.called(settings.model)
+    prompt = settings.prompt
     return EngineCall(
         endpoint=Endpoint(settings.endpoint),
         body=settings.body,
-        prompt_tokens=pool.profile.count_tokens(text),
+        prompt_tokens=prompt.tokens,
         expected_tokens=settings.expected_tokens,
-        max_tokens=_token_limit(settings.body) or pool.profile.context_tokens,
-        model=model,
-        prefix=prefix_of(text, pool.profile.chars_per_token, model),
+        max_tokens=settings.max_tokens or pool.profile.context_tokens,
+        model=pool.model.called(settings.model),
+        prefix=prompt.prefix,
+        session=prompt.session,
         stream=settings.stream,
         raw=True,
     )
-
-
-def prefix_of(text: str, chars_per_token: float, model: str) -> tuple[int, ...]:
-    """`Invocation.prefix` of a prompt: one number for each of its beginnings of whole blocks.
-
-    Adapters of one base have other numbers: none can use what another has in its cache.
-    """
-    block = max(1, int(PREFIX_BLOCK_TOKENS * chars_per_token))
-    chain = hashlib.blake2b(model.encode(), digest_size=8)
-    found = []
-    for start in range(0, min(len(text), MAX_PREFIX_BLOCKS * block) - block + 1, block):
-        chain.update(text[start : start + block].encode("utf-8", "replace"))
-        found.append(int.from_bytes(chain.digest()))
-    return tuple(found)
-
-
-def _token_limit(body: Mapping[str, object]) -> int | None:
-    for key in ("max_completion_tokens", "max_tokens"):
-        if isinstance(limit := body.get(key), int):
-            return limit
-    return None
-
-
-def body_text(body: Mapping[str, object]) -> str:
-    """All text that a body of any dialect puts before the model, for counting only."""
-    parts: list[str] = []
-
-    def collect(value: object) -> None:
-        match value:
-            case str():
-                parts.append(value)
-            case list():
-                if value and all(isinstance(v, int) for v in value):
-                    parts.append("xxxx" * len(value))  # token ids: about four characters each
-                else:
-                    for item in value:
-                        collect(item)
-            case dict():
-                for key in ("content", "text"):
-                    collect(value.get(key))
-
-    for key in ("prompt", "messages", "input", "instructions", "system"):
-        collect(body.get(key))
-    if tools := body.get("tools"):
-        parts.append(json.dumps(tools))  # an agent's are longer than what it says
-    return "".join(parts)
 
 
 def _strings(stop: object) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from ray import serve
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from cato.control import actors, replica_sets
+from cato.control import actors, ray_private, replica_sets
 from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
@@ -25,22 +26,32 @@ from cato.core.errors import (
     CatoError,
     EngineDeadError,
     ReplicaLostError,
+    StartingError,
     UnknownNameError,
 )
 from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolPicture
-from cato.core.profile import UNMEASURED
+from cato.core.profile import UNMEASURED, Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import Usage
-from cato.core.topology import RAY_SERVE, PoolSpec, Topology
-from cato.engines.base import EngineChunk, EngineRequest
+from cato.core.topology import (
+    RAY_SERVE,
+    DeploymentSpec,
+    ModelSpec,
+    PoolSpec,
+    Topology,
+    model_called,
+)
+from cato.engines.base import EngineChunk, EngineRequest, TemplateFacts
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns
 from cato.serve.access.control import AccessControl
+from cato.serve.access.early import stored_access
+from cato.serve.engines_app import ServedApplication, why_unplaceable
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.pools import PoolInfo
 from cato.serve.ray_fleet import fleet_state
@@ -54,6 +65,7 @@ from cato.telemetry.recent import RecentOverview
 log = logging.getLogger("cato.pools")
 
 REFRESH_S = 1.0
+TEMPLATE_EVERY_S = 60.0
 # An actor that stands still is left alone until the next time.
 ANSWER_WITHIN_S = 2.0
 # Receipts are sent together: an actor call costs about a millisecond of CPU.
@@ -69,7 +81,14 @@ class RayPools:
         self._specs: dict[PoolName, PoolSpec] = {}
         self._shared = SharedParts()
         self._pictures: dict[PoolName, PoolPicture] = {}
+        self._models: dict[PoolName, ModelSpec] = {}
         self._pool_by_model: dict[str, PoolName] = {}
+        self._profiles: dict[PoolName, Profile] = {}  # as replicas told them last
+        self._templates: dict[PoolName, TemplateFacts | None] = {}
+        self._ask_template_at_s: dict[PoolName, float] = {}
+        self._app: ServedApplication | None = None  # as Serve told it last, while not ready
+        self._unplaceable = ""
+        self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
         self._routers: dict[PoolName, Any] = {}
         self._links: dict[str, RouterLink] = {}
         self._handles: dict[str, Any] = {}
@@ -94,12 +113,28 @@ class RayPools:
 
     def pool_of(self, model: str) -> PoolInfo:
         name = self._pool_by_model.get(model)
-        if name is None:
+        if name is not None:
+            return self._info(name)
+        if not self._models:
+            raise StartingError("no pool is known yet")
+        spec = model_called(model, self._models.values())
+        if spec is None:
             raise UnknownNameError("model", model, tuple(sorted(self._pool_by_model)))
-        return self._info(name)
+        return self._info(self._pool_by_model[spec.name])
 
     def pictures(self) -> Sequence[PoolPicture]:
         return list(self._pictures.values())
+
+    @property
+    def deployed_args(self) -> Mapping[str, object] | None:
+        """The deployment file's `args` of the engines; None while they are not known."""
+        return None if self._app is None else self._app.args
+
+    def why_stuck(self) -> tuple[str, str]:
+        """Why the engines do not come up any more, and what keeps them from it so far."""
+        if self._app is None:
+            return "", ""
+        return self._app.failure or self._unplaceable, self._app.trouble
 
     def why_not_ready(self) -> str:
         """What is missing before every pool can serve; empty when nothing is."""
@@ -224,14 +259,18 @@ class RayPools:
             return self._shared.info(name)
         spec, picture = self._specs[name], self._pictures.get(name)
         replicas = [r for r in picture.replicas if r.accepting] if picture else []
-        profiles = [r.profile for r in replicas] or [UNMEASURED]
+        if replicas:
+            told = (r.profile for r in replicas)
+            self._profiles[name] = min(told, key=attrgetter("typical_call_s"))
         return PoolInfo(
             name=name,
             model=spec.model,
-            profile=min(profiles, key=attrgetter("typical_call_s")),
+            profile=self._profiles.get(name, UNMEASURED),
             simulated=all(d.engine.kind == "simulated" for d in spec.deployments),
             ready_replicas=len(replicas),
             queued_per_place=0.0 if picture is None else picture.queued_per_place,
+            is_measured=name in self._profiles,
+            template=self._templates.get(name),
         )
 
     # Following the control plane
@@ -245,7 +284,21 @@ class RayPools:
                 log.info("control plane: %s", error)
             except Exception:
                 log.exception("the control plane could not be followed; trying again")
+            await self._ask_serve()
             await asyncio.sleep(REFRESH_S)
+
+    async def _ask_serve(self) -> None:
+        """What keeps the engines from coming up; nothing once they are."""
+        if not self.why_not_ready():
+            self._app = None
+            return
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                self._app = await ray_private.application(actors.ENGINES_APP)
+            totals = [host.total for host in ray_private.hosts()]
+            self._unplaceable = why_unplaceable(self._shapes, totals) if totals else ""
+        except (RayError, TimeoutError) as error:
+            log.info("Serve's controller: %s", error)
 
     async def _refresh(self) -> None:
         # One that does not answer must not keep the others from being followed.
@@ -265,8 +318,13 @@ class RayPools:
             return  # a provisioner that was just restarted knows none yet
         gone = self._specs.keys() - {pool.name for pool in topology.pools}
         self._specs = {pool.name: pool for pool in topology.pools}
+        self._shapes = {pool.name: pool.deployments for pool in topology.pools}
+        self._shapes |= {pool.name: (pool.slots,) for pool in topology.shared_pools}
         for name in gone:
             self._pictures.pop(name, None)
+            self._profiles.pop(name, None)
+            self._templates.pop(name, None)
+            self._ask_template_at_s.pop(name, None)
             self._routers.pop(name, None)
             link = self._links.pop(actors.router_name(name), None)
             if link is not None:
@@ -282,12 +340,26 @@ class RayPools:
                 # That of a pool that was removed and is there again is another actor.
                 self._routers.pop(pool.name, None)
                 raise
+            await self._learn_template(pool)
             for deployment in pool.deployments:
                 self._handle(deployment.name)
                 gone = replica_sets.left(deployment.name)
                 if gone != self._told_left.get(deployment.name, frozenset()):
                     await router.left.remote(frozenset(ReplicaId(r) for r in gone))
                     self._told_left[deployment.name] = gone
+
+    async def _learn_template(self, pool: PoolSpec) -> None:
+        """Ask one replica: all of a pool have the same model. An update may bring another."""
+        ready = [r for r in self._pictures[pool.name].replicas if r.accepting]
+        now_s = time.monotonic()
+        if not ready or now_s < self._ask_template_at_s.get(pool.name, 0.0):
+            return
+        handle = self._handle(ready[0].deployment).options(stream=False)
+        try:
+            self._templates[pool.name] = await handle.template.remote(cato={"replica": ready[0].id})
+            self._ask_template_at_s[pool.name] = now_s + TEMPLATE_EVERY_S
+        except (RayActorError, RayServeException, CatoError) as error:
+            log.info("the chat template of pool %s is not known yet: %s", pool.name, error)
 
     async def _refresh_shared(self) -> None:
         async with asyncio.timeout(ANSWER_WITHIN_S):
@@ -301,8 +373,9 @@ class RayPools:
 
     def _name_models(self) -> None:
         """Adapters and models of shared pools come and go at run time."""
-        named = [(pool.name, pool.model) for pool in self._specs.values()]
-        named += [(part.name, part.model) for part in self._shared]
+        self._models = {pool.name: pool.model for pool in self._specs.values()}
+        self._models |= {part.name: part.model for part in self._shared}
+        named = self._models.items()
         self._pool_by_model = {name: pool for pool, model in named for name in model.names}
 
 
@@ -420,9 +493,20 @@ class RayRecords:
                 await self._refresh_beliefs()
             except (ValueError, RayError) as error:
                 log.info("profiler: %s", error)
+                await self._learn_keys_early()
             except Exception:
                 log.exception("the profiler could not be followed; trying again")
             await asyncio.sleep(REFRESH_S)
+
+    async def _learn_keys_early(self) -> None:
+        """Who asks before there is a Profiler is judged by the store itself."""
+        args = self._pools.deployed_args
+        if args is None or not self._access.why_not_ready():
+            return
+        here = await asyncio.to_thread(ray_private.is_on_head_node)
+        access = await stored_access(args, is_on_head_node=here)
+        if access is not None:
+            self._access.learn(access)
 
     async def _refresh_beliefs(self) -> None:
         lengths: OutputLengths | None = await self._profiler.lengths.remote(self._lengths.version)

@@ -162,6 +162,7 @@ class SimPool:
                 0,
                 not host.draining,
                 tuple(i for i, (h, _) in self._leases.items() if h is host),
+                step_tokens=engine.chunk_tokens or 0,
             )
         )
 

@@ -18,6 +18,7 @@ from cato.core.errors import (
     CapacityError,
     EngineDeadError,
     ReplicaLostError,
+    StartingError,
     SupersededError,
     UnknownNameError,
 )
@@ -45,7 +46,7 @@ from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine
 from cato.estimators.dag_match import StageShare
 from cato.policies.registry import policies_of
-from cato.serve.pools import PoolInfo
+from cato.serve.pools import PoolInfo, pool_named
 from cato.telemetry.decisions import DecisionBook
 from cato.telemetry.metrics import RunMetrics, render_fleet
 from cato.telemetry.overview import FleetState, Overview, overview
@@ -298,9 +299,11 @@ class LocalPools:
         return [pool.info for pool in self._pools.values()]
 
     def pool_of(self, model: str) -> PoolInfo:
-        for pool in self._pools.values():
-            if model in pool.model.names:
-                return pool.info
+        pool = pool_named(self.all(), model)
+        if pool is not None:
+            return pool
+        if not self._pools:
+            raise StartingError("no pool is known yet")
         known = (name for p in self._pools.values() for name in p.model.names)
         raise UnknownNameError("model", model, tuple(known))
 

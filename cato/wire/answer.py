@@ -56,7 +56,11 @@ class Ending:
 
 
 class Problem(Protocol):
-    """Why there is no answer; `status` is the HTTP status that it has before a stream begins."""
+    """Why there is no answer; `status` is the HTTP status that it has before a stream begins.
+
+    `with_numbers` and `to_anthropic` are other words of `message`, for conversations in OpenAI's
+    dialects and in Anthropic's; empty where these are told `message` itself.
+    """
 
     @property
     def status(self) -> int: ...
@@ -68,19 +72,25 @@ class Problem(Protocol):
     def code(self) -> str | None: ...
     @property
     def param(self) -> str | None: ...
+    @property
+    def with_numbers(self) -> str: ...
+    @property
+    def to_anthropic(self) -> str: ...
 
 
 class AnswerWriter(Protocol):
     """Writes one answer in one dialect: whole, or as events in the order in which they are sent.
 
     A stream is `opening`, then the output as it comes, then `closing` or `failed`, then the bytes
-    of `done`. A tool call is begun with its id and name; `arguments` go on with the call that was
-    begun last.
+    of `done`. While nothing comes, `sign` between two events shows that the stream lives; it is
+    empty where clients want none. A tool call is begun with its id and name; `arguments` go on with
+    the call that was begun last.
 
     It may also go on with a stream that another has begun: see `adopt`.
     """
 
     done: ClassVar[bytes]
+    sign: ClassVar[bytes]
     # Types of events after which the part before them gets no more.
     ends_of_parts: ClassVar[frozenset[str]]
 

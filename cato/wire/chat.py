@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cato.wire.answer import Arguments, Delta, Part, Text, Thinking, ToolCall
-from cato.wire.choices import ChoicesWriter, first_choice
-from cato.wire.events import Event
+from cato.wire.answer import Arguments, Delta, Part, Problem, Text, Thinking, ToolCall
+from cato.wire.choices import ChoicesWriter, first_choice, openai_error
+from cato.wire.events import KEEP_ALIVE, Event
 
 
 @dataclass(slots=True)
 class ChatWriter(ChoicesWriter):
+    sign: ClassVar[bytes] = KEEP_ALIVE
     _id_prefix: ClassVar[str] = "chatcmpl-"
     _kind: ClassVar[str] = "chat.completion"
     _chunk_kind: ClassVar[str] = "chat.completion.chunk"
@@ -39,6 +40,9 @@ class ChatWriter(ChoicesWriter):
     def arguments(self, delta: str) -> list[Event]:
         more = {"index": self._calls - 1, "function": {"arguments": delta}}
         return [self._delta({"tool_calls": [more]})]
+
+    def failed(self, problem: Problem) -> list[Event]:
+        return [openai_error(problem, has_numbers=True)]
 
     def adopt(self, event: Event) -> None:
         ChoicesWriter.adopt(self, event)

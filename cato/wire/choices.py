@@ -44,6 +44,7 @@ class ChoicesWriter(ABC):
     _is_finished: bool = False
 
     done: ClassVar[bytes] = DONE_EVENT
+    sign: ClassVar[bytes] = b""
     ends_of_parts: ClassVar[frozenset[str]] = frozenset()
     _id_prefix: ClassVar[str]
     _kind: ClassVar[str]
@@ -150,11 +151,11 @@ def usage_of(ending: Ending) -> dict[str, Any]:
     }
 
 
-def openai_error(problem: Problem) -> Event:
+def openai_error(problem: Problem, *, has_numbers: bool = False) -> Event:
     """The error object of OpenAI's API."""
     return {
         "error": {
-            "message": problem.message,
+            "message": (problem.with_numbers if has_numbers else "") or problem.message,
             "type": problem.type,
             "param": problem.param,
             "code": problem.code,

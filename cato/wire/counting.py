@@ -60,7 +60,7 @@ def estimated_prompt_tokens(sections: Iterable[str]) -> float:
 def _tokens(data: bytes) -> float:
     size = len(data)
     pairs = data.count(b"  ")
-    return (
+    tokens = (
         _LETTER * (size - len(data.translate(None, _LETTERS)))
         + _CAPITAL * (size - len(data.translate(None, _CAPITALS)))
         + _DIGIT * (size - len(data.translate(None, _DIGITS)))
@@ -70,3 +70,4 @@ def _tokens(data: bytes) -> float:
         + _NEWLINE * data.count(b"\n")
         + _HIGH_BYTE * len(data.translate(None, _ASCII))
     )
+    return min(tokens, size)  # no token is shorter than a byte

@@ -11,6 +11,13 @@ Event = dict[str, Any]
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, for OpenAI's dialects. Continue's HTTP layer loses data that is read together with a
+comment that begins with `: ping`."""
+
+PING_EVENT = b'event: ping\ndata: {"type": "ping"}\n\n'
+"""Anthropic's own."""
+
 
 def to_json(value: object) -> bytes:
     """Compact JSON; a lone surrogate becomes '?'."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, assert_never
 
 from cato.wire.answer import Arguments, Delta, Ending, Part, Problem, Text, Thinking, ToolCall
-from cato.wire.events import Event
+from cato.wire.events import PING_EVENT, Event
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {
@@ -34,6 +34,7 @@ class MessagesWriter:
     _is_finished: bool = False
 
     done: ClassVar[bytes] = b""
+    sign: ClassVar[bytes] = PING_EVENT
     ends_of_parts: ClassVar[frozenset[str]] = frozenset({"content_block_stop"})
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
@@ -175,7 +176,8 @@ def _part_of(block: dict[str, Any]) -> Part:
 def anthropic_error(problem: Problem) -> Event:
     """The error object of Anthropic's API."""
     kind = _ERROR_TYPES.get(problem.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    message = problem.to_anthropic or problem.message
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _object(arguments: str) -> dict[str, Any]:

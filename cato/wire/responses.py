@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, assert_never
 
 from cato.wire.answer import Arguments, Delta, Ending, Part, Problem, Text, Thinking, ToolCall
-from cato.wire.events import Event
+from cato.wire.events import KEEP_ALIVE, Event
 
 # The dialect knows few codes; one that is not the server's forbids a retry.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+# Codex knows these by name: it stops, and says why.
+_KEPT_CODES = ("context_length_exceeded", "insufficient_quota")
 _ID_PREFIXES: dict[type[Part], str] = {Text: "msg", Thinking: "rs", ToolCall: "fc"}
 _DELTAS: dict[str, Callable[[str], Delta]] = {
     "response.output_text.delta": Text,
@@ -42,6 +44,7 @@ class ResponsesWriter:
     _ended: set[str] = field(default_factory=set)
 
     done: ClassVar[bytes] = b""
+    sign: ClassVar[bytes] = KEEP_ALIVE
     ends_of_parts: ClassVar[frozenset[str]] = frozenset(
         {"response.function_call_arguments.done", "response.output_item.done"}
     )
@@ -87,8 +90,12 @@ class ResponsesWriter:
         return [*nothing, *ended, self._event("response.completed", response=response)]
 
     def failed(self, problem: Problem) -> list[Event]:
-        code = _CODES.get(problem.status, "server_error")
-        error = {"code": code, "message": problem.message}
+        code = "server_error"
+        if problem.code in _KEPT_CODES:
+            code = problem.code
+        elif problem.type != code:  # a lost engine is 429, too
+            code = _CODES.get(problem.status, code)
+        error = {"code": code, "message": problem.with_numbers or problem.message}
         response = {**self._response([], None), "status": "failed", "error": error}
         return [self._event("response.failed", response=response)]
 

@@ -99,6 +99,27 @@ def test_cato_serve_says_where_it_answers_and_stops_on_ctrl_c(
         httpx.get(f"http://127.0.0.1:{port}/health", timeout=2)
 
 
+def test_cato_serve_tells_why_a_pool_cannot_come_up_and_ends(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    path = simulated_file(tmp_path, free_port())
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text('{"model_type": "no-such-model"}')
+    config = yaml.safe_load(path.read_text())
+    args = config["applications"][0]["args"]
+    args["models"]["simulated-1.5b"]["source"] = str(tmp_path / "weights")
+    deployment = args["pools"]["coder-fast"]["deployments"]["fast-simulated"]
+    deployment["engine"] = {"kind": "vllm", "max_num_seqs": 4}
+    path.write_text(yaml.safe_dump(config))
+    said = subprocess.run(
+        [str(BIN / "cato"), "serve", str(path)],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert said.returncode == 1
+    assert "the engines failed to deploy: fast-simulated" in said.stdout
+    assert "no-such-model" in said.stdout
+
+
 @pytest.fixture
 def ray_head(tmp_path: Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
     """A Ray head node with a dashboard, as `serve deploy` needs it; yields its environment."""

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from cato.core.ids import ModelName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
+from cato.core.session import Prompt
 from cato.core.tenancy import Access
 from cato.core.topology import ModelSpec, PoolPolicies
 from cato.core.workflow import Workflow
@@ -25,8 +26,9 @@ from cato.serve.access.control import AccessControl
 from cato.serve.ingress.app import create_app
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.nodes.runner import NodeRunner
-from cato.serve.service import TaskService
+from cato.serve.service import ModelCall, TaskService
 from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
+from cato.wire.endpoint import Endpoint
 from cato.workflows.load import load_workflows
 
 MAX_BODY_BYTES = 100_000
@@ -282,3 +284,11 @@ def sse_events(text: str) -> list[tuple[str, Any]]:
                 value = rest if rest == "[DONE]" else json.loads(rest)
         events.append((name, value))
     return events
+
+
+def a_model_call(
+    model: str, endpoint: str, body: dict[str, object], *, is_streamed: bool = True
+) -> ModelCall:
+    """A direct call of a short prompt."""
+    prompt = Prompt(tokens=10, new_tokens=10)
+    return ModelCall(model, Endpoint(endpoint), body, prompt, is_streamed=is_streamed)

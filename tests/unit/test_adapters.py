@@ -12,8 +12,8 @@ from cato.core.ids import ModelName, PoolName
 from cato.core.tenancy import Access
 from cato.core.topology import AdapterSpec, ModelSpec, PoolSpec, Topology
 from cato.engines.simulated import simulated_seed, simulated_text
-from cato.serve.prompts import prefix_of
 from cato.testing.local_pools import LocalPool
+from cato.wire.prefix import chain
 
 TEAM = AdapterSpec(ModelName("team-coder"), "/lora/team", ("team",))
 OTHER = AdapterSpec(ModelName("other-coder"), "/lora/other")
@@ -76,8 +76,8 @@ async def test_a_key_for_one_fine_tune_opens_neither_the_base_nor_another(tmp_pa
 
 def test_a_prompt_in_the_cache_of_one_fine_tune_is_none_in_anothers() -> None:
     text = PROMPT * 50
-    assert set(prefix_of(text, 3.5, "a")).isdisjoint(prefix_of(text, 3.5, "b"))
-    assert prefix_of(text, 3.5, "a") == prefix_of(text, 3.5, "a")
+    assert set(chain(text, 224, "a")).isdisjoint(chain(text, 224, "b"))
+    assert chain(text, 224, "a") == chain(text, 224, "a")
 
 
 def test_what_was_added_is_served_as_far_as_there_are_names_and_places() -> None:

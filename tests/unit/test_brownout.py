@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ingress_kit import a_fast_pool, a_pool, until_busy, until_idle, workflows_of
+from ingress_kit import a_fast_pool, a_model_call, a_pool, until_busy, until_idle, workflows_of
 
 from cato.config.schema import IngressArgs
 from cato.config.yaml_file import validate
@@ -95,7 +95,7 @@ async def test_a_run_that_starts_under_load_goes_without_and_says_so(tmp_path: P
         service = TaskService(workflows, pools, NodeRunner({}), records, 1, brownout=STEPS)
         body: dict[str, object] = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True}
         load = [
-            service.run_model("large", "completions", body, request_id=f"l{i}", stream=True)
+            service.run_model(a_model_call("large", "completions", body), request_id=f"l{i}")
             for i in range(4)
         ]
         await until_busy(large)

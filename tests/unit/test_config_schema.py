@@ -253,6 +253,50 @@ def test_names_of_workflows_are_not_names_of_models() -> None:
     ]
 
 
+def of_two(first: list[str], second: list[str]) -> dict[str, Any]:
+    """Two models with these aliases."""
+    models = {
+        "coder": {"source": "demo", "aliases": first},
+        "other": {"source": "demo", "aliases": second},
+    }
+    pools = {"main": a_pool(), "side": a_pool("other", **{"other-cpu": a_deployment()})}
+    return some_args(models=models, pools=pools)
+
+
+def test_aliases_may_be_patterns_which_are_kept_apart_from_names() -> None:
+    data = of_two(["claude-*", "fast"], ["claude-*haiku*", "gpt-?"])
+    coder, other = (p.model for p in EnginesArgs.model_validate(data).to_topology().pools)
+    assert (coder.aliases, coder.patterns) == (("fast",), ("claude-*",))
+    assert (other.aliases, other.patterns) == ((), ("claude-*haiku*", "gpt-?"))
+
+
+def test_of_two_patterns_that_fit_one_name_one_must_be_longer() -> None:
+    assert problems(of_two(["claude-*", "x-*"], ["*-sonnet", "claude-*-b"])) == [
+        "models.other.aliases[0]: some names fit this pattern and 'claude-*' of 'coder', which is "
+        "as long; make the one that shall count longer (found '*-sonnet')"
+    ]
+    assert problems(of_two(["claude-*"], ["claude-*"])) == [
+        "models.other.aliases[0]: already the name of an alias of 'coder' (found 'claude-*')"
+    ]
+    for first, second in (("claude-*", "gpt-4*"), ("a-*", "b-*"), ("gpt-*", "gpt-*mini*")):
+        EnginesArgs.model_validate(of_two([first], [second]))
+    EnginesArgs.model_validate(of_two(["claude-*", "*-sonnet"], []))  # of one model
+
+
+@pytest.mark.parametrize(
+    ("alias", "rule"),
+    [
+        ("cato-*", "names with 'cato-' belong to the workflows"),
+        ("a**", "'**' fits no more than '*'"),
+        ("a[bc]", "an alias has at most 128 letters"),
+        ("", "an alias has at most 128 letters"),
+    ],
+)
+def test_a_pattern_has_stars_and_question_marks_only(alias: str, rule: str) -> None:
+    (problem,) = problems(some_args(models={"coder": {"source": "demo", "aliases": [alias]}}))
+    assert problem.startswith(f"models.coder.aliases[0]: {rule}")
+
+
 @pytest.mark.parametrize(
     ("changes", "options"),
     [

@@ -9,6 +9,7 @@ import yaml
 
 from cato.config.deploy_file import load_deploy_file
 from cato.config.paths import resolve_index
+from cato.core.topology import model_called
 from cato.profiles.load import check_profiles, load_profile, load_profiles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,11 @@ def test_a_shipped_deployment_loads_and_serves_every_alias(path: Path) -> None:
     served = [pool.model for pool in loaded.topology.pools]
     served += [hosted.model for pool in loaded.topology.shared_pools for hosted in pool.models]
     assert {alias for model in served for alias in model.aliases} == ALIASES
+    main, small = (model_called(name, served) for name in ("claude-opus-5-5", "claude-haiku-4-5"))
+    assert main is not None
+    assert small is not None
+    assert main is model_called("gpt-5.5-codex", served)
+    assert "coder-large" in main.aliases
     check_profiles(loaded.topology, load_profiles(ROOT / loaded.topology.profiles_dir))
     assert all(resolve_index(folder).is_dir() for folder in loaded.ingress.indexes.values())
 

@@ -136,6 +136,40 @@ def test_vllms_words_for_too_long_are_recognised(message: str) -> None:
     assert isinstance(http_error(500, body), EngineError)
 
 
+@pytest.mark.parametrize(
+    ("message", "numbers"),
+    [
+        (
+            "This model's maximum context length is 512 tokens. However, your prompt contains at "
+            "least 513 input tokens, which exceeds this limit even without any output tokens.",
+            (None, None, 512),
+        ),
+        (
+            "This model's maximum context length is 512 tokens. However, your prompt contains 600 "
+            "input tokens, which exceeds this limit even without any output tokens.",
+            (600, None, 512),
+        ),
+        (
+            "This model's maximum context length is 512 tokens. However, your prompt contains "
+            "9000 characters (more than 8192 characters, which is the upper bound for 512 input "
+            "tokens).",
+            (None, None, 512),
+        ),
+        (
+            "max_tokens=5000 cannot be greater than max_model_len=512. Please request fewer.",
+            (None, 5000, 512),
+        ),
+        ("'max_tokens' or 'max_completion_tokens' is too large: 600.", (None, 600, None)),
+    ],
+)
+def test_the_numbers_in_vllms_words_for_too_long_are_read(
+    message: str, numbers: tuple[int | None, ...]
+) -> None:
+    error = http_error(400, json.dumps({"error": {"message": message}}).encode())
+    assert isinstance(error, ContextLengthError)
+    assert (error.prompt_tokens, error.max_tokens, error.context_tokens) == numbers
+
+
 def test_other_refusals_keep_words_and_status() -> None:
     error = http_error(400, b'{"error": {"message": "temperature must be non-negative"}}')
     assert isinstance(error, EngineError)

@@ -13,6 +13,7 @@ from ingress_kit import (
     SLOW,
     Kit,
     a_fast_pool,
+    a_model_call,
     a_pool,
     a_slow_pool,
     running,
@@ -23,7 +24,7 @@ from ingress_kit import (
 )
 from wire_kit import counts_in, final, parts_in
 
-from cato.core.errors import CapacityError, EngineDeadError, InputError
+from cato.core.errors import CapacityError, EngineDeadError
 from cato.core.ids import ReplicaId
 from cato.core.length import LengthBelief
 from cato.core.receipt import SUPERSEDED, SlaReceipt
@@ -313,7 +314,7 @@ async def test_a_direct_stream_goes_on_elsewhere_as_one(
     asked = {**body, "max_tokens": 40, "ignore_eos": True}
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
         whole = await direct(kit, endpoint, asked)
-        task = kit.service.run_model("fast", endpoint, asked, request_id="r", stream=True)
+        task = kit.service.run_model(a_model_call("fast", endpoint, asked), request_id="r")
         pieces = task.pieces()
         sent = [await anext(pieces)]
         await pool.kill(replica_of(pool))
@@ -343,7 +344,7 @@ async def test_a_typed_stream_goes_on_elsewhere_as_one(
     asked = {**body, "ignore_eos": True}
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
         whole = await direct(kit, endpoint, asked)
-        task = kit.service.run_model("fast", endpoint, asked, request_id="r", stream=True)
+        task = kit.service.run_model(a_model_call("fast", endpoint, asked), request_id="r")
         pieces = task.pieces()
         sent = [await anext(pieces)]
         await pool.kill(replica_of(pool))
@@ -360,7 +361,7 @@ async def test_a_typed_stream_goes_on_elsewhere_as_one(
 
 async def direct(kit: Kit, endpoint: str, body: dict[str, object]) -> str:
     """The text of a direct stream that nothing happens to."""
-    task = kit.service.run_model("fast", endpoint, body, request_id="w", stream=True)
+    task = kit.service.run_model(a_model_call("fast", endpoint, body), request_id="w")
     return "".join([piece.text async for piece in task.pieces()])
 
 
@@ -383,7 +384,7 @@ async def test_a_stream_that_cannot_go_on_is_not_repeated_once_bytes_were_sent(
 ) -> None:
     pool = a_pool("sim-fast", "fast", step_s=0.01, replicas=2)
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
-        task = kit.service.run_model("fast", endpoint, body, request_id="r", stream=True)
+        task = kit.service.run_model(a_model_call("fast", endpoint, body), request_id="r")
         pieces = task.pieces()
         await anext(pieces)
         await pool.kill(ReplicaId("sim-fast#0"))
@@ -399,7 +400,9 @@ async def test_a_call_of_which_nothing_was_sent_is_offered_again(
     pool = a_pool("sim-fast", "fast", step_s=0.01, prefill_s=0.2, replicas=2)
     body = {"input": "x", "max_output_tokens": 3}
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
-        task = kit.service.run_model("fast", "responses", body, request_id="r", stream=is_streamed)
+        task = kit.service.run_model(
+            a_model_call("fast", "responses", body, is_streamed=is_streamed), request_id="r"
+        )
         await until_busy(pool)
         await pool.kill(replica_of(pool))
         finish = await task.wait()
@@ -440,7 +443,7 @@ async def test_a_stream_that_gets_on_outlives_more_losses(tmp_path: Path) -> Non
     pool = a_pool("sim-fast", "fast", step_s=0.01, replicas=MAX_LOSSES + 3)
     body: dict[str, object] = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
-        task = kit.service.run_model("fast", "completions", body, request_id="r", stream=True)
+        task = kit.service.run_model(a_model_call("fast", "completions", body), request_id="r")
         text, killed = "", 0
         async for piece in task.pieces():
             text += piece.text
@@ -459,12 +462,12 @@ async def test_a_stream_that_cannot_go_on_ends_when_its_buffers_newer_run_takes_
     of_buffer = Origin(buffer="b")
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
         older = kit.service.run_model(
-            "fast", "responses", body, request_id="1", stream=True, origin=of_buffer
+            a_model_call("fast", "responses", body), request_id="1", origin=of_buffer
         )
         pieces = older.pieces()
         await anext(pieces)
         newer = kit.service.run_model(
-            "fast", "responses", body, request_id="2", stream=True, origin=of_buffer
+            a_model_call("fast", "responses", body), request_id="2", origin=of_buffer
         )
         async for _ in pieces:
             pass
@@ -533,12 +536,10 @@ async def test_what_queues_up_while_the_reader_is_busy_comes_together(tmp_path: 
 async def test_a_whole_direct_answer_is_the_engines_bytes(tmp_path: Path) -> None:
     async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
         body = {"prompt": "x", "max_tokens": 3}
-        task = kit.service.run_model("fast", "completions", body, request_id="r", stream=False)
+        task = kit.service.run_model(
+            a_model_call("fast", "completions", body, is_streamed=False), request_id="r"
+        )
         raw = b"".join([piece.raw async for piece in task.pieces()])
-        with pytest.raises(InputError, match="max_tokens"):
-            kit.service.run_model(
-                "fast", "completions", {"max_tokens": -1}, request_id="r", stream=False
-            )
     assert json.loads(raw)["choices"][0]["text"] == simulated_text(0, "x", 3)
 
 

@@ -119,3 +119,8 @@ def test_what_is_lost_gives_way_to_what_can_be_met() -> None:
     lost = an_exchangeable("lost", due_s=1.5)
     assert gives_way(a_full_replica(lost), URGENT) == ["lost"]
     assert gives_way(a_full_replica(lost), an_exchangeable("w", due_s=1.5)) == []
+
+
+def test_nobody_changes_places_with_what_was_leased_before_a_restart() -> None:
+    full = replace(a_full_replica(slots=1), held=1)
+    assert gives_way(full, URGENT) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,22 @@ import openai
 import pytest
 from ingress_kit import (
     COMPLETION,
+    GENERATION,
     MAX_BODY_BYTES,
     SLOW,
     a_fast_pool,
     a_pool,
     a_slow_pool,
+    an_access,
     running,
     sse_events,
     until,
     until_busy,
+    workflows_of,
 )
 from starlette.exceptions import HTTPException
 
+from cato.core.commands import Dispatch
 from cato.core.errors import (
     CapacityError,
     ContextLengthError,
@@ -34,11 +40,21 @@ from cato.core.errors import (
     InputError,
     NodeError,
     NotLoadedError,
+    QuotaError,
     ReplicaLostError,
+    StartingError,
     UnknownNameError,
 )
-from cato.core.ids import ReplicaId
+from cato.core.ids import PoolName, ReplicaId
+from cato.core.snapshot import Invocation
+from cato.core.tenancy import Access, ApiKey, Tenant
+from cato.serve.access.control import Caller
+from cato.serve.access.keys import digest_of
+from cato.serve.ingress.app import create_app
 from cato.serve.ingress.errors import failure_of_error
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.service import TaskService
+from cato.testing.local_pools import LocalPools, LocalRecords
 
 BROKEN = """
 name: broken
@@ -91,13 +107,16 @@ def check_error_object(response: httpx.Response) -> dict[str, Any]:
         (ContextLengthError("too long by 7"), 400, "context_length_exceeded"),
         (DeadlineError(2.0), 504, "deadline_exceeded"),
         (CapacityError("full", "9 wait", 1.5), 429, "rate_limit_exceeded"),
-        (CapacityError("down", "9 wait", 1.5), 503, "no_replica"),
-        (NotLoadedError("full", "no config.json", 4.0), 503, "model_not_loaded"),
+        (CapacityError("down", "9 wait", 1.5), 429, "no_replica"),
+        (NotLoadedError("full", "no config.json", 4.0), 429, "model_not_loaded"),
+        (StartingError("no pool is known yet"), 503, "starting"),
+        (QuotaError("requests per minute", 12.0), 429, "rate_limit_exceeded"),
+        (QuotaError("tokens per month", 9e5, is_budget=True), 429, "insufficient_quota"),
         (EngineError("temperature must be positive", 400), 400, None),
         (EngineError("Not Found", 404), 404, "not_supported"),
         (EngineError("cuda error"), 502, "engine_failed"),
-        (EngineDeadError("killed", 503), 503, "engine_lost"),
-        (ReplicaLostError("r1", "gone"), 503, "engine_lost"),
+        (EngineDeadError("killed", 503), 429, "engine_lost"),
+        (ReplicaLostError("r1", "gone"), 429, "engine_lost"),
         (NodeError("check", "no code"), 500, "node_failed"),
         (ExpressionError("a.b", "a is undefined"), 500, "node_failed"),
         (HTTPException(404), 404, "not_found"),
@@ -130,9 +149,166 @@ def test_the_text_of_a_kind_of_error_is_constant(one: Exception, other: Exceptio
 
 def test_only_what_cannot_get_better_forbids_a_retry() -> None:
     deadline = failure_of_error(DeadlineError(1.0), lambda _: True)
-    full = failure_of_error(CapacityError("p", "full", 1.5), lambda _: True)
+    full = failure_of_error(CapacityError("p", "full", 4.5), lambda _: True)
     assert deadline.headers == {"x-should-retry": "false"}
-    assert full.headers == {"Retry-After": "2", "retry-after-ms": "1500"}
+    assert full.headers == {"Retry-After": "5", "retry-after-ms": "4500"}
+
+
+@pytest.mark.parametrize(
+    ("error", "after_s"),
+    [
+        (CapacityError("p", "full", 0.2), 3),
+        (CapacityError("p", "full", 300.0), 40),
+        (CapacityError("down", "9 wait", 1.0), 3),
+        (NotLoadedError("p", "no config.json", 600.0), 40),
+        (ReplicaLostError("r1", "gone"), 3),
+        (EngineDeadError("killed", 503), 3),
+    ],
+)
+def test_a_refusal_names_a_time_that_every_agent_waits_for(error: Exception, after_s: int) -> None:
+    failure = failure_of_error(error, lambda pool: pool != "down")
+    assert failure.headers == {"Retry-After": f"{after_s}", "retry-after-ms": f"{after_s}000"}
+
+
+@pytest.mark.parametrize(
+    ("path", "after_s"),
+    [
+        ("/v1/completions", 300),
+        ("/v1/chat/completions", 40),
+        ("/v1/responses", 40),
+        ("/t/generation/v1/messages", 40),
+    ],
+)
+async def test_agents_are_never_told_to_wait_for_longer_than_they_do(
+    tmp_path: Path, path: str, after_s: int
+) -> None:
+    key = ApiKey("0123456789", digest_of("x" * 43), "team")
+    access = an_access(Access((key,), (Tenant("team", tokens_per_minute=60),)))
+    access.spend(Caller(key.id, "team"), 310)  # one flows in each second, after a burst of 10
+    body = {
+        "model": "fast", "prompt": "x", "input": "x", "max_tokens": 1,
+        "messages": [{"role": "user", "content": "x"}],
+    }  # fmt: skip
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(GENERATION,), access=access) as kit,
+        kit.http() as http,
+    ):
+        secret = f"cato_0123456789_{'x' * 43}"
+        response = await http.post(path, json=body, headers={"x-api-key": secret})
+    assert response.status_code == 429
+    assert int(response.headers["Retry-After"]) == pytest.approx(after_s, abs=5)
+    assert re.search(r"retry in (29\d|300)", response.headers["X-CATO-Problem"])
+
+
+def too_long(error: ContextLengthError) -> tuple[str, str, str]:
+    """What completions, OpenAI's conversations and Anthropic's are told."""
+    failure = failure_of_error(error, lambda _: True)
+    constant: Any = failure.as_json()
+    conversation: Any = failure.as_json(in_conversation=True)
+    anthropic: Any = failure.as_anthropic()
+    assert conversation["error"]["code"] == "context_length_exceeded"
+    return tuple(v["error"]["message"] for v in (constant, conversation, anthropic))  # type: ignore[return-value]
+
+
+def test_a_prompt_that_is_too_long_is_told_with_its_numbers_in_words_that_make_agents_compact() -> (
+    None
+):
+    _, openai_words, anthropic_words = too_long(
+        ContextLengthError("x", prompt_tokens=5000, max_tokens=100, context_tokens=4096)
+    )
+    assert openai_words == (
+        "This model's maximum context length is 4096 tokens. However, your input has 5000 tokens, "
+        "and you asked for 100 output tokens. Please shorten the input."
+    )
+    assert anthropic_words == "prompt is too long: 5000 tokens > 4096 maximum"
+
+
+def test_a_prompt_that_leaves_no_room_for_the_answer_is_told_the_numbers_of_both() -> None:
+    _, openai_words, anthropic_words = too_long(
+        ContextLengthError("x", prompt_tokens=4000, max_tokens=100, context_tokens=4096)
+    )
+    assert "maximum context length is 4096 tokens" in openai_words
+    assert "4100 tokens (4000 in the input, 100 for the output)" in openai_words
+    assert anthropic_words.startswith(
+        "input length and `max_tokens` exceed context limit: 4000 + 100 > 4096"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [ContextLengthError("x"), ContextLengthError("x", max_tokens=9, context_tokens=5)]
+)
+def test_a_prompt_of_unknown_length_is_called_too_long_all_the_same(
+    error: ContextLengthError,
+) -> None:
+    _, openai_words, anthropic_words = too_long(error)
+    assert "maximum context length" in openai_words
+    assert "prompt is too long" in anthropic_words
+    assert "None" not in openai_words + anthropic_words
+
+
+def test_completions_are_told_no_numbers_since_editors_show_each_text_once() -> None:
+    one, other = (
+        too_long(ContextLengthError("x", prompt_tokens=n, max_tokens=1, context_tokens=99))[0]
+        for n in (100, 200)
+    )
+    assert one == other
+    assert "maximum context length" in one
+
+
+def test_the_numbers_of_a_prompt_that_is_too_long_survive_a_message_between_processes() -> None:
+    sent = ContextLengthError("x", "prompt", prompt_tokens=7, max_tokens=1, context_tokens=5)
+    come = pickle.loads(pickle.dumps(sent))
+    numbers = (come.prompt_tokens, come.max_tokens, come.context_tokens)
+    assert (str(come), come.param, numbers) == ("x", "prompt", (7, 1, 5))
+
+
+class Uncounting(LocalPools):
+    """Its engines say that a prompt is too long, and not how long it is."""
+
+    async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
+        raise ContextLengthError("at least 4097 input tokens", context_tokens=4096)
+
+
+async def test_a_prompt_that_no_engine_counted_to_its_end_is_told_as_estimated(
+    tmp_path: Path,
+) -> None:
+    messages = [{"role": "user", "content": "x" * 35_000}]
+    async with Uncounting(a_fast_pool()) as pools:
+        service = TaskService(
+            workflows_of(tmp_path, COMPLETION), pools, NodeRunner({}), LocalRecords(pools), seed=1
+        )
+        app = create_app(
+            service, max_body_bytes=99_999, ready=lambda: (True, ""), access=an_access()
+        )
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://cato") as http:
+            body = {"model": "fast", "max_tokens": 9, "messages": messages}
+            message = (await http.post("/v1/messages", json=body)).json()["error"]["message"]
+    told = re.fullmatch(r"prompt is too long: (\d+) tokens > 4096 maximum", message)
+    assert told is not None
+    assert int(told[1]) == pytest.approx(10_000, rel=0.3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_dialect_says_in_its_words_that_a_conversation_is_too_long(
+    tmp_path: Path, stream: bool
+) -> None:
+    text = "x" * 50_000
+    messages = [{"role": "user", "content": text}]
+    body = {"model": "fast", "max_tokens": 100, "stream": stream}
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit, kit.http() as http:
+        chat = await http.post("/v1/chat/completions", json={**body, "messages": messages})
+        anthropic = await http.post("/v1/messages", json={**body, "messages": messages})
+        responses = await http.post("/v1/responses", json={**body, "input": text})
+    for answer in (chat, responses):
+        error = check_error_object(answer)
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert re.search(
+            r"maximum context length is 4096 tokens\. .*\b1\d{4} tokens", error["message"]
+        )
+    message = anthropic.json()["error"]["message"]
+    assert anthropic.status_code == 400
+    assert re.fullmatch(r"prompt is too long: 1\d{4} tokens > 4096 maximum", message)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +401,13 @@ async def test_a_full_queue_refuses_with_429_and_says_when_to_come_again(
     assert int(response.headers["Retry-After"]) == math.ceil(after_ms / 1000)
 
 
-async def test_no_replica_and_no_room_to_wait_is_503(tmp_path: Path) -> None:
+async def test_no_replica_and_no_room_to_wait_is_429(tmp_path: Path) -> None:
     pool = a_pool("sim-fast", "fast", replicas=0, max_queued=0)
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit, kit.http() as http:
         response = await http.post("/v1/completions", json={"model": "fast", "prompt": "x"})
     error = check_error_object(response)
-    assert (response.status_code, error["code"]) == (503, "no_replica")
-    assert int(response.headers["Retry-After"]) >= 1
+    assert (response.status_code, error["code"]) == (429, "no_replica")
+    assert int(response.headers["Retry-After"]) >= 3
 
 
 async def test_a_passed_deadline_is_504_and_not_to_be_repeated(tmp_path: Path) -> None:

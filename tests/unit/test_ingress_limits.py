@@ -5,24 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ingress_kit import a_pool
 from pydantic import ValidationError
 
 from cato.config.schema import IngressArgs
 from cato.core.errors import InputError
 from cato.core.topology import OutputCaps
 from cato.engines.base import Endpoint
-from cato.serve.ingress.limits import capped
-from cato.serve.pools import PoolInfo
+from cato.serve.ingress.limits import limited
 
 SAID = [{"role": "user", "content": "Write add."}]
 TOOLS = [{"type": "function"}]
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 CAPS = OutputCaps(completion=500, chat=1000, agent=2000)
 
 
-def a_pool_info(context_tokens: int = 32_000) -> PoolInfo:
-    info = a_pool("large").info
-    return replace(info, profile=replace(info.profile, context_tokens=context_tokens))
+def limited_to(
+    endpoint: Endpoint, body: dict[str, object], prompt_tokens: int, context_tokens: int = 32_000
+) -> dict[str, object]:
+    changed, limit = limited(body, endpoint, prompt_tokens, context_tokens, CAPS)
+    said = [changed[f] for f in LIMITS if f in changed]
+    assert limit == (min(said) if said else None)  # type: ignore[type-var]
+    return changed
 
 
 @pytest.mark.parametrize(
@@ -40,30 +43,41 @@ def a_pool_info(context_tokens: int = 32_000) -> PoolInfo:
 def test_a_direct_call_writes_no_more_than_its_cap(
     endpoint: Endpoint, body: dict[str, object], field: str, expected: int
 ) -> None:
-    assert capped({"messages": SAID, **body}, endpoint, a_pool_info(), CAPS)[field] == expected
+    assert limited_to(endpoint, {"messages": SAID, **body}, 3)[field] == expected
 
 
 def test_a_completion_without_a_limit_has_the_engines_own() -> None:
-    assert capped({"prompt": "x"}, Endpoint.COMPLETIONS, a_pool_info(), CAPS) == {"prompt": "x"}
+    assert limited_to(Endpoint.COMPLETIONS, {"prompt": "x"}, 1) == {"prompt": "x"}
 
 
 def test_no_limit_is_set_that_may_not_fit_behind_the_prompt() -> None:
-    body = {"messages": [{"role": "user", "content": "x" * 4000}]}
-    assert capped(body, Endpoint.CHAT, a_pool_info(CAPS.chat + 500), CAPS) == body
-    assert capped(body, Endpoint.CHAT, a_pool_info(1024), CAPS) == body
+    body: dict[str, object] = {"messages": SAID}
+    assert limited_to(Endpoint.CHAT, body, 1000, CAPS.chat + 500) == body
+    assert limited_to(Endpoint.CHAT, body, 1000, 1024) == body
 
 
-def test_anthropics_limit_gives_way_to_the_context() -> None:
-    body = {"messages": SAID, "max_tokens": 32_000}
-    assert 900 < capped(body, Endpoint.MESSAGES, a_pool_info(1024), CAPS)["max_tokens"] < 1024
-    body["messages"] = [{"role": "user", "content": "x" * 4000}]
-    assert capped(body, Endpoint.MESSAGES, a_pool_info(1024), CAPS)["max_tokens"] == 256
+@pytest.mark.parametrize(
+    ("endpoint", "field"),
+    [
+        (Endpoint.CHAT, "max_tokens"),
+        (Endpoint.CHAT, "max_completion_tokens"),
+        (Endpoint.MESSAGES, "max_tokens"),
+        (Endpoint.RESPONSES, "max_output_tokens"),
+        (Endpoint.COMPLETIONS, "max_tokens"),
+    ],
+)
+def test_a_limit_gives_way_to_the_prompt_in_every_dialect(endpoint: Endpoint, field: str) -> None:
+    body: dict[str, object] = {"messages": SAID, field: 8_192}
+    assert limited_to(endpoint, body, 600, 1024)[field] == 256  # a quarter, should it fit
+    assert limited_to(endpoint, body, 450, 1024)[field] == 1024 - 585
+    sure, limit = limited(body, endpoint, 400, 800, CAPS, is_sure=True)
+    assert sure[field] == limit == 800 - 424
 
 
 @pytest.mark.parametrize("limit", [0, -1, "9", 1.5, True])
 def test_a_limit_that_is_no_number_of_tokens_is_refused(limit: object) -> None:
     with pytest.raises(InputError) as refused:
-        capped({"messages": SAID, "max_tokens": limit}, Endpoint.CHAT, a_pool_info(), CAPS)
+        limited({"messages": SAID, "max_tokens": limit}, Endpoint.CHAT, 3, 1024, CAPS)
     assert refused.value.param == "max_tokens"
 
 

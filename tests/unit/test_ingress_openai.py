@@ -152,7 +152,17 @@ async def test_one_user_message_is_the_main_input(tmp_path: Path) -> None:
         ("completions", {**PROMPT, "model": None}, "model"),
         ("chat/completions", {"messages": []}, "messages"),
         ("chat/completions", {"messages": "hello"}, "messages"),
-        ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages.content"),
+        (
+            "chat/completions",
+            {**MESSAGES, "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ("chat/completions", {**MESSAGES, "logprobs": True}, "logprobs"),
+        ("chat/completions", {**MESSAGES, "temperature": "hot"}, "temperature"),
+        ("completions", {**PROMPT, "top_p": 2}, "top_p"),
+        ("completions", {**PROMPT, "echo": True}, "echo"),
+        ("completions", {**PROMPT, "seed": 0.5}, "seed"),
     ],
 )
 async def test_what_a_task_cannot_take_is_refused_by_field(

@@ -166,7 +166,7 @@ def test_nothing_is_served_before_the_keys_are_known() -> None:
     control = AccessControl()
     with pytest.raises(AccessError) as refused:
         control.caller("", is_local=True)
-    assert (refused.value.status, refused.value.retry_after_s) == (503, 1.0)
+    assert (refused.value.status, refused.value.retry_after_s) == (503, 3.0)
     assert control.why_not_ready()
     control.learn(None)  # and the store cannot say: this machine alone
     assert control.caller("", is_local=True).key == ""

@@ -47,7 +47,13 @@ from cato.core.policies import (
     Work,
 )
 from cato.core.profile import Profile
-from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation, PoolSnapshot, ReplicaView
+from cato.core.snapshot import (
+    PREFIX_BLOCK_TOKENS,
+    Invocation,
+    PoolSnapshot,
+    ReplicaSnapshot,
+    ReplicaView,
+)
 from cato.estimators.usl import UslFit
 from cato.policies import schedulers
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -1006,12 +1012,21 @@ def check_picture(pool: PoolOrchestrator, books: Books, now_s: float, *, never_i
         assert {i.run_id for i in there} <= {latest.run_id}, "an older run is there still"
     for r in picture.replicas:
         assert r.prefilling == sum(not lease.has_begun for lease in books.leased(r.id))
+        check_prompts_ahead(pool, r)
         assert r.wait_s >= 0
         assert isfinite(r.wait_s) or r.max_running == 0
         is_idle = books.has_room(r.id) and r.held == 0
         if is_idle and never_idle:
             waits_for_it = picture.queued if books.policies.late_binding else r.queued
             assert not waits_for_it, f"{r.id} is idle while {waits_for_it} wait"
+
+
+def check_prompts_ahead(pool: PoolOrchestrator, r: ReplicaSnapshot) -> None:
+    leases = [lease for lease in pool._leases.values() if lease.replica_id == r.id]
+    ahead = [x.uncached_tokens for x in leases if x.running.first_token_at_s is None]
+    assert (r.prefilling, r.prompt_tokens_ahead) == (len(ahead), sum(ahead))
+    assert r.context_tokens == sum(lease.running.context_tokens for lease in leases)
+    assert r.prompts_ahead_s == 0 or ahead
 
 
 def check_counters(pool: PoolOrchestrator, books: Books) -> None:

@@ -10,8 +10,8 @@ from cato.core.ids import InvocationId, PoolName
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
 from cato.policies.schedulers import foresight
-from cato.serve.prompts import MAX_PREFIX_BLOCKS, prefix_of
 from cato.testing.builders import a_profile, a_report, an_invocation
+from cato.wire.prefix import block_chars, chain
 
 # A prompt of ten blocks takes 6.4 s, a token 0.1 s.
 PROFILE = replace(a_profile(prefill_s=0.0, token_s=0.1, prefill_token_s=0.01), max_running=4)
@@ -92,10 +92,10 @@ def test_what_was_used_longest_ago_is_forgotten_when_the_cache_is_full() -> None
 
 
 def test_prompts_with_one_beginning_share_its_numbers() -> None:
-    block = int(PREFIX_BLOCK_TOKENS * 3.5)
+    block = block_chars(3.5)
     common = "".join(chr(97 + i % 26) for i in range(3 * block))
-    one, two = (prefix_of(common + last * block, 3.5, "m") for last in "xy")
+    one, two = (chain(common + last * block, block, "m") for last in "xy")
     assert (len(one), one[:3], one[3] == two[3]) == (4, two[:3], False)
-    assert prefix_of("x" * (block - 1), 3.5, "m") == ()
-    assert len(prefix_of("x" * (MAX_PREFIX_BLOCKS + 5) * block, 3.5, "m")) == MAX_PREFIX_BLOCKS
-    assert prefix_of("\ud800" * block, 3.5, "m") != ()
+    assert chain("x" * (block - 1), block, "m") == ()
+    assert len(chain("x" * 3_000 * block, block, "m")) == 3_000  # all of a long prompt
+    assert chain("\ud800" * block, block, "m") != ()

@@ -50,6 +50,8 @@ class ALostEngine:
     type: str = "server_error"
     code: str | None = "engine_lost"
     param: str | None = None
+    with_numbers: str = ""
+    to_anthropic: str = ""
 
 
 def a_writer(endpoint: Endpoint, usage_in: UsageIn = UsageIn.OWN_CHUNK) -> AnswerWriter:

@@ -90,7 +90,10 @@ def read_asked(
     if prompt.tokens >= context_tokens or max_tokens > context_tokens:
         raise ContextLengthError(
             f"This model's maximum context length is {context_tokens} tokens. However, the prompt "
-            f"has {prompt.tokens} tokens and {max_tokens} output tokens are asked for."
+            f"has {prompt.tokens} tokens and {max_tokens} output tokens are asked for.",
+            prompt_tokens=prompt.tokens,
+            max_tokens=None if limit is None else max_tokens,
+            context_tokens=context_tokens,
         )
     temperature = body.get("temperature")
     if isinstance(temperature, int | float) and temperature < 0:

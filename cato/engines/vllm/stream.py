@@ -18,6 +18,10 @@ _CONTEXT_WORDS = re.compile(
     r"|greater than max_model_len|(max_tokens|max_completion_tokens).{0,40}too large",
     re.IGNORECASE,
 )
+_CONTEXT_TOKENS = re.compile(r"context length (?:is|of) (\d+)|max_model_len[ =]*\(?(\d+)")
+# Not "at least N": that is one more than it takes, wherever it stopped counting.
+_ASKED_INPUT = re.compile(r"contains (\d+) input tokens")
+_ASKED_OUTPUT = re.compile(r"max_tokens=(\d+)|(\d+) output tokens|too large: (\d+)")
 # The server outlives its dead core by up to 5 s, and answers 500 with these words.
 _DEAD_WORDS = ("EngineCore encountered an issue", "EngineDeadError")
 
@@ -164,10 +168,25 @@ def http_error(status: int, body: bytes) -> CatoError:
     except (ValueError, AttributeError):
         message = body[:500].decode(errors="replace") or f"the engine answered {status}"
     if status in (400, 413, 422) and _CONTEXT_WORDS.search(message):
-        return ContextLengthError(message)
+        return _context_error(message)
     if status >= 500 and any(words in message for words in _DEAD_WORDS):
         return EngineDeadError(message, 503)
     return EngineError(message, status)
+
+
+def _context_error(message: str) -> ContextLengthError:
+    """The numbers in the server's words: its errors have no fields for them."""
+
+    def number(pattern: re.Pattern[str]) -> int | None:
+        found = pattern.search(message)
+        return None if found is None else int(next(g for g in found.groups() if g))
+
+    return ContextLengthError(
+        message,
+        prompt_tokens=number(_ASKED_INPUT),
+        max_tokens=number(_ASKED_OUTPUT),
+        context_tokens=number(_CONTEXT_TOKENS),
+    )
 
 
 def stream_error(error: object) -> CatoError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cato.core.decision import Admit, Defer
+from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import PRICE, joining, outlook_of
 
@@ -17,8 +18,8 @@ class ForesightAdmission:
 
     The chance of each to be in time comes from what is believed of its length, given what it has
     generated. A newcomer joins when its own chance exceeds `price` times what it takes from those
-    that run. One prompt at a time: while one is being processed the next waits here, where its
-    place can still change. What cannot be in time, or has no SLO, joins only at no loss, and
+    that run. Prompts join by a window: what the engine's next steps cannot take waits here, where
+    its place can still change. What cannot be in time, or has no SLO, joins only at no loss, and
     leaves `reserve` of the places free (of fewer than ten none: it gives way when it must), or
     holds no more than that share of them.
     """
@@ -31,8 +32,9 @@ class ForesightAdmission:
         running = replica.running
         if not running:
             return _IDLE
-        if replica.prefilling:
-            return Defer("a prompt is being processed", closes=True)
+        if not takes_prompt(replica, invocation):
+            ahead = replica.prompt_tokens_ahead
+            return Defer(f"{ahead} prompt tokens are ahead", closes=True)
         join = joining(invocation, replica, now_s)
         own, loss = join.own, join.loss
         if own > self.unlikely:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from cato.core.ids import InvocationId
+from cato.core.pool.window import takes_prompt
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import (
@@ -53,7 +54,8 @@ class ForesightPreemption:
             if gain >= self.least_gain:
                 reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
                 return [(p.invocation.id, reason) for p in lost]
-        if replica.held < replica.max_running:
+        # What it holds may all have been leased before a restart of the router.
+        if replica.held < replica.max_running or not pairs:
             return ()
         if lost:
             wanting = sum(_can_be_met(i, profile, now_s) for i in waiting)
@@ -61,7 +63,7 @@ class ForesightPreemption:
             reason = "cannot be in time; one that can waits for its place"
             return [(p.invocation.id, reason) for p in worst]
         may_exchange = 0 < len(waiting) <= self.longest_queue and waiting[0].deadline_s < inf
-        if not may_exchange or replica.prefilling:
+        if not may_exchange or not takes_prompt(replica, waiting[0]):
             return ()
         wait_s = place_s()
         if wait_s <= 0:

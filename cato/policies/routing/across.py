@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cato.core.decision import Route
+from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import joining
 
@@ -40,7 +41,7 @@ def route_across(
         by_speed.setdefault(replica.profile.typical_call_s, []).append(replica)
 
     def cost(call_s: float, replica: ReplicaView) -> tuple[bool, int, float, int, str]:
-        if replica.prefilling:  # it takes the prompt only when nobody else can
+        if not takes_prompt(replica, invocation):  # it takes the prompt only when nobody else can
             return True, 0, call_s, replica.held, replica.id
         join = joining(invocation, replica, now_s)
         net = round((price * join.loss - join.own) / LEAST_DIFFERENCE)

@@ -7,6 +7,7 @@ from math import inf
 
 from cato.core.decision import Hold, Route
 from cato.core.ids import ReplicaId
+from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 from cato.policies.outlook import PRICE, joining, saved_s
 from cato.policies.routing.across import has_several_speeds, route_across
@@ -23,7 +24,7 @@ class ForesightRouting:
     invocation's draw on, and projects the running sets of the `projected` least loaded of those
     (see `cato.policies.outlook`): more would cost time and change little; that with most of the
     prompt in its prefix cache is always among them. An idle replica is taken at once, the fastest
-    first; one that processes a prompt comes last. Where accelerators differ in speed, see
+    first; one whose prompt window is full comes last. Where accelerators differ in speed, see
     `cato.policies.routing.across`.
     """
 
@@ -64,7 +65,7 @@ class ForesightRouting:
             (r.prefilling > 0, _own_s(invocation, r, r.batch), r.id, r) for r in least
         ):
             cost = inf
-            if not replica.prefilling:
+            if takes_prompt(replica, invocation):
                 join = joining(invocation, replica, pool.now_s)
                 cost = round(self.price * join.loss - join.own, 2)
             if not best or cost < least_cost:

@@ -24,7 +24,7 @@ from cato.serve.access.limits import TenantLimits, until_next_month_s
 
 log = logging.getLogger("cato.access")
 
-UNKNOWN_RETRY_S = 1.0
+UNKNOWN_RETRY_S = 3.0
 NO_KEYS = (
     "no API key is configured: only clients of this machine are served; `cato keys create` makes "
     "the first key"

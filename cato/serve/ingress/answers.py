@@ -24,7 +24,13 @@ from cato.wire.events import events_bytes
 
 
 class Form(Protocol):
-    """How one dialect writes one answer that CATO has the text of."""
+    """How one dialect writes one answer that CATO has the text of.
+
+    `sign` shows that a stream lives while nothing comes; empty where clients want none.
+    """
+
+    @property
+    def sign(self) -> bytes: ...
 
     def whole(self, text: str, finish: FinishRun) -> dict[str, object]: ...
 
@@ -47,7 +53,12 @@ class WrittenForm:
     last event."""
 
     writer: AnswerWriter
+    has_signs: bool = True
     has_begun: bool = False
+
+    @property
+    def sign(self) -> bytes:
+        return self.writer.sign if self.has_signs else b""
 
     def whole(self, text: str, finish: FinishRun) -> dict[str, object]:
         value = self.writer.whole([Text(text)], ending_of(finish))
@@ -91,7 +102,7 @@ async def serve_text(
     """The text of `task` in a dialect that CATO writes itself."""
     exchange = Exchange(request, task, ingress.has_replicas)
     if is_streamed:
-        return await streamed(request, exchange, partial(_events, form=form), shed)
+        return await streamed(request, exchange, partial(_events, form=form), shed, form.sign)
     return await whole(request, exchange, lambda pieces: form.whole(*_text(task, pieces)), shed)
 
 

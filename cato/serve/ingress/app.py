@@ -16,17 +16,15 @@ from cato.serve.ingress import (
     errors,
     fim,
     infill,
-    messages,
     models,
     native,
-    openai,
     operations,
     relays,
-    responses,
     tabby,
     usage,
 )
 from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.dialects import chat, completions, messages, responses
 from cato.serve.ingress.feedback import FeedbackSink, LoggedFeedback
 from cato.serve.ingress.gate import Gate
 from cato.serve.ingress.naming import TaskPrefix
@@ -35,8 +33,8 @@ from cato.serve.ui import routes as ui
 
 # Routes are tried in order: the busiest first.
 DIALECTS = (
-    openai, fim, tabby, infill, responses, messages, native, relays, models, operations, usage,
-    ui,
+    completions, fim, tabby, infill, chat, responses, messages, native, relays, models, operations,
+    usage, ui,
 )  # fmt: skip
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cato.core.errors import InputError
 from cato.core.runs import FinishRun
-from cato.core.slo import Slo
-from cato.engines.base import Endpoint
+from cato.core.session import Prompt
 from cato.serve.access.buffers import BufferId
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.buffers import named_buffer
 from cato.serve.ingress.context import Ingress, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, whole
-from cato.serve.ingress.limits import capped
-from cato.serve.ingress.naming import pool_of
+from cato.serve.pools import PoolInfo
+from cato.serve.service import ModelCall
+from cato.wire.counting import estimated_tokens
+from cato.wire.prefix import block_chars, chain
 
 # Fields of a body that never reach an engine: CATO's own, and those that it sets.
 OWN_FIELDS = frozenset(
@@ -26,42 +27,48 @@ OWN_FIELDS = frozenset(
 )
 
 
-def start_call(
-    ingress: Ingress,
-    request: Request,
-    model: str,
-    endpoint: Endpoint,
-    body: dict[str, object],
-    slo: Slo,
-    *,
-    is_streamed: bool,
-    buffer: BufferId | None = None,
-    why: str = "",
-) -> RunningTask:
-    """Pass `body` to `model`, without CATO's fields and with a capped limit of tokens; `why` stands
-    in the receipt.
-
-    It takes the place of the latest run of `buffer`, or of the one that the request names itself.
-    Raise `UnknownNameError` when no pool serves the model.
-    """
-    pool = pool_of(ingress, model)
+def engine_body(body: Mapping[str, object], *, is_streamed: bool) -> dict[str, object]:
+    """`body` without CATO's fields."""
     passed = {key: value for key, value in body.items() if key not in OWN_FIELDS}
     if not is_streamed:
         passed.pop("stream_options", None)  # an engine refuses it there
-    if endpoint.generates:
-        passed = capped(passed, endpoint, pool, ingress.caps)
-    start = partial(
-        ingress.service.run_model,
-        model,
-        endpoint.value,
-        passed,
-        request_id=request_id(request),
-        stream=is_streamed,
-        slo=slo,
-        why=why,
-    )
+    return passed
+
+
+def text_prompt(prompt: object, pool: PoolInfo, model: str) -> Prompt:
+    """A completion's prompt: text, tokens, or a list of either. Raise `InputError` for none."""
+    match prompt:
+        case str():
+            tokens = pool.profile.count_tokens(prompt)
+            size = block_chars(pool.profile.chars_per_token)
+            return Prompt(tokens, tokens, chain(prompt, size, model))
+        case list() if prompt and all(type(token) is int for token in prompt):
+            return Prompt(len(prompt), len(prompt))
+        case list() if prompt:
+            tokens = sum(text_prompt(one, pool, model).tokens for one in prompt)
+            return Prompt(tokens, tokens)
+        case None:
+            return Prompt(1, 1)  # an embedded prompt, or none: the engine says
+    raise InputError("prompt must be text, tokens, or a list of them", "prompt")
+
+
+def other_prompt(body: Mapping[str, object]) -> Prompt:
+    """What an endpoint that generates nothing has to read."""
+    tokens = max(1, round(estimated_tokens(json.dumps(body, ensure_ascii=False))))
+    return Prompt(tokens, tokens)
+
+
+def start_call(
+    ingress: Ingress, request: Request, call: ModelCall, buffer: BufferId | None = None
+) -> RunningTask:
+    """Start `call`. It takes the place of the latest run of `buffer`, or of the one that the
+    request names itself."""
     return ingress.started(
-        request, buffer or named_buffer(request), lambda origin: start(origin=origin)
+        request,
+        buffer or named_buffer(request),
+        lambda origin: ingress.service.run_model(
+            call, request_id=request_id(request), origin=origin
+        ),
     )
 
 

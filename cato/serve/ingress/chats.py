@@ -1,13 +1,277 @@
-"""Conversations on their way to an engine."""
+"""A chat in any dialect, read once at the door, and what serves it.
+
+The body becomes a `ChatRequest`: the typed conversation, and every field that CATO itself acts on.
+From it follow the task or the model, the session, the count, the prefix and the objective. The
+engine gets the client's own body: with stable prompts (`cato.wire.stable`), without CATO's fields,
+with a limit of tokens that fits. What CATO does not know in it survives.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-def with_known_roles(messages: object) -> object:
-    """Messages with the role `developer` under the name that chat templates know: `system`."""
-    if not isinstance(messages, list):
-        return messages
-    return [
-        {**m, "role": "system"} if isinstance(m, dict) and m.get("role") == "developer" else m
-        for m in messages
-    ]
+from starlette.requests import Request
+
+from cato.core.errors import InputError
+from cato.core.session import Prompt, Turn, TurnKind
+from cato.core.slo import Slo, SloMetric
+from cato.serve.executor import RunningTask
+from cato.serve.ingress.body import cato_of, flag
+from cato.serve.ingress.calls import engine_body, other_prompt, start_call
+from cato.serve.ingress.clients import Client, client_of, turn_of
+from cato.serve.ingress.context import Ingress, caller_of, whose
+from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
+from cato.serve.ingress.hints import tier_of
+from cato.serve.ingress.limits import limited, max_tokens_of, stops_of
+from cato.serve.ingress.naming import (
+    AUTO_MODEL,
+    GENERATION,
+    Target,
+    answering_model,
+    names_a_task,
+    pool_of,
+    resolve,
+    without_family,
+)
+from cato.serve.ingress.parameters import sampling_of
+from cato.serve.ingress.templates import check_tools
+from cato.serve.pools import PoolInfo
+from cato.serve.service import CALL_SLO, PRIOR_TURN_TOKENS, ModelCall
+from cato.serve.sessions import Hashing, Reading
+from cato.wire.conversation import Conversation, PartKind
+from cato.wire.endpoint import Endpoint
+from cato.wire.prefix import block_chars
+from cato.wire.reading import conversation_of
+from cato.wire.stable import stable
+
+# Of an agent's turn, in seconds: the first token, by notes of what users of agents bear; the pace.
+AGENT_TTFT_S = 2.0
+AGENT_TPOT_S = 0.04
+# A prompt that takes longer than half of the target alone, or a step of the engine that takes
+# longer than half of the pace, gets the time that it needs unloaded, twice.
+UNLOADED = 2.0
+# `Profile.chars_per_token` of the vocabularies that token counts are fitted to.
+REFERENCE_CHARS_PER_TOKEN = 3.5
+
+_LIMITS = {
+    Endpoint.CHAT: ("max_completion_tokens", "max_tokens"),
+    Endpoint.RESPONSES: ("max_output_tokens",),
+    Endpoint.MESSAGES: ("max_tokens",),
+    Endpoint.COUNT_TOKENS: (),
+}
+_STOPS = {Endpoint.CHAT: "stop", Endpoint.MESSAGES: "stop_sequences"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One chat. `body` is the client's own under the rules of `changes`; `extra` its object `cato`.
+
+    `tier` is OpenAI's `service_tier`; empty when there is none.
+    """
+
+    endpoint: Endpoint
+    body: Mapping[str, object]
+    conversation: Conversation
+    client: Client
+    extra: dict[str, object]
+    is_streamed: bool
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    tier: str
+    changes: tuple[str, ...] = ()
+
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.conversation.tools or self.conversation.deferred)
+
+
+def read_chat(
+    ingress: Ingress, request: Request, endpoint: Endpoint, body: dict[str, object]
+) -> ChatRequest:
+    """The chat in `body`; raise `InputError` with the field that is wrong."""
+    extra, is_streamed = cato_of(body), flag(body, "stream")
+    tier = "" if endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS) else tier_of(body)
+    better, changes = stable(endpoint, body, ingress.unstable)
+    conversation = conversation_of(endpoint, better)
+    return ChatRequest(
+        endpoint=endpoint,
+        body=better,
+        conversation=conversation,
+        client=client_of(request.headers, conversation.system),
+        extra=extra,
+        is_streamed=is_streamed,
+        max_tokens=max_tokens_of(body, *_LIMITS[endpoint]),
+        stops=stops_of(body, _STOPS[endpoint]) if endpoint in _STOPS else (),
+        tier=tier,
+        changes=tuple(changes),
+    )
+
+
+# What serves it
+
+
+def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
+    """The task or the model that serves `chat`; the table in `deployments/clients/README.md`.
+
+    Raise what `resolve` raises, and `InputError` for inputs of a task that does not run.
+    """
+    model = chat.body.get("model")
+    target = resolve(ingress, request, model, chat.extra, GENERATION)
+    if target.task is None:
+        return target
+    why = _why_conversation(chat)
+    is_auto = isinstance(model, str) and without_family(model) == AUTO_MODEL
+    if not why and is_auto and not names_a_task(request, chat.extra):
+        why = f"{AUTO_MODEL} passes chats on"
+    if not why:
+        return target
+    if chat.extra.get("inputs"):
+        raise InputError(
+            f"the request goes to a model as it is ({why}), and a model takes no inputs; "
+            f"send one user message, or use POST /v1/tasks/{target.task}",
+            "cato.inputs",
+        )
+    return Target(model=answering_model(ingress.service.workflow(target.task)), why=why)
+
+
+def _why_conversation(chat: ChatRequest) -> str:
+    """Why a chat is more than one text for a task; empty when it is not."""
+    conversation = chat.conversation
+    if chat.has_tools:
+        return "it has tools"
+    if conversation.system:
+        return "it has a system text"
+    if chat.client.name:
+        return f"it comes from {chat.client.name}"
+    if len(conversation.messages) > 1:
+        return f"it has {len(conversation.messages)} messages"
+    if conversation.messages[0].role != "user":
+        return "it has no message of a user"
+    return ""
+
+
+def start_task(
+    ingress: Ingress, request: Request, target: Target, chat: ChatRequest
+) -> RunningTask:
+    """The workflow of `target` with the one text of `chat`; raise `InputError` for what a task
+    cannot honour."""
+    assert target.task is not None, "a model is called, no task"
+    (message,) = chat.conversation.messages
+    if any(part.kind is not PartKind.TEXT for part in message.parts):
+        raise InputError("a task takes text only", _field(chat))
+    fill = Fill(
+        message.text,
+        max_tokens=chat.max_tokens,
+        stops=chat.stops,
+        sampling=sampling_of(chat.body, target.task),
+    )
+    return start_fill(ingress, request, target, fill, chat.body, chat.extra, tier=chat.tier)
+
+
+def _field(chat: ChatRequest) -> str:
+    return "input" if chat.endpoint is Endpoint.RESPONSES else "messages"
+
+
+def start_model(
+    ingress: Ingress, request: Request, target: Target, chat: ChatRequest
+) -> RunningTask:
+    """A call of `target`'s model with all of `chat`.
+
+    Raise `UnknownNameError` when no pool serves the model, and `InputError` for tools that it would
+    never see.
+    """
+    pool = pool_of(ingress, target.model)
+    check_tools(pool, chat.body)
+    model = pool.model.called(target.model)
+    turn = replace(
+        turn_of(
+            chat.client,
+            request.headers,
+            chat.endpoint,
+            chat.body,
+            chat.conversation,
+            "\0".join(whose(request)),
+        ),
+        changes=chat.changes,
+    )
+    body = engine_body(chat.body, is_streamed=chat.is_streamed)
+    if not chat.endpoint.generates:
+        prompt = other_prompt(body)
+        slo = call_slo_of(request, chat.tier, chat.extra)
+        call = ModelCall(
+            target.model, chat.endpoint, body, prompt, slo=slo, turn=turn, passed=target.why
+        )
+        return start_call(ingress, request, call)
+    memory, kind = _memory_of(request, turn), f"{chat.client.name}:{model}"
+    reading = _reading(ingress, pool, model, memory, kind, chat.conversation)
+    body, limit = limited(
+        body,
+        chat.endpoint,
+        reading.prompt.tokens,
+        pool.profile.context_tokens,
+        ingress.caps,
+        is_sure=reading.is_corrected,
+    )
+    call = ModelCall(
+        target.model,
+        chat.endpoint,
+        body,
+        replace(reading.prompt, session=memory),
+        is_streamed=chat.is_streamed,
+        expected_tokens=min(limit or PRIOR_TURN_TOKENS, PRIOR_TURN_TOKENS),
+        max_tokens=limit,
+        slo=_slo(request, chat, turn, pool, reading.prompt),
+        turn=turn,
+        passed=target.why,
+        counted=lambda tokens: ingress.sessions.learn(memory, kind, reading, tokens),
+    )
+    return start_call(ingress, request, call)
+
+
+def _memory_of(request: Request, turn: Turn) -> str:
+    """The session's name across tenants: a digest, for it leaves the ingress. A call beside the
+    main loop has a prompt of its own, unless it sums up the main one."""
+    is_main = turn.kind in (TurnKind.MAIN, TurnKind.COMPACTION)
+    beside = "" if is_main else turn.kind.value
+    name = "\0".join((caller_of(request).tenant, turn.session, beside))
+    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _reading(
+    ingress: Ingress,
+    pool: PoolInfo,
+    model: str,
+    memory: str,
+    kind: str,
+    conversation: Conversation,
+) -> Reading:
+    profile = pool.profile
+    return ingress.sessions.read(
+        memory,
+        tuple(conversation.sections()),
+        Hashing(block_chars(profile.chars_per_token), model),
+        kind=kind,
+        scale=REFERENCE_CHARS_PER_TOKEN / profile.chars_per_token,
+    )
+
+
+def _slo(request: Request, chat: ChatRequest, turn: Turn, pool: PoolInfo, prompt: Prompt) -> Slo:
+    """The objective of a turn: by what its prompt has that is new to the session.
+
+    Of an agent, the first token within 2 s and 40 ms a token; of any other chat, that of a direct
+    call. Twice the unloaded time where that is longer. Titles are urgent to nobody.
+    """
+    profile = pool.profile
+    is_agent = bool(chat.client.name) or chat.has_tools
+    ttft_s = max(
+        AGENT_TTFT_S if is_agent else CALL_SLO.target_s,
+        UNLOADED * profile.first_token_s(prompt.new_tokens),
+    )
+    base = Slo(SloMetric.TTFT, ttft_s)
+    if is_agent:
+        pace_s = max(AGENT_TPOT_S, UNLOADED * profile.decode_step_s(1, prompt.tokens))
+        base = replace(base, tpot_target_s=pace_s)
+    is_urgent = turn.kind is not TurnKind.TITLE
+    return call_slo_of(request, chat.tier, chat.extra, base, is_urgent=is_urgent)

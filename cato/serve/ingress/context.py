@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -17,6 +17,7 @@ from cato.serve.access.control import ANYBODY, AccessControl, Caller
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.feedback import FeedbackSink
 from cato.serve.service import Origin, TaskService, new_request_id
+from cato.serve.sessions import SessionMemory
 
 # A client's own id is kept when it can stand in a path, a header and a log line as it is.
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
@@ -26,7 +27,8 @@ _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 class Ingress:
     """The parts of an ingress replica.
 
-    `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write.
+    `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write;
+    `unstable` names the rules of `cato.wire.stable` that are switched off.
     """
 
     service: TaskService
@@ -37,6 +39,8 @@ class Ingress:
     access: AccessControl
     buffers: Buffers
     caps: OutputCaps
+    sessions: SessionMemory = field(default_factory=SessionMemory)
+    unstable: frozenset[str] = frozenset()
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""

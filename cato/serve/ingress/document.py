@@ -408,7 +408,7 @@ TASK_SLA = _answers(
 MODELS = _answers(_object("object data", object={"const": "list"}, data=_list(_ref("Model"))))
 MODEL = _answers(_ref("Model"))
 HEALTH = _answers(_object("status", status={"const": "ok"}))
-_READY = _object("status", status=TEXT, reason=TEXT)
+_READY = _object("status", status=TEXT, reason=TEXT, notes=_list(TEXT))
 READY: Responses = {
     **_answers(_READY),
     503: {"description": "Not ready.", "content": {"application/json": {"schema": _READY}}},

@@ -2,10 +2,13 @@
 Anthropic's paths that dialect's.
 
 The text of an error is constant for its kind, since editors show every distinct text once (and
-Continue the whole body): what differs stands in the header `X-CATO-Problem`. Statuses are chosen
-by how often real clients repeat them (measured): 429 rather than 503 for a full queue, 504 with
-`x-should-retry: false` for a missed deadline, never 408, 409 or 422, and never the word
-"overloaded", which Continue repeats five times.
+Continue the whole body): what differs stands in the header `X-CATO-Problem`. Conversations are
+told the numbers of a prompt that is too long, which agents read to compact it.
+
+Statuses are chosen by how often real clients repeat them (measured): 429 for a full queue, a pool
+without replicas and a lost engine, since Codex asks 30 times in 33 s after a 503; 503 only while
+the server starts; 504 with `x-should-retry: false` for a missed deadline; never 408, 409, 422 or
+529, and never the word "overloaded", which Continue repeats five times.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from cato.core.errors import (
     NotLoadedError,
     QuotaError,
     ReplicaLostError,
+    StartingError,
     UnknownNameError,
 )
 from cato.core.receipt import SUPERSEDED
@@ -52,16 +56,27 @@ FULL = "rate_limit_exceeded"
 CLIENT_LEFT = "the client left"
 # A lost engine is back after seconds; the pool's other replicas take the work at once.
 LOST_RETRY_S = 1.0
+# The control plane answers a few seconds after the ingress.
+STARTING_RETRY_S = 3.0
+# All agents tried wait for so long as they are told; at 300 s Claude Code gives up, and Qwen Code
+# and Continue ask again after half a second.
+MIN_RETRY_S, MAX_RETRY_S = 3.0, 40.0
 MAX_PROBLEM_CHARS = 300
 
 
 # Paths below this one answer in Anthropic's dialect.
 ANTHROPIC_PATH = "/v1/messages"
+# What agents speak; any of them may come behind /t/{task}.
+_AGENT_PATHS = ("/v1/chat/completions", "/v1/responses", ANTHROPIC_PATH)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error answer; `problem` is the part that differs from case to case."""
+    """An error answer; `problem` is the part that differs from case to case.
+
+    `with_numbers` and `to_anthropic` are other words of `message` for conversations: those of
+    OpenAI's dialects and of Anthropic's. Empty: `message` itself.
+    """
 
     status: int
     message: str
@@ -70,9 +85,11 @@ class Failure:
     param: str | None = None
     problem: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    with_numbers: str = ""
+    to_anthropic: str = ""
 
-    def as_json(self) -> dict[str, object]:
-        return openai_error(self)
+    def as_json(self, *, in_conversation: bool = False) -> dict[str, object]:
+        return openai_error(self, has_numbers=in_conversation)
 
     def as_anthropic(self) -> dict[str, object]:
         return anthropic_error(self)
@@ -105,14 +122,7 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
         case UnknownNameError(kind="task"):
             return Failure(404, str(error), "invalid_request_error", "task_not_found", param="task")
         case ContextLengthError():
-            message = (
-                "The request does not fit this model's maximum context length; "
-                "shorten the input or lower max_tokens."
-            )
-            return Failure(
-                400, message, "invalid_request_error", "context_length_exceeded",
-                param=error.param, problem=str(error),
-            )  # fmt: skip
+            return _too_long(error)
         case InputError():
             return invalid(str(error), error.param)
         case AccessError():
@@ -124,19 +134,24 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 504, "The task was not finished before its deadline.", "timeout_error",
                 "deadline_exceeded", problem=str(error), headers=NO_RETRY,
             )  # fmt: skip
+        case StartingError():
+            return Failure(
+                503, "The server is starting; try again in a moment.", "server_error", "starting",
+                problem=str(error), headers=_retry_after(STARTING_RETRY_S),
+            )  # fmt: skip
         case NotLoadedError():
             return Failure(
-                503, "This model does not load now; X-CATO-Problem says why.",
+                429, "This model does not load now; X-CATO-Problem says why.",
                 "server_error", "model_not_loaded", problem=str(error),
-                headers=_retry_after(error.retry_after_s),
+                headers=_soon(error.retry_after_s),
             )  # fmt: skip
         case CapacityError():
             return _no_capacity(error, has_replicas(error.pool))
         case EngineDeadError() | ReplicaLostError():
             return Failure(
-                503, "The model's engine was lost while it worked on this request.",
+                429, "The model's engine was lost while it worked on this request.",
                 "server_error", "engine_lost", problem=str(error),
-                headers=_retry_after(LOST_RETRY_S),
+                headers=_soon(LOST_RETRY_S),
             )  # fmt: skip
         case EngineError(status=404 | 405 | 501):
             return Failure(
@@ -165,6 +180,52 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return Failure(500, "CATO failed on this request.", "server_error", "internal_error")
 
 
+def _too_long(error: ContextLengthError, estimated_tokens: int = 0) -> Failure:
+    """In the words that make clients compact: those of OpenAI's and of Anthropic's own servers.
+
+    The prompt's `estimated_tokens` count where its engine did not count to its end: clients shorten
+    a conversation by what is beyond the context.
+    """
+    prompt, output, context = error.prompt_tokens, error.max_tokens, error.context_tokens
+    if prompt is None and context is not None and estimated_tokens > context:
+        prompt = estimated_tokens
+    with_numbers = to_anthropic = ""
+    if context is not None:
+        limit = f"This model's maximum context length is {context} tokens."
+        if prompt is None:
+            asked = "" if output is None else f" However, you asked for {output} output tokens."
+            with_numbers = f"{limit}{asked} Please shorten the input or lower max_tokens."
+            to_anthropic = f"prompt is too long for this model: {limit}"
+        elif prompt >= context or output is None:
+            with_numbers = (
+                f"{limit} However, your input has {prompt} tokens"
+                + ("." if output is None else f", and you asked for {output} output tokens.")
+                + " Please shorten the input."
+            )
+            to_anthropic = f"prompt is too long: {prompt} tokens > {context} maximum"
+        else:
+            with_numbers = (
+                f"{limit} However, you requested {prompt + output} tokens ({prompt} in the input, "
+                f"{output} for the output). Please shorten the input or lower max_tokens."
+            )
+            # Claude Code reads the numbers and lowers max_tokens.
+            to_anthropic = (
+                f"input length and `max_tokens` exceed context limit: {prompt} + {output} > "
+                f"{context}, decrease input length or `max_tokens` and try again"
+            )
+    return Failure(
+        400,
+        "The request does not fit this model's maximum context length; "
+        "shorten the input or lower max_tokens.",
+        "invalid_request_error",
+        "context_length_exceeded",
+        param=error.param,
+        problem=str(error),
+        with_numbers=with_numbers,
+        to_anthropic=to_anthropic or "prompt is too long for this model's maximum context length",
+    )
+
+
 def _not_let_in(error: AccessError) -> Failure:
     kinds = {401: "authentication_error", 403: "permission_error"}
     headers = NO_RETRY if error.retry_after_s is None else _retry_after(error.retry_after_s)
@@ -186,16 +247,21 @@ def _over_quota(error: QuotaError) -> Failure:
 
 
 def _no_capacity(error: CapacityError, is_pool_up: bool) -> Failure:
-    headers = _retry_after(error.retry_after_s)
+    headers = _soon(error.retry_after_s)
     if is_pool_up:
         return Failure(
             429, "Too many requests wait for this model; try again later.",
             "rate_limit_error", FULL, problem=str(error), headers=headers,
         )  # fmt: skip
     return Failure(
-        503, "No replica of this model is ready; try again later.", "server_error",
+        429, "No replica of this model is ready; try again later.", "server_error",
         "no_replica", problem=str(error), headers=headers,
     )  # fmt: skip
+
+
+def _soon(seconds: float) -> dict[str, str]:
+    """A time that clients wait for, near the one that is expected."""
+    return _retry_after(min(MAX_RETRY_S, max(MIN_RETRY_S, seconds)))
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
@@ -210,6 +276,8 @@ def failure_of_run(task: RunningTask, has_replicas: Callable[[str], bool]) -> Fa
     finish = finish_of(task)
     if finish.status == "done":
         return None
+    if isinstance(task.error, ContextLengthError):
+        return _too_long(task.error, task.asked_tokens)
     if task.error is not None:
         return failure_of_error(task.error, has_replicas)
     problem = finish.receipt.problem
@@ -230,9 +298,16 @@ def answer(request: Request, failure: Failure) -> Response:
     headers = known_headers(request)
     if failure.problem:
         headers["X-CATO-Problem"] = _header_text(failure.problem)
-    is_anthropic = ANTHROPIC_PATH in request.url.path  # which may begin with /t/{task}
-    body = failure.as_anthropic() if is_anthropic else failure.as_json()
-    return JsonAnswer(body, failure.status, headers | dict(failure.headers))
+    headers |= failure.headers
+    path = request.url.path
+    is_of_agents = any(known in path for known in _AGENT_PATHS)
+    if is_of_agents and float(headers.get("Retry-After", "0")) > MAX_RETRY_S:
+        headers |= _retry_after(MAX_RETRY_S)  # X-CATO-Problem has the true time
+    if ANTHROPIC_PATH in path:
+        body = failure.as_anthropic()
+    else:
+        body = failure.as_json(in_conversation=is_of_agents)
+    return JsonAnswer(body, failure.status, headers)
 
 
 def known_headers(request: Request) -> dict[str, str]:

@@ -33,6 +33,11 @@ Shed = Callable[[], Response]
 # in the end memory for the rest of the answer.
 READ_WITHIN_S = 60.0
 
+# Agents leave 120 s (Qwen Code) to 354 s (Claude Code) after a request without an answer's head,
+# and 240 s to 300 s after its last byte.
+SIGN_AFTER_S = 5.0
+SIGN_EVERY_S = 10.0
+
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -102,21 +107,15 @@ async def streamed(
     exchange: Exchange,
     events: Callable[[Exchange, list[Piece]], AsyncGenerator[bytes, None]],
     shed: Shed | None = None,
+    sign: bytes = b"",
 ) -> Response:
     """The answer as `events` from the first pieces on.
 
-    Waits for these, so that a run which is refused or fails before them gets its own status.
+    A run that is refused or fails before them has its own status, unless its client waited so long
+    that a `sign` of life was sent; then the failure is one of the events. Without a `sign` nothing
+    is sent before the first piece.
     """
-    try:
-        first = await exchange.next()
-        failure = None if first else exchange.failure()
-    except BaseException:
-        await exchange.close()
-        raise
-    if failure is not None:
-        await exchange.close()
-        return _refused(request, failure, shed)
-    return EventStream(exchange, events(exchange, first))
+    return EventStream(request, exchange, events, shed, sign)
 
 
 def _refused(request: Request, failure: Failure, shed: Shed | None) -> Response:
@@ -138,28 +137,116 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, exchange: Exchange, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        exchange: Exchange,
+        events: Callable[[Exchange, list[Piece]], AsyncGenerator[bytes, None]],
+        shed: Shed | None,
+        sign: bytes,
+    ) -> None:
         self.status_code = 200
         self.background = None
+        self._request = request
         self._exchange = exchange
         self._events = events
+        self._shed = shed
+        self._sign = sign
         self.init_headers(run_headers(exchange.task.run) | STREAM_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = self._exchange
+        out = _EventSender(send, self.raw_headers, self._sign, exchange.task)
         try:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-            )
-            async with contextlib.aclosing(self._events) as events:
+            first = await exchange.next()
+            failure = None if first else exchange.failure()
+            if failure is not None:
+                await out.end_signs()
+                if not out.has_begun:
+                    await _refused(self._request, failure, self._shed)(scope, receive, send)
+                    return
+            async with contextlib.aclosing(self._events(exchange, first)) as events:
                 async for data in events:
-                    async with asyncio.timeout(READ_WITHIN_S):
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    await out.send(data)
+            await out.end()
         except OSError as error:  # it broke, or nobody reads (TimeoutError): there is none to tell
-            log.info("request %s: %s", self._exchange.task.run.id, error)
+            log.info("request %s: %s", exchange.task.run.id, error)
         finally:
-            await self._exchange.close()
+            out.close()
+            await exchange.close()
+
+
+class _EventSender:
+    """Sends whole events, and a `sign` of life when none was sent for long (empty: never).
+
+    The head of the answer goes out with whatever is first.
+    """
+
+    def __init__(
+        self, send: Send, headers: list[tuple[bytes, bytes]], sign: bytes, task: RunningTask
+    ) -> None:
+        self.has_begun = False
+        self._send = send
+        self._headers = headers
+        self._sign = sign
+        self._task = task
+        self._sending = asyncio.Lock()
+        self._last_s = 0.0
+        self._problem: OSError | None = None
+        self._showing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if sign:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(SIGN_AFTER_S, self._show_life_when_due)
+
+    async def send(self, data: bytes) -> None:
+        """Send `data`; raise OSError when the client takes nothing any more."""
+        async with self._sending:
+            if self._problem is not None:
+                raise self._problem
+            await self._put(data)
+
+    async def end(self) -> None:
+        """The last byte was sent."""
+        await self.end_signs()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def end_signs(self) -> None:
+        """Send no sign from now on; one that is being sent is out when this returns."""
+        async with self._sending:
+            self._sign = b""
+
+    def close(self) -> None:
+        """Do nothing any more."""
+        self._sign = b""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._showing is not None:
+            self._showing.cancel()
+
+    def _show_life_when_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = self._last_s + SIGN_EVERY_S if self.has_begun else 0.0
+        if loop.time() >= due_s:
+            self._showing = loop.create_task(self._show_life())
+            due_s = loop.time() + SIGN_EVERY_S
+        self._timer = loop.call_at(due_s, self._show_life_when_due)
+
+    async def _show_life(self) -> None:
+        async with self._sending:
+            if not self._sign or self._problem is not None:
+                return
+            try:
+                await self._put(self._sign)
+            except OSError as error:
+                self._problem = error
+                self._task.cancel(CLIENT_LEFT)
+
+    async def _put(self, data: bytes) -> None:
+        async with asyncio.timeout(READ_WITHIN_S):
+            if not self.has_begun:
+                self.has_begun = True
+                head = {"type": "http.response.start", "status": 200, "headers": self._headers}
+                await self._send(head)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._last_s = asyncio.get_running_loop().time()

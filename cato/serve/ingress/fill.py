@@ -21,13 +21,15 @@ from cato.serve.executor import RunningTask
 from cato.serve.ingress import virtual
 from cato.serve.ingress.body import sub_object
 from cato.serve.ingress.buffers import completion_buffer, named_buffer
+from cato.serve.ingress.calls import text_prompt
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.hints import claim_of, granted, tier_of
-from cato.serve.ingress.limits import capped, shortened
+from cato.serve.ingress.hints import SlaClass, claim_of, granted
+from cato.serve.ingress.limits import limited
 from cato.serve.ingress.naming import COMPLETION, Target, pool_of, prefix_of
+from cato.serve.ingress.parameters import adapted
 from cato.serve.nodes.languages import language_named
 from cato.serve.prompts import fim_stops
-from cato.serve.service import CALL_DEADLINE_S, CALL_SLO, Origin
+from cato.serve.service import CALL_DEADLINE_S, CALL_SLO, ModelCall, Origin
 from cato.workflows.fim import fim_family, parse_fim, render_fim
 
 # Of a direct call without a limit; what an editor shows behind a cursor.
@@ -36,10 +38,10 @@ DEFAULT_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What to write at a cursor.
+    """What to write at a cursor, or the one text of a task.
 
-    `context` is code of other files as plain text. None and empty values say nothing; `sampling`
-    reaches only a model that is called directly.
+    `context` is code of other files as plain text, `sampling` has vLLM's names. None and empty
+    values say nothing.
     """
 
     prefix: str
@@ -66,22 +68,26 @@ def with_sentinels_read(fill: Fill) -> Fill:
     )
 
 
-def slo_of(
-    request: Request, body: Mapping[str, object], extra: Mapping[str, object], workflow: Workflow
-) -> Slo:
+def slo_of(request: Request, tier: str, extra: Mapping[str, object], workflow: Workflow) -> Slo:
     """The objective of a run of `workflow`."""
-    claim = claim_of(
-        request, extra, workflow.slo, prefix_class=prefix_of(request)[1], tier=tier_of(body)
-    )
+    claim = claim_of(request, extra, workflow.slo, prefix_class=prefix_of(request)[1], tier=tier)
     return granted(claim, workflow.slo, workflow.hard_deadline_s)
 
 
-def call_slo_of(request: Request, body: Mapping[str, object], extra: Mapping[str, object]) -> Slo:
-    """The objective of a direct call."""
-    claim = claim_of(
-        request, extra, CALL_SLO, prefix_class=prefix_of(request)[1], tier=tier_of(body)
-    )
-    return granted(claim, CALL_SLO, CALL_DEADLINE_S)
+def call_slo_of(
+    request: Request,
+    tier: str,
+    extra: Mapping[str, object],
+    base: Slo = CALL_SLO,
+    *,
+    is_urgent: bool = True,
+) -> Slo:
+    """The objective of a direct call that is given `base` unless it asks for something else; one
+    that is not urgent may take its time."""
+    claim = claim_of(request, extra, base, prefix_class=prefix_of(request)[1], tier=tier)
+    if not is_urgent and claim.sla_class is None:
+        claim = replace(claim, sla_class=SlaClass.BATCH)
+    return granted(claim, base, CALL_DEADLINE_S)
 
 
 def objective_of(ingress: Ingress, target: Target) -> Slo:
@@ -96,10 +102,12 @@ def start_fill(
     fill: Fill,
     body: Mapping[str, object],
     extra: Mapping[str, object],
+    tier: str = "",
 ) -> RunningTask:
     """Start what serves `fill`: a task's workflow, or the model itself in its own form.
 
-    A completion takes the place of the one before it in its buffer.
+    `body` may name the buffer, `tier` is OpenAI's `service_tier`. A completion takes the place of
+    the one before it in its buffer.
     """
     buffer = named_buffer(request)
     if target.task in (None, COMPLETION):
@@ -107,15 +115,15 @@ def start_fill(
 
     def start(origin: Origin) -> RunningTask:
         if target.task is None:
-            slo = call_slo_of(request, body, extra)
+            slo = call_slo_of(request, tier, extra)
             return _start_model(ingress, request, target.model, fill, slo, origin)
         workflow = ingress.service.workflow(target.task)
         given = sub_object(extra, "inputs")
         return ingress.service.run_workflow(
-            shortened(workflow, fill.max_tokens, fill.stops),
+            adapted(workflow, fill.max_tokens, fill.stops, fill.sampling or {}),
             {**_inputs(workflow, fill), **given},
             request_id=request_id(request),
-            slo=slo_of(request, body, extra, workflow),
+            slo=slo_of(request, tier, extra, workflow),
             origin=origin,
         )
 
@@ -153,12 +161,18 @@ def _start_model(
         "max_tokens": fill.max_tokens or DEFAULT_TOKENS,
         **fim_stops(list(fill.stops), family),
     }
-    return ingress.service.run_model(
-        model,
-        Endpoint.COMPLETIONS.value,
-        capped(body, Endpoint.COMPLETIONS, pool, ingress.caps),
-        request_id=request_id(request),
-        stream=True,
-        slo=slo,
-        origin=origin,
+    prompt = text_prompt(body["prompt"], pool, pool.model.called(model))
+    limited_body, limit = limited(
+        body, Endpoint.COMPLETIONS, prompt.tokens, pool.profile.context_tokens, ingress.caps
     )
+    call = ModelCall(
+        model,
+        Endpoint.COMPLETIONS,
+        limited_body,
+        prompt,
+        is_streamed=True,
+        expected_tokens=limit or DEFAULT_TOKENS,
+        max_tokens=limit,
+        slo=slo,
+    )
+    return ingress.service.run_model(call, request_id=request_id(request), origin=origin)

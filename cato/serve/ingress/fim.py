@@ -21,6 +21,7 @@ from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.fill import Fill, start_fill
 from cato.serve.ingress.limits import max_tokens_of, stops_of
 from cato.serve.ingress.naming import COMPLETION, resolve
+from cato.serve.ingress.parameters import checked
 from cato.wire.chat import ChatWriter
 from cato.wire.choices import UsageIn
 
@@ -49,7 +50,7 @@ def routes(ingress: Ingress) -> APIRouter:
         writer = ChatWriter(
             request_id(request), str(body.get("model") or ""), int(time.time()), _usage_in(body)
         )
-        form = WrittenForm(writer)
+        form = WrittenForm(writer, has_signs=False)  # editors lose data that is read with one
         shed = partial(form.nothing, is_streamed=is_streamed)
         return await serve_text(ingress, request, task, form, is_streamed=is_streamed, shed=shed)
 
@@ -65,4 +66,4 @@ def _usage_in(body: dict[str, object]) -> UsageIn:
 def _sampling(body: dict[str, object]) -> dict[str, object]:
     """Mistral's fields under OpenAI's names."""
     names = {**_SAMPLING, "random_seed": "seed"}
-    return {to: body[name] for name, to in names.items() if body.get(name) is not None}
+    return {to: checked(to, body[n]) for n, to in names.items() if body.get(n) is not None}

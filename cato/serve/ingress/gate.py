@@ -15,7 +15,8 @@ from cato.serve.ingress.context import remember_caller
 from cato.serve.ingress.errors import answer, failure_of_error
 from cato.telemetry.tracing import HEADER, TRACEPARENT
 
-# Probes carry no keys, and their answers say nothing; nor does the status page without its data.
+# Probes carry no keys, and their answers say nothing but to this machine; nor does the status page
+# without its data.
 OPEN_PATHS = frozenset(
     {"/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/page.js", "/ui/page.css"}
 )
@@ -35,12 +36,16 @@ class Gate:
         self._is_private = is_private
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request = Request(scope)
+        request.state.cato_is_local = is_local = self._is_local(request)
+        if scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
         try:
-            caller = self._access.caller(credentials(request), is_local=self._is_local(request))
+            caller = self._access.caller(credentials(request), is_local=is_local)
         except AccessError as error:
             refusal = answer(request, failure_of_error(error, lambda _: True))
             await refusal(scope, receive, send)
@@ -55,6 +60,11 @@ class Gate:
             return False
         forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
         return all(is_own(hop.strip()) for hop in forwarded if hop.strip())
+
+
+def comes_from_here(request: Request) -> bool:
+    """Whether the gate found that the client is on this machine."""
+    return bool(getattr(request.state, "cato_is_local", False))
 
 
 def credentials(request: Request) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from starlette.requests import Request
 
@@ -87,7 +88,9 @@ def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
         target_s = min(target_s, claim.target_s)
     if claim.deadline_s is not None and slo.metric is not SloMetric.TPOT:
         target_s = min(target_s, claim.deadline_s)
-    return Slo(slo.metric, max(target_s, _least_target_s(claim.top, slo, hard_deadline_s)))
+    pace_s = inf if claim.sla_class is SlaClass.BATCH else slo.tpot_target_s
+    least_s = _least_target_s(claim.top, slo, hard_deadline_s)
+    return Slo(slo.metric, max(target_s, least_s), pace_s)
 
 
 def _least_target_s(top: SlaClass | None, slo: Slo, hard_deadline_s: float) -> float:

@@ -33,6 +33,7 @@ from cato.serve.ingress.fill import Fill, objective_of, start_fill
 from cato.serve.ingress.jsons import JsonAnswer, sse
 from cato.serve.ingress.limits import stops_of
 from cato.serve.ingress.naming import COMPLETION, resolve
+from cato.serve.ingress.parameters import checked
 from cato.serve.ingress.receipts import as_json
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -58,7 +59,7 @@ def routes(ingress: Ingress) -> APIRouter:
             context=_context(body),
             max_tokens=None if limit is None or limit < 0 else limit,
             stops=stops_of(body),
-            sampling={k: body[k] for k in _SAMPLING if body.get(k) is not None},
+            sampling={k: checked(k, body[k]) for k in _SAMPLING if body.get(k) is not None},
         )
         extra = _with_limits(extra, body, objective_of(ingress, target))
         task = start_fill(ingress, request, target, fill, body, extra)
@@ -113,6 +114,8 @@ def _response_fields(body: Mapping[str, object]) -> tuple[str, ...]:
 
 class _Form:
     """llama.cpp's answer; with `fields` only these, those of inner objects as `outer/inner`."""
+
+    sign = b""
 
     def __init__(self, fields: tuple[str, ...]) -> None:
         self._fields = fields

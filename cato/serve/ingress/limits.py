@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from cato.core.errors import InputError
 from cato.core.topology import OutputCaps
-from cato.core.workflow import LlmSettings, Node, Workflow
 from cato.engines.base import Endpoint
-from cato.serve.pools import PoolInfo
-from cato.serve.prompts import body_text
 
-# A prompt is estimated; an engine refuses a limit that does not fit behind it.
+# A prompt is estimated; an engine refuses a limit that does not fit behind it. How much longer it
+# may be than the estimate: of one that an engine has counted the turn before, of any other, and
+# where nothing asks for a limit.
+CORRECTED = 1.06
+ESTIMATED = 1.3
 SURE_FACTOR = 2.0
 
 _FIELDS = {
@@ -44,46 +44,33 @@ def stops_of(body: Mapping[str, object], field: str = "stop") -> tuple[str, ...]
     return tuple(s for s in stops if s)
 
 
-def shortened(workflow: Workflow, max_tokens: int | None, stops: tuple[str, ...]) -> Workflow:
-    """`workflow` with answers of at most `max_tokens` that also end at `stops`.
+def limited(
+    body: Mapping[str, object],
+    endpoint: Endpoint,
+    prompt_tokens: int,
+    context_tokens: int,
+    caps: OutputCaps,
+    *,
+    is_sure: bool = False,
+) -> tuple[dict[str, object], int | None]:
+    """A direct call's body with a limit of tokens that fits, and that limit.
 
-    Only the nodes whose text is the answer are changed, and only to write less.
-    """
-    if max_tokens is None and not stops:
-        return workflow
-    answering = {*workflow.stream, *workflow.output}
-
-    def changed(node: Node) -> Node:
-        settings = node.settings
-        if node.id not in answering or not isinstance(settings, LlmSettings):
-            return node
-        limit = min(settings.max_tokens, max_tokens or settings.max_tokens)
-        extra = dict(settings.extra or {})
-        if stops:
-            extra["stop"] = [*stops_of(extra), *stops]
-        return replace(node, settings=replace(settings, max_tokens=limit, extra=extra))
-
-    return replace(workflow, nodes=tuple(map(changed, workflow.nodes)))
-
-
-def capped(
-    body: dict[str, object], endpoint: Endpoint, pool: PoolInfo, caps: OutputCaps
-) -> dict[str, object]:
-    """A direct call's body with the server's cap.
-
-    A body without a limit gets the cap where it surely fits; else the context ends the answer.
+    A limit is cut to the server's cap and to the room that the prompt leaves; clients send the
+    largest that they know. A body without a limit gets the cap where it surely fits; else the
+    context ends the answer (None). `is_sure`: the prompt's length was corrected by an engine.
     """
     fields = _FIELDS[endpoint]
     cap = caps.completion
     if endpoint is not Endpoint.COMPLETIONS:
         cap = caps.agent if body.get("tools") else caps.chat
-    context_tokens = pool.profile.context_tokens
-    room = int(context_tokens - SURE_FACTOR * pool.profile.count_tokens(body_text(body)))
-    if max_tokens_of(body, *fields) is not None:
-        if endpoint is Endpoint.MESSAGES:
-            # The limit is no choice there, so clients send the largest that they know.
-            cap = min(cap, max(room, context_tokens // 4))
-        lowered = {f: min(cap, n) for f in fields if isinstance(n := body.get(f), int)}
-        return {**body, **lowered}
+    room = int(context_tokens - (CORRECTED if is_sure else ESTIMATED) * prompt_tokens)
+    asked = max_tokens_of(body, *fields)
+    if asked is not None:
+        # Of a prompt that is estimated too long, an engine says whether it is.
+        limit = min(asked, cap, max(room, context_tokens // 4, 1))
+        lowered = {f: min(limit, n) for f in fields if isinstance(n := body.get(f), int)}
+        return {**body, **lowered}, limit
     has_default = endpoint is Endpoint.COMPLETIONS  # vLLM's own is 16 tokens
-    return body if has_default or room < cap else {**body, fields[0]: cap}
+    if has_default or context_tokens - SURE_FACTOR * prompt_tokens < cap:
+        return dict(body), None
+    return {**body, fields[0]: cap}, cap

@@ -13,15 +13,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cato.core.errors import UnknownNameError
+from cato.core.errors import StartingError, UnknownNameError
 from cato.core.ids import TaskName
 from cato.core.workflow import CallSettings, LlmSettings, Workflow
 from cato.serve.access.control import Caller
 from cato.serve.ingress import document, virtual
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
-from cato.serve.ingress.naming import AUTO_MODEL, GENERATION, pool_of, without_family
-from cato.serve.pools import PoolInfo
+from cato.serve.ingress.naming import AUTO_MODEL, GENERATION, names_of, pool_of, without_family
+from cato.serve.pools import PoolInfo, pool_named
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -43,20 +43,27 @@ def routes(ingress: Ingress) -> APIRouter:
         name = without_family(model)
         if name in names and caller.may_run(names[name]):
             return JsonAnswer(_virtual_model(ingress, model, names[name]))
-        if name not in known:
+        if name in known:
+            return JsonAnswer({**known[name], "id": model})
+        pool = pool_named(ingress.service.pools(), name)
+        if pool is None or not caller.may_call(names_of(ingress, name)):
             raise UnknownNameError("model", model, tuple(known))
-        return JsonAnswer({**known[name], "id": model})
+        return JsonAnswer(_model(ingress, model, pool.context_tokens, pool.model.name))
 
     return router
 
 
 def _models(ingress: Ingress, caller: Caller) -> dict[str, dict[str, object]]:
-    """By name what `caller` may use."""
+    """By name what `caller` may use, but for names that only fit a pattern; raise `StartingError`
+    while the models are not known."""
     known: dict[str, dict[str, object]] = {}
-    for pool in ingress.service.pools():
+    pools = ingress.service.pools()
+    if not pools:
+        raise StartingError("no pool is known yet")
+    for pool in pools:
         for names in pool.model.groups:
             for name in names if caller.may_call(names) else ():
-                known[name] = _model(ingress, name, pool.profile.context_tokens, names[0])
+                known[name] = _model(ingress, name, pool.context_tokens, names[0])
     tasks = [task for task in sorted(ingress.service.workflows) if caller.may_run(task)]
     for task in tasks:
         name = virtual.model_name(task)
@@ -87,13 +94,16 @@ def _virtual_model(ingress: Ingress, name: str, task: TaskName) -> dict[str, obj
 
 
 def _context_tokens(workflow: Workflow, pool_of: Callable[[str], PoolInfo]) -> int | None:
-    """The shortest context of the models that a workflow calls; None when one is not served."""
+    """The shortest context of the models that a workflow calls; None when one is not served, or
+    its context is not known yet."""
     called = {
         n.settings.model
         for n in workflow.nodes
         if isinstance(n.settings, LlmSettings | CallSettings)
     }
     try:
-        return min((pool_of(m).profile.context_tokens for m in called), default=None)
+        contexts = [pool_of(m).context_tokens for m in called]
     except UnknownNameError:
         return None
+    known = [tokens for tokens in contexts if tokens is not None]
+    return min(known, default=None) if len(known) == len(contexts) else None

@@ -11,7 +11,7 @@
 A conversation is no task: workflows take one text, and the rest of it would be lost. So whatever
 task a chat, Responses or Messages request names, it goes to the model that this task answers with,
 as it is, when it has a system text, tools, more than one message, or comes from a known agent.
-`chat_target` decides it, alike for the three dialects.
+`cato.serve.ingress.chats.target_of` decides it, alike for the three dialects.
 
 A real model that no stronger sign overrules is called directly. Which tasks and models may be named
 is up to the key.
@@ -19,30 +19,24 @@ is up to the key.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cato.core.errors import AccessError, InputError, UnknownNameError
+from cato.core.errors import AccessError, InputError, StartingError, UnknownNameError
 from cato.core.ids import TaskName
 from cato.core.workflow import LlmSettings, Workflow
 from cato.serve.ingress import virtual
 from cato.serve.ingress.context import Ingress, caller_of, check_task
 from cato.serve.ingress.hints import SlaClass
-from cato.serve.pools import PoolInfo
+from cato.serve.pools import PoolInfo, pool_named
 
 TASK_HEADER = "X-CATO-Task"
 AUTO_MODEL = f"{virtual.PREFIX}auto"
 COMPLETION = TaskName("code-completion")
 GENERATION = TaskName("code-generation")
-
-# Agents that say who they are. All that they send belongs to a conversation, a first line too.
-KNOWN_AGENTS = re.compile(
-    r"claude-cli/|codex|opencode/|qwencode/|qwen-code/|continue-cli/|aider", re.IGNORECASE
-)
 
 _PREFIX = "/t/"
 _SCOPE_KEY = "cato.prefix"
@@ -113,64 +107,12 @@ def resolve(
     target = _resolved(ingress, request, model, extra, shape, needs_model=needs_model)
     if target.task is not None:
         check_task(request, target.task)
-    elif not caller_of(request).may_call(_names_of(ingress, target.model)):
+    elif not caller_of(request).may_call(names_of(ingress, target.model)):
         raise AccessError(403, "model_not_permitted", "This API key may not call this model.")
     return target
 
 
-def chat_target(
-    ingress: Ingress,
-    request: Request,
-    body: Mapping[str, object],
-    extra: Mapping[str, object],
-    said: object,
-    system: object = None,
-) -> Target:
-    """What serves a chat in any dialect; `said` is its messages, or its one text.
-
-    Raise what `resolve` raises, and `InputError` for inputs of a task that does not run.
-    """
-    target = resolve(ingress, request, body.get("model"), extra, GENERATION)
-    if target.task is None:
-        return target
-    why = _why_conversation(request, body, said, system)
-    if not why and _is_auto(body.get("model")) and not _names_a_task(request, extra):
-        why = f"{AUTO_MODEL} passes chats on"
-    if not why:
-        return target
-    if extra.get("inputs"):
-        raise InputError(
-            f"the request goes to a model as it is ({why}), and a model takes no inputs; "
-            f"send one user message, or use POST /v1/tasks/{target.task}",
-            "cato.inputs",
-        )
-    return Target(model=answering_model(ingress.service.workflow(target.task)), why=why)
-
-
-def _why_conversation(
-    request: Request, body: Mapping[str, object], said: object, system: object
-) -> str:
-    """Why a request is more than one text for a task; empty when it is not."""
-    if body.get("tools") or body.get("functions"):
-        return "it has tools"
-    if system:
-        return "it has a system text"
-    if KNOWN_AGENTS.search(request.headers.get("user-agent", "")):
-        return "it comes from an agent"
-    if not isinstance(said, list):
-        return ""
-    if len(said) > 1:
-        return f"it has {len(said)} messages"
-    if said and isinstance(said[0], dict) and said[0].get("role") != "user":
-        return "it has no user message alone"
-    return ""
-
-
-def _is_auto(model: object) -> bool:
-    return isinstance(model, str) and without_family(model) == AUTO_MODEL
-
-
-def _names_a_task(request: Request, extra: Mapping[str, object]) -> bool:
+def names_a_task(request: Request, extra: Mapping[str, object]) -> bool:
     """Whether a task is named beside the model, by the request or by its API key."""
     asked = request.headers.get(TASK_HEADER) or extra.get("task") or prefix_of(request)[0]
     return bool(asked or caller_of(request).default_task)
@@ -201,13 +143,13 @@ def _resolved(
     return Target(model=model) if task is None else Target(task)
 
 
-def _names_of(ingress: Ingress, model: str) -> tuple[str, ...]:
-    """Every name of the model that `model` names; that one alone when it is not known."""
-    for pool in ingress.service.pools():
-        for names in pool.model.groups:
-            if model in names:
-                return names
-    return (model,)
+def names_of(ingress: Ingress, model: str) -> tuple[str, ...]:
+    """Every name of the model that `model` names, and that one, which may fit a pattern only."""
+    pool = pool_named(ingress.service.pools(), model)
+    if pool is None:
+        return (model,)
+    called = pool.model.called(model)
+    return (model, *(name for group in pool.model.groups if group[0] == called for name in group))
 
 
 def without_family(model: str) -> str:
@@ -217,12 +159,15 @@ def without_family(model: str) -> str:
 
 
 def pool_of(ingress: Ingress, model: str) -> PoolInfo:
-    """The pool of a real model; raise `UnknownNameError` with all names that clients may use."""
+    """The pool of a real model; raise `UnknownNameError` with all names that clients may use, or
+    `StartingError` while no model is known."""
     pools = ingress.service.pools()
-    for pool in pools:
-        if model in pool.model.names:
-            return pool
-    real = (name for pool in pools for name in pool.model.names)
+    pool = pool_named(pools, model)
+    if pool is not None:
+        return pool
+    if not pools:
+        raise StartingError("no pool is known yet")
+    real = (name for pool in pools for name in (*pool.model.names, *pool.model.patterns))
     tasks = (virtual.model_name(task) for task in ingress.service.workflows)
     raise UnknownNameError("model", model, (*real, *sorted(tasks)))
 

@@ -62,7 +62,7 @@ def routes(ingress: Ingress) -> APIRouter:
         is_streamed = flag(body, "stream")
         inputs = sub_object(body, "inputs")
         check_task(request, task)
-        slo = slo_of(request, {}, body, service.workflow(task))
+        slo = slo_of(request, "", body, service.workflow(task))
         buffer = named_buffer(request)
         if task == COMPLETION:
             buffer = completion_buffer(request, {}, str(inputs.get("path") or ""))

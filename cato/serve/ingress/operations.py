@@ -12,8 +12,10 @@ from starlette.responses import Response
 from cato.serve.ingress import document
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.errors import Failure, answer
+from cato.serve.ingress.gate import comes_from_here
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
+from cato.serve.ingress.templates import note_of
 
 UNKNOWN_REQUEST = Failure(
     404,
@@ -35,11 +37,16 @@ def routes(ingress: Ingress) -> APIRouter:
         return JsonAnswer({"status": "ok"})
 
     @router.get("/readyz", responses=document.READY)
-    async def readyz() -> Response:
-        """200 when tasks can be served, else 503 with the reason."""
+    async def readyz(request: Request) -> Response:
+        """200 when tasks can be served, else 503 with the reason; clients of the server's own
+        machine are told all of it."""
         is_ready, reason = ingress.ready()
         if is_ready:
-            return JsonAnswer({"status": "ready"})
+            notes = [note for pool in ingress.service.pools() if (note := note_of(pool))]
+            told = {"notes": notes} if notes and comes_from_here(request) else {}
+            return JsonAnswer({"status": "ready", **told})
+        if not comes_from_here(request):
+            reason = reason.partition("\n")[0]
         return JsonAnswer({"status": "not ready", "reason": reason}, 503, {"Retry-After": "1"})
 
     @router.head("/metrics", include_in_schema=False)

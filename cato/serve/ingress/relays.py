@@ -12,10 +12,12 @@ from starlette.responses import Response
 from cato.engines.base import Endpoint
 from cato.serve.ingress import document
 from cato.serve.ingress.body import cato_of, read_object
-from cato.serve.ingress.calls import start_call, whole_call
+from cato.serve.ingress.calls import engine_body, other_prompt, start_call, whole_call
 from cato.serve.ingress.context import Ingress
 from cato.serve.ingress.fill import call_slo_of
+from cato.serve.ingress.hints import tier_of
 from cato.serve.ingress.naming import GENERATION, answering_model, resolve
+from cato.serve.service import ModelCall
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -46,6 +48,7 @@ async def _passed(ingress: Ingress, request: Request, endpoint: Endpoint) -> Res
     model = target.model
     if target.task is not None:
         model = answering_model(ingress.service.workflow(target.task))
-    slo = call_slo_of(request, body, extra)
-    task = start_call(ingress, request, model, endpoint, body, slo, is_streamed=False)
-    return await whole_call(ingress, request, task)
+    passed = engine_body(body, is_streamed=False)
+    slo = call_slo_of(request, tier_of(body), extra)
+    call = ModelCall(model, endpoint, passed, other_prompt(passed), slo=slo)
+    return await whole_call(ingress, request, start_call(ingress, request, call))

@@ -11,7 +11,6 @@ from cato.core.workflow import Workflow
 PREFIX = "cato-"
 # Inputs that a prompt means, whatever stands before them in the file.
 MAIN_INPUTS = ("prefix", "instruction", "code")
-_TEXT_PARTS = ("text", "input_text")  # chat's and Anthropic's; Responses'
 
 
 def model_name(task: str) -> str:
@@ -51,28 +50,6 @@ def prompt_of(body: Mapping[str, object]) -> str:
     if not isinstance(prompt, str):
         raise InputError("a task takes one prompt, as a string", "prompt")
     return prompt
-
-
-def last_user_text(body: Mapping[str, object], field: str = "messages") -> str:
-    """The text of the last message with the role user in `field`."""
-    messages = body.get(field)
-    if not isinstance(messages, list):
-        raise InputError(f"{field} must be a list", field)
-    for message in reversed(messages):
-        if isinstance(message, dict) and message.get("role") == "user":
-            return _content_text(message.get("content"), field)
-    raise InputError("a task needs a message with the role user", field)
-
-
-def _content_text(content: object, field: str) -> str:
-    match content:
-        case str():
-            return content
-        case list():
-            parts = [p for p in content if isinstance(p, dict) and p.get("type") in _TEXT_PARTS]
-            if len(parts) == len(content):
-                return "".join(str(p.get("text", "")) for p in parts)
-    raise InputError("a task takes text only", field)
 
 
 def text_of(output: object) -> str:

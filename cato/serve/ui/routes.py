@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
+from cato.serve.ingress.templates import note_of
 
 HERE = Path(__file__).parent
 FILES = {
@@ -52,7 +53,12 @@ def routes(ingress: Ingress) -> APIRouter:
         """The fleet now, and what happened lately to the caller's tenant."""
         caller = caller_of(request)
         found = await ingress.service.records.overview(caller.tenant if caller.key else None)
-        found = replace(found, problem=ingress.service.workflow_problem)
+        notes = {pool.name: note_of(pool) for pool in ingress.service.pools()}
+        pools = tuple(
+            replace(p, note=" · ".join(filter(None, (p.note, notes.get(p.name)))))
+            for p in found.pools
+        )
+        found = replace(found, pools=pools, problem=ingress.service.workflow_problem)
         return JsonAnswer(as_json(found), headers={"Cache-Control": "no-store"})
 
     return router

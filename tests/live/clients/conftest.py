@@ -29,6 +29,11 @@ EXAMPLES = ROOT / "deployments" / "clients"
 EXAMPLE_URL = "http://127.0.0.1:8000"
 # The first request of an agent has 6,000 to 10,000 tokens of instructions and tools.
 CONTEXT_TOKENS = 32_768
+WHOLE = """{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}{% for message in messages %}{{ '<|im_start|>' + message['role'] }}
+{{ (message['content'] or '') | trim }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 # The demo model never says that it is done with a conversation, and agents set no limit.
 CAP_TOKENS = 32
 # Of a conversation without tools: long enough to be left before its end.
@@ -142,8 +147,11 @@ def deployment(folder: Path, port: int) -> dict[str, Any]:
 
 
 def long_model(folder: Path) -> str:
-    """The demo model with room for long prompts, which it does not understand."""
+    """The demo model with room for long prompts, which it does not understand, and a template that
+    renders tools and system texts: agents are refused without."""
     shutil.copytree(demo_model_path(), folder)
+    tokenizer = folder / "tokenizer_config.json"
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"chat_template": WHOLE}))
     path = folder / "config.json"
     path.write_text(
         json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": CONTEXT_TOKENS})

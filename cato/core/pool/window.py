@@ -1,0 +1,66 @@
+"""How much prompt work a replica may hold ahead of its engine.
+
+A router that holds prompts back can still change their order. It should hold back only what the
+engine's next steps cannot take: news of a first token comes a step and a message later, so an
+engine that gets one prompt at a time idles in between (algorithms.md, section 6b).
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from cato.core.profile import Profile
+from cato.core.snapshot import Invocation, ReplicaView
+
+# A prompt waits for the end of the step that runs and is told after the step that it takes: with
+# four steps' worth ahead an engine does not run dry. Measured on Azure's, SABER's and Tempo's
+# traffic; see `cato/core/decisions/0013-prompt-window.md`.
+WINDOW_STEPS = 4.0
+# More than this is no delay of messages, but a profile that is wrong.
+MAX_DISPATCH_S = 0.25
+# The least delays count: what comes later than that waited for a step, or was predicted badly.
+SHORTER_WEIGHT, LONGER_WEIGHT = 0.25, 0.01
+
+
+def prompt_window_tokens(
+    profile: Profile,
+    running: int,
+    context_tokens: int,
+    step_tokens: int = 0,
+    dispatch_s: float = 0.0,
+) -> float:
+    """Prompt tokens that the next steps of a batch of `running` can take; at least one step's.
+
+    `context_tokens` are held by the whole batch, `step_tokens` is the engine's own budget of prompt
+    tokens a step (0: it has none), `dispatch_s` the delay of messages between router and engine.
+    """
+    token_s = profile.prompt_token_s
+    if token_s <= 0.0:
+        return inf
+    batch = max(1, running)
+    step_s = profile.decode_step_s(batch, context_tokens / batch)
+    window_s = WINDOW_STEPS * step_s + profile.latency_s + dispatch_s
+    return max(window_s / token_s, step_tokens)
+
+
+def takes_prompt(replica: ReplicaView, invocation: Invocation) -> bool:
+    """Whether the invocation's prompt fits into the window; the first always may go."""
+    ahead_tokens = replica.prompt_tokens_ahead
+    if not ahead_tokens:
+        return True
+    uncached_tokens = invocation.prompt_tokens - replica.cached_tokens(invocation)
+    window_tokens = prompt_window_tokens(
+        replica.profile,
+        replica.held,
+        replica.context_tokens,
+        replica.step_tokens,
+        replica.dispatch_s,
+    )
+    return ahead_tokens + uncached_tokens <= window_tokens
+
+
+def learnt_dispatch_s(known_s: float, sample_s: float) -> float:
+    """The delay of messages after a first token that came `sample_s` later than predicted."""
+    sample_s = min(MAX_DISPATCH_S, max(0.0, sample_s))
+    weight = SHORTER_WEIGHT if sample_s < known_s else LONGER_WEIGHT
+    return known_s + weight * (sample_s - known_s)

@@ -1,0 +1,86 @@
+"""What Serve says of the application `engines` while it comes up. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cato.core.fleet import resource_needs, why_infeasible
+from cato.core.ids import PoolName
+from cato.core.topology import DeploymentSpec
+
+FAILED = "DEPLOY_FAILED"
+"""Serve's status of what it has given up on; applications and deployments have it."""
+
+UNPLACEABLE = "no host can hold a replica of"
+"""How a reason begins that more hosts alone can mend."""
+
+_HEALTHY = "HEALTHY"
+# The line of a traceback that says what was raised; what follows belongs to it.
+_RAISED = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b[^:]*:|[\w.]+(Error|Exception)$")
+_MAX_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """Status and message of an application or a deployment, in Serve's words."""
+
+    status: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedApplication:
+    """`args` are those of its deployment file; None where it was not deployed from one."""
+
+    itself: ServedPart
+    deployments: Mapping[str, ServedPart] = field(default_factory=dict)
+    args: Mapping[str, object] | None = None
+
+    @property
+    def failure(self) -> str:
+        """Why it does not come up any more, the first line for everybody; empty while it may."""
+        failed = {n: d for n, d in self.deployments.items() if d.status == FAILED}
+        if self.itself.status != FAILED and not failed:
+            return ""
+        parts = failed or {"": self.itself}
+        head = "the engines failed to deploy" + (f": {', '.join(failed)}" if failed else "")
+        return "\n".join([head, *(_told(name, part) for name, part in parts.items())])
+
+    @property
+    def trouble(self) -> str:
+        """What keeps its deployments from coming up, as far as Serve says; empty when nothing."""
+        return "\n".join(
+            _told(name, part)
+            for name, part in self.deployments.items()
+            if part.message and part.status != _HEALTHY
+        )
+
+
+def why_unplaceable(
+    pools: Mapping[PoolName, Sequence[DeploymentSpec]], hosts: Sequence[Mapping[str, float]]
+) -> str:
+    """Which of `pools` can never have a replica on `hosts` (their total resources), and why, the
+    first line for everybody; empty when each can. Serve would wait for ever."""
+    whys: dict[PoolName, list[str]] = {}
+    for name, deployments in pools.items():
+        found = {d.name: why_infeasible(resource_needs(d), hosts) for d in deployments}
+        if all(found.values()):
+            whys[name] = [f"{deployment}: {why}" for deployment, why in found.items()]
+    if not whys:
+        return ""
+    return "\n".join(
+        [f"{UNPLACEABLE}: {', '.join(whys)}", *(w for ws in whys.values() for w in ws)]
+    )
+
+
+def _told(name: str, part: ServedPart) -> str:
+    return f"{name}: {last_words(part.message)}" if name else last_words(part.message)
+
+
+def last_words(message: str) -> str:
+    """What was raised at the end of `message`, without the tracebacks before it."""
+    lines = message.strip().splitlines()
+    raised = [i for i, line in enumerate(lines) if _RAISED.match(line)]
+    return "\n".join(lines[raised[-1] if raised else 0 :][-_MAX_LINES:])

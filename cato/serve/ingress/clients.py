@@ -1,0 +1,189 @@
+"""Who asks: the agent behind a request, its session, and what the call is to it.
+
+What each client sends was measured (2026-11-23): Claude Code 2.1.197 and 2.1.330, Codex 0.169,
+opencode 1.18, Qwen Code 0.24, Continue's `cn` 1.5, aider 0.86. Nothing here is trusted: headers
+and texts only tell sessions of one API key apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cato.core.session import Turn, TurnKind
+from cato.wire.conversation import Conversation
+from cato.wire.endpoint import Endpoint
+
+SESSION_HEADER = "x-cato-session"
+# A name that can stand in a log line, a label and a path as it is.
+_SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,119}")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """An agent. It is known by the header `user-agent`, or by its system text where it has no name.
+
+    `session` and `parent` are headers; `part` is a header that tells the sub-agents of a session
+    apart. `compaction` is in the last words of a call that sums up the history, `title` in the
+    system text of one that names it.
+    """
+
+    name: str
+    agent: str = ""
+    system: str = ""
+    session: str = ""
+    part: str = ""
+    parent: str = ""
+    compaction: str = ""
+    title: str = ""
+
+
+CLIENTS = (
+    Client(
+        "claude-code",
+        agent=r"claude-cli/",
+        session="x-claude-code-session-id",
+        part="x-claude-code-agent-id",
+        compaction="create a detailed summary of the conversation",
+    ),
+    Client(
+        "codex",
+        agent=r"codex",
+        session="thread-id",
+        parent="x-codex-parent-thread-id",
+        compaction="CONTEXT CHECKPOINT COMPACTION",
+    ),
+    Client(
+        "opencode",
+        agent=r"opencode/",
+        session="x-session-id",
+        parent="x-parent-session-id",
+        title="title generator",
+    ),
+    Client("qwen-code", agent=r"qwencode/", compaction="state_snapshot"),
+    Client("cn", system=r"You are an agent in the Continue CLI"),
+    Client("aider", agent=r"aider/", system=r"SEARCH/REPLACE|Act as an expert software"),
+)
+UNKNOWN = Client("")
+
+
+def client_of(headers: Mapping[str, str], system: str) -> Client:
+    """The agent that asks; `UNKNOWN` for any other client."""
+    agent = headers.get("user-agent", "")
+    for client in CLIENTS:
+        if client.agent and re.search(client.agent, agent, re.IGNORECASE):
+            return client
+        if client.session and client.session.startswith("x-claude") and client.session in headers:
+            return client
+    beginning = system[:20_000]
+    for client in CLIENTS:
+        if client.system and re.search(client.system, beginning):
+            return client
+    return UNKNOWN
+
+
+def turn_of(
+    client: Client,
+    headers: Mapping[str, str],
+    endpoint: Endpoint,
+    body: Mapping[str, object],
+    conversation: Conversation,
+    whose: str,
+) -> Turn:
+    """Which call of which session a request is.
+
+    The session is the first found of: the header `X-CATO-Session`, the client's own, OpenAI's
+    `prompt_cache_key`, Anthropic's `metadata.user_id`, and what the conversation begins with (its
+    system text and the first words of the user, of `whose`).
+    """
+    session, parent = _named(client, headers, body)
+    return Turn(
+        session=session or _by_beginning(client, conversation, whose),
+        number=conversation.answers + 1,
+        parent=parent,
+        client=client.name,
+        kind=_kind(client, endpoint, body, conversation),
+    )
+
+
+def _named(
+    client: Client, headers: Mapping[str, str], body: Mapping[str, object]
+) -> tuple[str, str]:
+    """Names of the session and of the one that started it; empty where there is none."""
+    if asked := headers.get(SESSION_HEADER):
+        return _sane(asked), ""
+    if client.session and (own := headers.get(client.session)):
+        session = f"{client.name}:{_sane(own)}"
+        parent = headers.get(client.parent) if client.parent else ""
+        if client.part and (part := headers.get(client.part)):
+            return f"{session}/{_sane(part)}", session
+        return session, f"{client.name}:{_sane(parent)}" if parent else ""
+    if isinstance(key := body.get("prompt_cache_key"), str) and key:
+        return f"key:{_sane(key)}", ""
+    metadata = body.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
+    if isinstance(user, str) and user:
+        return f"user:{_sane(_session_id(user))}", ""
+    return "", ""
+
+
+def _session_id(user: str) -> str:
+    """The session within Anthropic's `user_id`, where it is the JSON that Claude Code writes."""
+    if user.startswith("{"):
+        try:
+            value = json.loads(user)
+        except (ValueError, RecursionError):
+            return user
+        if isinstance(value, dict) and isinstance(value.get("session_id"), str):
+            found: str = value["session_id"]
+            return found or user
+    return user
+
+
+def _by_beginning(client: Client, conversation: Conversation, whose: str) -> str:
+    """Agents append to a conversation and never change its beginning, so that names it."""
+    digest = hashlib.blake2b(digest_size=9)
+    for text in (whose, conversation.system, _first_user_text(conversation)):
+        digest.update(text.encode("utf-8", "replace") + b"\0")
+    return f"{client.name or 'chat'}:{digest.hexdigest()}"
+
+
+def _first_user_text(conversation: Conversation) -> str:
+    return next((m.text for m in conversation.messages if m.role == "user" and m.text), "")
+
+
+def _sane(name: str) -> str:
+    """`name`, or a digest of it where it is too long or holds odd characters."""
+    if _SANE.fullmatch(name):
+        return name
+    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=12).hexdigest()
+
+
+def _kind(
+    client: Client, endpoint: Endpoint, body: Mapping[str, object], conversation: Conversation
+) -> TurnKind:
+    """Calls beside the main loop are known by their form."""
+    if endpoint is Endpoint.COUNT_TOKENS:
+        return TurnKind.COUNT
+    if not client.name:
+        return TurnKind.MAIN
+    if client.title and client.title in conversation.system[:2_000]:
+        return TurnKind.TITLE
+    if client.compaction:
+        last = conversation.last_user_text
+        if client.compaction in last or client.compaction in conversation.system:
+            return TurnKind.COMPACTION
+    if not conversation.tools and "title" in _schema_of(body):
+        return TurnKind.TITLE
+    return TurnKind.MAIN
+
+
+def _schema_of(body: Mapping[str, object]) -> Mapping[str, object]:
+    """The properties of the JSON that a Messages body asks for; empty without a schema."""
+    found: object = body
+    for key in ("output_config", "format", "schema", "properties"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,1 @@
+"""One dialect a file: its routes, and what it calls its own."""

@@ -1,0 +1,152 @@
+"""OpenAI's completions.
+
+A virtual model (`cato-completion`, ...) runs a workflow; see `cato.serve.ingress.dialects.chat` for
+its other inputs, its SLA and where receipts are. Limits, stop strings and sampling apply to the
+nodes whose text is the answer.
+
+Any other model is called directly. Its body and its answer pass through untouched, except that
+`suffix`, or a prompt with the sentinels of another family, is rendered in the model's own
+fill-in-the-middle form, that a limit of tokens is cut to what fits, and that fields which are
+CATO's business are taken out.
+"""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.core.errors import InputError
+from cato.serve.access.buffers import BufferId
+from cato.serve.ingress import document, tabby, virtual
+from cato.serve.ingress.answers import WrittenForm, serve_text
+from cato.serve.ingress.body import cato_of, flag, read_object, text_field
+from cato.serve.ingress.buffers import completion_buffer
+from cato.serve.ingress.calls import engine_body, start_call, text_prompt
+from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.dialects.chat import usage_in_of
+from cato.serve.ingress.fill import Fill, call_slo_of, start_fill, with_sentinels_read
+from cato.serve.ingress.hints import tier_of
+from cato.serve.ingress.limits import limited, max_tokens_of, stops_of
+from cato.serve.ingress.naming import COMPLETION, Target, pool_of, resolve
+from cato.serve.ingress.parameters import sampling_of
+from cato.serve.ingress.relay import RECEIPT_HEADER, relay_choices
+from cato.serve.pools import PoolInfo
+from cato.serve.prompts import fim_stops
+from cato.serve.service import PRIOR_OUTPUT_TOKENS, ModelCall
+from cato.wire.completions import CompletionsWriter
+from cato.wire.endpoint import Endpoint
+from cato.workflows.fim import fim_family, parse_fim, render_fim
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["openai"])
+
+    @router.post("/v1/completions", **document.COMPLETIONS)
+    async def completions(request: Request) -> Response:
+        """Complete a prompt, with `suffix` in the middle of a text; Tabby's bodies too."""
+        body = await read_object(request, ingress.max_body_bytes)
+        if "segments" in body:
+            return await tabby.complete(ingress, request, body)
+        return await _complete(ingress, request, _with_twinnys_limit(body))
+
+    return router
+
+
+async def _complete(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
+    extra, is_streamed = cato_of(body), flag(body, "stream")
+    target = resolve(ingress, request, body.get("model"), extra, COMPLETION)
+    model = str(body.get("model") or "")
+    writer = CompletionsWriter(request_id(request), model, int(time.time()), usage_in_of(body))
+    if target.task is None:
+        return await _call(ingress, request, target, body, extra, writer)
+    fill = Fill(
+        virtual.prompt_of(body),
+        text_field(body, "suffix"),
+        max_tokens=max_tokens_of(body, "max_tokens"),
+        stops=stops_of(body),
+        sampling=sampling_of(body, target.task),
+    )
+    if any(i.name == "suffix" for i in ingress.service.workflow(target.task).inputs):
+        fill = with_sentinels_read(fill)
+    task = start_fill(ingress, request, target, fill, body, extra, tier=tier_of(body))
+    return await serve_text(ingress, request, task, WrittenForm(writer), is_streamed=is_streamed)
+
+
+def _with_twinnys_limit(body: dict[str, object]) -> dict[str, object]:
+    """Twinny sends Ollama's `options.num_predict` to this path, and vLLM's default is 16 tokens."""
+    limit = options.get("num_predict") if isinstance(options := body.get("options"), dict) else None
+    is_limit = isinstance(limit, int) and limit > 0
+    return {**body, "max_tokens": limit} if is_limit and not body.get("max_tokens") else body
+
+
+# Direct calls
+
+
+async def _call(
+    ingress: Ingress,
+    request: Request,
+    target: Target,
+    body: dict[str, object],
+    extra: dict[str, object],
+    writer: CompletionsWriter,
+) -> Response:
+    is_streamed = flag(body, "stream")
+    pool = pool_of(ingress, target.model)
+    passed = engine_body(_in_its_own_form(pool, body), is_streamed=is_streamed)
+    prompt = text_prompt(passed.get("prompt"), pool, pool.model.called(target.model))
+    passed, limit = limited(
+        passed, Endpoint.COMPLETIONS, prompt.tokens, pool.profile.context_tokens, ingress.caps
+    )
+    call = ModelCall(
+        target.model,
+        Endpoint.COMPLETIONS,
+        passed,
+        prompt,
+        is_streamed=is_streamed,
+        expected_tokens=limit or PRIOR_OUTPUT_TOKENS,
+        max_tokens=limit,
+        slo=call_slo_of(request, tier_of(body), extra),
+        passed=target.why,
+    )
+    task = start_call(ingress, request, call, _buffer(request, body))
+    return await relay_choices(
+        ingress,
+        request,
+        task,
+        writer,
+        is_streamed=is_streamed,
+        has_receipt=request.headers.get(RECEIPT_HEADER) == "1" or flag(extra, "receipt"),
+    )
+
+
+def _buffer(request: Request, body: dict[str, object]) -> BufferId | None:
+    """The buffer of a direct call that fills in the middle; None for any other."""
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str):
+        return None
+    fill = with_sentinels_read(Fill(prompt, text_field(body, "suffix")))
+    return completion_buffer(request, body, fill.path) if fill.suffix else None
+
+
+def _in_its_own_form(pool: PoolInfo, body: dict[str, object]) -> dict[str, object]:
+    """The body with its prompt in the form of the pool's model, if it is a fill-in-the-middle."""
+    family, prompt, suffix = pool.model.family, body.get("prompt"), text_field(body, "suffix")
+    if suffix:
+        if not isinstance(prompt, str):
+            raise InputError("with a suffix, prompt must be one string", "prompt")
+        if not fim_family(family).has_suffix:
+            raise InputError(f"model {pool.model.name!r} takes no suffix", "suffix")
+        return _rendered(body, family, prompt, suffix)
+    parts = parse_fim(prompt) if isinstance(prompt, str) else None
+    # A model whose family is not known may well know the sentinels that its client wrote.
+    if parts is None or family in parts.families or not fim_family(family).has_suffix:
+        return body
+    return _rendered(body, family, parts.prefix, parts.suffix)
+
+
+def _rendered(body: dict[str, object], family: str, prefix: str, suffix: str) -> dict[str, object]:
+    stops = fim_stops(body.get("stop"), family)
+    return {**body, "prompt": render_fim(family, prefix, suffix), **stops}

@@ -1,0 +1,62 @@
+"""Anthropic's Messages, which Claude Code speaks, and the count of their tokens.
+
+A virtual model answers one user's text with its workflow. A conversation, and any other model's
+request, goes to the engine as it is.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.serve.ingress import document
+from cato.serve.ingress.answers import WrittenForm, serve_text
+from cato.serve.ingress.body import read_object
+from cato.serve.ingress.calls import whole_call
+from cato.serve.ingress.chats import read_chat, start_model, start_task, target_of
+from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.naming import Target, answering_model
+from cato.serve.ingress.relay import relay_typed
+from cato.wire.endpoint import Endpoint
+from cato.wire.messages import MessagesWriter
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["anthropic"])
+
+    @router.post("/v1/messages", **document.MESSAGES)
+    async def messages(request: Request) -> Response:
+        """Answer a conversation in Anthropic's dialect."""
+        body = await read_object(request, ingress.max_body_bytes)
+        return await _answer(ingress, request, _without_tier(body))
+
+    @router.post("/v1/messages/count_tokens", **document.COUNT_TOKENS)
+    async def count_tokens(request: Request) -> Response:
+        """The tokens of a conversation, counted by the model that would answer it."""
+        body = _without_tier(await read_object(request, ingress.max_body_bytes))
+        chat = read_chat(ingress, request, Endpoint.COUNT_TOKENS, body)
+        target = target_of(ingress, request, chat)
+        if target.task is not None:
+            target = Target(model=answering_model(ingress.service.workflow(target.task)))
+        return await whole_call(ingress, request, start_model(ingress, request, target, chat))
+
+    return router
+
+
+async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
+    chat = read_chat(ingress, request, Endpoint.MESSAGES, body)
+    form = WrittenForm(MessagesWriter(request_id(request), str(body.get("model") or "")))
+    target = target_of(ingress, request, chat)
+    if target.task is not None:
+        task = start_task(ingress, request, target, chat)
+        return await serve_text(ingress, request, task, form, is_streamed=chat.is_streamed)
+    task = start_model(ingress, request, target, chat)
+    return await relay_typed(
+        ingress, request, task, form, is_streamed=chat.is_streamed, last_event="message_stop"
+    )
+
+
+def _without_tier(body: dict[str, object]) -> dict[str, object]:
+    """Anthropic's `service_tier` is about its own capacity, with other values than OpenAI's."""
+    return {key: value for key, value in body.items() if key != "service_tier"}

@@ -1,0 +1,73 @@
+"""OpenAI's Responses, which Codex speaks. Nothing is stored: every request brings all it is about.
+
+A virtual model answers one user's text with its workflow. A conversation, and any other model's
+request, goes to the engine as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.core.errors import InputError
+from cato.serve.ingress import document
+from cato.serve.ingress.answers import WrittenForm, serve_text
+from cato.serve.ingress.body import read_object
+from cato.serve.ingress.chats import ChatRequest, read_chat, start_model, start_task, target_of
+from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.dialects.chat import with_known_roles
+from cato.serve.ingress.hints import TIERS
+from cato.serve.ingress.relay import relay_typed
+from cato.wire.endpoint import Endpoint
+from cato.wire.responses import ResponsesWriter
+
+# What would need a store of earlier responses.
+STATEFUL_FIELDS = ("previous_response_id", "conversation", "background")
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["openai"])
+
+    @router.post("/v1/responses", **document.RESPONSES)
+    async def responses(request: Request) -> Response:
+        """Answer, with tools if the model knows them; nothing is stored."""
+        body = await read_object(request, ingress.max_body_bytes)
+        return await _respond(ingress, request, body)
+
+    return router
+
+
+async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
+    for field in STATEFUL_FIELDS:
+        if body.get(field):
+            raise InputError(f"responses are not stored; send all of the input, not {field}", field)
+    if not isinstance(body.get("input"), str | list):
+        raise InputError("input must be a string or a list", "input")
+    chat = read_chat(ingress, request, Endpoint.RESPONSES, body)
+    form = WrittenForm(_writer(request, chat))
+    target = target_of(ingress, request, chat)
+    if target.task is not None:
+        task = start_task(ingress, request, target, chat)
+        return await serve_text(ingress, request, task, form, is_streamed=chat.is_streamed)
+    passed = {**chat.body, "input": with_known_roles(chat.body["input"]), "store": False}
+    task = start_model(ingress, request, target, replace(chat, body=passed))
+    return await relay_typed(
+        ingress,
+        request,
+        task,
+        form,
+        is_streamed=chat.is_streamed,
+        last_event="response.completed",
+    )
+
+
+def _writer(request: Request, chat: ChatRequest) -> ResponsesWriter:
+    body = chat.body
+    asked = {**body, "service_tier": TIERS[chat.tier][1]} if chat.tier else body
+    return ResponsesWriter(
+        request_id(request), str(body.get("model") or ""), int(time.time()), asked
+    )

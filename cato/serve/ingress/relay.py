@@ -1,0 +1,126 @@
+"""An engine's own answer on its way to the client, with the receipt in its last event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.core.runs import FinishRun
+from cato.serve.executor import Piece, RunningTask
+from cato.serve.ingress.answers import WrittenForm
+from cato.serve.ingress.calls import whole_call
+from cato.serve.ingress.context import Ingress, finish_of
+from cato.serve.ingress.exchange import Exchange, streamed
+from cato.serve.ingress.jsons import DONE_EVENT, sse
+from cato.serve.ingress.receipts import as_json
+from cato.wire.choices import ChoicesWriter, UsageIn
+from cato.wire.events import Event, event_bytes
+
+RECEIPT_HEADER = "X-CATO-Receipt"
+
+
+async def relay_choices(
+    ingress: Ingress,
+    request: Request,
+    task: RunningTask,
+    writer: ChoicesWriter,
+    *,
+    is_streamed: bool,
+    has_receipt: bool,
+) -> Response:
+    """Answers with choices. A stream has its receipt in the usage chunk where the client asked for
+    usage, and with `has_receipt` in a chunk without choices."""
+    if not is_streamed:
+        return await whole_call(ingress, request, task, partial(_with_receipt, extra=writer.extra))
+    events = partial(_choices, writer=writer, has_receipt=has_receipt)
+    exchange = Exchange(request, task, ingress.has_replicas)
+    return await streamed(request, exchange, events, sign=writer.sign)
+
+
+async def relay_typed(
+    ingress: Ingress,
+    request: Request,
+    task: RunningTask,
+    form: WrittenForm,
+    *,
+    is_streamed: bool,
+    last_event: str,
+) -> Response:
+    """Answers whose events have types; `last_event` is the type of the one that ends a stream."""
+    if not is_streamed:
+        return await whole_call(ingress, request, task, partial(_with_receipt, extra={}))
+    events = partial(_typed, form=form, last=f"event: {last_event}\n".encode())
+    exchange = Exchange(request, task, ingress.has_replicas)
+    return await streamed(request, exchange, events, sign=form.sign)
+
+
+def _with_receipt(
+    value: dict[str, object], finish: FinishRun, *, extra: Mapping[str, object]
+) -> dict[str, object]:
+    return {**value, **extra, "cato": as_json(finish.receipt)}
+
+
+async def _choices(
+    exchange: Exchange, batch: list[Piece], *, writer: ChoicesWriter, has_receipt: bool
+) -> AsyncGenerator[bytes, None]:
+    """The engine's own events, but for the usage chunk, which comes when the receipt is known."""
+    usage: dict[str, object] | None = None
+    while batch:
+        raw = []
+        for piece in batch:
+            found = None if piece.text else _usage_chunk(piece.raw)
+            if found is None:
+                raw.append(piece.raw)
+            else:
+                usage = found
+        if raw:
+            yield b"".join(raw)
+        batch = await exchange.next()
+    failure = exchange.failure()
+    if failure is not None:
+        yield WrittenForm(writer).failed(failure)
+        return
+    tail = b""
+    has_usage = writer.usage_in is UsageIn.OWN_CHUNK
+    if has_usage or has_receipt:
+        chunk = usage or writer.without_choices()
+        if not has_usage:
+            chunk.pop("usage", None)
+        tail = sse(_with_receipt(chunk, finish_of(exchange.task), extra=writer.extra))
+    yield tail + DONE_EVENT
+
+
+def _usage_chunk(raw: bytes) -> dict[str, object] | None:
+    """The usage-only chunk that an engine sends last, alone in its piece; None for any other."""
+    if b'"usage"' not in raw or raw.count(b"\n\n") != 1:
+        return None
+    value: dict[str, object] = json.loads(raw.removeprefix(b"data: "))
+    return value if value.get("choices") == [] else None
+
+
+async def _typed(
+    exchange: Exchange, batch: list[Piece], *, form: WrittenForm, last: bytes
+) -> AsyncGenerator[bytes, None]:
+    """The engine's own events; the last one waits for the receipt."""
+    end = b""
+    while batch:
+        raw = []
+        for piece in batch:
+            if piece.raw.startswith(last):  # alone in its piece
+                end = piece.raw
+            else:
+                raw.append(piece.raw)
+        if raw:
+            yield b"".join(raw)
+        batch = await exchange.next()
+    failure = exchange.failure()
+    if failure is not None:
+        yield form.failed(failure)
+        return
+    event: Event = json.loads(end.partition(b"data: ")[2])
+    form.writer.receipt_place(event)["cato"] = as_json(finish_of(exchange.task).receipt)
+    yield event_bytes(event)

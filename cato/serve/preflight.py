@@ -1,0 +1,97 @@
+"""What a deployment file names on this machine, looked at before Ray starts.
+
+The builders of the Serve applications check the same again, where they run: there an error is told
+minutes later, and to a log.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cato.config.deploy_file import DeployFile
+from cato.config.paths import resolve, resolve_index
+from cato.config.places import model_path
+from cato.core.errors import ConfigError, Problem
+from cato.core.topology import DeploymentSpec, ModelSpec, Topology
+from cato.profiles.load import check_profiles, load_profiles
+from cato.store.errors import StoreError
+from cato.store.location import default_location, store_url
+from cato.workflows.load import load_workflows
+
+
+def check_files(deploy: DeployFile) -> None:
+    """Raise `ConfigError` with the problems of all that `deploy` names."""
+    topology, ingress = deploy.topology, deploy.ingress
+    checks: list[Callable[[], object]] = [
+        lambda: check_profiles(topology, load_profiles(resolve(topology.profiles_dir))),
+        lambda: load_workflows(resolve(ingress.workflows_dir)),
+        lambda: _check_engines(str(deploy.path), topology),
+        lambda: _check_store(str(deploy.path), topology.store),
+    ]
+    for folder in ingress.indexes.values():
+        checks.append(lambda folder=folder: resolve_index(folder))  # type: ignore[misc]
+    problems: list[Problem] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(tuple(problems))
+
+
+def _check_engines(file: str, topology: Topology) -> None:
+    problems: list[Problem] = []
+    for where, spec, models in _deployments(topology):
+        if spec.engine.kind != "vllm":
+            continue  # nothing is loaded
+        problems += _problems_of_python(file, where, spec.engine.python)
+        for model in models:
+            sources = {f"models.{model.name}": model.source}
+            sources |= {f"models.{model.name}.adapters.{a.name}": a.source for a in model.adapters}
+            for path, source in sources.items():
+                problems += _problems_of_source(file, f"{path}.source", source)
+    if problems:
+        raise ConfigError(tuple(dict.fromkeys(problems)))
+
+
+def _deployments(topology: Topology) -> Iterator[tuple[str, DeploymentSpec, list[ModelSpec]]]:
+    """Each with its place in the file and the models that it loads."""
+    for pool in topology.pools:
+        for deployment in pool.deployments:
+            yield f"pools.{pool.name}.deployments.{deployment.name}", deployment, [pool.model]
+    for shared in topology.shared_pools:
+        hosted = [h.model for h in shared.models]
+        yield f"shared_pools.{shared.name}.slots", shared.slots, hosted
+
+
+def _problems_of_python(file: str, where: str, python: str | None) -> Iterator[Problem]:
+    path = f"{where}.engine.python"
+    if python is None:
+        if importlib.util.find_spec("vllm") is None:
+            rule = "this interpreter has no vLLM: install `cato[vllm]`, or name one that has"
+            yield Problem(file, path, "", rule)
+    elif shutil.which(os.path.expanduser(python)) is None:
+        yield Problem(file, path, repr(python), "no such program on this machine")
+
+
+def _problems_of_source(file: str, path: str, source: str) -> Iterator[Problem]:
+    try:
+        found = Path(model_path(source))
+    except ConfigError as error:
+        yield Problem(file, path, repr(source), error.problems[0].rule)
+        return
+    # What is no folder here is a Hugging Face id.
+    if found.is_dir() and not any(found.glob("*config.json")):
+        yield Problem(file, path, repr(source), "a folder without the model's config.json")
+
+
+def _check_store(file: str, location: str | None) -> None:
+    try:
+        store_url(location or default_location())
+    except StoreError as error:
+        raise ConfigError((Problem(file, "store", "", str(error)),)) from error

@@ -1,0 +1,162 @@
+"""What an ingress remembers of sessions, so that a turn costs only what is new in it.
+
+Of each session's latest prompt: a digest of every section, estimated tokens, hashes of its blocks,
+and how far the estimate was from the engine's own count. No text is kept. All of it is a hint: an
+ingress that has not seen a session reads its prompt from the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cato.core.session import Prompt
+from cato.wire.counting import SECTION_TOKENS, estimated_tokens
+from cato.wire.prefix import chain
+
+# Sessions of one ingress replica; one of 200,000 tokens takes about 40 kB.
+MOST_SESSIONS = 1_000
+# How far an engine's count may lie from the estimate before it is taken for a misreading. A chat
+# template that leaves out tools and system text comes to a hundredth.
+LEAST_RATIO, MOST_RATIO = 0.02, 10.0
+# Weight of a new observation in the ratio of a kind of client, for sessions without one of their
+# own.
+_KIND_WEIGHT = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Hashing:
+    """How blocks are hashed: characters of each, and what the first hash covers."""
+
+    block_chars: int
+    model: str
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A prompt, and its tokens as estimated before any correction.
+
+    `is_corrected`: by what an engine counted in an earlier prompt of the session.
+    """
+
+    prompt: Prompt
+    raw_tokens: float
+    is_corrected: bool = False
+
+
+@dataclass(slots=True)
+class _Session:
+    """Of the latest prompt: per section its digest, and characters and tokens up to its end.
+
+    `ratio` is the engine's count over the estimate; None until there was one.
+    """
+
+    hashing: Hashing
+    ratio: float | None = None
+    digests: list[bytes] = field(default_factory=list)
+    chars: list[int] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("Q"))
+
+
+class SessionMemory:
+    """The sessions of one ingress replica; the one used longest ago is forgotten first."""
+
+    def __init__(self, most: int = MOST_SESSIONS) -> None:
+        self._most = most
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._ratios: OrderedDict[str, float] = OrderedDict()
+
+    def read(
+        self,
+        session: str,
+        sections: Sequence[str],
+        hashing: Hashing,
+        *,
+        kind: str,
+        scale: float = 1.0,
+    ) -> Reading:
+        """The prompt with these sections as the next of `session`.
+
+        `kind` names clients whose counts are alike (a client and a model): what was learnt of one
+        session serves the next. `scale` corrects the estimate until anything was learnt.
+        """
+        known = self._sessions.get(session)
+        if known is None or known.hashing != hashing:
+            known = _Session(hashing, None if known is None else known.ratio)
+            self._keep(session, known)
+        self._sessions.move_to_end(session)
+        digests = [_digest(section) for section in sections]
+        same = _common(digests, known.digests)
+        common_tokens = known.tokens[same - 1] if same else 0.0
+        _extend(known, digests, sections, same)
+        raw_tokens = known.tokens[-1] if known.tokens else 0.0
+        ratio = known.ratio or self._ratios.get(kind) or scale
+        tokens = max(1, round(raw_tokens * ratio))
+        new_tokens = max(1, round((raw_tokens - common_tokens) * ratio))
+        prompt = Prompt(tokens, new_tokens, tuple(known.blocks), session)
+        return Reading(prompt, raw_tokens, known.ratio is not None)
+
+    def learn(self, session: str, kind: str, reading: Reading, prompt_tokens: int) -> None:
+        """The engine counted `prompt_tokens` in the prompt of `reading`."""
+        if prompt_tokens <= 0 or reading.raw_tokens <= 0:
+            return
+        ratio = prompt_tokens / reading.raw_tokens
+        if not LEAST_RATIO <= ratio <= MOST_RATIO:
+            return
+        known = self._sessions.get(session)
+        if known is not None:
+            known.ratio = ratio
+        before = self._ratios.pop(kind, ratio)
+        self._ratios[kind] = before + _KIND_WEIGHT * (ratio - before)
+        while len(self._ratios) > self._most:
+            self._ratios.popitem(last=False)
+
+    def _keep(self, session: str, known: _Session) -> None:
+        self._sessions[session] = known
+        while len(self._sessions) > self._most:
+            self._sessions.popitem(last=False)
+
+
+def _common(digests: Sequence[bytes], known: Sequence[bytes]) -> int:
+    """How many sections, from the first, are as they were."""
+    same = 0
+    while same < min(len(digests), len(known)) and digests[same] == known[same]:
+        same += 1
+    return same
+
+
+def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same: int) -> None:
+    """Make `known` the prompt of `sections`, of which the first `same` are as they were."""
+    fresh = sections[same:]
+    chars = known.chars[same - 1] if same else 0
+    tokens = known.tokens[same - 1] if same else 0.0
+    size = known.hashing.block_chars
+    kept = min(len(known.blocks), chars // size)
+    # One estimate for all that is new: of a long text a sample is counted.
+    text = "\n".join(fresh)
+    density = estimated_tokens(text) / max(1, len(text))
+    del known.chars[same:], known.tokens[same:], known.blocks[kept:]
+    for section in fresh:
+        chars += len(section) + 1  # the line break that follows
+        tokens += (len(section) + 1) * density + SECTION_TOKENS
+        known.chars.append(chars)
+        known.tokens.append(tokens)
+    known.digests = digests
+
+    # The text behind the last block that is kept may begin inside a section that is not new.
+    first = same
+    while first and known.chars[first - 1] > kept * size:
+        first -= 1
+    start = kept * size - (known.chars[first - 1] if first else 0)
+    rest = "\n".join(sections[first:])[start:]
+    model, salt = known.hashing.model, known.hashing.salt
+    known.blocks.extend(chain(rest, size, model, salt, known.blocks[-1:]))
+
+
+def _digest(section: str) -> bytes:
+    return hashlib.blake2b(section.encode("utf-8", "replace"), digest_size=16).digest()

@@ -1,0 +1,246 @@
+"""Rules that keep the prompts of a session, and of sessions alike, the same where nothing was said.
+
+Some agents write into each prompt what no model needs and what differs from call to call. An engine
+then finds nothing of the prompt in its prefix cache. Each rule names the client and the versions in
+which it was seen, changes a body as it comes in, and stands in the receipt. None removes a tool, an
+instruction or an output: `tests/unit/test_stable.py` checks it part by part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from cato.wire.endpoint import Endpoint
+
+Body = Mapping[str, object]
+
+BILLING_MARK = "x-anthropic-billing-header"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`apply` returns the changed body, or None where there is nothing to change."""
+
+    name: str
+    client: str
+    versions: str
+    endpoints: frozenset[Endpoint]
+    what: str
+    apply: Callable[[Body], Body | None]
+
+
+def stable(endpoint: Endpoint, body: Body, off: Collection[str] = ()) -> tuple[Body, list[str]]:
+    """`body` under every rule of its dialect that is not `off`, and the rules that changed it."""
+    changed = []
+    for rule in RULES:
+        if endpoint in rule.endpoints and rule.name not in off:
+            better = rule.apply(body)
+            if better is not None:
+                body = better
+                changed.append(rule.name)
+    return body, changed
+
+
+def _without_billing(body: Body) -> Body | None:
+    system = body.get("system")
+    if not isinstance(system, list):
+        return None
+    kept = [b for b in system if not _text_of(b).startswith(BILLING_MARK)]
+    return None if len(kept) == len(system) else {**body, "system": kept}
+
+
+def _with_tools_in_place(body: Body) -> Body | None:
+    """A tool that is loaded later is described where its loading is reported.
+
+    https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/tool-search-tool: a deferred tool
+    is not part of the prompt until a `tool_reference` names it, and is expanded there.
+    """
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return None
+    later = {
+        str(t.get("name")): t for t in tools if isinstance(t, Mapping) and t.get("defer_loading")
+    }
+    if not later:
+        return None
+    kept = [t for t in tools if not (isinstance(t, Mapping) and t.get("defer_loading"))]
+    messages = body.get("messages")
+    changed = _mapped(messages, lambda block: _with_definitions(block, later))
+    return {**body, "tools": kept, "messages": changed}
+
+
+def _with_definitions(block: object, tools: Mapping[str, Mapping[str, object]]) -> object:
+    """A result of a tool with the definition of every tool that it refers to."""
+    if not isinstance(block, Mapping) or block.get("type") != "tool_result":
+        return block
+    content = block.get("content")
+    if not isinstance(content, list):
+        return block
+    return {**block, "content": [_definition(item, tools) for item in content]}
+
+
+def _definition(item: object, tools: Mapping[str, Mapping[str, object]]) -> object:
+    if not isinstance(item, Mapping) or item.get("type") != "tool_reference":
+        return item
+    name = str(item.get("tool_name"))
+    tool = tools.get(name)
+    if tool is None:
+        return {"type": "text", "text": f"The tool {name} can be called now."}
+    marks = ("defer_loading", "cache_control")
+    text = json.dumps({k: v for k, v in tool.items() if k not in marks}, ensure_ascii=False)
+    return {"type": "text", "text": f"The tool {name} can be called now: {text}"}
+
+
+def _with_system_in_place(body: Body) -> Body | None:
+    """System texts between the messages become reminders in the user's words, where they stand.
+
+    Templates that allow a system text only at the start have it moved there by the engine.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not any(map(_is_system, messages)):
+        return None
+    changed: list[object] = []
+    for message in messages:
+        if not _is_system(message):
+            changed.append(message)
+            continue
+        reminder = {
+            "type": "text",
+            "text": f"<system-reminder>\n{_said(message)}\n</system-reminder>",
+        }
+        before = changed[-1] if changed else None
+        if isinstance(before, Mapping) and before.get("role") == "user":
+            changed[-1] = {**before, "content": [*_blocks(before), reminder]}
+        else:
+            changed.append({"role": "user", "content": [reminder]})
+    return {**body, "messages": changed}
+
+
+def _is_system(message: object) -> bool:
+    return isinstance(message, Mapping) and message.get("role") == "system"
+
+
+def _said(message: Mapping[str, object]) -> str:
+    return "\n".join(map(_text_of, _blocks(message)))
+
+
+def _blocks(message: Mapping[str, object]) -> list[object]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if isinstance(content, str) and content else []
+
+
+def _text_of(block: object) -> str:
+    text = block.get("text") if isinstance(block, Mapping) else block
+    return text if isinstance(text, str) else ""
+
+
+def _with_one_json_of_chat(body: Body) -> Body | None:
+    def one_form(message: object) -> object:
+        if not isinstance(message, Mapping) or not isinstance(message.get("tool_calls"), list):
+            return message
+        return {**message, "tool_calls": [_call(call) for call in message["tool_calls"]]}
+
+    def _call(call: object) -> object:
+        if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+            return call
+        return {**call, "function": _with_one_json(call["function"])}
+
+    return _changed(body, "messages", one_form)
+
+
+def _with_one_json_of_responses(body: Body) -> Body | None:
+    def one_form(item: object) -> object:
+        is_call = isinstance(item, Mapping) and item.get("type") == "function_call"
+        return _with_one_json(item) if is_call and isinstance(item, Mapping) else item
+
+    return _changed(body, "input", one_form)
+
+
+def _with_one_json(call: Mapping[str, object]) -> Mapping[str, object]:
+    """A call with its arguments as `json.dumps` writes them, which is what templates do."""
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return call
+    text = json.dumps(value, ensure_ascii=False)
+    return call if text == arguments else {**call, "arguments": text}
+
+
+def _changed(body: Body, field: str, change: Callable[[object], object]) -> Body | None:
+    items = body.get(field)
+    if not isinstance(items, list):
+        return None
+    changed = [change(item) for item in items]
+    return (
+        None
+        if all(a is b or a == b for a, b in zip(changed, items, strict=True))
+        else {
+            **body,
+            field: changed,
+        }
+    )
+
+
+def _mapped(messages: object, change: Callable[[object], object]) -> object:
+    """`messages` with `change` of every block of every message."""
+    if not isinstance(messages, list):
+        return messages
+    return [
+        {**m, "content": [change(block) for block in m["content"]]}
+        if isinstance(m, Mapping) and isinstance(m.get("content"), list)
+        else m
+        for m in messages
+    ]
+
+
+_MESSAGES = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+
+RULES = (
+    Rule(
+        "billing-block",
+        "Claude Code",
+        "2.1.197 to 2.1.330",
+        _MESSAGES,
+        "drops the system block with the client's version; it differs for every first prompt",
+        _without_billing,
+    ),
+    Rule(
+        "deferred-tools",
+        "Claude Code",
+        "2.1.330",
+        _MESSAGES,
+        "describes a tool that was loaded later where its loading is reported, not in front",
+        _with_tools_in_place,
+    ),
+    Rule(
+        "late-system",
+        "Claude Code",
+        "2.1.197 to 2.1.330",
+        _MESSAGES,
+        "keeps a system text between messages in its place, as a reminder in the user's words",
+        _with_system_in_place,
+    ),
+    Rule(
+        "one-json",
+        "Qwen Code, cn, opencode",
+        "any",
+        frozenset({Endpoint.CHAT}),
+        "writes the arguments of calls in one form of JSON",
+        _with_one_json_of_chat,
+    ),
+    Rule(
+        "one-json",
+        "Codex",
+        "any",
+        frozenset({Endpoint.RESPONSES}),
+        "writes the arguments of calls in one form of JSON",
+        _with_one_json_of_responses,
+    ),
+)

@@ -1,0 +1,42 @@
+"""Short completions: an engine that is given one prompt at a time starves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fleet_kit import POOL, a_task
+
+from cato.core.slo import SloMetric
+from cato.policies import schedulers
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.tasks import SimTask, task_metrics
+from cato.sim.workloads import SEVEN_B
+
+# An A100-like engine: steps of 10 ms + 0.1 ms a request, prompts at 33,000 tokens a second.
+ENGINE = replace(
+    SEVEN_B,
+    prefill_per_batch_token_s=3e-5,
+    prefill_base_s=10e-3,
+    decode_per_context_token_s=0.2e-6,
+    decode_per_request_s=0.1e-3,
+    decode_base_s=10e-3,
+    max_running=128,
+)
+# It gives 64 calls of 64 tokens in and 20 out at a time 20 steps of 16.5 ms and 0.12 s of prompts.
+MOST_PER_S = 64 / (20 * 0.0165 + 64 * 64 * 3e-5)
+
+
+def completions(n: int, rate_per_s: float) -> list[SimTask]:
+    """Prompts of 64 tokens that want their first token within 300 ms."""
+    return [
+        a_task(f"t{i}", i / rate_per_s, prompt=64, output=20, target_s=0.3, metric=SloMetric.TTFT)
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize(("chunk_tokens", "load"), [(None, 0.5), (512, 0.9)])
+def test_short_prompts_start_in_time_beside_others(chunk_tokens: int | None, load: float) -> None:
+    setup = PoolSetup(POOL, (ENGINE,), schedulers.foresight(), chunk_tokens=chunk_tokens)
+    outcomes = Fleet([setup]).run(completions(2000, load * MOST_PER_S))
+    assert task_metrics(outcomes)["slo_attainment"] >= 0.99

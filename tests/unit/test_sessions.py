@@ -1,0 +1,123 @@
+"""What an ingress remembers of sessions: counts that correct themselves, hashes that only grow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cato.serve.sessions import Hashing, SessionMemory
+from cato.wire.counting import estimated_prompt_tokens, estimated_tokens
+from cato.wire.prefix import chain
+
+HASHING = Hashing(block_chars=16, model="m")
+TEXTS = st.text(alphabet="ab\n é", max_size=40)
+
+
+def a_memory() -> SessionMemory:
+    return SessionMemory()
+
+
+@given(st.lists(st.lists(TEXTS, min_size=1, max_size=6), min_size=1, max_size=6))
+def test_hashes_are_those_of_the_whole_text_whatever_came_before(turns: list[list[str]]) -> None:
+    memory = a_memory()
+    for sections in turns:
+        reading = memory.read("s", sections, HASHING, kind="k")
+        assert reading.prompt.prefix == chain("\n".join(sections), 16, "m")
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=8))
+def test_a_session_that_grows_keeps_its_hashes_and_counts_what_is_new(sections: list[str]) -> None:
+    memory = a_memory()
+    before, raw = 0, 0.0
+    for n in range(1, len(sections) + 1):
+        reading = memory.read("s", sections[:n], HASHING, kind="k")
+        assert len(reading.prompt.prefix) >= before
+        assert reading.prompt.new_tokens <= reading.prompt.tokens
+        assert reading.prompt.new_tokens == max(1, round(reading.raw_tokens - raw))
+        before, raw = len(reading.prompt.prefix), reading.raw_tokens
+
+
+def test_the_estimate_of_a_prompt_is_that_of_its_sections() -> None:
+    sections = ["def add(a, b):\n    return a + b", "What does it do?"]
+    raw = a_memory().read("s", sections, HASHING, kind="k").raw_tokens
+    assert raw == pytest.approx(estimated_prompt_tokens(sections), rel=0.05)
+
+
+def test_the_engines_count_corrects_the_next_turn_of_the_session() -> None:
+    memory = a_memory()
+    sections = ["words " * 300]
+    reading = memory.read("s", sections, HASHING, kind="k")
+    memory.learn("s", "k", reading, round(reading.raw_tokens * 1.3))
+    sections.append("more words " * 10)
+    again = memory.read("s", sections, HASHING, kind="k")
+    assert again.prompt.tokens == pytest.approx(again.raw_tokens * 1.3, rel=0.01)
+    assert again.prompt.new_tokens < 50
+
+
+def test_a_new_session_of_the_same_kind_begins_with_what_was_learnt() -> None:
+    memory = a_memory()
+    reading = memory.read("one", ["words " * 300], HASHING, kind="k")
+    memory.learn("one", "k", reading, round(reading.raw_tokens * 1.5))
+    same, other = (memory.read(k, ["x " * 99], HASHING, kind=k[:1]) for k in ("k2", "o2"))
+    assert same.prompt.tokens == pytest.approx(same.raw_tokens * 1.5, rel=0.02)
+    assert other.prompt.tokens == round(other.raw_tokens)
+
+
+@pytest.mark.parametrize("counted", [0, -1, 2, 99_999])
+def test_a_count_that_cannot_be_meant_teaches_nothing(counted: int) -> None:
+    memory = a_memory()
+    reading = memory.read("s", ["words " * 300], HASHING, kind="k")
+    memory.learn("s", "k", reading, counted)
+    again = memory.read("s", ["words " * 300], HASHING, kind="k")
+    assert again.prompt.tokens == reading.prompt.tokens
+
+
+def test_a_rewind_counts_what_follows_the_common_part() -> None:
+    memory = a_memory()
+    memory.read("s", ["start", "left " * 50], HASHING, kind="k")
+    reading = memory.read("s", ["start", "right " * 50], HASHING, kind="k")
+    assert reading.prompt.new_tokens < reading.prompt.tokens
+    assert reading.prompt.prefix == chain("start\n" + "right " * 50, 16, "m")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replace(HASHING, model="n"), replace(HASHING, salt="t"), replace(HASHING, block_chars=8)],
+)
+def test_another_model_or_salt_shares_no_hash(other: Hashing) -> None:
+    memory = a_memory()
+    one = memory.read("s", ["x" * 64], HASHING, kind="k").prompt.prefix
+    two = memory.read("s", ["x" * 64], other, kind="k").prompt.prefix
+    assert set(one).isdisjoint(two)
+
+
+def test_the_session_used_longest_ago_is_forgotten_first() -> None:
+    memory = SessionMemory(most=2)
+    for session in ("a", "b", "a", "c"):
+        memory.read(session, ["x" * 100], HASHING, kind="k")
+    assert memory.read("a", ["x" * 100], HASHING, kind="k").prompt.new_tokens == 1
+    assert memory.read("b", ["x" * 100], HASHING, kind="k").prompt.new_tokens > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [
+        ("The quick brown fox jumps over the lazy dog. " * 40, 3.5, 5.5),
+        ("    for item in items:\n        total += item.price\n" * 40, 2.8, 5.0),
+        ("2026-11-23 14:02:11,482 4711 0x7f3a\n" * 40, 0.99, 1.8),
+    ],
+)
+def test_characters_a_token_depend_on_the_kind_of_text(
+    text: str, least: float, most: float
+) -> None:
+    assert least < len(text) / estimated_tokens(text) < most
+
+
+def test_a_sample_of_a_long_text_counts_like_the_whole() -> None:
+    piece = "def f(x):\n    return x + 12345  # a comment in English words\n"
+    long = piece * 20_000
+    assert estimated_tokens(long) == pytest.approx(estimated_tokens(piece) * 20_000, rel=0.03)
+    assert estimated_tokens("") == 0

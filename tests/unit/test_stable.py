@@ -1,0 +1,134 @@
+"""Rules that keep prompts stable: the prefix survives, and no part of the conversation is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cato.wire.endpoint import Endpoint
+from cato.wire.reading import conversation_of
+from cato.wire.stable import RULES, stable
+
+CHAT, RESPONSES, MESSAGES = Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES
+BILLING = "x-anthropic-billing-header: cc_version=2.1.330.3{}; cc_entrypoint=sdk-cli;"
+
+
+def a_tool(name: str, **fields: object) -> dict[str, object]:
+    return {"name": name, "input_schema": {"type": "object"}, **fields}
+
+
+def a_body(session: int = 1, **fields: object) -> dict[str, Any]:
+    return {
+        "system": [
+            {"type": "text", "text": BILLING.format(session)},
+            {"type": "text", "text": "INSTRUCTIONS"},
+        ],
+        "tools": [a_tool("Bash"), a_tool("Read")],
+        "messages": [{"role": "user", "content": "QUESTION"}],
+        **fields,
+    }
+
+
+def prompt_of(endpoint: Endpoint, body: dict[str, Any]) -> str:
+    return conversation_of(endpoint, stable(endpoint, body)[0]).prompt()
+
+
+def test_two_sessions_share_their_prompt_without_the_billing_block() -> None:
+    assert prompt_of(MESSAGES, a_body(1)) == prompt_of(MESSAGES, a_body(2))
+    assert conversation_of(MESSAGES, a_body(1)) != conversation_of(MESSAGES, a_body(2))
+    body, changed = stable(MESSAGES, a_body())
+    assert changed == ["billing-block"]
+    assert body["system"] == [{"type": "text", "text": "INSTRUCTIONS"}]
+
+
+def test_a_tool_that_is_loaded_later_stands_where_it_was_loaded() -> None:
+    said = [
+        {"role": "user", "content": "QUESTION"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "ToolSearch"}]},
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c",
+                    "content": [{"type": "tool_reference", "tool_name": "Fetch"}],
+                }
+            ],
+        },
+    ]
+    before = a_body(messages=said[:2])
+    fetch = a_tool("Fetch", defer_loading=True, description="FETCHES")
+    after = a_body(messages=said, tools=[a_tool("Bash"), fetch, a_tool("Read")])
+    first = prompt_of(MESSAGES, before).removesuffix("<|assistant|>")
+    whole = prompt_of(MESSAGES, after)
+    assert whole.startswith(first)
+    assert whole.count("FETCHES") == 1
+    assert "defer_loading" not in whole
+    unchanged = conversation_of(MESSAGES, after).prompt()
+    assert not unchanged.replace(BILLING.format(1), "").startswith(first)
+
+
+def test_a_deferred_tool_that_nobody_loaded_is_no_part_of_the_prompt() -> None:
+    body, changed = stable(
+        MESSAGES, a_body(tools=[a_tool("Bash"), a_tool("Later", defer_loading=True)])
+    )
+    assert "deferred-tools" in changed
+    assert [t["name"] for t in body["tools"]] == ["Bash"]  # type: ignore[attr-defined]
+
+
+def test_a_late_system_text_stays_in_its_place() -> None:
+    said: list[dict[str, object]] = [
+        {"role": "user", "content": "QUESTION"},
+        {"role": "system", "content": "ENVIRONMENT"},
+        {"role": "assistant", "content": "ANSWER"},
+        {"role": "system", "content": [{"type": "text", "text": "REMINDER"}]},
+    ]
+    body, changed = stable(MESSAGES, a_body(messages=said))
+    assert "late-system" in changed
+    messages: Any = body["messages"]
+    assert [m["role"] for m in messages] == ["user", "assistant", "user"]
+    prompt = conversation_of(MESSAGES, body).prompt()
+    places = [prompt.index(w) for w in ("QUESTION", "ENVIRONMENT", "ANSWER", "REMINDER")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, RESPONSES])
+def test_arguments_of_calls_have_one_form(endpoint: Endpoint) -> None:
+    def a_call(arguments: str) -> dict[str, Any]:
+        if endpoint is RESPONSES:
+            return {"input": [{"type": "function_call", "name": "f", "arguments": arguments}]}
+        call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+        return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+    compact, spaced = a_call('{"a":[1,2],"b":"é"}'), a_call('{"a": [1, 2], "b": "é"}')
+    assert stable(endpoint, compact) == (spaced, ["one-json"])
+    assert stable(endpoint, spaced) == (spaced, [])
+    broken = a_call('{"a":')
+    assert stable(endpoint, broken) == (broken, [])
+
+
+def test_every_rule_can_be_switched_off() -> None:
+    fetch = a_tool("Fetch", defer_loading=True)
+    said = [{"role": "user", "content": "Q"}, {"role": "system", "content": "S"}]
+    body = a_body(tools=[fetch], messages=said)
+    off = {rule.name for rule in RULES}
+    assert stable(MESSAGES, body, off) == (body, [])
+    for rule in ("billing-block", "deferred-tools", "late-system"):
+        assert rule not in stable(MESSAGES, body, {rule})[1]
+        assert rule in stable(MESSAGES, body, off - {rule})[1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"system": "text", "tools": None, "messages": None},
+        {"system": [3], "tools": [3], "messages": [3, {"role": "system"}, {"content": 4}]},
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
+    ],
+)
+def test_odd_bodies_are_left_to_the_readers(body: dict[str, Any]) -> None:
+    for endpoint in (CHAT, RESPONSES, MESSAGES):
+        json.dumps(stable(endpoint, body)[0])

@@ -17,7 +17,7 @@ from typing import Any
 from cato.core.errors import InputError
 from cato.engines.base import PREEMPTED, EngineChunk
 from cato.serve.prompts import EngineCall
-from cato.wire.answer import Ending, Text
+from cato.wire.answer import AnswerWriter, Ending, Text
 from cato.wire.as_chat import messages_as_chat
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, events_bytes
@@ -91,6 +91,11 @@ class Answer:
         next_call = self._continued_call(call) if self.text else call
         self._dialect = next_call.endpoint
         return next_call
+
+    @property
+    def writer(self) -> AnswerWriter | None:
+        """What goes on with the stream as its client has it; None where nothing was passed on."""
+        return self._transcript.writer if self._transcript is not None else None
 
     @property
     def extent(self) -> str:
@@ -175,7 +180,7 @@ class Answer:
 
     def _closing(self, sent: Transcript, text: str, events: list[Event]) -> list[EngineChunk]:
         """The end of a stream; the last event is alone in its chunk, as engines have it."""
-        *closing, last = sent.writer.closing(self._ending(self.output_tokens))
+        *closing, last = sent.closing(self._ending(self.output_tokens))
         first = self._chunk(text, [*events, *closing], None)
         return [first, self._chunk("", [last], self.finish_reason)]
 

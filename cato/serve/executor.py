@@ -49,6 +49,7 @@ from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
 from cato.serve.prompts import EngineCall, engine_call
 from cato.telemetry.tracing import TRACEPARENT
+from cato.wire.answer import AnswerWriter
 
 log = logging.getLogger("cato.executor")
 
@@ -205,6 +206,11 @@ class RunningTask:
     def asked_tokens(self) -> int:
         """Of the longest prompt of its calls, as estimated before an engine counted."""
         return max((progress.asked_tokens for _, progress in self._calls), default=0)
+
+    @property
+    def writer(self) -> AnswerWriter | None:
+        """What goes on with the stream of a direct call; None while nothing of it was passed on."""
+        return self._calls[-1][1].answer.writer if self._calls else None
 
     @property
     def is_queued(self) -> bool:

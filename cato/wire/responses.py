@@ -17,7 +17,6 @@ from cato.wire.events import KEEP_ALIVE, Event
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 # Codex knows these by name: it stops, and says why.
 _KEPT_CODES = ("context_length_exceeded", "insufficient_quota")
-_ID_PREFIXES: dict[type[Part], str] = {Text: "msg", Thinking: "rs", ToolCall: "fc"}
 _DELTAS: dict[str, Callable[[str], Delta]] = {
     "response.output_text.delta": Text,
     "response.reasoning_text.delta": Thinking,
@@ -37,10 +36,10 @@ class ResponsesWriter:
     _items: list[dict[str, Any]] = field(default_factory=list)  # the ended ones
     _open: Part | None = None  # without what it says
     _said: list[str] = field(default_factory=list)
-    # Of a stream that another has begun: its response, the id of its open item, and which events
-    # of that item's end were sent.
+    _open_item: dict[str, Any] = field(default_factory=dict)
+    # Of a stream that another has begun: its response, and which events of the open item's end
+    # were sent.
     _adopted: Mapping[str, Any] = field(default_factory=dict)
-    _open_id: str = ""
     _ended: set[str] = field(default_factory=set)
 
     done: ClassVar[bytes] = b""
@@ -51,7 +50,7 @@ class ResponsesWriter:
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
         said = parts or (Text(""),)
-        items = [_item(self._new_id(i, part), part, "completed") for i, part in enumerate(said)]
+        items = [_ended(self._item(i, part), part) for i, part in enumerate(said)]
         return self._response(items, ending)
 
     def opening(self, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Event]:
@@ -105,7 +104,7 @@ class ResponsesWriter:
             case "response.created":
                 self._adopted = event["response"]
             case "response.output_item.added":
-                self._open, self._open_id = _part_of(event["item"]), event["item"]["id"]
+                self._open, self._open_item = _part_of(event["item"]), event["item"]
                 self._said.clear()
                 self._ended.clear()
             case "response.output_item.done":
@@ -137,10 +136,10 @@ class ResponsesWriter:
 
     def _begin(self, part: Part) -> list[Event]:
         ended = self._end()
-        self._open, self._open_id = part, self._new_id(len(self._items), part)
-        item = _item(self._open_id, part, "in_progress")
+        index = len(self._items)
+        self._open, self._open_item = part, self._item(index, part)
         kind = "response.output_item.added"
-        events = [self._event(kind, output_index=len(self._items), item=item)]
+        events = [self._event(kind, output_index=index, item=self._open_item)]
         if not isinstance(part, ToolCall):
             kind = "response.content_part.added"
             events.append(self._event(kind, **self._place(), part=_content(part)))
@@ -168,7 +167,7 @@ class ResponsesWriter:
         if not isinstance(part, ToolCall):
             ends["response.content_part.done"] = {**self._place(), "part": _content(part)}
         events = [self._event(k, **fields) for k, fields in ends.items() if k not in self._ended]
-        index, item = len(self._items), _item(self._open_id, part, "completed")
+        index, item = len(self._items), _ended(self._open_item, part)
         events.append(self._event("response.output_item.done", output_index=index, item=item))
         self._close(item)
         return events
@@ -180,7 +179,7 @@ class ResponsesWriter:
         self._ended.clear()
 
     def _item_place(self) -> dict[str, Any]:
-        return {"item_id": self._open_id, "output_index": len(self._items)}
+        return {"item_id": self._open_item["id"], "output_index": len(self._items)}
 
     def _place(self) -> dict[str, Any]:
         return {**self._item_place(), "content_index": 0}
@@ -190,8 +189,33 @@ class ResponsesWriter:
         self._sequence += 1
         return event
 
-    def _new_id(self, index: int, part: Part) -> str:
-        return f"{_ID_PREFIXES[type(part)]}_{self.id}_{index}"
+    def _item(self, index: int, part: Part) -> dict[str, Any]:
+        """A new item, without what it says."""
+        prefixes: dict[type[Part], str] = {Text: "msg", Thinking: "rs", ToolCall: "fc"}
+        head = {"id": f"{prefixes[type(part)]}_{self.id}_{index}", "status": "in_progress"}
+        match part:
+            case Text():
+                return {**head, "type": "message", "role": "assistant", "content": []}
+            case Thinking():
+                return {**head, "type": "reasoning", "summary": [], "content": []}
+            case ToolCall(call_id, name):
+                call = {"call_id": call_id, **self._tool(name), "arguments": ""}
+                return {**head, "type": "function_call", **call}
+            case _:
+                assert_never(part)
+
+    def _tool(self, name: str) -> dict[str, str]:
+        """The name of a tool; of one that was offered inside a namespace that, too.
+
+        Codex calls it by both. A model knows it as vLLM writes it, `namespace__name`.
+        """
+        for tool in self.asked.get("tools") or ():
+            if tool.get("type") == "namespace":
+                space = tool["name"]
+                for inner in tool.get("tools") or ():
+                    if name in (inner.get("name"), f"{space}__{inner.get('name')}"):
+                        return {"name": inner["name"], "namespace": space}
+        return {"name": name}
 
     def _response(self, output: list[dict[str, Any]], ending: Ending | None) -> dict[str, Any]:
         is_cut = ending is not None and ending.finish_reason == "length"
@@ -239,21 +263,11 @@ def _part_of(item: Mapping[str, Any]) -> Part:
             return ToolCall(item.get("call_id") or item["id"], item.get("name") or kind, "")
 
 
-def _item(id: str, part: Part, status: str) -> dict[str, Any]:
-    head = {"id": id, "status": status}
-    is_done = status == "completed"
-    match part:
-        case Text():
-            content = [_content(part)] if is_done else []
-            return {**head, "type": "message", "role": "assistant", "content": content}
-        case Thinking():
-            content = [_content(part)] if is_done else []
-            return {**head, "type": "reasoning", "summary": [], "content": content}
-        case ToolCall(call_id, name, arguments):
-            call = {"call_id": call_id, "name": name, "arguments": arguments}
-            return {**head, "type": "function_call", **call}
-        case _:
-            assert_never(part)
+def _ended(item: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    """An item with all that it says."""
+    if isinstance(part, ToolCall):
+        return {**item, "status": "completed", "arguments": part.arguments}
+    return {**item, "status": "completed", "content": [_content(part)]}
 
 
 def _content(part: Text | Thinking) -> dict[str, Any]:

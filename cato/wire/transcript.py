@@ -34,7 +34,8 @@ class Transcript:
     calls: int = 0
     # A finish reason was sent, so that only the counts or the last event are missing.
     finish_reason: str = ""
-    _writer: AnswerWriter | None = None
+    # Goes on with the stream; None before its first bytes.
+    writer: AnswerWriter | None = None
     _is_call_ended: bool = False
     _arguments: list[str] = field(default_factory=list)
 
@@ -45,12 +46,12 @@ class Transcript:
 
     def sent(self, raw: bytes, text: str) -> None:
         """The first engine's events, with their text."""
-        if self._writer is not None and self._writer.is_plain(raw):
-            self._writer.adopt_text(text, raw.count(b"\n\n"))
+        if self.writer is not None and self.writer.is_plain(raw):
+            self.writer.adopt_text(text, raw.count(b"\n\n"))
             return
         for event in events_of(raw):
             # Its ids, model and time are the engine's; nothing of this one's own is ever sent.
-            writer = self._writer = self._writer or writer_of(self.endpoint, "", "", 0, {})
+            writer = self.writer = self.writer or writer_of(self.endpoint, "", "", 0, {})
             for delta in writer.deltas(event):
                 self._note(delta)
             if event.get("type") in writer.ends_of_parts:
@@ -62,6 +63,7 @@ class Transcript:
         """What another engine added, as events of this answer."""
         self._note(delta)
         writer = self.writer
+        assert writer is not None, "a stream goes on after what was sent"
         match delta:
             case Text(text):
                 return writer.text(text)
@@ -72,10 +74,9 @@ class Transcript:
             case Arguments(text):
                 return writer.arguments(text)
 
-    @property
-    def writer(self) -> AnswerWriter:
-        assert self._writer is not None, "a stream goes on after what was sent"
-        return self._writer
+    def closing(self, ending: Ending) -> list[Event]:
+        assert self.writer is not None, "a stream ends after what was sent"
+        return self.writer.closing(ending)
 
     def _note(self, delta: Delta) -> None:
         match delta:

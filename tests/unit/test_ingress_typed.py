@@ -252,8 +252,12 @@ async def test_a_lost_engine_ends_a_stream_with_an_error_that_clients_raise(
                 with pytest.raises(anthropic.APIStatusError, match="engine was lost"):
                     async for _ in stream:
                         pass
-                *_, last = [line async for line in lines if line.startswith("data: ")]
-    failed = strict(ResponseStreamEvent, json.loads(last.removeprefix("data: ")))
+                told = [line async for line in lines if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in told]
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == list(range(numbers[0], numbers[0] + len(events)))
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+    failed = strict(ResponseStreamEvent, events[-1])
     assert failed.type == "response.failed"
     assert failed.response.error.code == "server_error"
     assert "engine was lost" in failed.response.error.message

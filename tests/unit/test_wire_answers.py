@@ -127,6 +127,19 @@ def test_a_streamed_response_ends_with_the_whole_one(parts: tuple[Part, ...]) ->
     assert events[-1]["response"] == a_writer(Endpoint.RESPONSES).whole(parts, ENDING)
 
 
+@pytest.mark.parametrize("name", ["spawn", "agents__spawn"])
+def test_a_call_of_a_tool_in_a_namespace_names_both(name: str) -> None:
+    offered = {"type": "namespace", "name": "agents", "tools": [{"name": "spawn"}]}
+    asked = {"tools": [{"type": "function", "name": "read"}, offered]}
+    writer = writer_of(Endpoint.RESPONSES, "r1", "m", 0, asked)
+    parts = (ToolCall("c1", name, "{}"), ToolCall("c2", "read", "{}"))
+    events = stream(writer, parts)
+    items = [e["item"] for e in events if e["type"].startswith("response.output_item.")]
+    told = [(item["name"], item.get("namespace")) for item in items]
+    assert told == [("spawn", "agents")] * 2 + [("read", None)] * 2
+    assert events[-1]["response"]["output"] == items[1::2]
+
+
 def test_each_dialect_says_that_tools_are_called() -> None:
     said = {
         endpoint: finish_in(endpoint, final(endpoint, events_bytes(stream(a_writer(endpoint), ()))))

@@ -47,7 +47,7 @@ from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest
 from cato.serve.continuation import Answer, can_continue
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
-from cato.serve.prompts import EngineCall, engine_call
+from cato.serve.prompts import EngineCall, engine_call, with_room
 from cato.telemetry.tracing import TRACEPARENT
 from cato.wire.answer import AnswerWriter
 
@@ -383,11 +383,18 @@ class RunningTask:
                         raise SupersededError("a newer run of the same buffer replaced it")
                     log.info("invocation %s was preempted; it goes on from its text", id)
                 return
-            except ContextLengthError:
-                # Token counts are estimates: a prompt that can be cut is cut once more.
-                if not isinstance(settings, LlmSettings) or settings.fim is None or shrink < 0.5:
+            except ContextLengthError as error:
+                # Token counts are estimates: an answer's limit gives way to the prompt, and a
+                # prompt that can be cut is cut once more.
+                if isinstance(settings, CallSettings):
+                    shorter = with_room(settings, error)
+                    if shorter is None or answer.has_output:
+                        raise
+                    settings = shorter
+                elif settings.fim is None or shrink < 0.5:
                     raise
-                shrink *= 0.6
+                else:
+                    shrink *= 0.6
             except (ReplicaLostError, EngineDeadError) as error:
                 if answer.is_whole:
                     return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -553,3 +554,21 @@ async def test_a_run_is_found_by_its_request_id_when_it_has_ended(tmp_path: Path
         assert await ask(kit, "r") is None
         await task.wait()
         assert await ask(kit, "r") == "done"
+
+
+@pytest.mark.parametrize("endpoint", ["chat/completions", "completions"])
+async def test_a_limit_that_does_not_fit_behind_the_prompt_gives_way(
+    tmp_path: Path, endpoint: str
+) -> None:
+    text = "word " * 200
+    said = {"messages": [{"role": "user", "content": text}], "prompt": text}
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
+        (pool,) = kit.service.pools()
+        room = pool.profile.context_tokens
+        body: dict[str, object] = {**said, "max_tokens": room}
+        call = replace(a_model_call("fast", endpoint, body), max_tokens=room)
+        finish = await kit.service.run_model(call, request_id="r").wait()
+        call = replace(call, body={**body, "messages": [], "prompt": text * 90})
+        with_nothing_left = await kit.service.run_model(call, request_id="s").wait()
+    assert finish.status == "done"
+    assert with_nothing_left.status == "failed"

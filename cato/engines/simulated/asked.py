@@ -87,7 +87,8 @@ def read_asked(
     if limit is None and endpoint is Endpoint.COMPLETIONS:
         limit = DEFAULT_MAX_TOKENS
     max_tokens = _whole_number("max_tokens", limit, least=1, default=context_tokens)
-    if prompt.tokens >= context_tokens or max_tokens > context_tokens:
+    asked_tokens = 1 if limit is None else max_tokens
+    if prompt.tokens + asked_tokens > context_tokens:
         raise ContextLengthError(
             f"This model's maximum context length is {context_tokens} tokens. However, the prompt "
             f"has {prompt.tokens} tokens and {max_tokens} output tokens are asked for.",

@@ -50,6 +50,12 @@ def _head(receipt: dict[str, Any]) -> Text:
     text.append("met" if met else "missed", style="bold green" if met else "bold red")
     if receipt["problem"]:
         text.append(f"\n{receipt['problem']}", style="red")
+    if session := receipt.get("session"):
+        text.append(f"\nturn {receipt['turn']} of session {session}")
+        if receipt["parent"]:
+            text.append(f", started by {receipt['parent']}")
+    if changes := receipt.get("changes"):
+        text.append(f"\nmade stable in the prompt: {', '.join(changes)}")
     if why := receipt.get("passed"):
         text.append(f"\nsent to the model as it is: {why}")
     for note in receipt["notes"]:

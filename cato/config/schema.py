@@ -663,6 +663,9 @@ class IngressArgs(StrictModel):
     keys: Literal["auto", "required", "ignored"] = "auto"
     output_caps: OutputCapsArgs = OutputCapsArgs()
     brownout: list[BrownoutArgs] = Field(default_factory=list, max_length=20)
+    prompt_rules_off: list[
+        Literal["billing-block", "deferred-tools", "late-system", "one-json"]
+    ] = Field(default_factory=list)
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
@@ -673,6 +676,7 @@ class IngressArgs(StrictModel):
             self.keys,
             self.output_caps.to_caps(),
             tuple(step.to_step() for step in self.brownout),
+            frozenset(self.prompt_rules_off),
         )
 
 

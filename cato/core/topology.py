@@ -329,7 +329,8 @@ class IngressSpec:
     `indexes` maps an index name of a retrieve node to a folder of code. `max_body_bytes`
     bounds a request. `keys` says when one needs an API key; see
     `cato.serve.access.control.KeyRule`. `output_caps` bounds what one call may write. `brownout`
-    says what runs go without while their pools are full.
+    says what runs go without while their pools are full. `prompt_rules_off` names rules of
+    `cato.wire.stable` that are not applied.
     """
 
     workflows_dir: str = "workflows"
@@ -339,3 +340,4 @@ class IngressSpec:
     keys: str = "auto"
     output_caps: OutputCaps = OutputCaps()
     brownout: tuple[BrownoutStep, ...] = ()
+    prompt_rules_off: frozenset[str] = frozenset()

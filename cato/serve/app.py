@@ -169,6 +169,7 @@ class Ingress:
             is_private=self._is_private,
             feedback=self._records,
             caps=self._spec.output_caps,
+            prompt_rules_off=self._spec.prompt_rules_off,
         )
         return _leaving_request_id_to_serve(app)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cato.core.errors import ContextLengthError
 from cato.core.ids import ModelName
@@ -16,6 +16,10 @@ from cato.workflows.fim import fit_fim, render_fim, stop_strings
 # Tokens kept free for sentinels, the chat template and the error of the estimated token count.
 MARGIN_TOKENS = 24
 MARGIN_FRACTION = 0.1
+
+
+# Where the dialects have the limit of an answer.
+LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,21 @@ def _passthrough(settings: CallSettings, pool: PoolInfo) -> EngineCall:
         stream=settings.stream,
         raw=True,
     )
+
+
+def with_room(settings: CallSettings, refused: ContextLengthError) -> CallSettings | None:
+    """`settings` with a limit of tokens that fits behind its prompt, after an engine refused it.
+
+    None where it would not help: without a limit, or when the prompt alone is too long.
+    """
+    limit, prompt, context = settings.max_tokens, refused.prompt_tokens, refused.context_tokens
+    if limit is None or prompt is None or context is None:
+        return None
+    room = context - prompt
+    if not 0 < room < limit:
+        return None
+    lowered = {f: room for f in LIMIT_FIELDS if isinstance(settings.body.get(f), int)}
+    return replace(settings, body={**settings.body, **lowered}, max_tokens=room)
 
 
 def _strings(stop: object) -> list[str]:

@@ -221,6 +221,18 @@ def _of_run(receipt: SlaReceipt) -> Attributes:
         "cato.tenant": receipt.tenant,
         "cato.queue_s": receipt.queue_s,
         "gen_ai.usage.output_tokens": receipt.output_tokens,
+        **_of_turn(receipt),
+    }
+
+
+def _of_turn(receipt: SlaReceipt) -> dict[str, str | int]:
+    if not receipt.session:
+        return {}
+    return {
+        "gen_ai.conversation.id": receipt.session,
+        "cato.turn": receipt.turn,
+        "cato.parent": receipt.parent,
+        "cato.client": receipt.client,
     }
 
 

@@ -16,6 +16,8 @@ from cato.wire.endpoint import Endpoint
 
 Body = Mapping[str, object]
 
+LATE_SYSTEM = "late-system"
+"""The rule that only templates need which take no system text among the messages."""
 BILLING_MARK = "x-anthropic-billing-header"
 
 
@@ -220,7 +222,7 @@ RULES = (
         _with_tools_in_place,
     ),
     Rule(
-        "late-system",
+        LATE_SYSTEM,
         "Claude Code",
         "2.1.197 to 2.1.330",
         _MESSAGES,

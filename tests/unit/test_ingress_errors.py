@@ -272,7 +272,7 @@ class Uncounting(LocalPools):
 async def test_a_prompt_that_no_engine_counted_to_its_end_is_told_as_estimated(
     tmp_path: Path,
 ) -> None:
-    messages = [{"role": "user", "content": "x" * 35_000}]
+    messages = [{"role": "user", "content": "for item in items:\n" * 1_900}]
     async with Uncounting(a_fast_pool()) as pools:
         service = TaskService(
             workflows_of(tmp_path, COMPLETION), pools, NodeRunner({}), LocalRecords(pools), seed=1

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from cato.config.schema import IngressArgs
 from cato.wire.endpoint import Endpoint
 from cato.wire.reading import conversation_of
 from cato.wire.stable import RULES, stable
@@ -118,6 +120,14 @@ def test_every_rule_can_be_switched_off() -> None:
     for rule in ("billing-block", "deferred-tools", "late-system"):
         assert rule not in stable(MESSAGES, body, {rule})[1]
         assert rule in stable(MESSAGES, body, off - {rule})[1]
+
+
+def test_a_deployment_file_switches_rules_off_by_their_names() -> None:
+    names = sorted({rule.name for rule in RULES})
+    args = IngressArgs.model_validate({"prompt_rules_off": names})
+    assert args.to_ingress().prompt_rules_off == set(names)
+    with pytest.raises(ValidationError):
+        IngressArgs.model_validate({"prompt_rules_off": ["billing"]})
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,14 @@ def create_app(
     is_private: bool | None = None,
     feedback: FeedbackSink | None = None,
     caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
+    prompt_rules_off: frozenset[str] = frozenset(),
 ) -> FastAPI:
     """All dialects over `service`.
 
     `ready` says whether tasks can be served, and why not; `access` who may ask for them, and
     `is_private` what `Gate` must know of the clients' connections; `feedback` is told what people
-    did with completions (None: the log). `caps` bound what direct calls may write.
+    did with completions (None: the log). `caps` bound what direct calls may write;
+    `prompt_rules_off` names rules of `cato.wire.stable` that are not applied.
     """
     ingress = Ingress(
         service,
@@ -63,6 +65,7 @@ def create_app(
         access=access,
         buffers=Buffers(),
         caps=caps,
+        prompt_rules_off=prompt_rules_off,
     )
     app = FastAPI(
         title="CATO",

@@ -31,6 +31,7 @@ from cato.serve.ingress.naming import (
     Target,
     answering_model,
     names_a_task,
+    pool_behind,
     pool_of,
     resolve,
     without_family,
@@ -44,7 +45,7 @@ from cato.wire.conversation import Conversation, PartKind
 from cato.wire.endpoint import Endpoint
 from cato.wire.prefix import block_chars
 from cato.wire.reading import conversation_of
-from cato.wire.stable import stable
+from cato.wire.stable import LATE_SYSTEM, stable
 
 # Of an agent's turn, in seconds: the first token, by notes of what users of agents bear; the pace.
 AGENT_TTFT_S = 2.0
@@ -93,7 +94,10 @@ def read_chat(
     """The chat in `body`; raise `InputError` with the field that is wrong."""
     extra, is_streamed = cato_of(body), flag(body, "stream")
     tier = "" if endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS) else tier_of(body)
-    better, changes = stable(endpoint, body, ingress.unstable)
+    pool, off = pool_behind(ingress, body.get("model")), ingress.prompt_rules_off
+    if pool is not None and pool.template is not None and pool.template.takes_late_system:
+        off |= {LATE_SYSTEM}
+    better, changes = stable(endpoint, body, off)
     conversation = conversation_of(endpoint, better)
     return ChatRequest(
         endpoint=endpoint,

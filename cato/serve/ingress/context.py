@@ -28,7 +28,7 @@ class Ingress:
     """The parts of an ingress replica.
 
     `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write;
-    `unstable` names the rules of `cato.wire.stable` that are switched off.
+    `prompt_rules_off` names the rules of `cato.wire.stable` that are switched off.
     """
 
     service: TaskService
@@ -40,7 +40,7 @@ class Ingress:
     buffers: Buffers
     caps: OutputCaps
     sessions: SessionMemory = field(default_factory=SessionMemory)
-    unstable: frozenset[str] = frozenset()
+    prompt_rules_off: frozenset[str] = frozenset()
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""

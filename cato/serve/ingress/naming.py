@@ -172,12 +172,29 @@ def pool_of(ingress: Ingress, model: str) -> PoolInfo:
     raise UnknownNameError("model", model, (*real, *sorted(tasks)))
 
 
+def pool_behind(ingress: Ingress, model: object) -> PoolInfo | None:
+    """The pool of a model, or of the one that a virtual model's task answers with; None for a name
+    that is neither."""
+    if not isinstance(model, str):
+        return None
+    names = {**virtual.model_names(ingress.service.workflows), AUTO_MODEL: GENERATION}
+    workflow = ingress.service.workflows.get(names.get(without_family(model), TaskName("")))
+    answering = "" if workflow is None else _answering_model(workflow)
+    return pool_named(ingress.service.pools(), answering or model)
+
+
 def answering_model(workflow: Workflow) -> str:
     """The model whose text a task's answer is: that of the first node it prefers to show."""
+    if model := _answering_model(workflow):
+        return model
+    raise InputError(
+        f"task {workflow.name!r} calls no model; use POST /v1/tasks/{workflow.name}", "model"
+    )
+
+
+def _answering_model(workflow: Workflow) -> str:
     for id in (*workflow.stream, *workflow.output, *(n.id for n in reversed(workflow.nodes))):
         settings = workflow.node(id).settings
         if isinstance(settings, LlmSettings):
             return settings.model
-    raise InputError(
-        f"task {workflow.name!r} calls no model; use POST /v1/tasks/{workflow.name}", "model"
-    )
+    return ""

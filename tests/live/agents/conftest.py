@@ -58,7 +58,8 @@ def write_script(folder: Path) -> Path:
         "log": str(folder / "engines.jsonl"),
         "steps": steps,
         "rules": rules,
-        "resumes": "^(The connection dropped mid-response|Your response above was cut off)",  # Qwen Code's and Claude Code's
+        # Qwen Code's words, and Claude Code's.
+        "resumes": "^(The connection dropped mid-response|Your response above was cut off)",
         "aborted": "^Tool execution aborted",  # opencode's
     }
     path = folder / "script.json"

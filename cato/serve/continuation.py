@@ -1,42 +1,44 @@
 """One answer out of several attempts: what was sent, and how a lost stream goes on elsewhere.
 
 An engine is asked for the prompt plus the text that was sent. In a completion that is a longer
-prompt; in a chat it is an unfinished message of the assistant (`continue_final_message`). See
-`cato/core/decisions/0008-failure-model.md` for what is promised.
+prompt; elsewhere it is an unfinished message of the assistant: chat's `continue_final_message`, an
+item `in_progress` of Responses; what was asked in Messages goes on as a chat. The bytes of later
+attempts are read and written once more as more of the first one's stream (`cato.wire.transcript`).
+See `cato/core/decisions/0008-failure-model.md` for what is promised.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from cato.engines.base import PREEMPTED, Endpoint, EngineChunk
+from cato.core.errors import InputError
+from cato.engines.base import PREEMPTED, EngineChunk
 from cato.serve.prompts import EngineCall
+from cato.wire.answer import AnswerWriter, Ending, Text
+from cato.wire.as_chat import messages_as_chat
+from cato.wire.endpoint import Endpoint
+from cato.wire.events import Event, events_bytes
+from cato.wire.transcript import Transcript, deltas_of, events_of, with_usage
 
-_LIMITS = ("max_tokens", "max_completion_tokens")
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # vLLM's, of a completion that names none.
 _DEFAULT_LIMIT = 16
 # Fields whose meaning is lost in the middle of an answer: places and grammars count from its
-# beginning, and tools and reasoning are output that the text does not hold.
+# beginning.
 _FROM_THE_BEGINNING = (
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "response_format", "structured_outputs",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "tools", "functions",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions",
     "prompt_embeds", "use_beam_search", "return_token_ids",
 )  # fmt: skip
-# In an event's JSON; the same words in a text have their quotes escaped.
-_END = re.compile(rb'"finish_reason":\s*"(\w+)"')
-_NO_TEXT = re.compile(
-    rb'"(?:tool_calls|function_call|reasoning|reasoning_content|refusal)":(?!\s*(?:null|\[\]|""))'
-)
-_HEAD = ("id", "object", "created", "model")
+# Where the formats of Responses and Messages stand.
+_FORMATS = ("text", "output_config")
 
 
 def can_continue(call: EngineCall) -> bool:
-    """Whether another engine can go on in the middle of the answer."""
+    """Whether another engine can go on in the middle of the answer's text."""
     body = call.body
     if not call.stream or any(body.get(name) for name in _FROM_THE_BEGINNING):
         return False
@@ -47,8 +49,15 @@ def can_continue(call: EngineCall) -> bool:
             return isinstance(body.get("prompt"), str)
         case Endpoint.CHAT:
             return isinstance(body.get("messages"), list)
+        case Endpoint.RESPONSES | Endpoint.MESSAGES:
+            return call.raw and not any(map(_has_grammar, map(body.get, _FORMATS)))
         case _:
             return False
+
+
+def _has_grammar(options: object) -> bool:
+    asked = options.get("format") if isinstance(options, Mapping) else None
+    return isinstance(asked, Mapping) and asked.get("type") != "text"
 
 
 @dataclass(slots=True)
@@ -61,37 +70,32 @@ class Answer:
     cached_tokens: int = -1
     finish_reason: str = ""
     has_output: bool = False  # text, or bytes without text such as a tool call
-    # Bytes were sent that the text does not hold.
-    _is_opaque: bool = False
-    _first: bytes = b""  # the first bytes: all events of a stream have the head of its first
-    _end_sent: str = ""  # the finish reason that bytes told before the last chunk
+    is_whole: bool = False  # its end was sent, too
+    # Of a stream whose bytes are passed on: what its client has.
+    _transcript: Transcript | None = None
     # Text and tokens up to the last character that is no white space.
     _solid_chars: int = 0
     _solid_tokens: int = 0
-    # Of the present attempt: whether something came before it, how many tokens, and text that it
-    # repeats.
+    # Of the present attempt: whether something came before it, its dialect, how many tokens came
+    # before, and text that it repeats.
     _goes_on: bool = False
+    _dialect: Endpoint = Endpoint.CHAT
     _before: int = 0
     _repeats: str = ""
 
     def next_call(self, call: EngineCall) -> EngineCall:
         """The call that goes on after what was sent; begins an attempt."""
         self._goes_on, self._before, self._repeats = self.has_output, 0, ""
-        if not self.text:
-            return call
-        body = dict(call.body)
-        if call.endpoint is Endpoint.CHAT:
-            cut = self._cut_for_a_template()
-            self._repeats = self.text[cut:]
-            body |= _begun(body, self.text[:cut])
-        else:
-            self._before = self.output_tokens
-            body["prompt"] = f"{body['prompt']}{self.text}"
-        for name, limit in _limits(call).items():
-            body[name] = max(1, limit - self._before)
-        if isinstance(least := body.get("min_tokens"), int):
-            body["min_tokens"] = max(0, least - self._before)
-        return replace(call, body=body)
+        if call.raw and call.stream and call.endpoint.generates and self._transcript is None:
+            self._transcript = Transcript(call.endpoint)
+        next_call = self._continued_call(call) if self.text else call
+        self._dialect = next_call.endpoint
+        return next_call
+
+    @property
+    def writer(self) -> AnswerWriter | None:
+        """What goes on with the stream as its client has it; None where nothing was passed on."""
+        return self._transcript.writer if self._transcript is not None else None
 
     @property
     def extent(self) -> str:
@@ -100,46 +104,120 @@ class Answer:
 
     def can_go_on(self, call: EngineCall) -> bool:
         """Whether a lost attempt costs the client nothing: it has nothing, or only text."""
-        return not self.has_output or (can_continue(call) and not self._is_opaque)
+        if not self.has_output:
+            return True
+        sent = self._transcript
+        if not can_continue(call) or (sent is not None and (sent.has_thinking or sent.calls)):
+            return False
+        return call.endpoint is not Endpoint.MESSAGES or _as_chat(call) is not None
 
-    def add(self, chunk: EngineChunk) -> EngineChunk:
+    def add(self, chunk: EngineChunk) -> list[EngineChunk]:
         """Count a chunk of the present attempt; returns what of it is new to the client."""
         self.output_tokens = self._before + chunk.output_tokens
         if chunk.prompt_tokens >= 0 and self.prompt_tokens < 0:
             self.prompt_tokens = max(0, chunk.prompt_tokens - self._before)
             self.cached_tokens = chunk.cached_tokens
         if chunk.finish_reason not in (None, PREEMPTED):
-            self.finish_reason = chunk.finish_reason
+            self.finish_reason, self.is_whole = chunk.finish_reason, True
         if self._goes_on:
-            chunk = self._continued(chunk)
-        if chunk.text or chunk.raw:
-            self._note(chunk)
-        return chunk
+            return self._more(chunk)
+        if self._transcript is not None and chunk.raw:
+            self._transcript.sent(chunk.raw, chunk.text)
+        self._note(chunk)
+        return [chunk]
 
-    def rest(self, call: EngineCall) -> EngineChunk | None:
-        """The end of an answer of which only the end was lost; None while there is more to it.
+    def rest(self, call: EngineCall) -> list[EngineChunk]:
+        """The end of an answer of which only the end was lost; empty while there is more to it.
 
-        An engine that was asked to go on would say more than the first would have.
+        An engine that was asked to go on would say more than the first would have. A call of a tool
+        that is whole is an end: the client carries it out and asks again.
         """
-        is_full = self.output_tokens >= min(_limits(call).values(), default=inf)
-        if not self.has_output or not (self._end_sent or is_full):
-            return None
-        self.finish_reason = self._end_sent or "length"
+        sent, reason = self._transcript, ""
+        if sent is not None:
+            reason = sent.finish_reason or ("tool_calls" if sent.has_whole_calls else "")
+        if not reason and self.output_tokens >= min(_limits(call).values(), default=inf):
+            reason = "length"
+        if not self.has_output or not reason:
+            return []
+        self.finish_reason = reason
         if self.prompt_tokens < 0:
-            self.prompt_tokens = call.prompt_tokens
-        raw = b"" if not call.raw else self._last_events(call.endpoint)
-        return EngineChunk("", self.output_tokens, self.prompt_tokens, 0, self.finish_reason, raw)
+            self.prompt_tokens, self.cached_tokens = call.prompt_tokens, 0
+        if sent is None:
+            return [self._chunk("", (), reason)]
+        return self._closing(sent, "", [])
+
+    def _more(self, chunk: EngineChunk) -> list[EngineChunk]:
+        """A chunk of a later attempt as more of the first."""
+        sent = self._transcript
+        if sent is None:
+            new = [replace(chunk, text=self._new(chunk.text))]
+        else:
+            text, events = self._rewritten(sent, chunk)
+            if chunk.finish_reason in (None, PREEMPTED):
+                new = [self._chunk(text, events, chunk.finish_reason)]
+            else:
+                new = self._closing(sent, text, events)
+        for piece in new:
+            self._note(piece)
+        return new
+
+    def _rewritten(self, sent: Transcript, chunk: EngineChunk) -> tuple[str, list[Event]]:
+        texts: list[str] = []
+        written: list[Event] = []
+        for event in events_of(chunk.raw) if chunk.raw else ():
+            for delta in deltas_of(self._dialect, event):
+                if isinstance(delta, Text):
+                    delta = Text(self._new(delta.text))
+                    texts.append(delta.text)
+                    if not delta.text:
+                        continue
+                events = sent.more(delta)
+                if counts := event.get("usage"):
+                    output_tokens = self._before + (counts.get("completion_tokens") or 0)
+                    events = [with_usage(e, self._ending(output_tokens)) for e in events]
+                written += events
+        return "".join(texts), written
+
+    def _closing(self, sent: Transcript, text: str, events: list[Event]) -> list[EngineChunk]:
+        """The end of a stream; the last event is alone in its chunk, as engines have it."""
+        *closing, last = sent.closing(self._ending(self.output_tokens))
+        first = self._chunk(text, [*events, *closing], None)
+        return [first, self._chunk("", [last], self.finish_reason)]
+
+    def _ending(self, output_tokens: int) -> Ending:
+        prompt, cached = max(0, self.prompt_tokens), max(0, self.cached_tokens)
+        return Ending(self.finish_reason, prompt, output_tokens, cached)
+
+    def _chunk(self, text: str, events: Sequence[Event], finish_reason: str | None) -> EngineChunk:
+        counts = (self.output_tokens, self.prompt_tokens, self.cached_tokens)
+        return EngineChunk(text, *counts, finish_reason, events_bytes(events))
 
     def _note(self, chunk: EngineChunk) -> None:
-        self.has_output = True
+        self.has_output = self.has_output or bool(chunk.text or chunk.raw)
         self.text += chunk.text
         if chunk.text and not chunk.text[-1].isspace():
             self._solid_chars, self._solid_tokens = len(self.text), self.output_tokens
-        if chunk.raw:
-            self._first = self._first or chunk.raw
-            if end := _END.search(chunk.raw):
-                self._end_sent = end[1].decode()
-            self._is_opaque = self._is_opaque or _NO_TEXT.search(chunk.raw) is not None
+
+    def _continued_call(self, call: EngineCall) -> EngineCall:
+        """`call` with the text so far as the beginning of its answer."""
+        body, endpoint = dict(call.body), call.endpoint
+        if endpoint is Endpoint.COMPLETIONS:
+            self._before = self.output_tokens
+            body["prompt"] = f"{body['prompt']}{self.text}"
+        else:
+            cut = self._cut_for_a_template()
+            self._repeats = self.text[cut:]
+            if endpoint is Endpoint.RESPONSES:
+                body |= _begun_response(body, self.text[:cut])
+            else:
+                if endpoint is Endpoint.MESSAGES:
+                    body, endpoint = _as_chat(call) or body, Endpoint.CHAT
+                body |= _begun_chat(body, self.text[:cut])
+        for name, limit in _limits(call).items():
+            body[name] = max(1, limit - self._before)
+        if isinstance(least := body.get("min_tokens"), int):
+            body["min_tokens"] = max(0, least - self._before)
+        return replace(call, body=body, endpoint=endpoint)
 
     def _cut_for_a_template(self) -> int:
         """Where the message breaks off that the next engine is given; sets the tokens up to there.
@@ -153,33 +231,6 @@ class Answer:
         self._before = tokens if is_known else max(self._solid_tokens, self.output_tokens - 1)
         return cut
 
-    def _continued(self, chunk: EngineChunk) -> EngineChunk:
-        if not chunk.raw:
-            return replace(chunk, text=self._new(chunk.text))
-        events, texts = [], []
-        for event in chunk.raw.removesuffix(b"\n\n").split(b"\n\n"):
-            value = json.loads(event.removeprefix(b"data: "))
-            text, has_news = self._as_one_stream(value)
-            if has_news:
-                texts.append(text)
-                events.append(_event(value))
-        return replace(chunk, text="".join(texts), raw=b"".join(events))
-
-    def _as_one_stream(self, value: dict[str, Any]) -> tuple[str, bool]:
-        """Make an event of a later attempt one of the first's; its new text, and if it says any."""
-        value |= self._head()
-        if isinstance(usage := value.get("usage"), dict):
-            usage |= self._usage(usage.get("completion_tokens") or 0)
-        if not value.get("choices"):
-            return "", True
-        choice = value["choices"][0]
-        delta = choice.get("delta")
-        place, name = (choice, "text") if delta is None else (delta, "content")
-        text = place[name] = self._new(place.get(name) or "")
-        if delta is not None:
-            delta.pop("role", None)  # said by the first event of all
-        return text, bool(text or choice.get("finish_reason"))
-
     def _new(self, text: str) -> str:
         """`text` without what it repeats of what was sent."""
         if not self._repeats:
@@ -191,28 +242,6 @@ class Answer:
         self._repeats = "" if is_on_its_own_way else self._repeats[same:]
         return text[same:]
 
-    def _head(self) -> dict[str, Any]:
-        value = json.loads(self._first.split(b"\n\n", 1)[0].removeprefix(b"data: "))
-        return {name: value[name] for name in _HEAD if name in value}
-
-    def _usage(self, output_tokens: int) -> dict[str, int]:
-        prompt, output = max(0, self.prompt_tokens), self._before + output_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": output,
-            "total_tokens": prompt + output,
-        }
-
-    def _last_events(self, endpoint: Endpoint) -> bytes:
-        usage = _event(
-            {**self._head(), "choices": [], "usage": self._usage(self.output_tokens - self._before)}
-        )
-        if self._end_sent:
-            return usage
-        said: dict[str, Any] = {"delta": {}} if endpoint is Endpoint.CHAT else {"text": ""}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": self.finish_reason}
-        return _event({**self._head(), "choices": [choice]}) + usage
-
 
 def _limits(call: EngineCall) -> dict[str, int]:
     """The fields that bound the output, with their values."""
@@ -222,7 +251,15 @@ def _limits(call: EngineCall) -> dict[str, int]:
     return limits
 
 
-def _begun(body: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _as_chat(call: EngineCall) -> dict[str, Any] | None:
+    """The body of a call in Messages as one of chat; None where it cannot be one."""
+    try:
+        return messages_as_chat(call.body)
+    except (InputError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _begun_chat(body: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Fields of a chat body whose last message is an answer that has begun with `text`."""
     messages = list(body["messages"])
     if body.get("continue_final_message") and messages:
@@ -236,6 +273,10 @@ def _begun(body: Mapping[str, Any], text: str) -> dict[str, Any]:
     }
 
 
-def _event(value: Mapping[str, Any]) -> bytes:
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + data.encode("utf-8", "replace") + b"\n\n"
+def _begun_response(body: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The same for a body of Responses."""
+    said = body["input"]
+    items = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    begun = {"id": "msg_begun", "type": "message", "role": "assistant", "status": "in_progress"}
+    return {"input": [*items, {**begun, "content": content}]}

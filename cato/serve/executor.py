@@ -19,6 +19,7 @@ from cato.core.errors import (
     ContextLengthError,
     DeadlineError,
     EngineDeadError,
+    EngineError,
     NodeError,
     ReplicaLostError,
     SupersededError,
@@ -48,6 +49,7 @@ from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
 from cato.serve.prompts import EngineCall, engine_call, with_room
 from cato.telemetry.tracing import TRACEPARENT
+from cato.wire.answer import AnswerWriter
 
 log = logging.getLogger("cato.executor")
 
@@ -204,6 +206,11 @@ class RunningTask:
     def asked_tokens(self) -> int:
         """Of the longest prompt of its calls, as estimated before an engine counted."""
         return max((progress.asked_tokens for _, progress in self._calls), default=0)
+
+    @property
+    def writer(self) -> AnswerWriter | None:
+        """What goes on with the stream of a direct call; None while nothing of it was passed on."""
+        return self._calls[-1][1].answer.writer if self._calls else None
 
     @property
     def is_queued(self) -> bool:
@@ -364,6 +371,7 @@ class RunningTask:
         started_s: float,
     ) -> None:
         shrink, answer = 1.0, progress.answer
+        lost: ReplicaLostError | EngineDeadError | None = None
         while True:
             call = engine_call(settings, command.names, pool, shrink)
             try:
@@ -388,15 +396,22 @@ class RunningTask:
                 else:
                     shrink *= 0.6
             except (ReplicaLostError, EngineDeadError) as error:
+                if answer.is_whole:
+                    return
                 progress.reasons[-1] += f"; lost after {answer.extent}: {error}"
-                rest = answer.rest(call)
-                if rest is not None:
-                    if rest.raw:
-                        self._emit(command, Piece("", rest.raw))
+                if rest := answer.rest(call):
+                    self._emit_chunks(command, rest)
                     return
                 if not answer.can_go_on(call) or not self._may_retry(progress, error):
                     raise
                 log.warning("invocation %s: %s; asking for another lease", id, error)
+                lost = error
+            except EngineError as error:
+                # A request to go on is CATO's own: when it is refused, the answer was lost.
+                if lost is None or not answer.has_output:
+                    raise
+                progress.reasons[-1] += f"; did not go on: {error}"
+                raise lost from error
 
     def _may_retry(self, progress: _Progress, error: ReplicaLostError | EngineDeadError) -> bool:
         """Whether a lost attempt may be followed by another; counts it."""
@@ -465,13 +480,17 @@ class RunningTask:
     ) -> bool:
         async for chunk in chunks:
             new = progress.answer.add(chunk)
-            if new.text and progress.first_token_s is None:
+            if progress.first_token_s is None and any(piece.text for piece in new):
                 progress.first_token_s = time.monotonic() - sent_s
-            if new.text or new.raw:
-                self._emit(command, Piece(new.text, new.raw))
+            self._emit_chunks(command, new)
             if chunk.finish_reason == PREEMPTED:
                 return False
         return True
+
+    def _emit_chunks(self, command: StartNode, chunks: list[EngineChunk]) -> None:
+        for chunk in chunks:
+            if chunk.text or chunk.raw:
+                self._emit(command, Piece(chunk.text, chunk.raw))
 
     def _invocation(
         self,

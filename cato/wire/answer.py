@@ -32,6 +32,17 @@ Part = Text | Thinking | ToolCall
 
 
 @dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the arguments of the call that was begun last."""
+
+    text: str
+
+
+Delta = Text | Thinking | ToolCall | Arguments
+"""What an event adds to an answer; a `ToolCall` begins one, and its arguments follow."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How an answer ended; `finish_reason` is OpenAI's: `stop`, `length` or `tool_calls`.
 
@@ -74,10 +85,14 @@ class AnswerWriter(Protocol):
     of `done`. While nothing comes, `sign` between two events shows that the stream lives; it is
     empty where clients want none. A tool call is begun with its id and name; `arguments` go on with
     the call that was begun last.
+
+    It may also go on with a stream that another has begun: see `adopt`.
     """
 
     done: ClassVar[bytes]
     sign: ClassVar[bytes]
+    # Types of events after which the part before them gets no more.
+    ends_of_parts: ClassVar[frozenset[str]]
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
         """The answer of a request that is not streamed."""
@@ -96,11 +111,37 @@ class AnswerWriter(Protocol):
     def arguments(self, delta: str) -> list[Event]: ...
 
     def closing(self, ending: Ending) -> list[Event]:
-        """After all output; the last event alone has or follows the counts."""
+        """After all output; the last event alone has or follows the counts. What of it was adopted
+        is left out."""
         ...
 
     def failed(self, problem: Problem) -> list[Event]:
         """The end of a stream that cannot go on."""
+        ...
+
+    @staticmethod
+    def is_plain(raw: bytes) -> bool:
+        """Whether these events only add text; cheap, since they are not parsed."""
+        ...
+
+    @staticmethod
+    def deltas(event: Event) -> list[Delta]:
+        """What an event of this dialect adds."""
+        ...
+
+    @staticmethod
+    def finish_reason(event: Event) -> str:
+        """OpenAI's finish reason that an event of this dialect tells before the last one does;
+        empty for any other."""
+        ...
+
+    def adopt(self, event: Event) -> None:
+        """An event of this answer that was sent, written by another: what follows goes on from it,
+        with its ids."""
+        ...
+
+    def adopt_text(self, text: str, events: int) -> None:
+        """The same for so many events of text, unread."""
         ...
 
     def receipt_place(self, last: Event) -> Event:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cato.wire.answer import Part, Problem, Text, Thinking, ToolCall
-from cato.wire.choices import ChoicesWriter, openai_error
+from cato.wire.answer import Arguments, Delta, Part, Problem, Text, Thinking, ToolCall
+from cato.wire.choices import ChoicesWriter, first_choice, openai_error
 from cato.wire.events import KEEP_ALIVE, Event
 
 
@@ -43,6 +43,26 @@ class ChatWriter(ChoicesWriter):
 
     def failed(self, problem: Problem) -> list[Event]:
         return [openai_error(problem, has_numbers=True)]
+
+    def adopt(self, event: Event) -> None:
+        ChoicesWriter.adopt(self, event)
+        self._calls += sum(isinstance(delta, ToolCall) for delta in self.deltas(event))
+
+    @staticmethod
+    def deltas(event: Event) -> list[Delta]:
+        delta = first_choice(event).get("delta") or {}
+        found: list[Delta] = []
+        if thought := delta.get("reasoning") or delta.get("reasoning_content"):
+            found.append(Thinking(thought))
+        if text := delta.get("content"):
+            found.append(Text(text))
+        for call in delta.get("tool_calls") or ():
+            function = call.get("function") or {}
+            if name := function.get("name"):
+                found.append(ToolCall(call.get("id") or "", name, ""))
+            if arguments := function.get("arguments"):
+                found.append(Arguments(arguments))
+        return found
 
     def _delta(self, delta: dict[str, Any]) -> Event:
         return self.chunk({"delta": delta})

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from cato.wire.answer import Ending, Part, Problem
+from cato.wire.answer import Delta, Ending, Part, Problem
 from cato.wire.events import DONE_EVENT, Event
+
+# A finish reason, or output that is no text; in a text of JSON the quotation marks are escaped.
+_NOT_PLAIN = re.compile(
+    rb'"finish_reason":\s*"|"(?:tool_calls|reasoning|reasoning_content)":(?!\s*(?:null|\[\]|""))'
+)
 
 
 class UsageIn(Enum):
@@ -32,8 +38,14 @@ class ChoicesWriter(ABC):
     usage_in: UsageIn = UsageIn.OWN_CHUNK
     extra: Mapping[str, object] = field(default_factory=dict)
 
+    # Of a stream that another has begun: the fields of its chunks, and whether it has its finish
+    # reason.
+    _adopted: dict[str, Any] | None = None
+    _is_finished: bool = False
+
     done: ClassVar[bytes] = DONE_EVENT
     sign: ClassVar[bytes] = b""
+    ends_of_parts: ClassVar[frozenset[str]] = frozenset()
     _id_prefix: ClassVar[str]
     _kind: ClassVar[str]
     _chunk_kind: ClassVar[str]
@@ -52,6 +64,18 @@ class ChoicesWriter(ABC):
 
     @abstractmethod
     def arguments(self, delta: str) -> list[Event]: ...
+
+    @staticmethod
+    def is_plain(raw: bytes) -> bool:
+        return _NOT_PLAIN.search(raw) is None
+
+    @staticmethod
+    @abstractmethod
+    def deltas(event: Event) -> list[Delta]: ...
+
+    @staticmethod
+    def finish_reason(event: Event) -> str:
+        return first_choice(event).get("finish_reason") or ""
 
     @abstractmethod
     def _content(self, parts: Sequence[Part]) -> dict[str, Any]:
@@ -73,10 +97,20 @@ class ChoicesWriter(ABC):
             case UsageIn.LAST_CHUNK:
                 return [{**last, "usage": usage_of(ending)}]
             case UsageIn.OWN_CHUNK:
-                return [last, {**self.without_choices(), "usage": usage_of(ending)}]
+                usage = {**self.without_choices(), "usage": usage_of(ending)}
+                return [usage] if self._is_finished else [last, usage]
 
     def failed(self, problem: Problem) -> list[Event]:
         return [openai_error(problem)]
+
+    def adopt(self, event: Event) -> None:
+        if self._adopted is None:
+            self._adopted = {k: v for k, v in event.items() if k not in ("choices", "usage")}
+        choice = first_choice(event)
+        self._is_finished = self._is_finished or choice.get("finish_reason") is not None
+
+    def adopt_text(self, text: str, events: int) -> None:
+        return  # text leaves no trace in what follows
 
     def receipt_place(self, last: Event) -> Event:
         return last
@@ -89,6 +123,8 @@ class ChoicesWriter(ABC):
         return self._object(self._chunk_kind, [_choice(output, finish_reason)])
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> Event:
+        if self._adopted is not None:
+            return {**self._adopted, "choices": choices}
         return {
             "id": f"{self._id_prefix}{self.id}",
             "object": kind,
@@ -101,6 +137,13 @@ class ChoicesWriter(ABC):
 
 def _choice(output: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
     return {"index": 0, **output, "logprobs": None, "finish_reason": finish_reason}
+
+
+def first_choice(event: Event) -> dict[str, Any]:
+    """The one choice of a chunk; empty for one without."""
+    choices = event.get("choices")
+    choice: dict[str, Any] = choices[0] if choices else {}
+    return choice
 
 
 def usage_of(ending: Ending) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cato.wire.answer import Part, Text
-from cato.wire.choices import ChoicesWriter
+from cato.wire.answer import Delta, Part, Text
+from cato.wire.choices import ChoicesWriter, first_choice
 from cato.wire.events import Event
 
 COMPLETION_ID_PREFIX = "cmpl-"
@@ -41,6 +41,11 @@ class CompletionsWriter(ChoicesWriter):
         if len(texts) != len(parts):
             raise ValueError("a completion can hold text only")
         return {"text": "".join(part.text for part in texts)}
+
+    @staticmethod
+    def deltas(event: Event) -> list[Delta]:
+        text = first_choice(event).get("text")
+        return [Text(text)] if text else []
 
     def _no_output(self) -> dict[str, Any]:
         return {"text": ""}

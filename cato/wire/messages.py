@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, assert_never
 
-from cato.wire.answer import Ending, Part, Problem, Text, Thinking, ToolCall
+from cato.wire.answer import Arguments, Delta, Ending, Part, Problem, Text, Thinking, ToolCall
 from cato.wire.events import PING_EVENT, Event
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -30,9 +30,12 @@ class MessagesWriter:
     model: str
     _index: int = 0
     _open: type[Part] | None = None
+    # Of a stream that another has begun: its `message_delta` was sent.
+    _is_finished: bool = False
 
     done: ClassVar[bytes] = b""
     sign: ClassVar[bytes] = PING_EVENT
+    ends_of_parts: ClassVar[frozenset[str]] = frozenset({"content_block_stop"})
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
         said = parts or (Text(""),)
@@ -61,6 +64,8 @@ class MessagesWriter:
         return [self._delta({"type": "input_json_delta", "partial_json": delta})]
 
     def closing(self, ending: Ending) -> list[Event]:
+        if self._is_finished:
+            return [{"type": "message_stop"}]
         nothing = [] if self._open or self._index else self._begin(Text(""))
         return [
             *nothing,
@@ -71,6 +76,43 @@ class MessagesWriter:
 
     def failed(self, problem: Problem) -> list[Event]:
         return [anthropic_error(problem)]
+
+    def adopt(self, event: Event) -> None:
+        match event["type"]:
+            case "content_block_start":
+                self._index, self._open = event["index"], type(_part_of(event["content_block"]))
+            case "content_block_stop":
+                self._index, self._open = event["index"] + 1, None
+            case "message_delta":
+                self._is_finished = True
+
+    def adopt_text(self, text: str, events: int) -> None:
+        pass  # text leaves no trace in what follows
+
+    @staticmethod
+    def is_plain(raw: bytes) -> bool:
+        # In a text of JSON every quotation mark is escaped: this is the type of a delta.
+        return raw.count(b'"text_delta"') == raw.count(b"\n\n")
+
+    @staticmethod
+    def deltas(event: Event) -> list[Delta]:
+        match event:
+            case {"type": "content_block_start", "content_block": block}:
+                part = _part_of(block)
+                return [part] if isinstance(part, ToolCall) else []
+            case {"delta": {"type": "text_delta", "text": text}}:
+                return [Text(text)]
+            case {"delta": {"type": "thinking_delta", "thinking": text}}:
+                return [Thinking(text)]
+            case {"delta": {"type": "input_json_delta", "partial_json": text}}:
+                return [Arguments(text)]
+        return []
+
+    @staticmethod
+    def finish_reason(event: Event) -> str:
+        if event["type"] != "message_delta":
+            return ""
+        return finish_reason_of(event["delta"].get("stop_reason"))
 
     def receipt_place(self, last: Event) -> Event:
         return last
@@ -126,6 +168,17 @@ class MessagesWriter:
         }
 
 
+def _part_of(block: dict[str, Any]) -> Part:
+    """What a block that was begun will be; calls of any kind are calls."""
+    match block["type"]:
+        case "text":
+            return Text("")
+        case "thinking" | "redacted_thinking":
+            return Thinking("")
+        case kind:
+            return ToolCall(block.get("id") or "", block.get("name") or kind, "")
+
+
 def anthropic_error(problem: Problem) -> Event:
     """The error object of Anthropic's API."""
     kind = _ERROR_TYPES.get(problem.status, "api_error")
@@ -140,6 +193,12 @@ def _object(arguments: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def finish_reason_of(stop_reason: str | None) -> str:
+    """OpenAI's name of a stop reason."""
+    reasons = {stop: finish for finish, stop in _STOP_REASONS.items()}
+    return reasons.get(stop_reason or "", "stop")
 
 
 def _stop(ending: Ending) -> dict[str, Any]:

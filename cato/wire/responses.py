@@ -6,17 +6,22 @@ vLLM's does: clients take a stream without that event for a broken one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, assert_never
 
-from cato.wire.answer import Ending, Part, Problem, Text, Thinking, ToolCall
+from cato.wire.answer import Arguments, Delta, Ending, Part, Problem, Text, Thinking, ToolCall
 from cato.wire.events import KEEP_ALIVE, Event
 
 # The dialect knows few codes; one that is not the server's forbids a retry.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 # Codex knows these by name: it stops, and says why.
 _KEPT_CODES = ("context_length_exceeded", "insufficient_quota")
+_DELTAS: dict[str, Callable[[str], Delta]] = {
+    "response.output_text.delta": Text,
+    "response.reasoning_text.delta": Thinking,
+    "response.function_call_arguments.delta": Arguments,
+}
 
 
 @dataclass(slots=True)
@@ -31,13 +36,21 @@ class ResponsesWriter:
     _items: list[dict[str, Any]] = field(default_factory=list)  # the ended ones
     _open: Part | None = None  # without what it says
     _said: list[str] = field(default_factory=list)
+    _open_item: dict[str, Any] = field(default_factory=dict)
+    # Of a stream that another has begun: its response, and which events of the open item's end
+    # were sent.
+    _adopted: Mapping[str, Any] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
 
     done: ClassVar[bytes] = b""
     sign: ClassVar[bytes] = KEEP_ALIVE
+    ends_of_parts: ClassVar[frozenset[str]] = frozenset(
+        {"response.function_call_arguments.done", "response.output_item.done"}
+    )
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
         said = parts or (Text(""),)
-        items = [self._item(i, part, "completed") for i, part in enumerate(said)]
+        items = [_ended(self._item(i, part), part) for i, part in enumerate(said)]
         return self._response(items, ending)
 
     def opening(self, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Event]:
@@ -48,13 +61,15 @@ class ResponsesWriter:
         ]
 
     def text(self, delta: str) -> list[Event]:
-        begun = [] if isinstance(self._open, Text) else self._begin(Text(""))
+        is_open = isinstance(self._open, Text) and not self._ended
+        begun = [] if is_open else self._begin(Text(""))
         self._said.append(delta)
         kind = "response.output_text.delta"
         return [*begun, self._event(kind, **self._place(), delta=delta, logprobs=[])]
 
     def thinking(self, delta: str) -> list[Event]:
-        begun = [] if isinstance(self._open, Thinking) else self._begin(Thinking(""))
+        is_open = isinstance(self._open, Thinking) and not self._ended
+        begun = [] if is_open else self._begin(Thinking(""))
         self._said.append(delta)
         kind = "response.reasoning_text.delta"
         return [*begun, self._event(kind, **self._place(), delta=delta)]
@@ -68,7 +83,7 @@ class ResponsesWriter:
         return [self._event(kind, **self._item_place(), delta=delta)]
 
     def closing(self, ending: Ending) -> list[Event]:
-        nothing = [] if self._open or self._items else self._begin(Text(""))
+        nothing: list[Event] = [] if self._open or self._items else self._begin(Text(""))
         ended = self._end()
         response = self._response(self._items, ending)
         return [*nothing, *ended, self._event("response.completed", response=response)]
@@ -83,55 +98,92 @@ class ResponsesWriter:
         response = {**self._response([], None), "status": "failed", "error": error}
         return [self._event("response.failed", response=response)]
 
+    def adopt(self, event: Event) -> None:
+        self._sequence = event.get("sequence_number", self._sequence) + 1
+        match event["type"]:
+            case "response.created":
+                self._adopted = event["response"]
+            case "response.output_item.added":
+                self._open, self._open_item = _part_of(event["item"]), event["item"]
+                self._said.clear()
+                self._ended.clear()
+            case "response.output_item.done":
+                self._close(event["item"])
+            case str(kind) if kind in _DELTAS:
+                self._said.append(event["delta"])
+            case str(kind) if kind.endswith(".done"):
+                self._ended.add(kind)
+
+    def adopt_text(self, text: str, events: int) -> None:
+        self._sequence += events
+        self._said.append(text)
+
+    @staticmethod
+    def is_plain(raw: bytes) -> bool:
+        return raw.count(b"event: response.output_text.delta\n") == raw.count(b"\n\n")
+
+    @staticmethod
+    def deltas(event: Event) -> list[Delta]:
+        kind = event.get("type")
+        if kind == "response.output_item.added":
+            part = _part_of(event["item"])
+            return [part] if isinstance(part, ToolCall) else []
+        return [_DELTAS[kind](event["delta"])] if kind in _DELTAS else []
+
+    @staticmethod
+    def finish_reason(event: Event) -> str:
+        return ""  # its last event has all that there is to tell
+
     def receipt_place(self, last: Event) -> Event:
         response: Event = last["response"]
         return response
 
     def _begin(self, part: Part) -> list[Event]:
         ended = self._end()
-        self._open = part
         index = len(self._items)
-        item = self._item(index, part, "in_progress")
-        events = [self._event("response.output_item.added", output_index=index, item=item)]
+        self._open, self._open_item = part, self._item(index, part)
+        kind = "response.output_item.added"
+        events = [self._event(kind, output_index=index, item=self._open_item)]
         if not isinstance(part, ToolCall):
             kind = "response.content_part.added"
             events.append(self._event(kind, **self._place(), part=_content(part)))
         return [*ended, *events]
 
     def _end(self) -> list[Event]:
+        """End the open item, if there is one."""
         part, said = self._open, "".join(self._said)
-        if part is None:
-            return []
-        index, place = len(self._items), self._place()
+        ends: dict[str, dict[str, Any]] = {}
         match part:
+            case None:
+                return []
             case Text():
-                whole: Part = Text(said)
-                kind = "response.output_text.done"
-                events = [self._event(kind, **place, text=said, logprobs=[])]
+                part = Text(said)
+                ends["response.output_text.done"] = {**self._place(), "text": said, "logprobs": []}
             case Thinking():
-                whole = Thinking(said)
-                events = [self._event("response.reasoning_text.done", **place, text=said)]
-            case ToolCall():
-                whole = ToolCall(part.id, part.name, said)
-                kind = "response.function_call_arguments.done"
-                fields = {**self._item_place(), "name": part.name, "arguments": said}
-                events = [self._event(kind, **fields)]
+                part = Thinking(said)
+                ends["response.reasoning_text.done"] = {**self._place(), "text": said}
+            case ToolCall(id, name):
+                part = ToolCall(id, name, said)
+                fields = {**self._item_place(), "name": name, "arguments": said}
+                ends["response.function_call_arguments.done"] = fields
             case _:
                 assert_never(part)
-        if not isinstance(whole, ToolCall):
-            kind = "response.content_part.done"
-            events.append(self._event(kind, **place, part=_content(whole)))
-        item = self._item(index, whole, "completed")
+        if not isinstance(part, ToolCall):
+            ends["response.content_part.done"] = {**self._place(), "part": _content(part)}
+        events = [self._event(k, **fields) for k, fields in ends.items() if k not in self._ended]
+        index, item = len(self._items), _ended(self._open_item, part)
         events.append(self._event("response.output_item.done", output_index=index, item=item))
+        self._close(item)
+        return events
+
+    def _close(self, item: dict[str, Any]) -> None:
         self._items.append(item)
         self._open = None
         self._said.clear()
-        return events
+        self._ended.clear()
 
     def _item_place(self) -> dict[str, Any]:
-        assert self._open is not None, "no item is open"
-        index = len(self._items)
-        return {"item_id": self._item_id(index, self._open), "output_index": index}
+        return {"item_id": self._open_item["id"], "output_index": len(self._items)}
 
     def _place(self) -> dict[str, Any]:
         return {**self._item_place(), "content_index": 0}
@@ -141,29 +193,43 @@ class ResponsesWriter:
         self._sequence += 1
         return event
 
-    def _item_id(self, index: int, part: Part) -> str:
-        prefixes = {Text: "msg", Thinking: "rs", ToolCall: "fc"}
-        return f"{prefixes[type(part)]}_{self.id}_{index}"
-
-    def _item(self, index: int, part: Part, status: str) -> dict[str, Any]:
-        head = {"id": self._item_id(index, part), "status": status}
-        is_done = status == "completed"
+    def _item(self, index: int, part: Part) -> dict[str, Any]:
+        """A new item, without what it says."""
+        prefixes: dict[type[Part], str] = {Text: "msg", Thinking: "rs", ToolCall: "fc"}
+        head = {"id": f"{prefixes[type(part)]}_{self.id}_{index}", "status": "in_progress"}
         match part:
             case Text():
-                content = [_content(part)] if is_done else []
-                return {**head, "type": "message", "role": "assistant", "content": content}
+                return {**head, "type": "message", "role": "assistant", "content": []}
             case Thinking():
-                content = [_content(part)] if is_done else []
-                return {**head, "type": "reasoning", "summary": [], "content": content}
-            case ToolCall(id, name, arguments):
-                call = {"call_id": id, "name": name, "arguments": arguments}
+                return {**head, "type": "reasoning", "summary": [], "content": []}
+            case ToolCall(call_id, name):
+                call = {"call_id": call_id, **self._tool(name), "arguments": ""}
                 return {**head, "type": "function_call", **call}
             case _:
                 assert_never(part)
 
+    def _tool(self, name: str) -> dict[str, str]:
+        """The name of a tool; of one that was offered inside a namespace that, too.
+
+        Codex calls it by both. A model knows it as vLLM writes it, `namespace__name`.
+        """
+        for tool in self.asked.get("tools") or ():
+            if tool.get("type") == "namespace":
+                space = tool["name"]
+                for inner in tool.get("tools") or ():
+                    if name in (inner.get("name"), f"{space}__{inner.get('name')}"):
+                        return {"name": inner["name"], "namespace": space}
+        return {"name": name}
+
     def _response(self, output: list[dict[str, Any]], ending: Ending | None) -> dict[str, Any]:
         is_cut = ending is not None and ending.finish_reason == "length"
         status = "in_progress" if ending is None else "incomplete" if is_cut else "completed"
+        if self._adopted:
+            end: dict[str, Any] = {"status": status, "output": [*output]}
+            if ending is not None:
+                end["usage"] = _usage(ending)
+                end["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+            return {**self._adopted, **end}
         asked = self.asked
         return {
             "id": f"resp_{self.id}",
@@ -188,6 +254,24 @@ class ResponsesWriter:
             "truncation": "disabled",
             "usage": None if ending is None else _usage(ending),
         }
+
+
+def _part_of(item: Mapping[str, Any]) -> Part:
+    """What an item that was begun will be; calls of any kind are calls."""
+    match item["type"]:
+        case "message":
+            return Text("")
+        case "reasoning":
+            return Thinking("")
+        case kind:
+            return ToolCall(item.get("call_id") or item["id"], item.get("name") or kind, "")
+
+
+def _ended(item: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    """An item with all that it says."""
+    if isinstance(part, ToolCall):
+        return {**item, "status": "completed", "arguments": part.arguments}
+    return {**item, "status": "completed", "content": [_content(part)]}
 
 
 def _content(part: Text | Thinking) -> dict[str, Any]:

@@ -13,6 +13,13 @@ from cato.wire.endpoint import Endpoint
 from cato.wire.messages import MessagesWriter
 from cato.wire.responses import ResponsesWriter
 
+WRITERS: dict[Endpoint, type[AnswerWriter]] = {
+    Endpoint.COMPLETIONS: CompletionsWriter,
+    Endpoint.CHAT: ChatWriter,
+    Endpoint.RESPONSES: ResponsesWriter,
+    Endpoint.MESSAGES: MessagesWriter,
+}
+
 
 def writer_of(
     endpoint: Endpoint,

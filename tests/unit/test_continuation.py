@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
@@ -12,13 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ingress_kit import a_profile, sse_events
+from wire_kit import counts_in, final, finish_in, parts_in
 
 from cato.core.ids import ModelName
 from cato.core.topology import EngineSpec
-from cato.engines.base import Endpoint, EngineChunk, EngineRequest
+from cato.engines.base import EngineChunk, EngineRequest
 from cato.engines.simulated import SimulatedEngine, simulated_text
 from cato.serve.continuation import Answer, can_continue
 from cato.serve.prompts import EngineCall
+from cato.wire.answer import Ending, Part, Text, Thinking, ToolCall
+from cato.wire.endpoint import Endpoint
+from cato.wire.events import Event, event_bytes, events_bytes
+from cato.wire.reading import conversation_of
+from cato.wire.transcript import deltas_of
+from cato.wire.writers import writer_of
 
 TOKENS = 14
 
@@ -26,10 +34,13 @@ TOKENS = 14
 def a_call(
     endpoint: Endpoint = Endpoint.COMPLETIONS, *, raw: bool = True, **fields: object
 ) -> EngineCall:
-    asked: dict[str, object] = {"prompt": "def f("}
-    if endpoint is Endpoint.CHAT:
-        asked = {"messages": [{"role": "user", "content": "sort"}]}
-    body = {**asked, "max_tokens": TOKENS, "ignore_eos": True, **fields}
+    said = [{"role": "user", "content": "sort"}]
+    asked: dict[Endpoint, dict[str, object]] = {
+        Endpoint.COMPLETIONS: {"prompt": "def f(", "max_tokens": TOKENS},
+        Endpoint.RESPONSES: {"input": said, "max_output_tokens": TOKENS},
+    }
+    body = asked.get(endpoint, {"messages": said, "max_tokens": TOKENS})
+    body = {**body, "ignore_eos": True, **fields}
     return EngineCall(endpoint, body, 4, TOKENS, TOKENS, ModelName("m"), raw=raw)
 
 
@@ -42,11 +53,13 @@ async def attempt(
     asked = answer.next_call(call)
     request = EngineRequest(f"r.{number}", asked.endpoint, asked.body, raw=asked.raw)
     sent: list[EngineChunk] = []
+    taken = 0
     async with aclosing(engine.generate(request)) as chunks:
         async for chunk in chunks:
-            if chunks_left is not None and len(sent) >= chunks_left:
+            if chunks_left is not None and taken >= chunks_left:
                 break
-            sent.append(answer.add(chunk))
+            sent += answer.add(chunk)
+            taken += 1
     await engine.stop()
     return sent
 
@@ -57,8 +70,10 @@ async def with_losses(call: EngineCall, losses: list[int]) -> tuple[Answer, list
     for number, chunks_left in enumerate(losses):
         sent += await attempt(answer, call, number, chunks_left)
         assert answer.can_go_on(call)
-        if (rest := answer.rest(call)) is not None:
-            return answer, [*sent, rest]
+        if answer.is_whole:
+            return answer, sent
+        if rest := answer.rest(call):
+            return answer, [*sent, *rest]
     return answer, sent + await attempt(answer, call, len(losses), None)
 
 
@@ -67,12 +82,26 @@ def events_of(sent: list[EngineChunk]) -> list[dict[str, Any]]:
     return [value for _, value in sse_events(text)]
 
 
-def told(events: list[dict[str, Any]]) -> str:
-    parts = [e["choices"][0] for e in events if e["choices"]]
-    return "".join(p["delta"].get("content", "") if "delta" in p else p["text"] for p in parts)
+def told(endpoint: Endpoint, events: list[dict[str, Any]]) -> str:
+    deltas = [delta for event in events for delta in deltas_of(endpoint, event)]
+    return "".join(delta.text for delta in deltas if isinstance(delta, Text))
 
 
-@pytest.mark.parametrize("endpoint", [Endpoint.COMPLETIONS, Endpoint.CHAT])
+def form(endpoint: Endpoint, events: list[dict[str, Any]]) -> list[str]:
+    """The events in words; those of text that follow each other are one."""
+    kinds: list[str] = []
+    for event in events:
+        deltas = deltas_of(endpoint, event)
+        kind = type(deltas[0]).__name__ if deltas else str(event.get("type") or event["object"])
+        if kinds[-1:] != [kind] or kind != "Text":
+            kinds.append(kind)
+    return kinds
+
+
+GENERATING = [Endpoint.COMPLETIONS, Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES]
+
+
+@pytest.mark.parametrize("endpoint", GENERATING)
 @pytest.mark.parametrize("lost_after", range(TOKENS + 2))
 async def test_a_stream_of_events_that_is_lost_anywhere_reads_like_a_whole_one(
     endpoint: Endpoint, lost_after: int
@@ -81,22 +110,33 @@ async def test_a_stream_of_events_that_is_lost_anywhere_reads_like_a_whole_one(
     _, whole = await with_losses(call, [])
     answer, sent = await with_losses(call, [lost_after])
     events, expected = events_of(sent), events_of(whole)
-    assert told(events) == told(expected) == answer.text
-    assert {e["id"] for e in events} == {events[0]["id"]}
-    assert {e["created"] for e in events} == {events[0]["created"]}
-    usage = {k: v for k, v in expected[-1]["usage"].items() if k != "prompt_tokens_details"}
-    assert {k: events[-1]["usage"][k] for k in usage} == usage
-    ends = [e["choices"][0]["finish_reason"] for e in events if e["choices"]]
-    assert [end for end in ends if end is not None] == ["length"]
-    if endpoint is Endpoint.CHAT:
-        roles = [e for e in events if e["choices"] and "role" in e["choices"][0]["delta"]]
-        assert len(roles) == 1
+    assert told(endpoint, events) == told(endpoint, expected) == answer.text
+    assert form(endpoint, events) == form(endpoint, expected)
     assert (answer.output_tokens, answer.finish_reason) == (TOKENS, "length")
+    if endpoint.has_choices:
+        assert len({(e["id"], e["created"], e["object"], e["model"]) for e in events}) == 1
+        assert events[-1]["usage"] == expected[-1]["usage"]
+        ends = [e["choices"][0]["finish_reason"] for e in events if e["choices"]]
+        assert [end for end in ends if end is not None] == ["length"]
+    else:
+        assert len(sent[-1].raw.split(b"\n\n")) == 2, "the last event is alone, for the receipt"
+    if not endpoint.has_choices:
+        data = b"".join(chunk.raw for chunk in sent)
+        before = b"".join(chunk.raw for chunk in whole)
+        one, other = final(endpoint, data), final(endpoint, before)
+        assert parts_in(endpoint, one) == parts_in(endpoint, other)
+        assert counts_in(endpoint, one) == counts_in(endpoint, other)
+        assert finish_in(endpoint, one) == finish_in(endpoint, other)
+    if endpoint is Endpoint.RESPONSES:
+        assert [e["sequence_number"] for e in events] == list(range(len(events)))
+        ids = {e.get("item_id") or e["item"]["id"] for e in events if "output_index" in e}
+        assert ids == {events[-1]["response"]["output"][0]["id"]}
+        assert len({e["response"]["id"] for e in events if "response" in e}) == 1
 
 
 @settings(deadline=None, max_examples=25)
 @given(
-    st.sampled_from([Endpoint.COMPLETIONS, Endpoint.CHAT]),
+    st.sampled_from(GENERATING),
     st.booleans(),
     st.text(max_size=8),
     st.lists(st.integers(0, 8), max_size=4),
@@ -104,10 +144,14 @@ async def test_a_stream_of_events_that_is_lost_anywhere_reads_like_a_whole_one(
 async def test_text_is_the_same_whatever_is_lost(
     endpoint: Endpoint, raw: bool, prompt: str, losses: list[int]
 ) -> None:
-    asked: dict[str, object] = {"prompt": prompt}
-    if endpoint is Endpoint.CHAT:
-        asked = {"messages": [{"role": "user", "content": prompt}]}
-    call = a_call(endpoint, raw=raw, ignore_eos=False, **asked)
+    said = [{"role": "user", "content": prompt}]
+    asked: dict[Endpoint, dict[str, object]] = {
+        Endpoint.COMPLETIONS: {"prompt": prompt},
+        Endpoint.RESPONSES: {"input": said},
+    }
+    raw = raw or not endpoint.has_choices
+    fields = asked.get(endpoint, {"messages": said})
+    call = a_call(endpoint, raw=raw, ignore_eos=False, **fields)
     whole, _ = await with_losses(call, [])
     answer, sent = await with_losses(call, losses)
     assert answer.text == whole.text == "".join(chunk.text for chunk in sent)
@@ -136,7 +180,6 @@ async def test_a_clients_own_unfinished_message_is_gone_on_with() -> None:
         {"logprobs": 1},
         {"response_format": {"type": "json_object"}},
         {"n": 2},
-        {"tools": [{"type": "function"}]},
         {"prompt": [1, 2, 3]},
     ],
 )
@@ -145,30 +188,142 @@ def test_what_counts_from_the_beginning_cannot_go_on(fields: dict[str, object]) 
     assert can_continue(a_call())
 
 
-@pytest.mark.parametrize("endpoint", [Endpoint.RESPONSES, Endpoint.MESSAGES, Endpoint.EMBEDDINGS])
-def test_typed_events_are_not_gone_on_with(endpoint: Endpoint) -> None:
-    assert not can_continue(a_call(endpoint))
-
-
 @pytest.mark.parametrize(
-    ("delta", "goes_on"),
+    ("endpoint", "fields"),
     [
-        ({"content": "text"}, True),
-        ({"content": 'with "tool_calls":[1] quoted', "tool_calls": []}, True),
-        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, False),
-        ({"reasoning_content": "hm"}, False),
-        ({"content": "x", "reasoning": None}, True),
+        (Endpoint.RESPONSES, {"text": {"format": {"type": "json_schema"}}}),
+        (Endpoint.MESSAGES, {"output_config": {"format": {"type": "json_schema"}}}),
+        (Endpoint.EMBEDDINGS, {}),
     ],
 )
-def test_output_that_the_text_does_not_hold_cannot_be_gone_on_with(
-    delta: dict[str, object], goes_on: bool
+def test_grammars_of_typed_dialects_cannot_go_on_either(
+    endpoint: Endpoint, fields: dict[str, object]
 ) -> None:
-    answer, call = Answer(), a_call(Endpoint.CHAT)
-    answer.next_call(call)
-    event = {"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-    data = json.dumps(event, separators=(",", ":")).encode()
-    answer.add(EngineChunk(str(delta.get("content", "")), 1, raw=b"data: " + data + b"\n\n"))
-    assert answer.can_go_on(call) == goes_on
+    assert not can_continue(a_call(endpoint, **fields))
+
+
+# Answers of several parts, by engines that follow a plan
+
+PLANS: dict[str, tuple[Part, ...]] = {
+    "text": (Text("Let me look at the file first, then mend it."),),
+    "call": (ToolCall("call_1", "read", '{"path": "a.py", "limit": 3}'),),
+    "text and call": (Text("Let me look at it."), ToolCall("call_1", "read", '{"path": "a.py"}')),
+    "two calls": (ToolCall("call_1", "read", '{"path": "a.py"}'), ToolCall("call_2", "ls", "{}")),
+    "thinking": (Thinking("Hm. Where is it?"), Text("It is in a.py, I believe.")),
+}
+AGENTS = [Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES]
+
+
+def planned(plan: Sequence[Part], call: EngineCall, number: int) -> list[EngineChunk]:
+    """What an engine with `plan` answers: one chunk an event, the last one alone."""
+    conversation = conversation_of(call.endpoint, call.body)
+    *_, last = conversation.messages
+    begun = last.text if last.role == "assistant" else ""
+    writer = writer_of(call.endpoint, f"engine{number}", "m", 1000 + number, call.body)
+    ending = Ending("tool_calls" if isinstance(plan[-1], ToolCall) else "stop", 50, 0, 16)
+    first = writer.opening(50, 16)
+    steps: list[tuple[str, list[Event]]] = []
+    for part in plan:
+        pieces = [p.group() for p in re.finditer(r".{1,5}", part_text(part), re.DOTALL)]
+        match part:
+            case Text(text):
+                assert text.startswith(begun)
+                rest = text[len(begun) :]
+                steps += [(p, writer.text(p)) for p in re.findall(r"(?s).{1,5}", rest)]
+            case Thinking():
+                steps += [("", writer.thinking(p)) for p in pieces]
+            case ToolCall(id, name):
+                steps.append(("", writer.tool_call(id, name)))
+                steps += [("", writer.arguments(p)) for p in pieces]
+    chunks = []
+    for i, (text, events) in enumerate(steps):
+        said = events_bytes([*first, *events])
+        chunks.append(EngineChunk(text, i + 1, 50, 16, None, said))
+        first = []
+    ending = replace(ending, output_tokens=len(steps))
+    *closing, final_event = writer.closing(ending)
+    chunks += [EngineChunk("", len(steps), 50, 16, None, event_bytes(e)) for e in closing]
+    reason = ending.finish_reason
+    return [*chunks, EngineChunk("", len(steps), 50, 16, reason, event_bytes(final_event))]
+
+
+def part_text(part: Part) -> str:
+    return part.arguments if isinstance(part, ToolCall) else part.text
+
+
+def served(
+    endpoint: Endpoint, plan: Sequence[Part], lost_after: int
+) -> tuple[Answer, list[EngineChunk], bool]:
+    """The answer when the first engine is lost after so many chunks; whether it has an end."""
+    call, answer = a_call(endpoint, tools=[{"type": "function", "name": "read"}]), Answer()
+    if endpoint is Endpoint.MESSAGES:
+        call = a_call(endpoint, tools=[{"name": "read", "input_schema": {"type": "object"}}])
+    limit = "max_output_tokens" if endpoint is Endpoint.RESPONSES else "max_tokens"
+    call = replace(call, body={**call.body, limit: 1000})
+    sent: list[EngineChunk] = []
+    for chunk in planned(plan, answer.next_call(call), 0)[:lost_after]:
+        sent += answer.add(chunk)
+    if answer.is_whole:
+        return answer, sent, True
+    if rest := answer.rest(call):
+        return answer, [*sent, *rest], True
+    if not answer.can_go_on(call):
+        return answer, sent, False
+    for chunk in planned(plan, answer.next_call(call), 1):
+        sent += answer.add(chunk)
+    return answer, sent, True
+
+
+@pytest.mark.parametrize("endpoint", AGENTS)
+@pytest.mark.parametrize("name", PLANS)
+def test_an_agents_turn_that_is_lost_anywhere_is_whole_or_has_no_end(
+    endpoint: Endpoint, name: str
+) -> None:
+    plan = PLANS[name]
+    chunks = len(planned(plan, a_call(endpoint), 0))
+    ends = set()
+    for lost_after in range(chunks + 1):
+        answer, sent, has_end = served(endpoint, plan, lost_after)
+        data = b"".join(chunk.raw for chunk in sent)
+        ends.add(has_end)
+        if not has_end:
+            # What its client has is a part of a call or a thought that no other engine can end.
+            assert name != "text"
+            continue
+        whole = final(endpoint, data)
+        parts = parts_in(endpoint, whole)
+        assert parts in (list(plan), list(plan[:1])), lost_after
+        if parts != list(plan):
+            assert name == "two calls", "only calls after a whole one may be left to the next turn"
+        if isinstance(parts[-1], ToolCall) and endpoint is not Endpoint.RESPONSES:
+            assert finish_in(endpoint, whole) in ("tool_calls", "tool_use")
+        prompt, cached, output = counts_in(endpoint, whole)
+        assert (prompt, cached) == (50, 16)
+        assert output == pytest.approx(answer.output_tokens, abs=2)
+        assert sent[-1].raw.count(b"\n\n") == 1
+        if endpoint is Endpoint.RESPONSES:
+            events = events_of(sent)
+            assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    assert ends == ({True} if name == "text" else {True, False})
+
+
+@pytest.mark.parametrize("endpoint", AGENTS)
+def test_a_turn_that_begins_with_text_goes_on_into_its_call(endpoint: Endpoint) -> None:
+    plan = PLANS["text and call"]
+    for lost_after in (1, 2, 3):
+        _, sent, has_end = served(endpoint, plan, lost_after)
+        assert has_end
+        data = b"".join(chunk.raw for chunk in sent)
+        assert parts_in(endpoint, final(endpoint, data)) == list(plan)
+        assert b"engine0" in data
+        assert b"engine1" not in data, "ids are those of the stream's beginning"
+
+
+@pytest.mark.parametrize("endpoint", AGENTS)
+def test_a_call_that_has_begun_is_not_gone_on_with(endpoint: Endpoint) -> None:
+    answer, _, has_end = served(endpoint, PLANS["call"], 3)
+    assert not has_end
+    assert not answer.can_go_on(a_call(endpoint))
 
 
 async def test_white_space_that_a_template_would_strip_is_neither_lost_nor_doubled() -> None:

@@ -23,6 +23,7 @@ from ingress_kit import (
     until_busy,
     until_idle,
 )
+from wire_kit import counts_in, final, parts_in
 
 from cato.core.errors import CapacityError, EngineDeadError
 from cato.core.ids import ReplicaId
@@ -32,6 +33,8 @@ from cato.engines.simulated import simulated_text
 from cato.serve.executor import MAX_LOSSES
 from cato.serve.service import Origin
 from cato.testing.local_pools import LocalPool
+from cato.wire.answer import Text
+from cato.wire.endpoint import Endpoint
 
 CONTEXT = """
 name: with-context
@@ -328,6 +331,35 @@ async def test_a_direct_stream_goes_on_elsewhere_as_one(
     assert events[-1]["usage"]["completion_tokens"] == 40
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("responses", {"input": "x", "max_output_tokens": 40}),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 40}),
+    ],
+)
+async def test_a_typed_stream_goes_on_elsewhere_as_one(
+    tmp_path: Path, endpoint: str, body: dict[str, object]
+) -> None:
+    pool = a_pool("sim-fast", "fast", step_s=0.01, replicas=2)
+    asked = {**body, "ignore_eos": True}
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        whole = await direct(kit, endpoint, asked)
+        task = kit.service.run_model(a_model_call("fast", endpoint, asked), request_id="r")
+        pieces = task.pieces()
+        sent = [await anext(pieces)]
+        await pool.kill(replica_of(pool))
+        sent += [piece async for piece in pieces]
+    assert task.finish is not None
+    llm = task.finish.receipt.nodes[0].llm
+    assert llm is not None
+    assert (llm.attempts, llm.output_tokens) == (2, 40)
+    assert "".join(piece.text for piece in sent) == whole
+    answer = final(Endpoint(endpoint), b"".join(piece.raw for piece in sent))
+    assert parts_in(Endpoint(endpoint), answer) == [Text(whole)]
+    assert counts_in(Endpoint(endpoint), answer)[2] == 40
+
+
 async def direct(kit: Kit, endpoint: str, body: dict[str, object]) -> str:
     """The text of a direct stream that nothing happens to."""
     task = kit.service.run_model(a_model_call("fast", endpoint, body), request_id="w")
@@ -344,7 +376,8 @@ def replica_of(pool: LocalPool) -> ReplicaId:
     ("endpoint", "body"),
     [
         ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
-        ("responses", {"input": "x"}),
+        ("responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
     ],
 )
 async def test_a_stream_that_cannot_go_on_is_not_repeated_once_bytes_were_sent(

@@ -232,7 +232,7 @@ async def test_the_sdks_work_against_a_server(tmp_path: Path) -> None:
 async def test_a_lost_engine_ends_a_stream_with_an_error_that_clients_raise(
     tmp_path: Path,
 ) -> None:
-    pool = a_slow_pool()
+    pool, schema = a_slow_pool(), {"type": "json_schema"}  # a grammar counts from the beginning
     async with running(tmp_path, pool, workflows=(SLOW,)) as kit, kit.server() as url:
         claude = anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
         async with claude, httpx.AsyncClient(base_url=url) as http:
@@ -241,8 +241,9 @@ async def test_a_lost_engine_ends_a_stream_with_an_error_that_clients_raise(
                 max_tokens=1000,
                 messages=[{"role": "user", "content": "x"}],
                 stream=True,
+                extra_body={"output_config": {"format": schema}},
             )
-            body = {"model": "slow", "input": "x", "stream": True}
+            body = {"model": "slow", "input": "x", "stream": True, "text": {"format": schema}}
             async with http.stream("POST", RESPONSES, json=body) as responses:
                 lines = responses.aiter_lines()
                 await anext(aiter(stream))
@@ -251,8 +252,12 @@ async def test_a_lost_engine_ends_a_stream_with_an_error_that_clients_raise(
                 with pytest.raises(anthropic.APIStatusError, match="engine was lost"):
                     async for _ in stream:
                         pass
-                *_, last = [line async for line in lines if line.startswith("data: ")]
-    failed = strict(ResponseStreamEvent, json.loads(last.removeprefix("data: ")))
+                told = [line async for line in lines if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in told]
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == list(range(numbers[0], numbers[0] + len(events)))
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+    failed = strict(ResponseStreamEvent, events[-1])
     assert failed.type == "response.failed"
     assert failed.response.error.code == "server_error"
     assert "engine was lost" in failed.response.error.message

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import anthropic
-import httpx
-import httpx2
 import openai
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
@@ -19,6 +17,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from wire_kit import SAID, a_claude, an_openai, counts_in, final, finish_in, parts_in
 
 from cato.wire.answer import AnswerWriter, Ending, Part, Text, Thinking, ToolCall
 from cato.wire.choices import UsageIn
@@ -87,27 +86,6 @@ def parts_for(endpoint: Endpoint) -> tuple[Part, ...]:
     return PARTS[1:2] if endpoint is Endpoint.COMPLETIONS else PARTS
 
 
-def an_http(events: list[Event], done: bytes = b"", library: Any = httpx) -> Any:
-    """A client that gets these events, whatever it asks for."""
-    data = events_bytes(events) + done
-    headers = {"Content-Type": "text/event-stream"}
-    reply = library.Response(200, content=data, headers=headers)
-    return library.Client(transport=library.MockTransport(lambda request: reply))
-
-
-def a_claude(events: list[Event]) -> anthropic.Anthropic:
-    http = an_http(events, library=httpx2)
-    return anthropic.Anthropic(base_url="http://x", api_key="x", http_client=http, max_retries=0)
-
-
-def text_in(parts: Sequence[Part], kind: type[Text] | type[Thinking] = Text) -> str:
-    return "".join(part.text for part in parts if isinstance(part, kind))
-
-
-def calls_in(parts: Sequence[Part]) -> list[ToolCall]:
-    return [part for part in parts if isinstance(part, ToolCall)]
-
-
 @pytest.mark.parametrize("endpoint", list(KINDS))
 def test_answers_and_events_have_the_types_of_the_makers_sdk(endpoint: Endpoint) -> None:
     whole, event = KINDS[endpoint]
@@ -129,62 +107,45 @@ def finished(chunk: Event) -> Event:
 MIXES = [PARTS, PARTS[:2], PARTS[2:], PARTS[1:2], PARTS[1:3], ()]
 
 
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES])
 @pytest.mark.parametrize("parts", MIXES)
-def test_a_streamed_response_is_put_together_by_its_sdk(parts: tuple[Part, ...]) -> None:
-    whole = a_writer(Endpoint.RESPONSES).whole(parts, ENDING)
+def test_a_stream_is_put_together_by_the_makers_sdk(
+    endpoint: Endpoint, parts: tuple[Part, ...]
+) -> None:
+    whole = strict(KINDS[endpoint][0], a_writer(endpoint).whole(parts, ENDING))
+    answer = final(endpoint, events_bytes(stream(a_writer(endpoint), parts)))
+    for told in (answer, whole):
+        assert parts_in(endpoint, told) == list(parts)
+        assert counts_in(endpoint, told) == (100, 64, 20)
+    assert finish_in(endpoint, answer) == finish_in(endpoint, whole)
+
+
+@pytest.mark.parametrize("parts", MIXES)
+def test_a_streamed_response_ends_with_the_whole_one(parts: tuple[Part, ...]) -> None:
     events = stream(a_writer(Endpoint.RESPONSES), parts)
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
-    assert events[-1]["response"] == whole
-    sdk = openai.OpenAI(base_url="http://x", api_key="x", http_client=an_http(events))
-    with sdk.responses.stream(model="m", input="x") as answer:
-        final = answer.get_final_response()
-    assert final.output_text == text_in(parts)
-    calls = [item for item in final.output if item.type == "function_call"]
-    told = [ToolCall(c.call_id, c.name, c.arguments) for c in calls]
-    assert told == calls_in(parts)
-    thoughts = [item for item in final.output if item.type == "reasoning"]
-    assert "".join(c.text for t in thoughts for c in t.content or ()) == text_in(parts, Thinking)
-    assert final.usage is not None
-    assert final.usage.input_tokens_details.cached_tokens == 64
-    assert (final.usage.input_tokens, final.usage.output_tokens) == (100, 20)
+    assert events[-1]["response"] == a_writer(Endpoint.RESPONSES).whole(parts, ENDING)
 
 
-@pytest.mark.parametrize("parts", MIXES)
-def test_a_streamed_message_is_put_together_by_its_sdk(parts: tuple[Part, ...]) -> None:
-    events = stream(a_writer(Endpoint.MESSAGES), parts)
-    ask: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
-    with a_claude(events).messages.stream(**ask) as answer:
-        final = answer.get_final_message()
-    whole = strict(Message, a_writer(Endpoint.MESSAGES).whole(parts, ENDING))
-    assert [b.to_dict() for b in final.content] == [b.to_dict() for b in whole.content]
-    assert (final.stop_reason, whole.stop_reason) == ("tool_use", "tool_use")
-    # Anthropic's count is without what was cached.
-    usage = final.usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens) == (36, 64)
-    assert usage.output_tokens == whole.usage.output_tokens == 20
+@pytest.mark.parametrize("name", ["spawn", "agents__spawn"])
+def test_a_call_of_a_tool_in_a_namespace_names_both(name: str) -> None:
+    offered = {"type": "namespace", "name": "agents", "tools": [{"name": "spawn"}]}
+    asked = {"tools": [{"type": "function", "name": "read"}, offered]}
+    writer = writer_of(Endpoint.RESPONSES, "r1", "m", 0, asked)
+    parts = (ToolCall("c1", name, "{}"), ToolCall("c2", "read", "{}"))
+    events = stream(writer, parts)
+    items = [e["item"] for e in events if e["type"].startswith("response.output_item.")]
+    told = [(item["name"], item.get("namespace")) for item in items]
+    assert told == [("spawn", "agents")] * 2 + [("read", None)] * 2
+    assert events[-1]["response"]["output"] == items[1::2]
 
 
-@pytest.mark.parametrize("parts", MIXES)
-def test_a_streamed_chat_is_put_together_by_its_sdk(parts: tuple[Part, ...]) -> None:
-    writer = a_writer(Endpoint.CHAT)
-    http = an_http(stream(writer, parts), writer.done)
-    sdk = openai.OpenAI(base_url="http://x", api_key="x", http_client=http)
-    ask: Any = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    with sdk.chat.completions.stream(**ask) as answer:
-        final = answer.get_final_completion()
-    message = final.choices[0].message
-    whole = strict(ChatCompletion, a_writer(Endpoint.CHAT).whole(parts, ENDING))
-    assert final.choices[0].finish_reason == whole.choices[0].finish_reason == "tool_calls"
-    assert (message.content or "") == (whole.choices[0].message.content or "") == text_in(parts)
-    for said in (message, whole.choices[0].message):
-        calls: Any = said.tool_calls or ()
-        told = [ToolCall(c.id, c.function.name, c.function.arguments) for c in calls]
-        assert told == calls_in(parts)
-        assert (said.model_extra or {}).get("reasoning", "") == text_in(parts, Thinking)
-    assert final.usage is not None
-    assert final.usage.prompt_tokens_details is not None
-    assert final.usage.prompt_tokens_details.cached_tokens == 64
-    assert (final.usage.prompt_tokens, final.usage.completion_tokens) == (100, 20)
+def test_each_dialect_says_that_tools_are_called() -> None:
+    said = {
+        endpoint: finish_in(endpoint, final(endpoint, events_bytes(stream(a_writer(endpoint), ()))))
+        for endpoint in (Endpoint.CHAT, Endpoint.MESSAGES)
+    }
+    assert said == {Endpoint.CHAT: "tool_calls", Endpoint.MESSAGES: "tool_use"}
 
 
 def test_a_chat_says_its_counts_where_it_is_asked_to() -> None:
@@ -214,16 +175,14 @@ def test_a_response_that_was_cut_is_incomplete() -> None:
 def test_a_stream_that_failed_makes_the_sdk_raise(endpoint: Endpoint) -> None:
     writer = a_writer(endpoint)
     begun = [*writer.opening(), *writer.text("a"), *writer.failed(ALostEngine())]
-    sdk = openai.OpenAI(
-        base_url="http://x", api_key="x", http_client=an_http(begun, writer.done), max_retries=0
-    )
-    said: Any = [{"role": "user", "content": "x"}]
+    data = events_bytes(begun) + writer.done
+    sdk = an_openai(data)
     ask: dict[Endpoint, Callable[[], Any]] = {
         Endpoint.COMPLETIONS: lambda: sdk.completions.create(model="m", prompt="x", stream=True),
-        Endpoint.CHAT: lambda: sdk.chat.completions.create(model="m", messages=said, stream=True),
+        Endpoint.CHAT: lambda: sdk.chat.completions.create(model="m", messages=SAID, stream=True),
         Endpoint.RESPONSES: lambda: sdk.responses.create(model="m", input="x", stream=True),
-        Endpoint.MESSAGES: lambda: a_claude(begun).messages.create(
-            model="m", max_tokens=9, messages=said, stream=True
+        Endpoint.MESSAGES: lambda: a_claude(data).messages.create(
+            model="m", max_tokens=9, messages=SAID, stream=True
         ),
     }
     answer = ask[endpoint]()

@@ -72,8 +72,7 @@ def read_prompt(endpoint: Endpoint, body: Mapping[str, object], profile: Profile
         conversation = conversation_of(dialect, body)
     except InputError as exc:
         raise EngineError(str(exc), 400) from exc
-    text = conversation.prompt(is_begun=bool(body.get("continue_final_message")))
-    return _text_prompt(text, profile)
+    return _text_prompt(conversation.prompt(is_begun=_is_begun(body)), profile)
 
 
 def read_asked(
@@ -119,6 +118,14 @@ def read_asked(
         and bool(stream_options.get("continuous_usage_stats")),
         cache_salt=salt or "",
     )
+
+
+def _is_begun(body: Mapping[str, object]) -> bool:
+    """Whether the last message is an answer to go on with: as chat and as Responses say it."""
+    said = body.get("input")
+    last = said[-1] if isinstance(said, list) and said else {}
+    is_item_begun = last.get("status") in ("in_progress", "incomplete")
+    return bool(body.get("continue_final_message")) or is_item_begun
 
 
 def _text_prompt(text: str, profile: Profile) -> Prompt:

@@ -82,7 +82,7 @@ async def _choices(
         batch = await exchange.next()
     failure = exchange.failure()
     if failure is not None:
-        yield WrittenForm(writer).failed(failure)
+        yield WrittenForm(exchange.task.writer or writer).failed(failure)
         return
     tail = b""
     has_usage = writer.usage_in is UsageIn.OWN_CHUNK
@@ -119,7 +119,7 @@ async def _typed(
         batch = await exchange.next()
     failure = exchange.failure()
     if failure is not None:
-        yield form.failed(failure)
+        yield WrittenForm(exchange.task.writer or form.writer).failed(failure)
         return
     event: Event = json.loads(end.partition(b"data: ")[2])
     form.writer.receipt_place(event)["cato"] = as_json(finish_of(exchange.task).receipt)

@@ -1,0 +1,113 @@
+"""A streamed answer as its client has it, over all engines that wrote it, and how it goes on.
+
+What the first engine writes passes as it is. After its loss another goes on: its events are read
+and written once more, as more of the first one's stream.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from cato.wire.answer import (
+    AnswerWriter,
+    Arguments,
+    Delta,
+    Ending,
+    Text,
+    Thinking,
+    ToolCall,
+)
+from cato.wire.choices import usage_of
+from cato.wire.endpoint import Endpoint
+from cato.wire.events import Event
+from cato.wire.writers import WRITERS, writer_of
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The events of one answer in the dialect of `endpoint`."""
+
+    endpoint: Endpoint
+    has_thinking: bool = False
+    # Calls of tools that were begun; the last of them may not be whole.
+    calls: int = 0
+    # A finish reason was sent, so that only the counts or the last event are missing.
+    finish_reason: str = ""
+    # Goes on with the stream; None before its first bytes.
+    writer: AnswerWriter | None = None
+    _is_call_ended: bool = False
+    _arguments: list[str] = field(default_factory=list)
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether the answer ends with a call that a client can carry out."""
+        return self.calls > 0 and (self._is_call_ended or _is_object("".join(self._arguments)))
+
+    def sent(self, raw: bytes, text: str) -> None:
+        """The first engine's events, with their text."""
+        if self.writer is not None and self.writer.is_plain(raw):
+            self.writer.adopt_text(text, raw.count(b"\n\n"))
+            return
+        for event in events_of(raw):
+            # Its ids, model and time are the engine's; nothing of this one's own is ever sent.
+            writer = self.writer = self.writer or writer_of(self.endpoint, "", "", 0, {})
+            for delta in writer.deltas(event):
+                self._note(delta)
+            if event.get("type") in writer.ends_of_parts:
+                self._is_call_ended = self.calls > 0
+            self.finish_reason = self.finish_reason or writer.finish_reason(event)
+            writer.adopt(event)
+
+    def more(self, delta: Delta) -> list[Event]:
+        """What another engine added, as events of this answer."""
+        self._note(delta)
+        writer = self.writer
+        assert writer is not None, "a stream goes on after what was sent"
+        match delta:
+            case Text(text):
+                return writer.text(text)
+            case Thinking(text):
+                return writer.thinking(text)
+            case ToolCall(id, name):
+                return writer.tool_call(id, name)
+            case Arguments(text):
+                return writer.arguments(text)
+
+    def closing(self, ending: Ending) -> list[Event]:
+        assert self.writer is not None, "a stream ends after what was sent"
+        return self.writer.closing(ending)
+
+    def _note(self, delta: Delta) -> None:
+        match delta:
+            case Thinking():
+                self.has_thinking = True
+            case ToolCall():
+                self.calls += 1
+                self._is_call_ended = False
+                self._arguments.clear()
+            case Arguments(text):
+                self._arguments.append(text)
+
+
+def events_of(raw: bytes) -> list[Event]:
+    """The events in whole bytes of a stream."""
+    blocks = raw.removesuffix(b"\n\n").split(b"\n\n")
+    return [json.loads(block.partition(b"data: ")[2]) for block in blocks]
+
+
+def deltas_of(endpoint: Endpoint, event: Event) -> list[Delta]:
+    """What an event in the dialect of `endpoint` adds."""
+    return WRITERS[endpoint].deltas(event)
+
+
+def with_usage(event: Event, ending: Ending) -> Event:
+    """A chunk with the counts so far, for those who ask for them in each."""
+    return {**event, "usage": usage_of(ending)}
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except ValueError:
+        return False

@@ -119,6 +119,8 @@ def a_fleet(
     report_steps: int = 10,
     chunk_tokens: int | None = None,
     cold_start_s: float = 0.0,
+    dispatch_s: float = 0.0,
+    news_s: float = 0.0,
     recorder: Recorder | None = None,
 ) -> Fleet:
     setup = PoolSetup(
@@ -130,6 +132,8 @@ def a_fleet(
         report_steps,
         prefill_together=False,
         cold_start_s=cold_start_s,
+        dispatch_s=dispatch_s,
+        news_s=news_s,
     )
     return Fleet([setup], recorder)
 

@@ -45,6 +45,7 @@ def whole_schedulers() -> dict[str, Policies]:
         "foresight": schedulers.foresight(),
         "sjf": schedulers.sjf(),
         "edf": schedulers.edf(),
+        **{n: schedulers.OF_PROFILE[n](PROFILE, 1) for n in ("edf-bounded", "ray-serve")},
         "plas": schedulers.plas(PROFILE),
         "tempo": schedulers.tempo(GainDensity(PROFILE)),
         "annealing": schedulers.mapped("annealing", 4),

@@ -283,7 +283,7 @@ class RayPools:
             name=name,
             model=spec.model,
             profile=self._profiles.get(name, UNMEASURED),
-            simulated=all(d.engine.kind == "simulated" for d in spec.deployments),
+            simulated=all(d.engine.is_simulated for d in spec.deployments),
             ready_replicas=len(replicas),
             queued_per_place=0.0 if picture is None else picture.queued_per_place,
             is_measured=name in self._profiles,

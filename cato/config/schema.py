@@ -54,9 +54,9 @@ from cato.policies.eviction.registry import eviction_names, order_names
 from cato.policies.registry import (
     BINDINGS,
     capped_scheduler_names,
-    deployed_scheduler_names,
     ordering_names,
     routing_names,
+    scheduler_names,
 )
 from cato.policies.scaling.registry import scaling_names
 from cato.workflows.fim import FAMILIES, family_of
@@ -408,7 +408,7 @@ class PoliciesArgs(StrictModel):
     The names are in `cato.policies.registry`, and which of the schedulers a `cap` belongs to.
     """
 
-    scheduler: Annotated[str, _known(deployed_scheduler_names)] = _DEFAULT_POLICIES.scheduler
+    scheduler: Annotated[str, _known(scheduler_names)] = _DEFAULT_POLICIES.scheduler
     routing: Annotated[str | None, _known(routing_names)] = None
     ordering: Annotated[str | None, _known(ordering_names)] = None
     binding: Annotated[str | None, _known(lambda: BINDINGS)] = None

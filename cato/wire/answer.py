@@ -129,6 +129,12 @@ class AnswerWriter(Protocol):
         """What an event of this dialect adds."""
         ...
 
+    @staticmethod
+    def finish_reason(event: Event) -> str:
+        """OpenAI's finish reason that an event of this dialect tells before the last one does;
+        empty for any other."""
+        ...
+
     def adopt(self, event: Event) -> None:
         """An event of this answer that was sent, written by another: what follows goes on from it,
         with its ids."""

@@ -73,6 +73,10 @@ class ChoicesWriter(ABC):
     @abstractmethod
     def deltas(event: Event) -> list[Delta]: ...
 
+    @staticmethod
+    def finish_reason(event: Event) -> str:
+        return first_choice(event).get("finish_reason") or ""
+
     @abstractmethod
     def _content(self, parts: Sequence[Part]) -> dict[str, Any]:
         """The fields of a whole answer's choice that hold its output."""

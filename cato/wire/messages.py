@@ -113,6 +113,12 @@ class MessagesWriter:
                 return [Arguments(text)]
         return []
 
+    @staticmethod
+    def finish_reason(event: Event) -> str:
+        if event["type"] != "message_delta":
+            return ""
+        return finish_reason_of(event["delta"].get("stop_reason"))
+
     def receipt_place(self, last: Event) -> Event:
         return last
 
@@ -192,6 +198,12 @@ def _object(arguments: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def finish_reason_of(stop_reason: str | None) -> str:
+    """OpenAI's name of a stop reason."""
+    reasons = {stop: finish for finish, stop in _STOP_REASONS.items()}
+    return reasons.get(stop_reason or "", "stop")
 
 
 def _stop(ending: Ending) -> dict[str, Any]:

@@ -130,6 +130,10 @@ class ResponsesWriter:
             return [part] if isinstance(part, ToolCall) else []
         return [_DELTAS[kind](event["delta"])] if kind in _DELTAS else []
 
+    @staticmethod
+    def finish_reason(event: Event) -> str:
+        return ""  # its last event has all that there is to tell
+
     def receipt_place(self, last: Event) -> Event:
         response: Event = last["response"]
         return response

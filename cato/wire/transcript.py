@@ -56,7 +56,7 @@ class Transcript:
                 self._note(delta)
             if event.get("type") in writer.ends_of_parts:
                 self._is_call_ended = self.calls > 0
-            self.finish_reason = self.finish_reason or finish_reason_in(event)
+            self.finish_reason = self.finish_reason or writer.finish_reason(event)
             writer.adopt(event)
 
     def more(self, delta: Delta) -> list[Event]:
@@ -99,22 +99,6 @@ def events_of(raw: bytes) -> list[Event]:
 def deltas_of(endpoint: Endpoint, event: Event) -> list[Delta]:
     """What an event in the dialect of `endpoint` adds."""
     return WRITERS[endpoint].deltas(event)
-
-
-_STOP_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}
-
-
-def finish_reason_in(event: Event) -> str:
-    """OpenAI's finish reason that an event tells; empty for most.
-
-    A Response's is in its last event, with which nothing is missing.
-    """
-    match event:
-        case {"choices": [{"finish_reason": str(reason)}, *_]}:
-            return reason
-        case {"type": "message_delta", "delta": {"stop_reason": str(reason)}}:
-            return _STOP_REASONS.get(reason, "stop")
-    return ""
 
 
 def with_usage(event: Event, ending: Ending) -> Event:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cato.core.errors import EngineError
 from cato.engines.base import Endpoint, EngineChunk
 from cato.engines.vllm.stream import EventStream, stream_error, whole_answer
-
-_STOP_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}
+from cato.wire.answer import Delta, Text
+from cato.wire.events import Event
+from cato.wire.messages import MessagesWriter, finish_reason_of
+from cato.wire.responses import ResponsesWriter
 
 
 class TypedEvents(ABC):
@@ -54,13 +56,13 @@ class TypedEvents(ABC):
         return [*chunks, *(self._take() if self._has_output else ())]
 
     @abstractmethod
-    def _read(self, event: Mapping[str, Any]) -> bool:
+    def _read(self, event: Event) -> bool:
         """Note what `event` says; whether it is the last."""
 
-    def _note_output(self, text: str) -> None:
+    def _note_output(self, deltas: Iterable[Delta]) -> None:
         self._has_output = True
         self._output_tokens += 1
-        self._text += text
+        self._text += "".join(delta.text for delta in deltas if isinstance(delta, Text))
 
     def _take(self) -> list[EngineChunk]:
         if not self._passed:
@@ -88,10 +90,10 @@ class TypedEvents(ABC):
 class ResponsesEvents(TypedEvents):
     """OpenAI's Responses."""
 
-    def _read(self, event: Mapping[str, Any]) -> bool:
+    def _read(self, event: Event) -> bool:
         kind = str(event.get("type"))
         if kind.endswith(".delta"):
-            self._note_output(event["delta"] if kind == "response.output_text.delta" else "")
+            self._note_output(ResponsesWriter.deltas(event))
         elif kind == "response.failed":
             raise stream_error(event["response"].get("error"))
         elif kind == "error" or "error" in event:
@@ -109,10 +111,10 @@ class ResponsesEvents(TypedEvents):
 class MessagesEvents(TypedEvents):
     """Anthropic's Messages."""
 
-    def _read(self, event: Mapping[str, Any]) -> bool:
+    def _read(self, event: Event) -> bool:
         match event.get("type"):
             case "content_block_delta":
-                self._note_output(event["delta"].get("text") or "")
+                self._note_output(MessagesWriter.deltas(event))
             case "message_start":
                 self._prompt_tokens, _, self._cached_tokens = _counts(
                     event["message"].get("usage") or {}
@@ -121,8 +123,7 @@ class MessagesEvents(TypedEvents):
                 self._prompt_tokens, self._output_tokens, self._cached_tokens = _counts(
                     event["usage"]
                 )
-                reason = event["delta"].get("stop_reason")
-                self._finish_reason = _STOP_REASONS.get(reason, "stop")
+                self._finish_reason = MessagesWriter.finish_reason(event)
             case "message_stop":
                 return True
             case "error":
@@ -171,7 +172,7 @@ def answer_of(endpoint: Endpoint, body: bytes) -> EngineChunk:
                 finish_reason = _responses_finish(value)
             case Endpoint.MESSAGES:
                 parts = value["content"]
-                finish_reason = _STOP_REASONS.get(value["stop_reason"], "stop")
+                finish_reason = finish_reason_of(value["stop_reason"])
             case _:
                 parts, finish_reason = [], "stop"
         text = "".join(part.get("text") or "" for part in parts)

@@ -38,12 +38,13 @@ def read_responses(body: Mapping[str, object]) -> Conversation:
 
 
 def _tools(listed: Iterable[Block]) -> list[Part]:
-    """Each tool; those of a `namespace` are tools of their own."""
+    """Each tool; those of a `namespace` are tools of their own, named as vLLM names them."""
     found: list[Part] = []
     for tool in listed:
         inner = tool.get("tools")
         if tool.get("type") == "namespace" and isinstance(inner, list):
-            found += _tools(t for t in inner if isinstance(t, Mapping))
+            functions = (t for t in inner if isinstance(t, Mapping))
+            found += _tools({**t, "name": _full_name(tool.get("name"), t)} for t in functions)
         else:
             found.append(tool_part(tool, tool.get("name")))
     return found
@@ -69,9 +70,15 @@ def _messages(item: Block) -> list[Message]:
         return [Message("tool", (Part(PartKind.RESULT, text, "", id), *images))]
     if isinstance(kind, str) and kind.endswith("_call"):
         arguments = next((item[f] for f in ("arguments", "input", "action") if f in item), {})
-        call = Part(PartKind.CALL, as_text(arguments), str(item.get("name") or kind), id)
+        name = _full_name(item.get("namespace"), item) or kind
+        call = Part(PartKind.CALL, as_text(arguments), name, id)
         return [Message("assistant", (call,))]
     return [Message("user", (Part(PartKind.TEXT, as_text(item)),))]
+
+
+def _full_name(namespace: object, item: Block) -> str:
+    name = str(item.get("name") or "")
+    return f"{namespace}__{name}" if namespace and name else name
 
 
 def _output(item: Block) -> object:

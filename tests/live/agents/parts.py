@@ -17,7 +17,7 @@ _MARKS = frozenset(
 def missing(body: dict[str, Any], prompt: str) -> list[str]:
     """The parts of a request that are not in an engine's prompt, in their order."""
     tools = [t for t in body.get("tools") or [] if not t.get("defer_loading")]
-    lost = [part for tool in tools for part in _strings(tool) if not _has(prompt, part)]
+    lost = [part for tool in tools for part in _of_tool(tool) if not _has(prompt, part)]
     at = 0
     for part in said(body):
         found = _find(prompt, part, at)
@@ -46,10 +46,21 @@ def said(body: dict[str, Any]) -> Iterator[str]:
             yield call["function"]["name"]
             yield from _strings(json.loads(call["function"]["arguments"] or "{}"))
         if item.get("type") == "function_call":
-            yield item["name"]
+            space = f"{item['namespace']}__" if item.get("namespace") else ""
+            yield f"{space}{item['name']}"
             yield from _strings(json.loads(item["arguments"] or "{}"))
         if item.get("type") == "function_call_output":
             yield from _texts(item.get("output"))
+
+
+def _of_tool(tool: dict[str, Any]) -> Iterator[str]:
+    if tool.get("type") != "namespace":
+        yield from _strings(tool)
+        return
+    # vLLM 0.32 shows a model the tools of a namespace under both names, and not what it is about.
+    for inner in tool["tools"]:
+        yield f"{tool['name']}__{inner['name']}"
+        yield from _strings({k: v for k, v in inner.items() if k != "name"})
 
 
 def _texts(content: Any) -> Iterator[str]:

@@ -65,7 +65,11 @@ CLIENTS = (
     ),
     Client("qwen-code", agent=r"qwencode/", compaction="state_snapshot"),
     Client("cn", system=r"You are an agent in the Continue CLI"),
-    Client("aider", agent=r"aider/", system=r"SEARCH/REPLACE|Act as an expert software"),
+    Client(
+        "aider",
+        agent=r"aider/",
+        system=r"SEARCH/REPLACE|Act as an expert software|one-line Git commit messages",
+    ),
 )
 UNKNOWN = Client("")
 

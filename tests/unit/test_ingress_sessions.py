@@ -182,3 +182,41 @@ async def test_what_was_made_stable_stands_in_the_receipt(tmp_path: Path) -> Non
         body = a_turn_body(0, system=[*billing, {"type": "text", "text": "Be brief."}])
         answer = await http.post("/v1/messages", json=body, headers=CLAUDE)
     assert answer.json()["cato"]["changes"] == ["billing-block"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "system", "asked", "kind"),
+    [
+        (OPENCODE, "You are a context summarization agent.", "So far:", TurnKind.COMPACTION),
+        (
+            {"user-agent": "ls/JS 5.23.2"},
+            "You are an agent in the Continue CLI.",
+            "Please provide a concise summary of our conversation so far.",
+            TurnKind.COMPACTION,
+        ),
+        (
+            {"user-agent": "QwenCode/0.24.4"},
+            "You are Qwen Code.",
+            "Then, produce the <state_snapshot> XML.",
+            TurnKind.COMPACTION,
+        ),
+        (
+            {"user-agent": "QwenCode/0.24.4"},
+            "You are Qwen Code.",
+            "<state_snapshot>We made tables.</state_snapshot>",  # the summary in a later turn
+            TurnKind.MAIN,
+        ),
+        ({}, "You generate concise, one-line Git commit messages.", "diff", TurnKind.TITLE),
+        (
+            {},
+            "*Briefly* summarize this partial conversation about programming.",
+            "# USER",
+            TurnKind.COMPACTION,
+        ),
+    ],
+)
+def test_summaries_and_titles_of_every_client_are_known(
+    headers: dict[str, str], system: str, asked: str, kind: TurnKind
+) -> None:
+    said = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
+    assert turn(CHAT, headers, {"messages": said}).kind is kind

@@ -27,8 +27,8 @@ class Client:
     """An agent. It is known by the header `user-agent`, or by its system text where it has no name.
 
     `session` and `parent` are headers; `part` is a header that tells the sub-agents of a session
-    apart. `compaction` is in the last words of a call that sums up the history, `title` in the
-    system text of one that names it.
+    apart. `compaction` is in the last words of the user, or in the system text, of a call that sums
+    up the history, `title` in the system text of one that names it (aider: names a commit).
     """
 
     name: str
@@ -62,10 +62,22 @@ CLIENTS = (
         session="x-session-id",
         parent="x-parent-session-id",
         title="title generator",
+        compaction="context summarization agent",
     ),
-    Client("qwen-code", agent=r"qwencode/", compaction="state_snapshot"),
-    Client("cn", system=r"You are an agent in the Continue CLI"),
-    Client("aider", agent=r"aider/", system=r"SEARCH/REPLACE|Act as an expert software"),
+    Client("qwen-code", agent=r"qwencode/", compaction="produce the <state_snapshot> XML"),
+    Client(
+        "cn",
+        system=r"You are an agent in the Continue CLI",
+        compaction="provide a concise summary of our conversation",
+    ),
+    Client(
+        "aider",
+        agent=r"aider/",
+        system=r"SEARCH/REPLACE|Act as an expert software|one-line Git commit messages|"
+        r"ummarize this partial conversation about programming",
+        title="one-line Git commit messages",
+        compaction="ummarize this partial conversation about programming",
+    ),
 )
 UNKNOWN = Client("")
 

@@ -174,17 +174,3 @@ def test_what_is_no_conversation_is_refused_by_field(
 def test_an_empty_conversation_has_no_words() -> None:
     assert Conversation().last_user_text == Conversation().system == ""
     assert Conversation().prompt() == "<|assistant|>"
-
-
-def test_tools_of_a_namespace_are_named_as_vllm_names_them() -> None:
-    spawn = {"type": "function", "name": "spawn", "description": "Starts one."}
-    call = {"type": "function_call", "call_id": "c", "name": "spawn", "namespace": "agents"}
-    body = {
-        "tools": [{"type": "namespace", "name": "agents", "tools": [spawn]}],
-        "input": [{"role": "user", "content": "go"}, {**call, "arguments": "{}"}],
-    }
-    conversation = conversation_of(RESPONSES, body)
-    [tool] = conversation.tools
-    assert tool.name == "agents__spawn"
-    assert json.loads(tool.text) == {**spawn, "name": "agents__spawn"}
-    assert conversation.messages[-1].parts[0].name == "agents__spawn"

@@ -57,9 +57,9 @@ def _of_tool(tool: dict[str, Any]) -> Iterator[str]:
     if tool.get("type") != "namespace":
         yield from _strings(tool)
         return
-    # vLLM 0.32 shows a model the tools of a namespace under both names, and not what it is about.
+    yield from _strings({key: value for key, value in tool.items() if key != "tools"})
     for inner in tool["tools"]:
-        yield f"{tool['name']}__{inner['name']}"
+        yield f"{tool['name']}__{inner['name']}"  # as vLLM names it
         yield from _strings({k: v for k, v in inner.items() if k != "name"})
 
 

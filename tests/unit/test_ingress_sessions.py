@@ -185,38 +185,13 @@ async def test_what_was_made_stable_stands_in_the_receipt(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("headers", "system", "asked", "kind"),
+    ("system", "kind"),
     [
-        (OPENCODE, "You are a context summarization agent.", "So far:", TurnKind.COMPACTION),
-        (
-            {"user-agent": "ls/JS 5.23.2"},
-            "You are an agent in the Continue CLI.",
-            "Please provide a concise summary of our conversation so far.",
-            TurnKind.COMPACTION,
-        ),
-        (
-            {"user-agent": "QwenCode/0.24.4"},
-            "You are Qwen Code.",
-            "Then, produce the <state_snapshot> XML.",
-            TurnKind.COMPACTION,
-        ),
-        (
-            {"user-agent": "QwenCode/0.24.4"},
-            "You are Qwen Code.",
-            "<state_snapshot>We made tables.</state_snapshot>",  # the summary in a later turn
-            TurnKind.MAIN,
-        ),
-        ({}, "You generate concise, one-line Git commit messages.", "diff", TurnKind.TITLE),
-        (
-            {},
-            "*Briefly* summarize this partial conversation about programming.",
-            "# USER",
-            TurnKind.COMPACTION,
-        ),
+        ("You generate concise, one-line Git commit messages.", TurnKind.TITLE),
+        ("*Briefly* summarize this partial conversation about programming.", TurnKind.COMPACTION),
     ],
 )
-def test_summaries_and_titles_of_every_client_are_known(
-    headers: dict[str, str], system: str, asked: str, kind: TurnKind
-) -> None:
-    said = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
-    assert turn(CHAT, headers, {"messages": said}).kind is kind
+def test_aiders_calls_beside_the_main_loop_are_known(system: str, kind: TurnKind) -> None:
+    said = [{"role": "system", "content": system}, {"role": "user", "content": "# USER"}]
+    found = turn(CHAT, {"user-agent": "OpenAI/Python 2.20.0"}, {"messages": said})
+    assert (found.client, found.kind) == ("aider", kind)

@@ -137,8 +137,15 @@ class Shape:
                         {"role": "user", "content": asked},
                     ],
                 }
-                if self.name == "aider":
-                    return body | {"temperature": 0}
+                if self.name == "aider":  # with examples, the same in all its sessions
+                    system, said = body["messages"]
+                    example = {"role": "user", "content": "Change get_factorial()."}
+                    answer = {"role": "assistant", "content": "I need to modify one file."}
+                    other = {"role": "user", "content": "I switched to a new code base."}
+                    return body | {
+                        "temperature": 0,
+                        "messages": [system, example, answer, other, said],
+                    }
                 tools = [{"type": "function", "function": f} for f in functions]
                 return body | {"max_tokens": 8192, "tools": tools}
 

@@ -26,10 +26,10 @@ LEAST_RATIO, MOST_RATIO = 0.02, 10.0
 # The same for what a turn adds; of fewer tokens nothing is learnt.
 LEAST_GROWTH, MOST_GROWTH = 0.5, 2.0
 LEAST_NEW_TOKENS = 100.0
-# Weights of a new observation: in a ratio of many sessions, and in one of what a session's turns
-# add.
+# A turn that adds so many tokens counts for half in what is known of added text.
+GROWTH_TOKENS = 1000.0
+# Weight of a new observation in the ratio of a kind of client.
 _KIND_WEIGHT = 0.3
-_GROWTH_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,15 @@ class SessionMemory:
         same = _common(digests, known.digests)
         common = known.tokens[same - 1] if same else 0.0
         shared = _extend(known, digests, sections, same)
-        is_rewritten = _keep_counted(known, common)
+        before = known.counts[-1][0] if known.counts else 0.0
+        moved = _keep_counted(known, common)
         raw_tokens = known.tokens[-1] if known.tokens else 0.0
         whole = self._ratios.get(kind) or scale
-        # Behind a beginning that was rewritten stands all kinds of text again, as at first.
-        growth = whole if is_rewritten or known.growth is None else known.growth
+        growth = known.growth or whole
+        if moved is not None:
+            # A prompt that has grown although its beginning has changed, such as each of aider's,
+            # says most of it again in another order; one that has shrunk was summed up.
+            growth = _within(moved) if raw_tokens >= before else whole
         counted_raw_tokens, counted_tokens = known.counts[-1] if known.counts else (0.0, 0.0)
         if counted_tokens:
             tokens = counted_tokens + (raw_tokens - counted_raw_tokens) * growth
@@ -135,7 +139,7 @@ class SessionMemory:
         ratio = prompt_tokens / reading.raw_tokens
         if not LEAST_RATIO <= ratio <= MOST_RATIO:
             return
-        self._note(self._ratios, kind, ratio)
+        self._note(self._ratios, kind, ratio, _KIND_WEIGHT)
         known = self._sessions.get(session)
         if known is None or not known.tokens or known.tokens[-1] != reading.raw_tokens:
             return  # another call of the session was read meanwhile
@@ -145,16 +149,17 @@ class SessionMemory:
             known.growth = self._growths.get(known.hashing.model, _within(sqrt(ratio)))
         elif added >= LEAST_NEW_TOKENS:
             seen = _within((prompt_tokens - reading.counted_tokens) / added)
+            weight = added / (added + GROWTH_TOKENS)
             old = seen if known.growth is None else known.growth
-            known.growth = old + _GROWTH_WEIGHT * (seen - old)
-            self._note(self._growths, known.hashing.model, seen)
+            known.growth = old + weight * (seen - old)
+            self._note(self._growths, known.hashing.model, seen, weight)
         while known.counts and known.counts[-1][0] >= reading.raw_tokens:
             known.counts.pop()
         known.counts.append((reading.raw_tokens, float(prompt_tokens)))
 
-    def _note(self, ratios: OrderedDict[str, float], name: str, seen: float) -> None:
+    def _note(self, ratios: OrderedDict[str, float], name: str, seen: float, weight: float) -> None:
         before = ratios.pop(name, seen)
-        ratios[name] = before + _KIND_WEIGHT * (seen - before)
+        ratios[name] = before + weight * (seen - before)
         while len(ratios) > self._most:
             ratios.popitem(last=False)
 
@@ -168,19 +173,22 @@ def _within(growth: float) -> float:
     return min(max(growth, LEAST_GROWTH), MOST_GROWTH)
 
 
-def _keep_counted(known: _Session, common: float) -> bool:
-    """Of what an engine has counted only the first `common` estimated tokens are as they were;
-    returns whether that is less than all."""
-    cut = None
+def _keep_counted(known: _Session, common: float) -> float | None:
+    """Of what an engine has counted only the first `common` estimated tokens are as they were.
+
+    Returns the engine's count over the estimate of what is not; None when all of it is.
+    """
+    if not known.counts or known.counts[-1][0] <= common:
+        return None
+    last = cut = known.counts.pop()
     while known.counts and known.counts[-1][0] > common:
         cut = known.counts.pop()
-    if cut is None:
-        return False
     raw, counted = known.counts[-1] if known.counts else (0.0, 0.0)
     if common > raw:
         share = (common - raw) / (cut[0] - raw)
-        known.counts.append((common, counted + share * (cut[1] - counted)))
-    return True
+        raw, counted = common, counted + share * (cut[1] - counted)
+        known.counts.append((raw, counted))
+    return (last[1] - counted) / (last[0] - raw)
 
 
 def _common(digests: Sequence[bytes], known: Sequence[bytes]) -> int:

@@ -98,6 +98,15 @@ def test_what_follows_a_rewritten_beginning_is_no_growth() -> None:
     assert again.prompt.tokens == pytest.approx(again.raw_tokens, rel=0.01)
 
 
+def test_a_prompt_that_says_the_same_in_another_order_counts_alike() -> None:
+    memory = a_memory()
+    grow(memory, "s", "k", 1.3)
+    moved = ["words " * 300, "A file was added.", "1234567890 " * 300]
+    again = memory.read("s", moved, HASHING, kind="k")
+    digits = estimated_tokens("1234567890 " * 300)
+    assert again.prompt.tokens == pytest.approx(again.raw_tokens + 0.3 * digits, rel=0.01)
+
+
 def test_a_history_that_shrinks_keeps_the_count_of_what_stayed() -> None:
     memory = a_memory()
     reading = memory.read("s", ["tools " * 500, "said " * 500], HASHING, kind="k")

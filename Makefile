@@ -12,7 +12,7 @@ STAMP := .venv/.setup-$(EXTRAS)
 say := @printf '\033[1m==> %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint bench fuzz soak audit clean
+.PHONY: help setup serve test agents check lint bench fuzz soak audit clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test: lint  ## check with its slow tests, then live ones on a local Ray with rea
 	$(say) 'live tests'
 	@$(BIN)/python -m pytest -q tests/live || { printf '\033[1m==> once more: what failed\033[0m\n'; \
 	    $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/live; }
+
+agents: $(STAMP)  ## six coding agents at work against CATO; installs them (1.8 GB in .cache)
+	@CATO_AGENTS=all $(BIN)/python -m pytest -q tests/live/agents
 
 bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead

@@ -54,9 +54,9 @@ from cato.policies.eviction.registry import eviction_names, order_names
 from cato.policies.registry import (
     BINDINGS,
     capped_scheduler_names,
-    deployed_scheduler_names,
     ordering_names,
     routing_names,
+    scheduler_names,
 )
 from cato.policies.scaling.registry import scaling_names
 from cato.workflows.fim import FAMILIES, family_of
@@ -188,7 +188,7 @@ class ModelArgs(StrictModel):
 class EngineArgs(StrictModel):
     """How a replica starts its engine; see `cato.core.topology.EngineSpec`."""
 
-    kind: Literal["vllm", "simulated"]
+    kind: Literal["vllm", "simulated", "scripted"]
     python: NonEmpty | None = None
     zygote: bool = False
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -205,6 +205,7 @@ class EngineArgs(StrictModel):
     env: dict[NonEmpty, Word] = Field(default_factory=dict)
     profile: NonEmpty | None = None
     seed: int = 0
+    script: NonEmpty | None = None
     swap: bool = False
     sleep: bool = False
 
@@ -247,6 +248,7 @@ class EngineArgs(StrictModel):
             env=dict(self.env),
             profile=self.profile or profile,
             seed=self.seed,
+            script=self.script,
             swap=self.swap,
             sleep=self.sleep,
         )
@@ -338,8 +340,9 @@ class DeploymentArgs(ShapeArgs):
             found.append((("swap",), True, "only slots of a shared pool have other models to hold"))
         if engine.sleep:
             found.append((("sleep",), True, "only slots of a shared pool unload their models"))
-        if engine.kind == "simulated" and not (engine.profile or info.data.get("profile")):
-            rule = "a simulated engine takes its timings from a profile: name one here or above"
+        if engine.kind != "vllm" and not (engine.profile or info.data.get("profile")):
+            has = "timings" if engine.kind == "simulated" else "sizes"
+            rule = f"a {engine.kind} engine takes its {has} from a profile: name one here or above"
             found.insert(0, (("profile",), None, rule))
         if found:
             raise _errors("engine", found)
@@ -370,6 +373,9 @@ def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
     if engine.zygote and (engine.kind != "vllm" or accelerator not in ("cpu", None)):
         rule = "only a vllm engine on cpu can be forked from a zygote"
         found.append((("zygote",), True, rule))
+    if (engine.kind == "scripted") != (engine.script is not None):
+        rule = "a scripted engine needs a script, and no other engine has one"
+        found.append((("script",), engine.script, rule))
     if engine.swap and engine.kind != "vllm":
         found.append((("swap",), True, "only vllm swaps weights; a simulated engine just loads"))
     if engine.sleep and engine.kind != "vllm":
@@ -402,7 +408,7 @@ class PoliciesArgs(StrictModel):
     The names are in `cato.policies.registry`, and which of the schedulers a `cap` belongs to.
     """
 
-    scheduler: Annotated[str, _known(deployed_scheduler_names)] = _DEFAULT_POLICIES.scheduler
+    scheduler: Annotated[str, _known(scheduler_names)] = _DEFAULT_POLICIES.scheduler
     routing: Annotated[str | None, _known(routing_names)] = None
     ordering: Annotated[str | None, _known(ordering_names)] = None
     binding: Annotated[str | None, _known(lambda: BINDINGS)] = None

@@ -28,6 +28,7 @@ from cato.core.events import (
 )
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
+from cato.core.pool.prefixes import SessionPrefixes
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
@@ -71,6 +72,7 @@ class ReplicaRouter:
         self._names, self._profile = policies, profile
         self._core = PoolOrchestrator(pool, policies_of(policies, profile))
         self._meter = PoolMeter(profile, profile.max_running)
+        self._prefixes = SessionPrefixes()
         self._log = _event_log(log_folder, pool, policies, profile)
         self._decisions = DecisionBook(pool)
         self._asked: dict[InvocationId, _Asked] = {}
@@ -91,16 +93,20 @@ class ReplicaRouter:
             self._names, self._profile = policies, profile
             self._handle(PoliciesChanged(_now_s(), fresh))
 
-    async def offer(self, invocation: Invocation, ingress: str = "") -> Dispatch:
+    async def offer(
+        self, invocation: Invocation, ingress: str = "", shared_blocks: int = 0
+    ) -> Dispatch:
         """Wait for a lease; raise `CapacityError` when the queue is full, `SupersededError` when a
-        newer run of its buffer takes its place.
+        newer run of its buffer takes its place, and `PrefixUnknownError` when its prefix lacks the
+        first of the `shared_blocks` that it shares with the prompt before, and they are not known.
 
         Times of `invocation` count from the moment of the call; here they become this clock's.
         When `ingress` dies, what it has waiting is withdrawn.
         """
         now_s = _now_s()
         self._ensure_ticking()
-        mine = invocation.on_clock(now_s)
+        prefix = self._prefixes.whole(invocation.session, shared_blocks, invocation.prefix)
+        mine = replace(invocation.on_clock(now_s), prefix=prefix)
         asked = self._asked.get(mine.id)
         if asked is None or asked.answer.done():
             answer = asyncio.get_running_loop().create_future()

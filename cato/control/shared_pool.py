@@ -276,7 +276,7 @@ class SharedPool:
                 deployment=self.spec.slots.name,
                 model=hosted.model,
                 profile=self.profiles[name],
-                simulated=self.spec.slots.engine.kind == "simulated",
+                simulated=self.spec.slots.engine.is_simulated,
                 slots=slots,
             )
             for name, hosted in sorted(self._hosted.items())

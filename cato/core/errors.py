@@ -14,6 +14,7 @@ CatoError
 ├── CapacityError          no replica can take the invocation now (HTTP 429)
 │   └── NotLoadedError     its model does not load on any card (HTTP 429)
 ├── PoolClosedError        the books that it waited in were put away; offer it anew
+├── PrefixUnknownError     the router does not have the session's prefix; send all of it
 ├── SupersededError        a newer run of the same buffer took the place (HTTP 499)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
 └── EngineError            the engine refused or broke
@@ -211,6 +212,17 @@ class PoolClosedError(CatoError):
 
     def __str__(self) -> str:
         return f"pool {self.pool!r} was deployed anew"
+
+
+class PrefixUnknownError(CatoError):
+    """A router was sent what is new in a session's prompt, and does not have the rest."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(session)
+        self.session = session
+
+    def __str__(self) -> str:
+        return f"the prefix of session {self.session} is not known here; send all of it"
 
 
 class SupersededError(CatoError):

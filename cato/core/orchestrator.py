@@ -444,23 +444,22 @@ class _Replica:
             self._derived.clear()
 
     def cached_tokens(self, invocation: Invocation) -> int:
-        if self.prefixes is None:
+        known = self.prefixes
+        if known is None:
             return 0
-        blocks = 0
-        for prefix in invocation.prefix:
-            if prefix not in self.prefixes:
-                break
-            blocks += 1
+        # Of a prompt the first blocks are forgotten last: those that are known come first.
+        blocks = bisect_left(invocation.prefix, True, key=lambda p: p not in known)
         # The last token of a prompt is always computed: it gives the first one of the answer.
         return min(blocks * PREFIX_BLOCK_TOKENS, invocation.prompt_tokens - 1)
 
     def remember(self, invocation: Invocation) -> None:
         if self.prefixes is None:
             return
-        for prefix in invocation.prefix:
+        # Engines, too, forget what was used longest ago when their cache is full, of one prompt
+        # its end first.
+        for prefix in reversed(invocation.prefix):
             self.prefixes[prefix] = None
             self.prefixes.move_to_end(prefix)
-        # Engines, too, forget what was used longest ago when their cache is full.
         while len(self.prefixes) * PREFIX_BLOCK_TOKENS > self.profile.kv_capacity_tokens:
             self.prefixes.popitem(last=False)
 

@@ -42,11 +42,12 @@ class Prompt:
     """A prompt as estimated before an engine has it.
 
     Of its `tokens`, `new_tokens` were not in the session's previous prompt. `prefix` holds hashes
-    of its beginnings, as `Invocation.prefix` does; `session` is the session's name across tenants
-    (empty: none).
+    of its beginnings, as `Invocation.prefix` does, the first `shared_blocks` of them as in the
+    session's previous prompt; `session` is the session's name across tenants (empty: none).
     """
 
     tokens: int
     new_tokens: int
     prefix: tuple[int, ...] = ()
     session: str = ""
+    shared_blocks: int = 0

@@ -34,7 +34,8 @@ class Invocation:
     run received. A deadline of inf means that no SLO is set. `resumable`: taken from a replica, it
     can go on elsewhere from its prompt and its text; only such calls are preempted. `prefix` names
     the beginnings of its prompt: the i-th value that of `PREFIX_BLOCK_TOKENS` × (i + 1) tokens.
-    `session` names the conversation or agent that it is a turn of, across tenants (empty: none).
+    `session` names the conversation or agent that it is a turn of, across tenants (empty: none);
+    the first `shared_blocks` values of `prefix` are those of its previous call, as far as known.
     Under load the pool is shared by `tenant`, in proportion to `weight`.
 
     `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
@@ -62,6 +63,7 @@ class Invocation:
     resumable: bool = True
     prefix: tuple[int, ...] = ()
     session: str = ""
+    shared_blocks: int = 0
     tenant: str = ""
     weight: float = 1.0
     buffer: str = ""

@@ -110,12 +110,13 @@ def patterns_meet(one: str, other: str) -> bool:
 class EngineSpec:
     """How a replica starts its engine; `args` and `env` go to a vLLM server as they are.
 
-    `kind` is `vllm` or `simulated`. `python` names the interpreter that has vLLM (None: the
-    replica's own). `zygote` forks engines from a preloaded process (CPU only). `profile` and
-    `seed` belong to the simulated engine: its timings and its text. `swap`: weights of checkpoints
-    of one architecture take each other's place in a running vLLM, for slots of shared pools.
-    `sleep`: a model that leaves a slot keeps its vLLM engine, which sleeps with the weights in the
-    host's memory, as far as the pool's `host_memory` goes (GPU and NPU).
+    `kind` is `vllm`, `simulated` or `scripted`. `python` names the interpreter that has vLLM (None:
+    the replica's own). `zygote` forks engines from a preloaded process (CPU only). `profile` and
+    `seed` belong to the simulated engine: its timings and its text. `script` is the file by which
+    the scripted engine answers; of a profile it has the sizes. `swap`: weights of checkpoints of
+    one architecture take each other's place in a running vLLM, for slots of shared pools. `sleep`:
+    a model that leaves a slot keeps its vLLM engine, which sleeps with the weights in the host's
+    memory, as far as the pool's `host_memory` goes (GPU and NPU).
     """
 
     kind: str
@@ -135,8 +136,14 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     profile: str | None = None
     seed: int = 0
+    script: str | None = None
     swap: bool = False
     sleep: bool = False
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether no model computes what it answers."""
+        return self.kind != "vllm"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from cato.core.errors import UnknownNameError
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.topology import RAY_SERVE, PoolPolicies
+from cato.core.topology import PoolPolicies
 from cato.policies import schedulers
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -48,11 +48,6 @@ def scheduler_names() -> tuple[str, ...]:
     return tuple(schedulers.OF_PROFILE)
 
 
-def deployed_scheduler_names() -> tuple[str, ...]:
-    """With those that only a deployment can choose, because they need other Serve deployments."""
-    return (*scheduler_names(), RAY_SERVE)
-
-
 def capped_scheduler_names() -> tuple[str, ...]:
     """Those that a `cap` belongs to."""
     return schedulers.CAPPED
@@ -71,8 +66,6 @@ def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
 
     Raise `UnknownNameError` for a name that is none.
     """
-    if names.scheduler == RAY_SERVE:
-        names = PoolPolicies()  # nothing is asked of CATO's router
     if names.scheduler not in schedulers.OF_PROFILE:
         raise UnknownNameError("scheduler", names.scheduler, scheduler_names())
     if names.routing is not None and names.routing not in ROUTING:

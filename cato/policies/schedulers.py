@@ -12,13 +12,16 @@ from types import MappingProxyType
 
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import Profile
+from cato.core.topology import RAY_SERVE
 from cato.policies.admission.foresight import ForesightAdmission
+from cato.policies.admission.prompt_window import PromptWindow
 from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel
 from cato.policies.admission.static_cap import StaticCap
 from cato.policies.admission.tempo import TempoAdmission
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.foresight import ForesightOrdering
+from cato.policies.ordering.hopeless_last import HopelessLast
 from cato.policies.ordering.plas import LeastAttainedService
 from cato.policies.ordering.sjf import ShortestJobFirst
 from cato.policies.ordering.slack_priority import SlackPriority
@@ -111,6 +114,20 @@ def edf() -> Policies:
     return in_order(EarliestDeadlineFirst())
 
 
+def bounded(ordering: OrderingPolicy) -> Policies:
+    """That order as a careful engineer would build it: late-bound to the replica that holds least,
+    hopeless last, and no more prompts in a replica than its next steps can take.
+    """
+    return replace(in_order(HopelessLast(ordering)), admission=PromptWindow())
+
+
+def ray_serve() -> Policies:
+    """What Ray Serve does: the power of two choices among replicas with room, and what exceeds
+    `max_ongoing_requests` waits in the handle, first come, first served.
+    """
+    return Policies(PowerOfTwo(), FirstComeFirstServed(), max_queued=UNBOUNDED)
+
+
 def plas(profile: Profile) -> Policies:
     """Program-level least attained service (Autellix), preemptive as published."""
     ordering = LeastAttainedService(token_s=profile.decode_step_s(profile.max_running))
@@ -176,6 +193,9 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         **{name: _ignoring_profile(make) for name, make in BY_NAME.items()},
         "sjf": _ignoring_profile(sjf),
         "edf": _ignoring_profile(edf),
+        "edf-bounded": lambda profile, cap: bounded(EarliestDeadlineFirst()),
+        "sjf-bounded": lambda profile, cap: bounded(ShortestJobFirst()),
+        RAY_SERVE: _ignoring_profile(ray_serve),
         "static-cap": lambda profile, cap: static_cap(cap),
         "saber": lambda profile, cap: saber(speed_model(profile)),
         "plas": lambda profile, cap: plas(profile),

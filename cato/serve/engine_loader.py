@@ -15,6 +15,7 @@ from cato.core.profile import Profile
 from cato.core.slots import SlotOrder
 from cato.core.topology import DeploymentSpec, HostedModel, ModelSpec
 from cato.engines.base import Engine, EngineState
+from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.simulated import SimulatedEngine, simulated_seed
 from cato.engines.vllm.process import VllmEngine
 from cato.serve.engine_start import started
@@ -176,6 +177,8 @@ async def new_engine(
     spec = deployment.engine
     if spec.kind == "simulated":
         return SimulatedEngine(profile, spec, model.name)
+    if spec.kind == "scripted":
+        return ScriptedEngine(profile, spec, model.name)
     return VllmEngine(
         spec,
         model,

@@ -36,6 +36,7 @@ from cato.engines.base import (
     EngineState,
     TemplateFacts,
 )
+from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.simulated import SimulatedEngine
 from cato.serve.coalesce import coalesced
 from cato.serve.engine_loader import new_engine
@@ -210,7 +211,7 @@ class EngineReplica:
         Its next `cato["failed_starts"]` starts fail too.
         """
         self._starts_to_fail = int(cato.get("failed_starts", 0))
-        if isinstance(self._engine, SimulatedEngine):
+        if isinstance(self._engine, SimulatedEngine | ScriptedEngine):
             await self._engine.kill()
         elif self._engine.pid is not None:
             os.kill(self._engine.pid, signal.SIGKILL)
@@ -301,7 +302,7 @@ class EngineReplica:
                 standby=self._spec.standby,
                 accepting=state is EngineState.READY,
                 held=tuple(self._held),
-                prefix_caching=self._spec.engine.prefix_caching and not facts.simulated,
+                prefix_caching=self._spec.engine.prefix_caching,
             )
         )
         self._progress.stop(orders)

@@ -532,6 +532,7 @@ class RunningTask:
             resumable=call.is_resumable and can_continue(call),
             prefix=call.prefix,
             session=call.session,
+            shared_blocks=call.shared_blocks,
             tenant=self._tenant,
             weight=self._weight,
             buffer=self._buffer,

@@ -35,6 +35,7 @@ class EngineCall:
     model: ModelName
     prefix: tuple[int, ...] = ()
     session: str = ""
+    shared_blocks: int = 0
     stream: bool = True
     raw: bool = False
 
@@ -121,6 +122,7 @@ def _passthrough(settings: CallSettings, pool: PoolInfo) -> EngineCall:
         model=pool.model.called(settings.model),
         prefix=prompt.prefix,
         session=prompt.session,
+        shared_blocks=prompt.shared_blocks,
         stream=settings.stream,
         raw=True,
     )

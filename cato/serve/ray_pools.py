@@ -25,6 +25,7 @@ from cato.core.errors import (
     CapacityError,
     CatoError,
     EngineDeadError,
+    PrefixUnknownError,
     ReplicaLostError,
     StartingError,
     UnknownNameError,
@@ -32,6 +33,7 @@ from cato.core.errors import (
 from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolPicture
+from cato.core.pool.prefixes import difference
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
@@ -155,7 +157,10 @@ class RayPools:
 
         def offer(waited_s: float, was_taken: bool) -> Any:
             mine = replace(invocation.on_clock(-waited_s), was_taken=was_taken)
-            return self._offer(pool, mine)
+            rest, shared = difference(mine)
+            if not shared or pool in self._shared:
+                return self._offer(pool, mine)
+            return self._offer_difference(pool, mine, rest, shared)
 
         try:
             return await self._link(pool).lease(pool, offer)
@@ -220,15 +225,27 @@ class RayPools:
         with contextlib.suppress(ValueError):  # its pool is there no more
             self._router(pool).withdraw.remote(id, attempt, reason)
 
-    def _offer(self, pool: PoolName, invocation: Invocation) -> Any:
-        if pool in self._shared:
-            return self._shared.offer(pool, invocation)
+    async def _offer_difference(
+        self, pool: PoolName, invocation: Invocation, rest: tuple[int, ...], shared: int
+    ) -> Dispatch:
+        """Offer with what is new in the session's prefix; all of it where the rest is unknown."""
+        try:
+            leased: Dispatch = await self._offer(pool, replace(invocation, prefix=rest), shared)
+        except RayTaskError as error:
+            if not isinstance(error.cause, PrefixUnknownError):
+                raise
+            leased = await self._offer(pool, invocation)
+        return leased
+
+    def _offer(self, pool: PoolName, invocation: Invocation, shared_blocks: int = 0) -> Any:
+        if pool in self._shared:  # it knows nothing of prefixes
+            return self._shared.offer(pool, replace(invocation, prefix=()))
         try:
             router = self._router(pool)
         except ValueError:
             problem = "it was removed, or its router has not started"
             raise CapacityError(pool, problem, RETRY_AFTER_S) from None
-        return router.offer.remote(invocation, self._me)
+        return router.offer.remote(invocation, self._me, shared_blocks)
 
     def _link(self, pool: PoolName) -> RouterLink:
         """One to each actor; the Eviction Manager leases all shared pools."""
@@ -266,7 +283,7 @@ class RayPools:
             name=name,
             model=spec.model,
             profile=self._profiles.get(name, UNMEASURED),
-            simulated=all(d.engine.kind == "simulated" for d in spec.deployments),
+            simulated=all(d.engine.is_simulated for d in spec.deployments),
             ready_replicas=len(replicas),
             queued_per_place=0.0 if picture is None else picture.queued_per_place,
             is_measured=name in self._profiles,

@@ -41,7 +41,9 @@ REPORT_STEPS = 20
 class PoolSetup:
     """One pool of a fleet: its replicas' profiles (one entry a replica) and how it decides.
 
-    `cold_start_s`: from the order for a further replica to its first request.
+    `cold_start_s`: from the order for a further replica to its first request. `dispatch_s`: from a
+    lease until the call is at its engine, beside the profile's `latency_s`. `news_s`: until the
+    router hears of a first token, of progress, or of an end; the user's stream does not pass there.
     """
 
     name: PoolName
@@ -52,6 +54,8 @@ class PoolSetup:
     report_steps: int = REPORT_STEPS
     prefill_together: bool = True
     cold_start_s: float = 0.0
+    dispatch_s: float = 0.0
+    news_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -186,11 +190,13 @@ class SimPool:
         match command:
             case Dispatch():
                 self._dispatch(command)
+            case Preempt(invocation_id=id) if id not in self._leases:
+                pass  # it has ended, and the router will hear of it
             case Preempt():
                 host, _ = self._leases.pop(command.invocation_id)
-                if command.superseded:
+                if command.superseded or self.setup.news_s:  # more was sent than is known
                     self._fleet.progress(host.engine)
-                else:
+                if not command.superseded:
                     self.preempted += 1
                 host.engine.cancel(self._kernel.now_s, command.invocation_id)
                 self._schedule(host)
@@ -212,10 +218,12 @@ class SimPool:
 
     def _dispatch(self, command: Dispatch) -> None:
         id, now_s = command.invocation_id, self._kernel.now_s
+        if not self._fleet.wants(id):
+            return  # it has ended, or its client has left, and the router will hear of it
         host = self.hosts[command.replica_id]
         self._leases[id] = (host, command.attempt)
         sequence = self._fleet.sequence(id, command)
-        latency_s = host.engine.profile.latency_s
+        latency_s = host.engine.profile.latency_s + self.setup.dispatch_s
         if latency_s == 0.0:
             self._deliver(host, sequence)
             return
@@ -237,6 +245,20 @@ class SimPool:
             engine.go_on(now_s)
         self._schedule(host)
 
+    def _tell(self, event: Event, lease: tuple[_Host, int] | None = None) -> None:
+        """The router hears of it at `event.now_s`; of a `lease`, only while that is the latest."""
+        if self.setup.news_s == 0.0:
+            self.handle(event)
+        else:
+            self._kernel.at(event.now_s, self._hear, event, lease)
+
+    def _hear(self, event: Event, lease: tuple[_Host, int] | None) -> None:
+        if isinstance(event, FirstTokenSent) and lease is not None:
+            latest = self._leases.get(event.invocation_id, lease)
+            if latest != lease:
+                return
+        self.handle(event)
+
     def _schedule(self, host: _Host) -> None:
         wake_s = host.engine.wake_s
         if wake_s == host.scheduled_s or wake_s == inf:
@@ -249,6 +271,7 @@ class SimPool:
         if version != host.version:
             return
         engine, now_s = host.engine, self._kernel.now_s
+        told_s = now_s + self.setup.news_s
         host.scheduled_s = inf
         facts, is_due = engine.wake(now_s)
         for kind, sequence in facts:
@@ -258,14 +281,14 @@ class SimPool:
                 continue  # taken back in the meantime
             if kind is FactKind.FIRST_TOKEN:
                 self._fleet.first_token(id)
-                self.handle(FirstTokenSent(now_s, id))
+                self._tell(FirstTokenSent(told_s, id), lease)
             else:
                 del self._leases[id]
                 self._fleet.call_ended(id)
-                self.handle(InvocationEnded(now_s, id, lease[1], sequence.generated, "done"))
+                self._tell(InvocationEnded(told_s, id, lease[1], sequence.generated, "done"))
                 self._fleet.go_on(id)
         if is_due:
-            self.handle(ReplicaProgressed(now_s, host.id, self._fleet.progress(engine)))
+            self._tell(ReplicaProgressed(told_s, host.id, self._fleet.progress(engine)))
         engine.go_on(now_s)
         if engine.wake_s < inf:
             self._schedule(host)
@@ -369,6 +392,10 @@ class Fleet:
 
     # What pools tell
 
+    def wants(self, id: InvocationId) -> bool:
+        """Whether the call has neither ended nor been given up."""
+        return id in self._calls
+
     def sequence(self, id: InvocationId, command: Dispatch) -> EngineSequence:
         call = self._calls[id]
         call.attempt = command.attempt
@@ -431,7 +458,9 @@ class Fleet:
 
     def refused(self, id: InvocationId) -> None:
         """One call refused: the task fails; its other calls are withdrawn."""
-        call = self._calls.pop(id)
+        call = self._calls.pop(id, None)
+        if call is None:
+            return  # it has ended, or its task has failed, before the router heard of it
         task = call.outcome.task
         call.outcome.refused = True
         call.outcome.lost_tokens = call.generated

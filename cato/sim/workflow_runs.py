@@ -406,6 +406,9 @@ class WorkflowFleet(Fleet):
 
     # What pools tell
 
+    def wants(self, id: InvocationId) -> bool:
+        return id in self._called or super().wants(id)
+
     def sequence(self, id: InvocationId, command: Dispatch) -> EngineSequence:
         execution = self._called.get(id)
         if execution is None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cato.core.record import record
+
 
 class PartKind(StrEnum):
     """What a part of a conversation is to the model."""
@@ -26,7 +28,7 @@ class PartKind(StrEnum):
     """An image, a document or a sound; its text is empty, for it costs no text tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """One piece of a message. `text` is what the model reads of it; `call_id` ties a result to its
     call."""
@@ -37,7 +39,7 @@ class Part:
     call_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Message:
     """Parts of one speaker: `system`, `user`, `assistant` or `tool`."""
 

@@ -75,7 +75,12 @@ class MessagesWriter:
         ]
 
     def failed(self, problem: Problem) -> list[Event]:
-        return [anthropic_error(problem)]
+        event = anthropic_error(problem)
+        if problem.status == 429:
+            # Claude Code 2.1.330 ends its turn at a `rate_limit_error` inside a stream; after this
+            # one it asks for the rest of the answer.
+            event["error"]["type"] = "overloaded_error"
+        return [event]
 
     def adopt(self, event: Event) -> None:
         match event["type"]:

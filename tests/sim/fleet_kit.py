@@ -45,6 +45,7 @@ def whole_schedulers() -> dict[str, Policies]:
         "foresight": schedulers.foresight(),
         "sjf": schedulers.sjf(),
         "edf": schedulers.edf(),
+        **{n: schedulers.OF_PROFILE[n](PROFILE, 1) for n in ("edf-bounded", "ray-serve")},
         "plas": schedulers.plas(PROFILE),
         "tempo": schedulers.tempo(GainDensity(PROFILE)),
         "annealing": schedulers.mapped("annealing", 4),
@@ -119,6 +120,8 @@ def a_fleet(
     report_steps: int = 10,
     chunk_tokens: int | None = None,
     cold_start_s: float = 0.0,
+    dispatch_s: float = 0.0,
+    news_s: float = 0.0,
     recorder: Recorder | None = None,
 ) -> Fleet:
     setup = PoolSetup(
@@ -130,6 +133,8 @@ def a_fleet(
         report_steps,
         prefill_together=False,
         cold_start_s=cold_start_s,
+        dispatch_s=dispatch_s,
+        news_s=news_s,
     )
     return Fleet([setup], recorder)
 

@@ -115,6 +115,7 @@ def check_error_object(response: httpx.Response) -> dict[str, Any]:
         (EngineError("temperature must be positive", 400), 400, None),
         (EngineError("Not Found", 404), 404, "not_supported"),
         (EngineError("cuda error"), 502, "engine_failed"),
+        (EngineError("too many requests", 429), 429, "rate_limit_exceeded"),
         (EngineDeadError("killed", 503), 429, "engine_lost"),
         (ReplicaLostError("r1", "gone"), 429, "engine_lost"),
         (NodeError("check", "no code"), 500, "node_failed"),

@@ -196,7 +196,8 @@ class BookReplica:
 
     def remember(self, invocation: Invocation) -> None:
         if self.prefixes is not None:
-            kept = [p for p in self.prefixes if p not in invocation.prefix] + [*invocation.prefix]
+            others = [p for p in self.prefixes if p not in invocation.prefix]
+            kept = others + [*reversed(invocation.prefix)]
             blocks = self.report.profile.kv_capacity_tokens // PREFIX_BLOCK_TOKENS
             self.prefixes = kept[-blocks:]
 

@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cato.core.decision import Hold, Route
+from cato.core.decision import Admit, Defer, Hold, Route
 from cato.core.errors import UnknownNameError
 from cato.core.policies import RoutingPolicy, Work
 from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.core.topology import PoolPolicies
 from cato.policies.admission.static_cap import StaticCap
+from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.ordering.hopeless_last import HopelessLast
+from cato.policies.ordering.sjf import ShortestJobFirst
 from cato.policies.ordering.slack_priority import LateLast, SlackPriority
 from cato.policies.registry import (
     ORDERING,
@@ -238,6 +241,38 @@ def test_every_registered_name_gives_its_policy() -> None:
             found = policies_of(names)
             assert (found.routing, found.ordering) == (ROUTING[routing], ORDERING[ordering])
             assert (found.late_binding, found.max_queued) == (False, 7)
+
+
+def test_hopeless_calls_go_behind_all_that_can_be_met() -> None:
+    order = HopelessLast(EarliestDeadlineFirst())
+    work = Work(remaining_s=2.0, service_s=2.0, token_s=0.01)
+
+    def place(deadline_s: float) -> tuple[int, float]:
+        rank = order.rank(an_invocation(deadline_s=deadline_s), work, 1.0)
+        return rank.value, rank.key
+
+    assert sorted([place(2.9), place(5.0), place(3.0)]) == [place(3.0), place(5.0), place(2.9)]
+
+
+def test_a_rank_of_what_can_be_met_ends_when_it_becomes_hopeless() -> None:
+    work = Work(remaining_s=2.0, service_s=2.0, token_s=0.01)
+    rank = HopelessLast(ShortestJobFirst()).rank(an_invocation(deadline_s=5.0), work, 1.0)
+    assert rank.worsens
+    assert rank.until_s == pytest.approx(3.0)
+
+
+def test_bounded_schedulers_hold_back_the_prompts_that_do_not_fit() -> None:
+    admission = policies_of(PoolPolicies("edf-bounded")).admission
+    profile = a_profile(token_s=0.01, prefill_token_s=1e-4)  # 400 tokens in four steps
+    ahead = replace(a_replica(held=2, profile=profile), prompt_tokens_ahead=350)
+    assert isinstance(admission.admit(an_invocation(prompt=50), ahead, 0.0), Admit)
+    assert isinstance(admission.admit(an_invocation(prompt=51), ahead, 0.0), Defer)
+
+
+def test_ray_serve_binds_late_in_order_of_arrival() -> None:
+    found = policies_of(PoolPolicies("ray-serve"))
+    assert (found.routing, found.ordering) == (PowerOfTwo(), FirstComeFirstServed())
+    assert found.late_binding
 
 
 @pytest.mark.parametrize("scheduler", scheduler_names())

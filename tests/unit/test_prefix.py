@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from cato.core.commands import Dispatch
 from cato.core.events import InvocationEnded, InvocationOffered
 from cato.core.ids import InvocationId, PoolName
@@ -99,3 +101,16 @@ def test_prompts_with_one_beginning_share_its_numbers() -> None:
     assert chain("x" * (block - 1), block, "m") == ()
     assert len(chain("x" * 3_000 * block, block, "m")) == 3_000  # all of a long prompt
     assert chain("\ud800" * block, block, "m") != ()
+
+
+def test_of_a_full_cache_the_end_of_a_prompt_is_forgotten_before_its_beginning() -> None:
+    small = replace(PROFILE, kv_capacity_tokens=(BLOCKS + 2) * PREFIX_BLOCK_TOKENS)
+    pool = PoolOrchestrator(PoolName("p"), foresight())
+    pool.handle(replace(a_report("a", slots=4, profile=small), prefix_caching=True))
+    cold = lease(pool, a_call("0", 0)).service_s
+    end(pool, "0", 20.0)
+    lease(pool, a_call("1", 1000), 20.0)  # leaves two blocks of the first
+    end(pool, "1", 40.0)
+    warm = lease(pool, a_call("2", 0), 41.0).service_s
+    saved_s = PROFILE.prefill_s(TOKENS) - PROFILE.prefill_s(TOKENS - 2 * PREFIX_BLOCK_TOKENS)
+    assert cold - warm == pytest.approx(saved_s)

@@ -195,6 +195,12 @@ def test_a_stream_that_failed_makes_the_sdk_raise(endpoint: Endpoint) -> None:
         list(answer)
 
 
+def test_claude_code_asks_for_the_rest_of_a_stream_whose_engine_was_lost() -> None:
+    """It ends its turn at a `rate_limit_error` in a stream, and goes on after this one."""
+    [event] = a_writer(Endpoint.MESSAGES).failed(ALostEngine(status=429))
+    assert event["error"]["type"] == "overloaded_error"
+
+
 @given(st.text())
 def test_any_text_can_be_sent(text: str) -> None:
     data = events_bytes(a_writer(Endpoint.COMPLETIONS).text(f"{text}\ud800"))

@@ -158,6 +158,11 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 404, "This model's engine does not serve this endpoint.",
                 "invalid_request_error", "not_supported", problem=str(error),
             )  # fmt: skip
+        case EngineError(status=429):
+            return Failure(
+                429, "The model's engine refuses more work; try again in a moment.",
+                "rate_limit_error", FULL, problem=str(error), headers=_soon(MIN_RETRY_S),
+            )  # fmt: skip
         case EngineError(status=status) if 400 <= status < 500:
             return invalid(str(error), None)
         case EngineError():

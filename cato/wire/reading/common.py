@@ -10,12 +10,15 @@ from cato.wire.conversation import Message, Part, PartKind
 
 Block = Mapping[str, object]
 
+# Made once: `json.dumps` with an argument makes an encoder for every call.
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
+
 
 def as_text(value: object) -> str:
     """`value` as a model reads it: a text as it is, anything else as JSON."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else _to_json(value)
 
 
 def objects(value: object, field: str) -> list[Block]:

@@ -47,8 +47,10 @@ def _messages(block: Block) -> list[Message]:
     """One message of the dialect; results of tools become messages of their own before the rest."""
     role = role_of(block, _FIELD)
     parts = parts_of(block.get("content"), "messages.content", _part)
-    results = tuple(p for p in parts if p.kind is PartKind.RESULT)
-    rest = tuple(p for p in parts if p.kind is not PartKind.RESULT)
+    if role == "assistant":
+        return [Message(role, tuple(parts))]
+    results = [p for p in parts if p.kind is PartKind.RESULT]
+    rest = tuple([p for p in parts if p.kind is not PartKind.RESULT])
     found = [Message("tool", (result,)) for result in results]
     if rest or not results:
         found.append(Message(role, rest))

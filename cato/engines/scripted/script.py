@@ -1,0 +1,236 @@
+"""What a scripted engine says: steps of an agent's work, picked from the conversation itself.
+
+Words name a script and its variables, `[script: edit-files repo=/tmp/toy]`; the step is the number
+of answers that the model has given since. So the same conversation has the same answer on every
+replica, after every retry, and after a summary that names another script. Rules come first:
+requests without such words (titles, summaries, commit messages) are known by what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cato.core.errors import EngineError
+from cato.wire.conversation import Conversation, Message
+
+_MARK = re.compile(r"\[script: (?P<name>[\w-]+)(?P<variables>(?: \w+=[^\s\]]+)*)\]")
+_VARIABLE = re.compile(r"\$(\w+)")
+
+
+class Fault(StrEnum):
+    """What goes wrong, once, at a step."""
+
+    NONE = ""
+    DIES = "dies"
+    """The engine dies in the middle of the answer, and with it all that it works on."""
+    REFUSES = "refuses"
+    """The engine answers 429."""
+
+
+class Where(StrEnum):
+    """Which text of a conversation a rule looks at."""
+
+    SYSTEM = "system"
+    LAST_USER = "last_user"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool to be called; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One answer; its first token comes after `delay_s`."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[Call, ...] = ()
+    fault: Fault = Fault.NONE
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The answer to requests in whose text `pattern` is found.
+
+    With `without_tools` only requests that offer no tools.
+    """
+
+    name: str
+    where: Where
+    pattern: re.Pattern[str]
+    step: Step
+    without_tools: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Steps by name, rules in their order, and the file in which requests are noted.
+
+    `resumes`: user's words with which a client asks for the rest of an answer that was cut;
+    `aborted`: a tool's words in place of a result when the call of it was cut.
+    """
+
+    steps: Mapping[str, tuple[Step, ...]]
+    rules: tuple[Rule, ...]
+    log: Path
+    resumes: re.Pattern[str] | None = None
+    aborted: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A step with its variables filled in; `name` is that of its script or rule, empty for none.
+
+    `number` counts from 0.
+    """
+
+    name: str
+    number: int
+    step: Step
+
+
+UNKNOWN = Step(text="No script fits this request.")
+OVER = Step(text="The script is over.")
+
+
+def choose(script: Script, conversation: Conversation) -> Chosen:
+    """The answer to a conversation; one that ends with an answer is given the rest of that."""
+    marked = _marked(conversation)
+    variables = _variables(_all_text(conversation))
+    for rule in script.rules:
+        is_meant = not (rule.without_tools and conversation.tools)
+        if is_meant and rule.pattern.search(_text(conversation, rule.where)):
+            return Chosen(rule.name, 0, _filled(rule.step, variables))
+    if marked is None:
+        return Chosen("", 0, UNKNOWN)
+    name, after = marked
+    since = Conversation(messages=tuple(_without_cuts(script, after)))
+    number = since.answers
+    is_resumed = number > 0 and since.messages[-1].role == "assistant"
+    if is_resumed:
+        number -= 1
+    steps = script.steps.get(name)
+    if steps is None:
+        return Chosen("", 0, UNKNOWN)
+    step = _filled(steps[number], variables) if number < len(steps) else OVER
+    if is_resumed:
+        step = _rest(step, since.messages[-1].text)
+    return Chosen(name, number, step)
+
+
+def _matches(pattern: re.Pattern[str] | None, text: str) -> bool:
+    return pattern is not None and pattern.search(text) is not None
+
+
+def _without_cuts(script: Script, messages: Sequence[Message]) -> list[Message]:
+    """The messages as if no answer had been cut: an answer and its rest follow each other, and one
+    whose call was cut is not there."""
+    found: list[Message] = []
+    for message in messages:
+        if message.role == "user" and _matches(script.resumes, message.text):
+            continue
+        if message.role == "tool" and _matches(script.aborted, message.parts[0].text):
+            found.pop()
+        else:
+            found.append(message)
+    return found
+
+
+def _marked(conversation: Conversation) -> tuple[str, Sequence[Message]] | None:
+    """The script that was named last, and what was said after it.
+
+    Users name scripts; a summary, which some clients keep as an answer, does so, too.
+    """
+    messages = conversation.messages
+    for i in reversed(range(len(messages))):
+        is_said = messages[i].role in ("user", "assistant")
+        marks = list(_MARK.finditer(messages[i].text)) if is_said else []
+        if marks:
+            return marks[-1]["name"], messages[i + 1 :]
+    return None
+
+
+def _variables(text: str) -> dict[str, str]:
+    marks = list(_MARK.finditer(text))
+    words = marks[-1]["variables"].split() if marks else []
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def _text(conversation: Conversation, where: Where) -> str:
+    match where:
+        case Where.SYSTEM:
+            return conversation.system
+        case Where.LAST_USER:
+            return conversation.last_user_text
+        case Where.ALL:
+            return _all_text(conversation)
+
+
+def _all_text(conversation: Conversation) -> str:
+    return "\n".join(message.text for message in conversation.messages)
+
+
+def _rest(step: Step, said: str) -> Step:
+    """What of a step was not said yet; its thinking was."""
+    text = step.text.removeprefix(said) if said and step.text.startswith(said) else step.text
+    return replace(step, text=text, thinking="" if said else step.thinking, fault=Fault.NONE)
+
+
+def _filled(step: Step, variables: Mapping[str, str]) -> Step:
+    def fill(text: str, *, is_json: bool = False) -> str:
+        def value(match: re.Match[str]) -> str:
+            found = variables.get(match[1], match[0])
+            return json.dumps(found)[1:-1] if is_json else found
+
+        return _VARIABLE.sub(value, text)
+
+    calls = tuple(Call(call.name, fill(call.arguments, is_json=True)) for call in step.calls)
+    return replace(step, text=fill(step.text), thinking=fill(step.thinking), calls=calls)
+
+
+def load_script(path: Path) -> Script:
+    """Read a script's file; raise `EngineError` that names it."""
+    try:
+        return _script(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, re.error) as exc:
+        raise EngineError(f"{path} is no script: {exc!r}") from exc
+
+
+def _script(data: Mapping[str, Any]) -> Script:
+    rules = tuple(
+        Rule(
+            name=rule["name"],
+            where=Where(rule["where"]),
+            pattern=re.compile(rule["pattern"]),
+            step=_step(rule["step"]),
+            without_tools=rule.get("without_tools", False),
+        )
+        for rule in data.get("rules", ())
+    )
+    steps = {name: tuple(map(_step, found)) for name, found in data["steps"].items()}
+    patterns = {n: re.compile(data[n]) for n in ("resumes", "aborted") if n in data}
+    return Script(steps, rules, Path(data["log"]), **patterns)
+
+
+def _step(data: Mapping[str, Any]) -> Step:
+    return Step(
+        text=data.get("text", ""),
+        thinking=data.get("thinking", ""),
+        calls=tuple(
+            Call(call["name"], json.dumps(call["arguments"])) for call in data.get("calls", ())
+        ),
+        fault=Fault(data.get("fault", "")),
+        delay_s=float(data.get("delay_s", 0.0)),
+    )

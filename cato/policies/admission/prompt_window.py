@@ -1,0 +1,21 @@
+"""A bound on the prompt work that may join, and no other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.decision import Admit, Defer
+from cato.core.pool.window import takes_prompt
+from cato.core.snapshot import Invocation, ReplicaView
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWindow:
+    """Prompts join while they fit into what the engine's next steps can take; the rest waits in
+    the queue, where its order can still change.
+    """
+
+    def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
+        if takes_prompt(replica, invocation):
+            return Admit("its prompt fits")
+        return Defer(f"{replica.prompt_tokens_ahead} prompt tokens are ahead", closes=True)

@@ -12,6 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 
 from cato.core.session import Prompt
 from cato.wire.counting import SECTION_TOKENS, estimated_tokens
@@ -22,9 +23,12 @@ MOST_SESSIONS = 1_000
 # How far an engine's count may lie from the estimate before it is taken for a misreading. A chat
 # template that leaves out tools and system text comes to a hundredth.
 LEAST_RATIO, MOST_RATIO = 0.02, 10.0
-# Weight of a new observation in the ratio of a kind of client, for sessions without one of their
-# own.
+# The same for what a turn adds; of fewer tokens nothing is learnt.
+LEAST_GROWTH, MOST_GROWTH = 0.5, 2.0
+LEAST_NEW_TOKENS = 100.0
+# Weights of a new observation: in the ratio of a kind of client, and in that of what turns add.
 _KIND_WEIGHT = 0.3
+_GROWTH_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +42,34 @@ class Hashing:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A prompt, and its tokens as estimated before any correction.
+    """A prompt as read, with what an engine's count of it will be compared to.
 
-    `is_corrected`: by what an engine counted in an earlier prompt of the session.
+    `raw_tokens` are estimated before any correction. Of them `counted_raw_tokens` stand for a
+    beginning that an engine has counted before as `counted_tokens`; 0 without one.
     """
 
     prompt: Prompt
     raw_tokens: float
-    is_corrected: bool = False
+    counted_raw_tokens: float = 0.0
+    counted_tokens: float = 0.0
+
+    @property
+    def is_corrected(self) -> bool:
+        return self.counted_tokens > 0
 
 
 @dataclass(slots=True)
 class _Session:
     """Of the latest prompt: per section its digest, and characters and tokens up to its end.
 
-    `ratio` is the engine's count over the estimate; None until there was one.
+    `counted_tokens` are the engine's of the beginning that is estimated at `counted_raw_tokens`;
+    `growth` is the engine's count over the estimate of what turns add to it.
     """
 
     hashing: Hashing
-    ratio: float | None = None
+    counted_raw_tokens: float = 0.0
+    counted_tokens: float = 0.0
+    growth: float | None = None
     digests: list[bytes] = field(default_factory=list)
     chars: list[int] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
@@ -87,19 +100,29 @@ class SessionMemory:
         """
         known = self._sessions.get(session)
         if known is None or known.hashing != hashing:
-            known = _Session(hashing, None if known is None else known.ratio)
+            known = _Session(hashing)
             self._keep(session, known)
         self._sessions.move_to_end(session)
         digests = [_digest(section) for section in sections]
         same = _common(digests, known.digests)
-        common_tokens = known.tokens[same - 1] if same else 0.0
+        common = known.tokens[same - 1] if same else 0.0
         shared = _extend(known, digests, sections, same)
+        _keep_counted(known, common)
         raw_tokens = known.tokens[-1] if known.tokens else 0.0
-        ratio = known.ratio or self._ratios.get(kind) or scale
-        tokens = max(1, round(raw_tokens * ratio))
-        new_tokens = max(1, round((raw_tokens - common_tokens) * ratio))
-        prompt = Prompt(tokens, new_tokens, tuple(known.blocks), session, shared)
-        return Reading(prompt, raw_tokens, known.ratio is not None)
+        whole = self._ratios.get(kind) or scale
+        growth = known.growth or whole
+        if known.counted_tokens:
+            tokens = known.counted_tokens + (raw_tokens - known.counted_raw_tokens) * growth
+        else:
+            tokens = raw_tokens * whole
+        prompt = Prompt(
+            tokens=max(1, round(tokens)),
+            new_tokens=max(1, min(round(tokens), round((raw_tokens - common) * growth))),
+            prefix=tuple(known.blocks),
+            session=session,
+            shared_blocks=shared,
+        )
+        return Reading(prompt, raw_tokens, known.counted_raw_tokens, known.counted_tokens)
 
     def learn(self, session: str, kind: str, reading: Reading, prompt_tokens: int) -> None:
         """The engine counted `prompt_tokens` in the prompt of `reading`."""
@@ -108,18 +131,38 @@ class SessionMemory:
         ratio = prompt_tokens / reading.raw_tokens
         if not LEAST_RATIO <= ratio <= MOST_RATIO:
             return
-        known = self._sessions.get(session)
-        if known is not None:
-            known.ratio = ratio
         before = self._ratios.pop(kind, ratio)
         self._ratios[kind] = before + _KIND_WEIGHT * (ratio - before)
         while len(self._ratios) > self._most:
             self._ratios.popitem(last=False)
+        known = self._sessions.get(session)
+        if known is None or not known.tokens or known.tokens[-1] != reading.raw_tokens:
+            return  # another call of the session was read meanwhile
+        added = reading.raw_tokens - reading.counted_raw_tokens
+        if not reading.is_corrected:
+            # Tools and system text, which are most of a first prompt, tell little of what follows.
+            known.growth = _within(sqrt(ratio))
+        elif added >= LEAST_NEW_TOKENS:
+            seen = _within((prompt_tokens - reading.counted_tokens) / added)
+            old = seen if known.growth is None else known.growth
+            known.growth = old + _GROWTH_WEIGHT * (seen - old)
+        known.counted_raw_tokens, known.counted_tokens = reading.raw_tokens, float(prompt_tokens)
 
     def _keep(self, session: str, known: _Session) -> None:
         self._sessions[session] = known
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)
+
+
+def _within(growth: float) -> float:
+    return min(max(growth, LEAST_GROWTH), MOST_GROWTH)
+
+
+def _keep_counted(known: _Session, common: float) -> None:
+    """Of what an engine has counted only the first `common` estimated tokens are as they were."""
+    if known.counted_raw_tokens > common:
+        known.counted_tokens *= common / known.counted_raw_tokens
+        known.counted_raw_tokens = common
 
 
 def _common(digests: Sequence[bytes], known: Sequence[bytes]) -> int:

@@ -115,6 +115,20 @@ def test_marks_that_no_model_reads_are_not_in_a_tools_text() -> None:
     assert "fetch" not in conversation.prompt()
 
 
+def test_tools_of_a_namespace_have_its_name_and_its_description_stays() -> None:
+    space = {
+        "type": "namespace",
+        "name": "agents",
+        "description": "SPAWNS",
+        "tools": [{"type": "function", "name": "spawn"}],
+    }
+    call = {"type": "function_call", "namespace": "agents", "name": "spawn", "arguments": "{}"}
+    said = conversation_of(RESPONSES, {"tools": [space], "input": [call]})
+    assert [t.name for t in said.tools] == ["agents", "agents__spawn"]
+    assert said.prompt().count("SPAWNS") == 1
+    assert said.messages[0].parts[0].name == "agents__spawn"
+
+
 def test_an_image_costs_no_text_and_what_is_unknown_is_counted_as_json() -> None:
     content = [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},

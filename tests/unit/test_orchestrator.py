@@ -197,7 +197,7 @@ class BookReplica:
     def remember(self, invocation: Invocation) -> None:
         if self.prefixes is not None:
             others = [p for p in self.prefixes if p not in invocation.prefix]
-            kept = others + [*reversed(invocation.prefix)]
+            kept = [*others, *reversed(invocation.prefix)]
             blocks = self.report.profile.kv_capacity_tokens // PREFIX_BLOCK_TOKENS
             self.prefixes = kept[-blocks:]
 

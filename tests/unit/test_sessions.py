@@ -57,6 +57,31 @@ def test_the_engines_count_corrects_the_next_turn_of_the_session() -> None:
     assert again.prompt.new_tokens < 50
 
 
+def test_what_turns_add_is_corrected_by_what_they_added_before() -> None:
+    memory = a_memory()
+    sections = ["English words of an agent's instructions. " * 400]
+    reading = memory.read("s", sections, HASHING, kind="k")
+    memory.learn("s", "k", reading, round(reading.raw_tokens * 0.9))  # overestimated
+    for turn in range(4):
+        sections.append("1234567890 " * 300)  # and this underestimated
+        before, reading = reading, memory.read("s", sections, HASHING, kind="k")
+        truth = (reading.raw_tokens - before.raw_tokens) * 1.2 * (turn + 1)
+        truth += 0.9 * memory.read("other", sections[:1], HASHING, kind="o").raw_tokens
+        if turn > 2:
+            assert reading.prompt.tokens == pytest.approx(truth, rel=0.03)
+        memory.learn("s", "k", reading, round(truth))
+
+
+def test_a_history_that_shrinks_keeps_the_count_of_what_stayed() -> None:
+    memory = a_memory()
+    reading = memory.read("s", ["tools " * 500, "said " * 500], HASHING, kind="k")
+    memory.learn("s", "k", reading, round(reading.raw_tokens * 1.4))
+    shorter = memory.read("s", ["tools " * 500, "summary"], HASHING, kind="k")
+    assert shorter.is_corrected
+    assert shorter.prompt.tokens == pytest.approx(shorter.raw_tokens * 1.4, rel=0.02)
+    assert shorter.prompt.new_tokens < 10
+
+
 def test_a_new_session_of_the_same_kind_begins_with_what_was_learnt() -> None:
     memory = a_memory()
     reading = memory.read("one", ["words " * 300], HASHING, kind="k")

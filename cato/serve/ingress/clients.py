@@ -27,8 +27,8 @@ class Client:
     """An agent. It is known by the header `user-agent`, or by its system text where it has no name.
 
     `session` and `parent` are headers; `part` is a header that tells the sub-agents of a session
-    apart. `compaction` is in the last words of a call that sums up the history, `title` in the
-    system text of one that names it.
+    apart. A call that sums up the history has `sums_up` in its system text or in the user's last
+    words, one that names it has `title` in its system text.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Client:
     session: str = ""
     part: str = ""
     parent: str = ""
-    compaction: str = ""
+    sums_up: str = ""
     title: str = ""
 
 
@@ -47,25 +47,34 @@ CLIENTS = (
         agent=r"claude-cli/",
         session="x-claude-code-session-id",
         part="x-claude-code-agent-id",
-        compaction="create a detailed summary of the conversation",
+        sums_up="create a detailed summary of the conversation",
     ),
     Client(
         "codex",
         agent=r"codex",
         session="thread-id",
         parent="x-codex-parent-thread-id",
-        compaction="CONTEXT CHECKPOINT COMPACTION",
+        sums_up="CONTEXT CHECKPOINT COMPACTION",
     ),
     Client(
         "opencode",
         agent=r"opencode/",
         session="x-session-id",
         parent="x-parent-session-id",
+        sums_up="context summarization agent",
         title="title generator",
     ),
-    Client("qwen-code", agent=r"qwencode/", compaction="state_snapshot"),
-    Client("cn", system=r"You are an agent in the Continue CLI"),
-    Client("aider", agent=r"aider/", system=r"SEARCH/REPLACE|Act as an expert software"),
+    Client("qwen-code", agent=r"qwencode/", sums_up="produce the <state_snapshot>"),
+    Client(
+        "cn",
+        system=r"You are an agent in the Continue CLI",
+        sums_up="provide a concise summary of our conversation",
+    ),
+    Client(
+        "aider",
+        agent=r"aider/",
+        system=r"SEARCH/REPLACE|Act as an expert software|one-line Git commit messages",
+    ),
 )
 UNKNOWN = Client("")
 
@@ -172,10 +181,10 @@ def _kind(
         return TurnKind.MAIN
     if client.title and client.title in conversation.system[:2_000]:
         return TurnKind.TITLE
-    if client.compaction:
-        last = conversation.last_user_text
-        if client.compaction in last or client.compaction in conversation.system:
-            return TurnKind.COMPACTION
+    if client.sums_up and (
+        client.sums_up in conversation.last_user_text or client.sums_up in conversation.system
+    ):
+        return TurnKind.COMPACTION
     if not conversation.tools and "title" in _schema_of(body):
         return TurnKind.TITLE
     return TurnKind.MAIN

@@ -38,14 +38,19 @@ def read_responses(body: Mapping[str, object]) -> Conversation:
 
 
 def _tools(listed: Iterable[Block]) -> list[Part]:
-    """Each tool; those of a `namespace` are tools of their own."""
+    """Each tool; those of a `namespace` follow its own description, with its name in front."""
     found: list[Part] = []
     for tool in listed:
         inner = tool.get("tools")
-        if tool.get("type") == "namespace" and isinstance(inner, list):
-            found += _tools(t for t in inner if isinstance(t, Mapping))
-        else:
+        if tool.get("type") != "namespace" or not isinstance(inner, list):
             found.append(tool_part(tool, tool.get("name")))
+            continue
+        space = {key: value for key, value in tool.items() if key != "tools"}
+        found.append(tool_part(space, space.get("name")))
+        for one in inner:
+            if isinstance(one, Mapping):
+                name = f"{space.get('name')}__{one.get('name')}"  # as vLLM calls it
+                found.append(tool_part({**one, "name": name}, name))
     return found
 
 
@@ -69,7 +74,8 @@ def _messages(item: Block) -> list[Message]:
         return [Message("tool", (Part(PartKind.RESULT, text, "", id), *images))]
     if isinstance(kind, str) and kind.endswith("_call"):
         arguments = next((item[f] for f in ("arguments", "input", "action") if f in item), {})
-        call = Part(PartKind.CALL, as_text(arguments), str(item.get("name") or kind), id)
+        name = "__".join(str(n) for n in (item.get("namespace"), item.get("name") or kind) if n)
+        call = Part(PartKind.CALL, as_text(arguments), name, id)
         return [Message("assistant", (call,))]
     return [Message("user", (Part(PartKind.TEXT, as_text(item)),))]
 

@@ -26,7 +26,8 @@ LEAST_RATIO, MOST_RATIO = 0.02, 10.0
 # The same for what a turn adds; of fewer tokens nothing is learnt.
 LEAST_GROWTH, MOST_GROWTH = 0.5, 2.0
 LEAST_NEW_TOKENS = 100.0
-# Weights of a new observation: in the ratio of a kind of client, and in that of what turns add.
+# Weights of a new observation: in a ratio of many sessions, and in one of what a session's turns
+# add.
 _KIND_WEIGHT = 0.3
 _GROWTH_WEIGHT = 0.5
 
@@ -62,13 +63,12 @@ class Reading:
 class _Session:
     """Of the latest prompt: per section its digest, and characters and tokens up to its end.
 
-    `counted_tokens` are the engine's of the beginning that is estimated at `counted_raw_tokens`;
-    `growth` is the engine's count over the estimate of what turns add to it.
+    `counts` are of ever longer beginnings: estimated tokens, and those that the engine counted.
+    `growth` is the engine's count over the estimate of what turns add.
     """
 
     hashing: Hashing
-    counted_raw_tokens: float = 0.0
-    counted_tokens: float = 0.0
+    counts: list[tuple[float, float]] = field(default_factory=list)
     growth: float | None = None
     digests: list[bytes] = field(default_factory=list)
     chars: list[int] = field(default_factory=list)
@@ -83,6 +83,7 @@ class SessionMemory:
         self._most = most
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._ratios: OrderedDict[str, float] = OrderedDict()
+        self._growths: OrderedDict[str, float] = OrderedDict()  # by model
 
     def read(
         self,
@@ -96,7 +97,8 @@ class SessionMemory:
         """The prompt with these sections as the next of `session`.
 
         `kind` names clients whose counts are alike (a client and a model): what was learnt of one
-        session serves the next. `scale` corrects the estimate until anything was learnt.
+        session serves the next. `scale` corrects the estimate until anything was learnt. What turns
+        add is mostly what tools say: how a model's tokenizer cuts that is learnt of all clients.
         """
         known = self._sessions.get(session)
         if known is None or known.hashing != hashing:
@@ -107,12 +109,14 @@ class SessionMemory:
         same = _common(digests, known.digests)
         common = known.tokens[same - 1] if same else 0.0
         shared = _extend(known, digests, sections, same)
-        _keep_counted(known, common)
+        is_rewritten = _keep_counted(known, common)
         raw_tokens = known.tokens[-1] if known.tokens else 0.0
         whole = self._ratios.get(kind) or scale
-        growth = known.growth or whole
-        if known.counted_tokens:
-            tokens = known.counted_tokens + (raw_tokens - known.counted_raw_tokens) * growth
+        # Behind a beginning that was rewritten stands all kinds of text again, as at first.
+        growth = whole if is_rewritten or known.growth is None else known.growth
+        counted_raw_tokens, counted_tokens = known.counts[-1] if known.counts else (0.0, 0.0)
+        if counted_tokens:
+            tokens = counted_tokens + (raw_tokens - counted_raw_tokens) * growth
         else:
             tokens = raw_tokens * whole
         prompt = Prompt(
@@ -122,7 +126,7 @@ class SessionMemory:
             session=session,
             shared_blocks=shared,
         )
-        return Reading(prompt, raw_tokens, known.counted_raw_tokens, known.counted_tokens)
+        return Reading(prompt, raw_tokens, counted_raw_tokens, counted_tokens)
 
     def learn(self, session: str, kind: str, reading: Reading, prompt_tokens: int) -> None:
         """The engine counted `prompt_tokens` in the prompt of `reading`."""
@@ -131,22 +135,28 @@ class SessionMemory:
         ratio = prompt_tokens / reading.raw_tokens
         if not LEAST_RATIO <= ratio <= MOST_RATIO:
             return
-        before = self._ratios.pop(kind, ratio)
-        self._ratios[kind] = before + _KIND_WEIGHT * (ratio - before)
-        while len(self._ratios) > self._most:
-            self._ratios.popitem(last=False)
+        self._note(self._ratios, kind, ratio)
         known = self._sessions.get(session)
         if known is None or not known.tokens or known.tokens[-1] != reading.raw_tokens:
             return  # another call of the session was read meanwhile
         added = reading.raw_tokens - reading.counted_raw_tokens
         if not reading.is_corrected:
             # Tools and system text, which are most of a first prompt, tell little of what follows.
-            known.growth = _within(sqrt(ratio))
+            known.growth = self._growths.get(known.hashing.model, _within(sqrt(ratio)))
         elif added >= LEAST_NEW_TOKENS:
             seen = _within((prompt_tokens - reading.counted_tokens) / added)
             old = seen if known.growth is None else known.growth
             known.growth = old + _GROWTH_WEIGHT * (seen - old)
-        known.counted_raw_tokens, known.counted_tokens = reading.raw_tokens, float(prompt_tokens)
+            self._note(self._growths, known.hashing.model, seen)
+        while known.counts and known.counts[-1][0] >= reading.raw_tokens:
+            known.counts.pop()
+        known.counts.append((reading.raw_tokens, float(prompt_tokens)))
+
+    def _note(self, ratios: OrderedDict[str, float], name: str, seen: float) -> None:
+        before = ratios.pop(name, seen)
+        ratios[name] = before + _KIND_WEIGHT * (seen - before)
+        while len(ratios) > self._most:
+            ratios.popitem(last=False)
 
     def _keep(self, session: str, known: _Session) -> None:
         self._sessions[session] = known
@@ -158,11 +168,19 @@ def _within(growth: float) -> float:
     return min(max(growth, LEAST_GROWTH), MOST_GROWTH)
 
 
-def _keep_counted(known: _Session, common: float) -> None:
-    """Of what an engine has counted only the first `common` estimated tokens are as they were."""
-    if known.counted_raw_tokens > common:
-        known.counted_tokens *= common / known.counted_raw_tokens
-        known.counted_raw_tokens = common
+def _keep_counted(known: _Session, common: float) -> bool:
+    """Of what an engine has counted only the first `common` estimated tokens are as they were;
+    returns whether that is less than all."""
+    cut = None
+    while known.counts and known.counts[-1][0] > common:
+        cut = known.counts.pop()
+    if cut is None:
+        return False
+    raw, counted = known.counts[-1] if known.counts else (0.0, 0.0)
+    if common > raw:
+        share = (common - raw) / (cut[0] - raw)
+        known.counts.append((common, counted + share * (cut[1] - counted)))
+    return True
 
 
 def _common(digests: Sequence[bytes], known: Sequence[bytes]) -> int:

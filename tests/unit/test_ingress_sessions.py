@@ -182,3 +182,16 @@ async def test_what_was_made_stable_stands_in_the_receipt(tmp_path: Path) -> Non
         body = a_turn_body(0, system=[*billing, {"type": "text", "text": "Be brief."}])
         answer = await http.post("/v1/messages", json=body, headers=CLAUDE)
     assert answer.json()["cato"]["changes"] == ["billing-block"]
+
+
+@pytest.mark.parametrize(
+    ("system", "kind"),
+    [
+        ("You generate concise, one-line Git commit messages.", TurnKind.TITLE),
+        ("*Briefly* summarize this partial conversation about programming.", TurnKind.COMPACTION),
+    ],
+)
+def test_aiders_calls_beside_the_main_loop_are_known(system: str, kind: TurnKind) -> None:
+    said = [{"role": "system", "content": system}, {"role": "user", "content": "# USER"}]
+    found = turn(CHAT, {"user-agent": "OpenAI/Python 2.20.0"}, {"messages": said})
+    assert (found.client, found.kind) == ("aider", kind)

@@ -72,6 +72,32 @@ def test_what_turns_add_is_corrected_by_what_they_added_before() -> None:
         memory.learn("s", "k", reading, round(truth))
 
 
+def grow(memory: SessionMemory, session: str, kind: str, growth: float) -> int:
+    """Two turns of a session, the second with digits of which the engine counts `growth` times the
+    estimate; returns the estimate of that one."""
+    sections = ["words " * 300]
+    first = memory.read(session, sections, HASHING, kind=kind)
+    memory.learn(session, kind, first, round(first.raw_tokens))
+    second = memory.read(session, [*sections, "1234567890 " * 300], HASHING, kind=kind)
+    added = second.raw_tokens - first.raw_tokens
+    memory.learn(session, kind, second, round(first.raw_tokens + growth * added))
+    return second.prompt.tokens - first.prompt.tokens
+
+
+def test_what_turns_add_is_corrected_by_what_those_of_other_clients_added() -> None:
+    memory = a_memory()
+    unknown = grow(memory, "one", "k", 1.2)
+    assert grow(memory, "two", "another client", 1.2) == pytest.approx(1.2 * unknown, rel=0.01)
+
+
+def test_what_follows_a_rewritten_beginning_is_no_growth() -> None:
+    memory = a_memory()
+    grow(memory, "s", "k", 1.3)
+    said = ["words " * 300, "other words " * 200]
+    again = memory.read("s", said, HASHING, kind="plain")
+    assert again.prompt.tokens == pytest.approx(again.raw_tokens, rel=0.01)
+
+
 def test_a_history_that_shrinks_keeps_the_count_of_what_stayed() -> None:
     memory = a_memory()
     reading = memory.read("s", ["tools " * 500, "said " * 500], HASHING, kind="k")

@@ -73,7 +73,10 @@ CLIENTS = (
     Client(
         "aider",
         agent=r"aider/",
-        system=r"SEARCH/REPLACE|Act as an expert software|one-line Git commit messages",
+        system=r"SEARCH/REPLACE|Act as an expert software|one-line Git commit messages|"
+        r"ummarize this partial conversation about programming",
+        sums_up="ummarize this partial conversation about programming",
+        title="one-line Git commit messages",  # names a commit
     ),
 )
 UNKNOWN = Client("")

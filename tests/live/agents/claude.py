@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.live.agents.agent import Call, Place, ToolAgent, call
+from tests.live.agents.agent import Call, Place, Step, ToolAgent, call
 from tests.live.agents.installed import Npm
 
 
@@ -42,6 +42,13 @@ class Claude(ToolAgent):
     def rules(self) -> list[dict[str, Any]]:
         pattern = "an <analysis> block followed by a <summary> block"
         return [self.summary("last_user", pattern, "<summary>{}</summary>")]
+
+    def steps(self) -> dict[str, list[Step]]:
+        """Beside the others' steps it loads a tool that it knows by name only."""
+        steps = super().steps()
+        load = call("ToolSearch", query="select:WebFetch", max_results=1)
+        steps["claude-work"].insert(5, {"text": "I may need the web.", "calls": [load]})
+        return steps
 
     def look(self) -> Call:
         return self.shell("ls")

@@ -8,6 +8,8 @@ from typing import Any
 
 # Claude Code's, which CATO leaves out: it changes with every prompt and says nothing to a model.
 LEFT_OUT = ("x-anthropic-billing-header",)
+# Shorter parts are found by chance.
+LONG_CHARS = 200
 # Of a tool or a message, what no model reads.
 _MARKS = frozenset(
     {"type", "cache_control", "defer_loading", "strict", "id", "role", "signature", "status"}
@@ -15,9 +17,20 @@ _MARKS = frozenset(
 
 
 def missing(body: dict[str, Any], prompt: str) -> list[str]:
-    """The parts of a request that are not in an engine's prompt, in their order."""
-    tools = [t for t in body.get("tools") or [] if not t.get("defer_loading")]
-    lost = [part for tool in tools for part in _strings(tool) if not _has(prompt, part)]
+    """The parts of a request that are not in an engine's prompt, in their order, and long ones that
+    are there more often than they were sent.
+
+    A tool that is deferred is sent when it was loaded: then a result names it.
+    """
+    loaded = set(_loaded(body))
+    offered = body.get("tools") or []
+    tools = [t for t in offered if not t.get("defer_loading") or t.get("name") in loaded]
+    sent = [*(part for tool in tools for part in _of_tool(tool)), *said(body)]
+    lost = [part for tool in tools for part in _of_tool(tool) if not _has(prompt, part)]
+    for part in {part for part in sent if len(part) >= LONG_CHARS}:
+        times = sum(other.count(part) for other in sent)
+        if sum(prompt.count(form) for form in set(_forms(part))) > times:
+            lost.append(f"more than {times} times: {part[:300]}")
     at = 0
     for part in said(body):
         found = _find(prompt, part, at)
@@ -46,10 +59,21 @@ def said(body: dict[str, Any]) -> Iterator[str]:
             yield call["function"]["name"]
             yield from _strings(json.loads(call["function"]["arguments"] or "{}"))
         if item.get("type") == "function_call":
-            yield item["name"]
+            space = f"{item['namespace']}__" if item.get("namespace") else ""
+            yield f"{space}{item['name']}"
             yield from _strings(json.loads(item["arguments"] or "{}"))
         if item.get("type") == "function_call_output":
             yield from _texts(item.get("output"))
+
+
+def _of_tool(tool: dict[str, Any]) -> Iterator[str]:
+    if tool.get("type") != "namespace":
+        yield from _strings(tool)
+        return
+    yield from _strings({key: value for key, value in tool.items() if key != "tools"})
+    for inner in tool["tools"]:
+        yield f"{tool['name']}__{inner['name']}"  # as vLLM names it
+        yield from _strings({k: v for k, v in inner.items() if k != "name"})
 
 
 def _texts(content: Any) -> Iterator[str]:
@@ -98,12 +122,27 @@ def _strings(value: Any) -> Iterator[str]:
                 yield from _strings(inner)
 
 
+def _loaded(body: dict[str, Any]) -> Iterator[str]:
+    """Names of the tools that results name as loaded."""
+    for message in body.get("messages") or []:
+        blocks = message.get("content")
+        for block in blocks if isinstance(blocks, list) else []:
+            inner = block.get("content") if isinstance(block, dict) else None
+            for one in inner if isinstance(inner, list) else []:
+                if isinstance(one, dict) and one.get("type") == "tool_reference":
+                    yield one["tool_name"]
+
+
 def _has(prompt: str, part: str) -> bool:
     return _find(prompt, part, 0) >= 0
 
 
 def _find(prompt: str, part: str, at: int) -> int:
     """Where `part` stands from `at` on, as it is or inside JSON; negative when it does not."""
-    forms = (part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1])
-    places = [place for form in forms if (place := prompt.find(form, at)) >= 0]
+    places = [place for form in _forms(part) if (place := prompt.find(form, at)) >= 0]
     return min(places, default=-1)
+
+
+def _forms(part: str) -> tuple[str, str, str]:
+    """As it is, and inside JSON."""
+    return part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1]

@@ -19,6 +19,7 @@ class Qwen(ToolAgent):
     needs = "node 22, a provider with the size of the context"
     endpoint = "/v1/chat/completions"
     helpers = 2
+    kept = 1
 
     def prepare(self, place: Place) -> None:
         config = json.loads(place.example(self.example))

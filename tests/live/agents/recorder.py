@@ -19,6 +19,7 @@ from aiohttp import web
 MAX_BODY_BYTES = 64 << 20
 # Of the connection between two clients of HTTP, not of a message.
 HOP_HEADERS = frozenset({"host", "connection", "transfer-encoding", "content-length", "keep-alive"})
+SESSION = web.AppKey("session", aiohttp.ClientSession)
 # Answers are read as text.
 PLAIN = {"Accept-Encoding": "identity"}
 
@@ -81,7 +82,7 @@ class Recorder:
         self.exchanges.append(exchange)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS}
         headers = {k: v for k, v in headers.items() if k.lower() != "accept-encoding"} | PLAIN
-        session: aiohttp.ClientSession = request.app["session"]
+        session = request.app[SESSION]
         url = f"{self.upstream}{request.path_qs}"
         async with session.request(request.method, url, data=raw, headers=headers) as answer:
             exchange.status = answer.status
@@ -114,7 +115,7 @@ class Recorder:
         async def start() -> web.AppRunner:
             app = web.Application(client_max_size=MAX_BODY_BYTES)
             timeout = aiohttp.ClientTimeout(total=None, sock_read=None)
-            app["session"] = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
+            app[SESSION] = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
             app.router.add_route("*", "/{path:.*}", self._pass_on)
             runner = web.AppRunner(app, access_log=None)
             await runner.setup()
@@ -125,7 +126,7 @@ class Recorder:
             return runner
 
         async def stop(runner: web.AppRunner) -> None:
-            await runner.app["session"].close()
+            await runner.app[SESSION].close()
             await runner.cleanup()
 
         def run() -> None:

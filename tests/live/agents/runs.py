@@ -41,6 +41,13 @@ class Call:
         """What the client read of its answer: prompt tokens that were cached."""
         return cached_in(self.exchange.answer)
 
+    @property
+    def asks_for_counts(self) -> bool:
+        """Whether the client wants them in its stream; in other dialects they always come."""
+        if not self.exchange.path.endswith("/chat/completions"):
+            return True
+        return bool((self.exchange.body.get("stream_options") or {}).get("include_usage"))
+
     def __str__(self) -> str:
         note = f"{self.note['script']} {self.note['step']} {self.note['outcome']}"
         return f"{self.exchange} {note}"

@@ -9,11 +9,20 @@ from dataclasses import dataclass
 from typing import Any
 
 Body = dict[str, Any]
-WORDS = "You are an agent. Read before you write, say what you did, and keep it short. "
-INSTRUCTIONS = WORDS * 60
+RULES = (
+    "Read a file before you change it, and change no more of it than the task needs.",
+    "Say in one sentence what you are about to do; afterwards say whether it worked.",
+    "Never guess an address, a password or the name of a package; look it up or ask.",
+    "Use `git status` before you commit, and do not commit unless you were told to.",
+    "Keep to the style of the code around yours: names, comments, imports, line length.",
+    "When a command fails, read what it printed before you try it a second time.",
+)
 NAMES = ("read", "edit", "write", "shell", "search")
-RESULT = "\n".join(f"{i}\tdef f{i}(x): return x + {i * 7919 % 10007}" for i in range(80))
-LONG = "\n".join(f"{i:04d} {i * 7919 % 10007:05d} {i * 104729 % 99991:05d}" for i in range(400))
+# What a tool says: a file with the numbers of its lines.
+RESULT = "\n".join(f"{i:6}\tdef part_{i}(value):  # returns value + {i}" for i in range(60))
+LONG = "\n".join(
+    f"src/module_{i % 7}.py:{i}:    return self.table[name] + offset * {i % 10}" for i in range(160)
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,12 @@ class Shape:
 
     name: str
     endpoint: str
+    rules: int
+    """How often the rules stand in its instructions: clients differ in length."""
+
+    @property
+    def instructions(self) -> str:
+        return "\n".join(f"{i}.{j} {r}" for i in range(self.rules) for j, r in enumerate(RULES))
 
     @property
     def mark(self) -> str:
@@ -80,7 +95,7 @@ class Shape:
         match self.endpoint:
             case "/v1/messages":
                 billing = f"x-anthropic-billing-header: cc_version=2.1.330.{session[:3]};"
-                system = [{"type": "text", "text": t} for t in (billing, INSTRUCTIONS)]
+                system = [{"type": "text", "text": t} for t in (billing, self.instructions)]
                 reminder = "<system-reminder>\nBranch: main\n</system-reminder>"
                 blocks = [{"type": "text", "text": t} for t in (reminder, asked)]
                 return {
@@ -107,7 +122,7 @@ class Shape:
                     "tools": [{"type": "function", **_tool(n, "parameters")} for n in NAMES],
                     "tool_choice": "auto",
                     "input": [
-                        _item("developer", INSTRUCTIONS),
+                        _item("developer", self.instructions),
                         _item("user", "<environment>A repository.</environment>"),
                         _item("user", asked),
                     ],
@@ -118,12 +133,19 @@ class Shape:
                     "stream": True,
                     "stream_options": {"include_usage": True},
                     "messages": [
-                        {"role": "system", "content": INSTRUCTIONS},
+                        {"role": "system", "content": self.instructions},
                         {"role": "user", "content": asked},
                     ],
                 }
-                if self.name == "aider":
-                    return body | {"temperature": 0}
+                if self.name == "aider":  # with examples, the same in all its sessions
+                    system, said = body["messages"]
+                    example = {"role": "user", "content": "Change get_factorial()."}
+                    answer = {"role": "assistant", "content": "I need to modify one file."}
+                    other = {"role": "user", "content": "I switched to a new code base."}
+                    return body | {
+                        "temperature": 0,
+                        "messages": [system, example, answer, other, said],
+                    }
                 tools = [{"type": "function", "function": f} for f in functions]
                 return body | {"max_tokens": 8192, "tools": tools}
 
@@ -200,12 +222,12 @@ class Said:
 
 
 SHAPES = (
-    Shape("claude", "/v1/messages"),
-    Shape("codex", "/v1/responses"),
-    Shape("opencode", "/v1/chat/completions"),
-    Shape("qwen", "/v1/chat/completions"),
-    Shape("cn", "/v1/chat/completions"),
-    Shape("aider", "/v1/chat/completions"),
+    Shape("claude", "/v1/messages", 60),
+    Shape("codex", "/v1/responses", 50),
+    Shape("opencode", "/v1/chat/completions", 40),
+    Shape("qwen", "/v1/chat/completions", 100),
+    Shape("cn", "/v1/chat/completions", 10),
+    Shape("aider", "/v1/chat/completions", 10),
 )
 
 

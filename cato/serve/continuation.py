@@ -87,7 +87,7 @@ class Answer:
         """The call that goes on after what was sent; begins an attempt."""
         self._goes_on, self._before, self._repeats = self.has_output, 0, ""
         if call.raw and call.stream and call.endpoint.generates and self._transcript is None:
-            self._transcript = Transcript(call.endpoint)
+            self._transcript = Transcript(call.endpoint, call.body)
         next_call = self._continued_call(call) if self.text else call
         self._dialect = next_call.endpoint
         return next_call

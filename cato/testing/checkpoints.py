@@ -28,14 +28,21 @@ _TOKENIZER = (
 )
 
 
-def write_checkpoint(folder: Path, architecture: str, seed: int) -> Path:
-    """A Llama of the named sizes in Hugging Face layout; needs torch. Returns `folder`."""
+def write_checkpoint(
+    folder: Path, architecture: str, seed: int, context_tokens: int | None = None
+) -> Path:
+    """A Llama of the named sizes in Hugging Face layout; needs torch. Returns `folder`.
+
+    `context_tokens` is the demo model's when it is None.
+    """
     import torch
     from safetensors.torch import save_file
 
     demo = Path(model_path(DEMO_SOURCE))
     config: dict[str, Any] = json.loads((demo / "config.json").read_text(encoding="utf-8"))
     config |= ARCHITECTURES[architecture]
+    if context_tokens is not None:
+        config["max_position_embeddings"] = context_tokens
     config["num_attention_heads"] = config["hidden_size"] // _HEAD_DIM
     config["num_key_value_heads"] = 1
     generator = torch.Generator().manual_seed(seed)

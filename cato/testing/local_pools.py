@@ -42,7 +42,7 @@ from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import Usage
 from cato.core.topology import EngineSpec, ModelSpec, PoolPolicies
-from cato.engines.base import PREEMPTED, EngineChunk, EngineRequest, EngineState
+from cato.engines.base import PREEMPTED, Engine, EngineChunk, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine
 from cato.estimators.dag_match import StageShare
 from cato.policies.registry import policies_of
@@ -76,7 +76,7 @@ class LocalPool:
         self.profile = profile
         self.seed = seed
         spec = EngineSpec(kind="simulated", max_num_seqs=slots, seed=seed)
-        self.engines = {
+        self.engines: dict[ReplicaId, Engine] = {
             ReplicaId(f"{model.name}#{i}"): SimulatedEngine(profile, spec, model.name)
             for i in range(replicas)
         }
@@ -101,12 +101,19 @@ class LocalPool:
     @property
     def info(self) -> PoolInfo:
         queued = self._orchestrator.picture(time.monotonic()).queued_per_place
-        return PoolInfo(self.name, self.model, self.profile, True, len(self._ready), queued)
+        simulated = any(engine.facts.simulated for engine in self.engines.values())
+        return PoolInfo(self.name, self.model, self.profile, simulated, len(self._ready), queued)
 
     async def running(self) -> int:
         """Requests that the engines hold, running or waiting."""
         loads = [await self.engines[id].load() for id in self._ready]
         return sum(load.running + load.waiting for load in loads)
+
+    def add(self, engine: Engine) -> ReplicaId:
+        """One more replica before the start, with an engine of any kind."""
+        id = ReplicaId(f"{self.model.name}#{len(self.engines)}")
+        self.engines[id], self._held[id] = engine, set()
+        return id
 
     async def start(self) -> None:
         for id in self.engines:
@@ -154,12 +161,17 @@ class LocalPool:
     async def kill(self, id: ReplicaId) -> None:
         """Let a replica die with its engine."""
         self._lose(id, "killed")
-        await self.engines[id].kill()
+        await self._simulated(id).kill()
 
     async def crash(self, id: ReplicaId) -> None:
         """Let the engine of a replica die; the replica says so at once."""
-        await self.engines[id].kill()
+        await self._simulated(id).kill()
         self._report(id)
+
+    def _simulated(self, id: ReplicaId) -> SimulatedEngine:
+        engine = self.engines[id]
+        assert isinstance(engine, SimulatedEngine), f"the engine of {id} is a real one"
+        return engine
 
     async def pause(self, id: ReplicaId, pause_s: float) -> None:
         """Let a replica stand still: it sends no tokens and no reports."""

@@ -122,8 +122,9 @@ def _tool(tool: Mapping[str, Any]) -> Body:
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
     if tool.get("description"):
         function["description"] = tool["description"]
-    extra = {"defer_loading": True} if tool.get("defer_loading") else {}
-    return {"type": "function", "function": function, **extra}
+    if tool.get("defer_loading"):
+        function["defer_loading"] = True
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> Body:

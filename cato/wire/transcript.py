@@ -7,7 +7,9 @@ and written once more, as more of the first one's stream.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cato.wire.answer import (
     AnswerWriter,
@@ -26,9 +28,10 @@ from cato.wire.writers import WRITERS, writer_of
 
 @dataclass(slots=True)
 class Transcript:
-    """The events of one answer in the dialect of `endpoint`."""
+    """The events of one answer, in the dialect of `endpoint`, to the body `asked`."""
 
     endpoint: Endpoint
+    asked: Mapping[str, Any]
     has_thinking: bool = False
     # Calls of tools that were begun; the last of them may not be whole.
     calls: int = 0
@@ -50,14 +53,17 @@ class Transcript:
             self.writer.adopt_text(text, raw.count(b"\n\n"))
             return
         for event in events_of(raw):
-            # Its ids, model and time are the engine's; nothing of this one's own is ever sent.
-            writer = self.writer = self.writer or writer_of(self.endpoint, "", "", 0, {})
+            writer = self.writer = self.writer or self._new_writer()
             for delta in writer.deltas(event):
                 self._note(delta)
             if event.get("type") in writer.ends_of_parts:
                 self._is_call_ended = self.calls > 0
             self.finish_reason = self.finish_reason or writer.finish_reason(event)
             writer.adopt(event)
+
+    def _new_writer(self) -> AnswerWriter:
+        # It takes ids, model and time from the engine's events; nothing of its own is ever sent.
+        return writer_of(self.endpoint, "", "", 0, self.asked)
 
     def more(self, delta: Delta) -> list[Event]:
         """What another engine added, as events of this answer."""

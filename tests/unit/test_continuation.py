@@ -319,6 +319,18 @@ def test_a_turn_that_begins_with_text_goes_on_into_its_call(endpoint: Endpoint) 
         assert b"engine1" not in data, "ids are those of the stream's beginning"
 
 
+def test_a_call_that_follows_elsewhere_names_its_namespace() -> None:
+    tool = {"type": "namespace", "name": "files", "tools": [{"name": "read"}]}
+    call, answer = a_call(Endpoint.RESPONSES, tools=[tool], max_output_tokens=1000), Answer()
+    plan, sent = PLANS["text and call"], []
+    for chunk in planned(plan, answer.next_call(call), 0)[:2]:
+        sent += answer.add(chunk)
+    for chunk in planned(plan, answer.next_call(call), 1):
+        sent += answer.add(chunk)
+    item = events_of(sent)[-1]["response"]["output"][-1]
+    assert (item["name"], item["namespace"]) == ("read", "files")
+
+
 @pytest.mark.parametrize("endpoint", AGENTS)
 def test_a_call_that_has_begun_is_not_gone_on_with(endpoint: Endpoint) -> None:
     answer, _, has_end = served(endpoint, PLANS["call"], 3)

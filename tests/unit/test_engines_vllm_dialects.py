@@ -22,7 +22,12 @@ MESSAGES: list[dict[str, object]] = [
     {
         "type": "message_delta",
         "delta": {"stop_reason": "max_tokens", "stop_sequence": None},
-        "usage": {"input_tokens": 5, "output_tokens": 3, "cache_read_input_tokens": 10},
+        "usage": {
+            "input_tokens": 1,
+            "output_tokens": 3,
+            "cache_read_input_tokens": 10,
+            "cache_creation_input_tokens": 4,
+        },
     },
     {"type": "message_stop"},
 ]

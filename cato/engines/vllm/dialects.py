@@ -136,9 +136,12 @@ def _counts(usage: Mapping[str, Any]) -> tuple[int, int, int]:
     names = ("input_tokens", "prompt_tokens", "count")
     prompt = next((usage[name] for name in names if name in usage), 0) or 0
     output = usage.get("output_tokens", usage.get("completion_tokens")) or 0
-    beside = usage.get("cache_read_input_tokens") or 0  # Anthropic's; not in `input_tokens`
+    # Anthropic's: neither what was read from the cache nor what was written to it is in
+    # `input_tokens`.
+    read = usage.get("cache_read_input_tokens") or 0
+    written = usage.get("cache_creation_input_tokens") or 0
     details = usage.get("input_tokens_details") or {}
-    return prompt + beside, output, beside or details.get("cached_tokens") or 0
+    return prompt + read + written, output, read or details.get("cached_tokens") or 0
 
 
 def _responses_finish(response: Mapping[str, Any]) -> str:

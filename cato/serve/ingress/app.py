@@ -14,17 +14,22 @@ from cato.serve.access.control import AccessControl
 from cato.serve.ingress import (
     document,
     errors,
-    fim,
-    infill,
     models,
-    native,
     operations,
-    relays,
-    tabby,
     usage,
 )
 from cato.serve.ingress.context import Ingress
-from cato.serve.ingress.dialects import chat, completions, messages, responses
+from cato.serve.ingress.dialects import (
+    chat,
+    completions,
+    fim,
+    infill,
+    messages,
+    others,
+    responses,
+    tabby,
+    tasks,
+)
 from cato.serve.ingress.feedback import FeedbackSink, LoggedFeedback
 from cato.serve.ingress.gate import Gate
 from cato.serve.ingress.naming import TaskPrefix
@@ -33,7 +38,7 @@ from cato.serve.ui import routes as ui
 
 # Routes are tried in order: the busiest first.
 DIALECTS = (
-    completions, fim, tabby, infill, chat, responses, messages, native, relays, models, operations,
+    completions, fim, tabby, infill, chat, responses, messages, tasks, others, models, operations,
     usage, ui,
 )  # fmt: skip
 

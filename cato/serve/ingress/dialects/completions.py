@@ -20,12 +20,13 @@ from starlette.responses import Response
 
 from cato.core.errors import InputError
 from cato.serve.access.buffers import BufferId
-from cato.serve.ingress import document, tabby, virtual
+from cato.serve.ingress import document, virtual
 from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object, text_field
 from cato.serve.ingress.buffers import completion_buffer
 from cato.serve.ingress.calls import engine_body, start_call, text_prompt
 from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.dialects import tabby
 from cato.serve.ingress.dialects.chat import usage_in_of
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill, with_sentinels_read
 from cato.serve.ingress.hints import tier_of

@@ -1,0 +1,182 @@
+"""Agents' turns on real vLLM: accepted, rendered whole, cached, and continued elsewhere.
+
+A model with random weights and a context of 40,000 tokens, behind a template that writes tools and
+system text. What it says is nonsense, so the turns that follow have a scripted answer in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from cato.core.ids import ModelName, ReplicaId
+from cato.core.tenancy import Access
+from cato.core.topology import EngineSpec, ModelSpec
+from cato.engines.vllm.host import Zygote
+from cato.engines.vllm.process import VllmEngine
+from cato.serve import loopback
+from cato.serve.access.control import AccessControl
+from cato.serve.ingress.app import create_app
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.service import TaskService
+from cato.testing.builders import a_profile
+from cato.testing.checkpoints import write_checkpoint
+from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
+from cato.wire.endpoint import Endpoint
+from cato.wire.reading import conversation_of
+from cato.wire.stable import stable
+from tests.live.agents.shapes import RESULT, SHAPES, Said, Shape
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+CONTEXT_TOKENS = 40_960
+BLOCK_TOKENS = 128
+# ChatML, with the tools in the first system message, as Qwen's templates have it.
+TEMPLATE = """
+{%- for tool in tools or [] %}{{ '<|tool|>' + (tool | tojson) + '\n' }}{% endfor %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
+{%- if m.reasoning %}{{ '<think>' + m.reasoning + '</think>' }}{% endif %}
+{%- if m.content is string %}{{ m.content }}
+{%- else %}{% for part in m.content or [] %}{{ part.text }}{% endfor %}{% endif %}
+{%- for call in m.tool_calls or [] %}{{ '<tool_call>' + (call.function | tojson) }}{% endfor %}
+{{- '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
+"""
+SPEC = EngineSpec(
+    "vllm",
+    zygote=True,
+    dtype="float32",
+    max_num_seqs=4,
+    max_model_len=CONTEXT_TOKENS,
+    kv_cache_memory_bytes=256 << 20,
+    start_timeout_s=120.0,
+    args=("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+)
+MODEL = ModelSpec(ModelName("random"), "random", "qwen")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A served ingress over two engines of one model."""
+
+    http: httpx.AsyncClient
+    pool: LocalPool
+    engines: dict[ReplicaId, VllmEngine]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def stage() -> AsyncIterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="cato-v-") as name:  # short: it holds sockets
+        folder = Path(name)
+        source = str(write_checkpoint(folder / "model", "narrow", 1, CONTEXT_TOKENS))
+        template = folder / "template.jinja"
+        template.write_text(TEMPLATE, encoding="utf-8")
+        spec = replace(SPEC, args=(*SPEC.args, "--chat-template", str(template)))
+        zygote = Zygote(folder / "z.sock")
+        await zygote.ready()
+        profile = replace(a_profile(), context_tokens=CONTEXT_TOKENS, chars_per_token=2.2)
+        pool = LocalPool(MODEL, profile, replicas=0, slots=4)
+        engines = {}
+        for number in range(2):
+            home = folder / str(number)
+            home.mkdir()
+            engine = VllmEngine(spec, MODEL, source, str(home), zygote.socket)
+            engines[pool.add(engine)] = engine
+        async with LocalPools(pool) as pools:
+            service = TaskService({}, pools, NodeRunner({}), LocalRecords(pools), seed=1)
+            access = AccessControl()
+            access.learn(Access())
+            app = create_app(
+                service, max_body_bytes=4_000_000, ready=lambda: (True, ""), access=access
+            )
+            async with (
+                loopback.served(app) as url,
+                httpx.AsyncClient(base_url=url, timeout=120) as http,
+            ):
+                yield Stage(http, pool, engines)
+        await zygote.stop()
+
+
+def endpoint_of(shape: Shape) -> Endpoint:
+    return Endpoint(shape.endpoint.removeprefix("/v1/"))
+
+
+async def asked(stage: Stage, shape: Shape, body: dict[str, Any], session: str) -> dict[str, Any]:
+    """The receipt of an answer of a few tokens, which came whole."""
+    limit = "max_output_tokens" if shape.endpoint == "/v1/responses" else "max_tokens"
+    short = {k: v for k, v in body.items() if k != "stream_options"}
+    short |= {"model": "random", "stream": False, limit: 8}
+    answer = await stage.http.post(shape.endpoint, json=short, headers=shape.headers(session))
+    assert answer.status_code == 200, answer.text
+    receipt: dict[str, Any] = answer.json()["cato"]
+    return receipt
+
+
+SCRIPTED = Said("I look.", "First I look.", (("c1", "read", '{"path": "app.py"}'),), 0, 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+async def test_turns_are_accepted_rendered_whole_and_cached(stage: Stage, shape: Shape) -> None:
+    session = f"{shape.name}-session"
+    body = shape.first(session)
+    (engine, *_) = stage.engines.values()
+    before: dict[str, Any] | None = None
+    for number in range(3):
+        receipt = await asked(stage, shape, body, session)
+        llm = receipt["nodes"][0]["llm"]
+        assert not receipt["simulated"]
+        better, _ = stable(endpoint_of(shape), body)
+        own = conversation_of(endpoint_of(shape), better).prompt()
+        counted = await engine.count_tokens(own)
+        # The same text but for marks and the JSON around tools.
+        assert llm["prompt_tokens"] == pytest.approx(counted, rel=0.06)
+        if number > 1:  # the model's vocabulary of 3,000 tokens shows in what a turn adds
+            assert llm["expected_prompt_tokens"] == pytest.approx(llm["prompt_tokens"], rel=0.05)
+        if before is not None and before["replica"] == llm["replica"]:
+            least = before["prompt_tokens"] // BLOCK_TOKENS * BLOCK_TOKENS - BLOCK_TOKENS
+            assert llm["cached_prompt_tokens"] >= least
+        before = llm
+        body = shape.next(body, SCRIPTED, f"{number} {RESULT}")
+    assert before is not None
+
+
+async def test_a_cut_stream_is_continued_as_one_on_the_other_engine(stage: Stage) -> None:
+    shape = next(s for s in SHAPES if s.name == "opencode")
+    body = {k: v for k, v in shape.first("cut").items() if k != "tools"}
+    body |= {"model": "random", "max_tokens": 600, "ignore_eos": True}
+    killed, chunks = False, []
+    async with stage.http.stream("POST", shape.endpoint, json=body) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunks.append(json.loads(line.removeprefix("data: ")))
+            if not killed and len(chunks) > 10:
+                (busy,) = [id for id, e in stage.engines.items() if (await e.load()).running]
+                pid = stage.engines[busy].pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                killed = True
+    usage = chunks[-1]
+    assert usage["cato"]["status"] == "done"
+    assert usage["cato"]["nodes"][0]["llm"]["attempts"] == 2
+    assert usage["usage"]["completion_tokens"] == 600
+    ends = [c["choices"][0]["finish_reason"] for c in chunks[:-1] if c["choices"]]
+    assert ends[-1] == "length"
+    assert not any(ends[:-1])
+    assert len({c["id"] for c in chunks}) == 1

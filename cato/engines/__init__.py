@@ -1,1 +1,1 @@
-"""Engines: what turns a prompt into tokens. One protocol, two adapters (vLLM, simulated)."""
+"""Engines: what turns a prompt into tokens. One protocol; adapters: vLLM, simulated, scripted."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
 from cato.core.session import Prompt
-from cato.wire.counting import SECTION_TOKENS, estimated_tokens
+from cato.wire.counting import SAMPLED_CHARS, SECTION_TOKENS, estimated_tokens
 from cato.wire.prefix import chain
 
 # Sessions of one ingress replica; one of 200,000 tokens takes about 40 kB.
@@ -26,10 +26,12 @@ LEAST_RATIO, MOST_RATIO = 0.02, 10.0
 # The same for what a turn adds; of fewer tokens nothing is learnt.
 LEAST_GROWTH, MOST_GROWTH = 0.5, 2.0
 LEAST_NEW_TOKENS = 100.0
-# Weights of a new observation: in a ratio of many sessions, and in one of what a session's turns
-# add.
+# A turn that adds so many tokens counts for half in what is known of added text.
+GROWTH_TOKENS = 1000.0
+# Sections of earlier prompts whose counts are kept beside those of the latest, at the least.
+SPARE_SECTIONS = 64
+# Weight of a new observation in the ratio of a kind of client.
 _KIND_WEIGHT = 0.3
-_GROWTH_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,13 @@ class Hashing:
 class Reading:
     """A prompt as read, with what an engine's count of it will be compared to.
 
-    `raw_tokens` are estimated before any correction. Of them `counted_raw_tokens` stand for a
-    beginning that an engine has counted before as `counted_tokens`; 0 without one.
+    `raw_tokens` are estimated before any correction. Of its sections some were counted by an engine
+    before, as `counted_tokens` in all; the others are estimated at `uncounted_raw_tokens`.
     """
 
     prompt: Prompt
     raw_tokens: float
-    counted_raw_tokens: float = 0.0
+    uncounted_raw_tokens: float
     counted_tokens: float = 0.0
 
     @property
@@ -63,17 +65,23 @@ class Reading:
 class _Session:
     """Of the latest prompt: per section its digest, and characters and tokens up to its end.
 
-    `counts` are of ever longer beginnings: estimated tokens, and those that the engine counted.
-    `growth` is the engine's count over the estimate of what turns add.
+    `counted` has the engine's share of each section by its digest, also of earlier prompts: files
+    move, and a call beside the main loop leaves it as it was. `growth` is the engine's count over
+    the estimate of what turns add.
     """
 
     hashing: Hashing
-    counts: list[tuple[float, float]] = field(default_factory=list)
+    counted: dict[bytes, float] = field(default_factory=dict)
     growth: float | None = None
     digests: list[bytes] = field(default_factory=list)
     chars: list[int] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
     blocks: array[int] = field(default_factory=lambda: array("Q"))
+
+    def raw(self) -> Iterator[tuple[bytes, float]]:
+        """Each section's digest and estimate."""
+        ends = zip(self.tokens, (0.0, *self.tokens), strict=False)
+        return zip(self.digests, (end - begin for end, begin in ends), strict=True)
 
 
 class SessionMemory:
@@ -107,26 +115,29 @@ class SessionMemory:
         self._sessions.move_to_end(session)
         digests = [_digest(section) for section in sections]
         same = _common(digests, known.digests)
-        common = known.tokens[same - 1] if same else 0.0
+        known.tokens[same - 1] if same else 0.0
         shared = _extend(known, digests, sections, same)
-        is_rewritten = _keep_counted(known, common)
         raw_tokens = known.tokens[-1] if known.tokens else 0.0
         whole = self._ratios.get(kind) or scale
-        # Behind a beginning that was rewritten stands all kinds of text again, as at first.
-        growth = whole if is_rewritten or known.growth is None else known.growth
-        counted_raw_tokens, counted_tokens = known.counts[-1] if known.counts else (0.0, 0.0)
-        if counted_tokens:
-            tokens = counted_tokens + (raw_tokens - counted_raw_tokens) * growth
-        else:
-            tokens = raw_tokens * whole
+        growth = (known.growth if known.counted else None) or whole
+        counted_tokens = uncounted_raw_tokens = new_tokens = 0.0
+        for i, (digest, raw) in enumerate(known.raw()):
+            counted = known.counted.get(digest)
+            if counted is None:
+                uncounted_raw_tokens += raw
+            else:
+                counted_tokens += counted
+            if i >= same:
+                new_tokens += raw * growth if counted is None else counted
+        tokens = max(1, round(counted_tokens + uncounted_raw_tokens * growth))
         prompt = Prompt(
-            tokens=max(1, round(tokens)),
-            new_tokens=max(1, min(round(tokens), round((raw_tokens - common) * growth))),
+            tokens=tokens,
+            new_tokens=max(1, min(tokens, round(new_tokens))),
             prefix=tuple(known.blocks),
             session=session,
             shared_blocks=shared,
         )
-        return Reading(prompt, raw_tokens, counted_raw_tokens, counted_tokens)
+        return Reading(prompt, raw_tokens, uncounted_raw_tokens, counted_tokens)
 
     def learn(self, session: str, kind: str, reading: Reading, prompt_tokens: int) -> None:
         """The engine counted `prompt_tokens` in the prompt of `reading`."""
@@ -135,26 +146,25 @@ class SessionMemory:
         ratio = prompt_tokens / reading.raw_tokens
         if not LEAST_RATIO <= ratio <= MOST_RATIO:
             return
-        self._note(self._ratios, kind, ratio)
+        self._note(self._ratios, kind, ratio, _KIND_WEIGHT)
         known = self._sessions.get(session)
         if known is None or not known.tokens or known.tokens[-1] != reading.raw_tokens:
             return  # another call of the session was read meanwhile
-        added = reading.raw_tokens - reading.counted_raw_tokens
+        added, seen = reading.uncounted_raw_tokens, known.growth or _within(ratio)
         if not reading.is_corrected:
             # Tools and system text, which are most of a first prompt, tell little of what follows.
             known.growth = self._growths.get(known.hashing.model, _within(sqrt(ratio)))
         elif added >= LEAST_NEW_TOKENS:
             seen = _within((prompt_tokens - reading.counted_tokens) / added)
+            weight = added / (added + GROWTH_TOKENS)
             old = seen if known.growth is None else known.growth
-            known.growth = old + _GROWTH_WEIGHT * (seen - old)
-            self._note(self._growths, known.hashing.model, seen)
-        while known.counts and known.counts[-1][0] >= reading.raw_tokens:
-            known.counts.pop()
-        known.counts.append((reading.raw_tokens, float(prompt_tokens)))
+            known.growth = old + weight * (seen - old)
+            self._note(self._growths, known.hashing.model, seen, weight)
+        _share(known, seen, prompt_tokens)
 
-    def _note(self, ratios: OrderedDict[str, float], name: str, seen: float) -> None:
+    def _note(self, ratios: OrderedDict[str, float], name: str, seen: float, weight: float) -> None:
         before = ratios.pop(name, seen)
-        ratios[name] = before + _KIND_WEIGHT * (seen - before)
+        ratios[name] = before + weight * (seen - before)
         while len(ratios) > self._most:
             ratios.popitem(last=False)
 
@@ -168,19 +178,13 @@ def _within(growth: float) -> float:
     return min(max(growth, LEAST_GROWTH), MOST_GROWTH)
 
 
-def _keep_counted(known: _Session, common: float) -> bool:
-    """Of what an engine has counted only the first `common` estimated tokens are as they were;
-    returns whether that is less than all."""
-    cut = None
-    while known.counts and known.counts[-1][0] > common:
-        cut = known.counts.pop()
-    if cut is None:
-        return False
-    raw, counted = known.counts[-1] if known.counts else (0.0, 0.0)
-    if common > raw:
-        share = (common - raw) / (cut[0] - raw)
-        known.counts.append((common, counted + share * (cut[1] - counted)))
-    return True
+def _share(known: _Session, growth: float, prompt_tokens: int) -> None:
+    """Give each section its share of what the engine counted: what it had, else its estimate."""
+    shares = {d: known.counted.get(d, raw * growth) for d, raw in known.raw()}
+    whole = sum(shares[digest] for digest in known.digests)
+    known.counted |= {digest: share * prompt_tokens / whole for digest, share in shares.items()}
+    if len(known.counted) > 2 * len(shares) + SPARE_SECTIONS:
+        known.counted = {digest: known.counted[digest] for digest in shares}
 
 
 def _common(digests: Sequence[bytes], known: Sequence[bytes]) -> int:
@@ -199,13 +203,15 @@ def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same
     tokens = known.tokens[same - 1] if same else 0.0
     size = known.hashing.block_chars
     kept = min(len(known.blocks), chars // size)
-    # One estimate for all that is new: of a long text a sample is counted.
-    text = "\n".join(fresh)
-    density = estimated_tokens(text) / max(1, len(text))
+    fresh_chars = sum(map(len, fresh))
+    density = 0.0
+    if fresh_chars > SAMPLED_CHARS:  # one estimate for all: of a long text a sample is counted
+        density = estimated_tokens("\n".join(fresh)) / fresh_chars
     del known.chars[same:], known.tokens[same:], known.blocks[kept:]
     for section in fresh:
         chars += len(section) + 1  # the line break that follows
-        tokens += (len(section) + 1) * density + SECTION_TOKENS
+        estimate = len(section) * density if density else estimated_tokens(section)
+        tokens += estimate + SECTION_TOKENS
         known.chars.append(chars)
         known.tokens.append(tokens)
     known.digests = digests

@@ -47,6 +47,7 @@ _ONLY_LETTERS, _ONLY_DIGITS, _ONLY_MARKS = map(_only, (_LETTERS, _DIGITS, _MARKS
 # A longer text is looked at in so many windows of so many bytes.
 _WINDOWS = 32
 _WINDOW_BYTES = 4096
+SAMPLED_CHARS = _WINDOWS * _WINDOW_BYTES
 
 
 def estimated_tokens(text: str) -> float:

@@ -90,12 +90,23 @@ def test_what_turns_add_is_corrected_by_what_those_of_other_clients_added() -> N
     assert grow(memory, "two", "another client", 1.2) == pytest.approx(1.2 * unknown, rel=0.01)
 
 
-def test_what_follows_a_rewritten_beginning_is_no_growth() -> None:
+def test_a_call_beside_the_main_loop_leaves_its_counts_as_they_were() -> None:
+    memory = a_memory()
+    expected = grow(memory, "s", "k", 1.3)
+    aside = memory.read("s", ["Sum this up: " + "said " * 200], HASHING, kind="k")
+    memory.learn("s", "k", aside, round(aside.raw_tokens))
+    again = memory.read("s", ["words " * 300, "1234567890 " * 300], HASHING, kind="k")
+    assert again.prompt.tokens > 1.2 * expected
+    assert again.is_corrected
+
+
+def test_a_prompt_that_says_the_same_in_another_order_counts_alike() -> None:
     memory = a_memory()
     grow(memory, "s", "k", 1.3)
-    said = ["words " * 300, "other words " * 200]
-    again = memory.read("s", said, HASHING, kind="plain")
-    assert again.prompt.tokens == pytest.approx(again.raw_tokens, rel=0.01)
+    moved = ["words " * 300, "A file was added.", "1234567890 " * 300]
+    again = memory.read("s", moved, HASHING, kind="k")
+    digits = estimated_tokens("1234567890 " * 300)
+    assert again.prompt.tokens == pytest.approx(again.raw_tokens + 0.3 * digits, rel=0.01)
 
 
 def test_a_history_that_shrinks_keeps_the_count_of_what_stayed() -> None:

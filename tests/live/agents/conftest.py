@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,17 @@ def profiles(folder: Path) -> str:
     return str(folder)
 
 
+_running = ExitStack()
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End CATO after the last test here: the other live tests need the cores."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _running.close()
+
+
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("agents")
     run_dir = tempfile.mkdtemp(prefix="cato-g-")  # short: it holds sockets
     env = {**os.environ, **own_cluster(run_dir), "CATO_RUN_DIR": run_dir, "CATO_HOME": str(ROOT)}
@@ -124,28 +134,25 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     port = free_port()
     file = folder / "deployment.yaml"
     file.write_text(yaml.safe_dump(deployment(folder, port)))
+    log = _running.enter_context((folder / "log").open("wb"))
+    process = subprocess.Popen(
+        [str(BIN / "cato"), "serve", str(file)],
+        env=env,
+        cwd=folder,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    _running.callback(shutil.rmtree, run_dir, ignore_errors=True)
+    _running.callback(process.wait, 120)
+    _running.callback(process.send_signal, signal.SIGINT)
     url = f"http://127.0.0.1:{port}"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(BIN / "cato"), "serve", str(file)],
-            env=env,
-            cwd=folder,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            try:
-                wait_ready(url, START_S)
-            except pytest.fail.Exception:
-                for path in (folder / "log", Path(run_dir) / "serve.log"):
-                    print(path.name, path.read_text()[-LOG_CHARS:] if path.exists() else "missing")
-                raise
-            yield Served(url, folder / "engines.jsonl")
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(120)
-            if "CATO_KEEP_LOGS" not in os.environ:
-                shutil.rmtree(run_dir, ignore_errors=True)
+    try:
+        wait_ready(url, START_S)
+    except pytest.fail.Exception:
+        for path in (folder / "log", Path(run_dir) / "serve.log"):
+            print(path.name, path.read_text()[-LOG_CHARS:] if path.exists() else "is missing")
+        raise
+    return Served(url, folder / "engines.jsonl")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -128,7 +128,8 @@ def test_helpers_find_their_own_cache(run: Asked, agent: Agent) -> None:
     for call in work.script("helper"):
         by_session.setdefault(call.receipt["session"], []).append(call)
     shares = [share for calls in by_session.values() for share in cached_shares(work, calls)]
-    assert min(shares, default=1.0) >= CACHED_SHARE, [f"{share:.3f}" for share in shares]
+    why = [(c.receipt["session"], c.llm["reasons"]) for calls in by_session.values() for c in calls]
+    assert min(shares, default=1.0) >= CACHED_SHARE, f"{[f'{s:.3f}' for s in shares]} {why}"
 
 
 @each

@@ -22,6 +22,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from cato.bench import door
 from cato.bench.stats import summary
 from cato.core.commands import Command, Dispatch, Preempt
 from cato.core.decision import Hold, Route
@@ -460,7 +461,7 @@ def measure(
     missing or too short.
     """
     cells = [(s, r, b) for s in names for b in batches for r in replicas]
-    total = len(cells) + 3 + len(names) * len(WORKLOADS) + (trace is not None)
+    total = len(cells) + 4 + len(names) * len(WORKLOADS) + (trace is not None)
     done = itertools.count()
 
     def begin(what: str) -> None:
@@ -481,6 +482,15 @@ def measure(
     begin("DAG match")
     pair, of_pair = dag_match()
     timings.append(pair)
+    begin("prompts of agents")
+    for what, ns, goal_us in zip(
+        ("first turn", "a later turn"),
+        door.turns(),
+        (door.FIRST_GOAL_US, door.LATER_GOAL_US),
+        strict=True,
+    ):
+        setting = f"{what} of {door.PROMPT_TOKENS:,} tokens"
+        timings.append(_timed("prompt at the ingress", setting, ns, goal_us))
     if trace is not None:
         targets += (of_pair,)
     speeds = []

@@ -115,7 +115,6 @@ class SessionMemory:
         self._sessions.move_to_end(session)
         digests = [_digest(section) for section in sections]
         same = _common(digests, known.digests)
-        known.tokens[same - 1] if same else 0.0
         shared = _extend(known, digests, sections, same)
         raw_tokens = known.tokens[-1] if known.tokens else 0.0
         whole = self._ratios.get(kind) or scale

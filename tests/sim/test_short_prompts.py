@@ -8,6 +8,7 @@ import pytest
 from fleet_kit import POOL, a_task
 
 from cato.core.slo import SloMetric
+from cato.lab import completions as lab
 from cato.policies import schedulers
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import SimTask, task_metrics
@@ -51,3 +52,15 @@ def test_short_prompts_on_mixed_speeds_start_in_time() -> None:
     rate_per_s = 0.5 * (1 + 2 / 2.5 + 1 / 6) * MOST_PER_S
     outcomes = Fleet([setup]).run(completions(2000, rate_per_s, prompt=200))
     assert task_metrics(outcomes)["slo_attainment"] >= 0.99
+
+
+def test_in_overload_short_prompts_fare_no_worse_than_shortest_first() -> None:
+    """Three times what the engine gives: of new prompts the shortest go first, not the oldest."""
+
+    def attainment(scheduler: str) -> float:
+        policies = schedulers.OF_PROFILE[scheduler](lab.ENGINE, 1)
+        setup = PoolSetup(lab.POOL, (lab.ENGINE,), policies, chunk_tokens=lab.CHUNK_TOKENS)
+        outcomes = Fleet([setup]).run(lab.tasks((200, 20), 3.0, 1, 0.3, 1))
+        return task_metrics(outcomes)["slo_attainment"]
+
+    assert attainment("foresight") >= attainment("sjf-bounded") - 0.01

@@ -25,7 +25,9 @@ class ForesightOrdering:
     last, shortest first.
     """
 
-    urgency: float = 10.0
+    # Large, so that short prompts are urgent from the first moment: with 10 the oldest of them went
+    # before the shortest in overload.
+    urgency: float = 40.0
     unlikely: float = 0.3
     # A rank by chance is judged anew after this share of the work: it changes as time passes.
     refreshed: float = 0.1

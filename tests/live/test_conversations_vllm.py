@@ -1,11 +1,12 @@
 """Agents' turns on real vLLM: accepted, rendered whole, cached, and continued elsewhere.
 
-A model with random weights and a context of 40,000 tokens, behind a template that writes tools and
+A model with random weights and a context of 65,536 tokens, behind a template that writes tools and
 system text. What it says is nonsense, so the turns that follow have a scripted answer in them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import pytest_asyncio
 
 from cato.core.ids import ModelName, ReplicaId
 from cato.core.tenancy import Access
-from cato.core.topology import EngineSpec, ModelSpec
+from cato.core.topology import EngineSpec, ModelSpec, OutputCaps
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.serve import loopback
@@ -35,6 +36,11 @@ from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.wire.endpoint import Endpoint
 from cato.wire.reading import conversation_of
 from cato.wire.stable import stable
+from cato.workflows.load import load_workflows
+from tests.live.agents.agent import Agent, Place
+from tests.live.agents.installed import NotInstalledError
+from tests.live.agents.recorder import Recorder
+from tests.live.agents.roster import AGENTS, SMALL
 from tests.live.agents.shapes import RESULT, SHAPES, Said, Shape
 
 pytestmark = [
@@ -44,7 +50,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-CONTEXT_TOKENS = 40_960
+CONTEXT_TOKENS = 65_536
 BLOCK_TOKENS = 128
 # ChatML, with the tools in the first system message, as Qwen's templates have it.
 TEMPLATE = """
@@ -68,12 +74,26 @@ SPEC = EngineSpec(
     args=("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
 )
 MODEL = ModelSpec(ModelName("random"), "random", "qwen")
+# The model that `cato-auto` passes conversations to is the one that this workflow answers with.
+GENERATION = """
+name: code-generation
+description: Write code.
+sla: {metric: ttft, target: 10s}
+inputs:
+  instruction: {type: str}
+nodes:
+  draft: {type: llm, model: random, prompt: "{{ instruction }}", max_tokens: 8}
+stream: draft
+output: draft
+"""
+CAPS = OutputCaps(chat=1024, agent=16)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A served ingress over two engines of one model."""
+    """An ingress, served at `url`, over two engines of one model."""
 
+    url: str
     http: httpx.AsyncClient
     pool: LocalPool
     engines: dict[ReplicaId, VllmEngine]
@@ -98,17 +118,24 @@ async def stage() -> AsyncIterator[Stage]:
             engine = VllmEngine(spec, MODEL, source, str(home), zygote.socket)
             engines[pool.add(engine)] = engine
         async with LocalPools(pool) as pools:
-            service = TaskService({}, pools, NodeRunner({}), LocalRecords(pools), seed=1)
+            (folder / "workflows").mkdir()
+            (folder / "workflows" / "generation.yaml").write_text(GENERATION, encoding="utf-8")
+            workflows = dict(load_workflows(folder / "workflows"))
+            service = TaskService(workflows, pools, NodeRunner({}), LocalRecords(pools), seed=1)
             access = AccessControl()
             access.learn(Access())
             app = create_app(
-                service, max_body_bytes=4_000_000, ready=lambda: (True, ""), access=access
+                service,
+                max_body_bytes=4_000_000,
+                ready=lambda: (True, ""),
+                access=access,
+                caps=CAPS,
             )
             async with (
                 loopback.served(app) as url,
                 httpx.AsyncClient(base_url=url, timeout=120) as http,
             ):
-                yield Stage(http, pool, engines)
+                yield Stage(url, http, pool, engines)
         await zygote.stop()
 
 
@@ -153,6 +180,36 @@ async def test_turns_are_accepted_rendered_whole_and_cached(stage: Stage, shape:
         before = llm
         body = shape.next(body, SCRIPTED, f"{number} {RESULT}")
     assert before is not None
+
+
+@pytest.mark.parametrize(
+    "agent", [a for a in AGENTS if a.name in SMALL], ids=lambda agent: agent.name
+)
+async def test_the_first_turn_of_a_real_client_reaches_the_model_whole(
+    stage: Stage, agent: Agent, tmp_path: Path
+) -> None:
+    try:
+        agent.program()
+    except NotInstalledError as why:
+        pytest.skip(f"{agent.title}: {why}")
+    recorder = Recorder(stage.url)
+
+    def run() -> None:
+        with recorder.running():
+            place = Place.made(tmp_path, recorder.url)
+            agent.prepare(place)
+            agent.run(place, "Say what app.py does.")
+
+    await asyncio.to_thread(run)
+    first = next(e for e in recorder.calls if e.has_tools)
+    assert first.status == 200, first.answer
+    receipt = (await stage.http.get(f"/v1/requests/{first.request_id}")).json()
+    assert receipt["client"] in ("qwen-code", "cn")
+    (llm,) = [node["llm"] for node in receipt["nodes"]]
+    assert not llm["simulated"]
+    engine = next(iter(stage.engines.values()))
+    counted = await engine.count_tokens(conversation_of(Endpoint.CHAT, first.body).prompt())
+    assert llm["prompt_tokens"] == pytest.approx(counted, rel=0.06)
 
 
 async def test_a_cut_stream_is_continued_as_one_on_the_other_engine(stage: Stage) -> None:

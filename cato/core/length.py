@@ -32,7 +32,6 @@ class LengthBelief:
 
     points: tuple[float, ...]
     _sum_from: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    _wide: LengthBelief | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         assert self.points, "a belief needs at least one length"
@@ -60,10 +59,7 @@ class LengthBelief:
         A chance that is worked out from a point is 0 or 1: a call whose report is some tokens old
         then counts as lost, and a batch of such calls as one that has nothing to lose.
         """
-        if self._wide is None:
-            object.__setattr__(self, "_wide", self._smeared() if self._has_a_point() else self)
-        assert self._wide is not None
-        return self._wide
+        return _widened(self)
 
     def _has_a_point(self) -> bool:
         points, n = self.points, len(self.points)
@@ -98,6 +94,12 @@ class LengthBelief:
         if n == 0:
             return 1.0 - exp(-tokens / max(1.0, _OVERRUN * generated)) if tokens > 0 else 0.0
         return (bisect_right(self.points, generated + tokens) - first) / n
+
+
+@lru_cache(maxsize=4096)
+def _widened(belief: LengthBelief) -> LengthBelief:
+    """`LengthBelief.wide`, kept beside the beliefs: logs hold these, and would hold that, too."""
+    return belief._smeared() if belief._has_a_point() else belief
 
 
 @lru_cache(maxsize=4096)

@@ -243,6 +243,20 @@ async def test_what_was_computed_is_cached_for_the_next_turn(path: Path) -> None
     assert other[-1].cached_tokens == 0
 
 
+async def test_a_reader_that_leaves_frees_the_blocks_and_is_noted(path: Path) -> None:
+    engine = an_engine(path)
+    await engine.start()
+    request = EngineRequest("r-1", Endpoint.CHAT, BODIES[Endpoint.CHAT], raw=True)
+    chunks = engine.generate(request)
+    await anext(chunks)
+    assert (await engine.load()).running == 1
+    await chunks.aclose()
+    load = await engine.load()
+    assert (load.running, load.kv_cache_usage) == (0, 0.0)
+    [line] = path.with_name("log.jsonl").read_text().splitlines()
+    assert json.loads(line)["outcome"] == "left"
+
+
 async def test_an_engine_that_its_script_ends_is_dead(path: Path) -> None:
     engine = an_engine(path)
     await engine.start()

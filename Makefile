@@ -46,7 +46,7 @@ test: lint  ## check with its slow tests, then live ones on a local Ray with rea
 	@$(BIN)/python -m pytest -q tests/live || { printf '\033[1m==> once more: what failed\033[0m\n'; \
 	    $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/live; }
 
-agents: $(STAMP)  ## six coding agents at work against CATO; installs them (1.8 GB in .cache)
+agents: $(STAMP)  ## six coding agents at work against CATO; installs them (2.2 GB in .cache)
 	@CATO_AGENTS=all $(BIN)/python -m pytest -q tests/live/agents
 
 bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO

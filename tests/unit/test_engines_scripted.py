@@ -55,7 +55,7 @@ SCRIPT = {
     "resumes": "connection dropped",
     "aborted": "execution aborted",
 }
-MARK = "[script: edit repo=/work/toy]"
+MARK = "[script: edit repo=/srv/toy]"
 
 
 class Letters:
@@ -110,7 +110,7 @@ def test_the_step_is_the_number_of_answers_since_the_script_was_named(path: Path
     second = choose(script, said(user(f"Work. {MARK}"), *called()))
     over = choose(script, said(user(f"Work. {MARK}"), *called(), *called(), *called()))
     assert [c.number for c in (first, second, over)] == [0, 1, 3]
-    assert first.step.calls[0].arguments == '{"path": "/work/toy/app.py"}'
+    assert first.step.calls[0].arguments == '{"path": "/srv/toy/app.py"}'
     assert over.step.calls == ()
 
 
@@ -144,7 +144,7 @@ def test_an_answer_whose_call_was_cut_does_not_count(path: Path) -> None:
 def test_a_summary_names_the_script_that_goes_on(path: Path) -> None:
     script = load_script(path)
     summary = choose(script, said(user(f"Work. {MARK}"), *called(), user("Summarise.")))
-    assert summary.step.text == "[script: after repo=/work/toy]"
+    assert summary.step.text == "[script: after repo=/srv/toy]"
     after = choose(script, said(user(f"Work. {MARK}"), user(f"So far: {summary.step.text}")))
     assert (after.name, after.step.text) == ("after", "Gone on.")
 
@@ -231,7 +231,7 @@ async def test_what_was_computed_is_cached_for_the_next_turn(path: Path) -> None
     first = await answered(engine, Endpoint.CHAT, BODIES[Endpoint.CHAT])
     assert first[-1].cached_tokens == 0
     calls = [
-        {"id": str(i), "function": {"name": "read", "arguments": '{"path": "/work/toy/app.py"}'}}
+        {"id": str(i), "function": {"name": "read", "arguments": '{"path": "/srv/toy/app.py"}'}}
         for i in range(2)
     ]
     answer = {"role": "assistant", "content": "I look.", "reasoning": "Look first."}
@@ -241,6 +241,20 @@ async def test_what_was_computed_is_cached_for_the_next_turn(path: Path) -> None
     assert second[-1].cached_tokens > first[-1].prompt_tokens + first[-1].output_tokens
     other = await answered(engine, Endpoint.CHAT, {"messages": [user(f"Other. {MARK}")]})
     assert other[-1].cached_tokens == 0
+
+
+async def test_a_reader_that_leaves_frees_the_blocks_and_is_noted(path: Path) -> None:
+    engine = an_engine(path)
+    await engine.start()
+    request = EngineRequest("r-1", Endpoint.CHAT, BODIES[Endpoint.CHAT], raw=True)
+    chunks = engine.generate(request)
+    await anext(chunks)
+    assert (await engine.load()).running == 1
+    await chunks.aclose()
+    load = await engine.load()
+    assert (load.running, load.kv_cache_usage) == (0, 0.0)
+    [line] = path.with_name("log.jsonl").read_text().splitlines()
+    assert json.loads(line)["outcome"] == "left"
 
 
 async def test_an_engine_that_its_script_ends_is_dead(path: Path) -> None:

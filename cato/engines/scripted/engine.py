@@ -155,8 +155,10 @@ class ScriptedEngine:
                 raise EngineError("the script refuses this request once", 429)
             answer = Answer(request, self._served_model, chosen.step, self._words)
             limit = self._limit(request.body, len(prompt.tokens))
-            async for chunk in self._stream(answer, limit, prompt, note, dies=has_fault):
-                yield chunk
+            stream = self._stream(answer, limit, prompt, note, dies=has_fault)
+            async with contextlib.aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         finally:
             note.write()
 
@@ -169,11 +171,13 @@ class ScriptedEngine:
         written = self._words.encode(prompt.text + answer.rendered(pieces))
         hashes = self._hashes(written)
         total = max(len(written), len(prompt.tokens) + 1)
+        cache = self._cache  # a new life of the engine has another
         async with self._freed:
             self._waiting += 1
             try:
-                while (held := self._cache.admit(hashes, len(prompt.tokens), total)) is None:
+                while (held := cache.admit(hashes, len(prompt.tokens), total)) is None:
                     await self._freed.wait()
+                    self._check_ready()
             finally:
                 self._waiting -= 1
         self._running += 1
@@ -186,7 +190,7 @@ class ScriptedEngine:
         )
         try:
             await asyncio.sleep(answer.step.delay_s)
-            self._cache.compute(held, len(prompt.tokens))
+            cache.compute(held, len(prompt.tokens))
             for i, chunk in enumerate(answer.chunks(pieces, ending)):
                 if dies and i == max(1, len(pieces) // 2):
                     note.outcome = "died"
@@ -194,13 +198,13 @@ class ScriptedEngine:
                 await asyncio.sleep(_PIECE_S)
                 self._check_ready()
                 note.output_tokens = chunk.output_tokens
-                if chunk.finish_reason is not None:
-                    note.outcome = "done"  # few readers ask for more than the last chunk
+                if chunk.finish_reason is not None:  # few readers ask for more than the last chunk
+                    note.outcome = "done"
+                    cache.compute(held, total)
                 yield chunk
-            self._cache.compute(held, total)
         finally:
             self._running -= 1
-            self._cache.release(held)
+            cache.release(held)
             async with self._freed:
                 self._freed.notify_all()
 

@@ -1,6 +1,6 @@
 """What a scripted engine says: steps of an agent's work, picked from the conversation itself.
 
-Words name a script and its variables, `[script: edit-files repo=/tmp/toy]`; the step is the number
+Words name a script and its variables, `[script: edit-files repo=/srv/toy]`; the step is the number
 of answers that the model has given since. So the same conversation has the same answer on every
 replica, after every retry, and after a summary that names another script. Rules come first:
 requests without such words (titles, summaries, commit messages) are known by what they say.

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from cato.cli.client import fail
-from cato.core.tenancy import SLA_CLASSES, ApiKey, Tenant
+from cato.core.tenancy import SLA_CLASSES, ApiKey, Tenant, Usage
 from cato.serve.access.keys import new_key
 from cato.serve.access.usage import as_csv
 from cato.store.errors import StoreError
@@ -154,7 +154,7 @@ def usage(
     with _opened(store) as opened:
         used = opened.usage(tenant)
     if csv:
-        print(as_csv(used), end="")
+        print(as_csv(used, Usage), end="")
         return
     table = Table("day", "tenant", "key", "task", "model", "requests", "prompt", "cached", "output")
     for u in used:

@@ -14,7 +14,7 @@ from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import NodeEstimate
-from cato.core.tenancy import Access, Usage
+from cato.core.tenancy import Access, TurnUsage, Usage
 from cato.estimators.output_lengths import (
     Due,
     LengthHistory,
@@ -192,6 +192,11 @@ class Profiler:
         """What `tenant` used (None: everybody), by name; raise `StoreError`."""
         await asyncio.to_thread(self._writer.flush, FLUSH_S)
         return await asyncio.to_thread(self._writer.read, lambda s: s.usage(tenant))
+
+    async def turns(self, session: str, tenant: str | None) -> tuple[TurnUsage, ...]:
+        """What the turns of `session` used; raise `StoreError`."""
+        await asyncio.to_thread(self._writer.flush, FLUSH_S)
+        return await asyncio.to_thread(self._writer.read, lambda s: s.turns(session, tenant))
 
     async def recent(self, tenant: str | None) -> RecentOverview:
         """Attainment of the last half hour and its slowest runs: `tenant`'s (None: everybody's)."""

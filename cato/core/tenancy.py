@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 SLA_CLASSES = ("interactive", "standard", "batch")
 """Classes of an SLA, the most urgent first."""
@@ -88,3 +89,36 @@ class Usage:
             cached_prompt_tokens=self.cached_prompt_tokens + other.cached_prompt_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TurnUsage:
+    """What one turn of a session used, and how it went; see `cato.core.session.Turn`."""
+
+    request_id: str
+    session: str
+    turn: int
+    parent: str
+    kind: str
+    model: str
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
+    met: bool
+
+
+def turn_usage(receipt: Mapping[str, Any]) -> TurnUsage:
+    """Of a receipt as plain values; raise `LookupError` or `TypeError` when it is none."""
+    calls = [node["llm"] for node in receipt["nodes"] if node["llm"] is not None]
+    return TurnUsage(
+        request_id=receipt["request_id"],
+        session=receipt["session"],
+        turn=receipt["turn"],
+        parent=receipt["parent"],
+        kind=receipt["turn_kind"],
+        model=calls[-1]["model"] if calls else "",
+        prompt_tokens=sum(call["prompt_tokens"] for call in calls),
+        cached_prompt_tokens=sum(call["cached_prompt_tokens"] for call in calls),
+        output_tokens=sum(call["output_tokens"] for call in calls),
+        met=receipt["met"],
+    )

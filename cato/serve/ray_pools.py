@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -38,7 +38,7 @@ from cato.core.profile import UNMEASURED, Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
-from cato.core.tenancy import Usage
+from cato.core.tenancy import TurnUsage, Usage
 from cato.core.topology import (
     RAY_SERVE,
     DeploymentSpec,
@@ -472,14 +472,22 @@ class RayRecords:
         return receipt
 
     async def usage(self, tenant: str | None) -> Sequence[Usage]:
+        usage: tuple[Usage, ...] = await self._asked(lambda p: p.usage.remote(tenant))
+        return usage
+
+    async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
+        turns: tuple[TurnUsage, ...] = await self._asked(lambda p: p.turns.remote(session, tenant))
+        return turns
+
+    async def _asked(self, ask: Callable[[Any], Any]) -> Any:
+        """What the profiler answers, with what was just recorded; raise `StoreError`."""
         if self._profiler is None:
             raise StoreUnavailableError("", "no profiler yet")
         self._send()
         try:
-            usage: tuple[Usage, ...] = await self._profiler.usage.remote(tenant)
+            return await ask(self._profiler)
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, CatoError) else error from error
-        return usage
 
     async def overview(self, tenant: str | None) -> Overview:
         self._send()  # what was just recorded is shown

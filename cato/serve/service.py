@@ -23,7 +23,7 @@ from cato.core.retries import RetryBudget
 from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
 from cato.core.session import Prompt, Turn, TurnKind
 from cato.core.slo import Slo, SloMetric
-from cato.core.tenancy import Usage
+from cato.core.tenancy import TurnUsage, Usage
 from cato.core.workflow import CallSettings, LlmSettings, Node, NodeKind, Workflow
 from cato.engines.base import Endpoint
 from cato.estimators.dag_match import StageShare
@@ -128,6 +128,10 @@ class Records(Protocol):
     async def usage(self, tenant: str | None) -> Sequence[Usage]:
         """What `tenant` used (None: everybody), by day and the rest of its name; raise `StoreError`
         when it cannot be read."""
+        ...
+
+    async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
+        """What the turns of a session used, oldest first; else as `usage`."""
         ...
 
     async def overview(self, tenant: str | None) -> Overview:

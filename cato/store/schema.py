@@ -105,7 +105,10 @@ receipts = Table(
     Column("met", Boolean, nullable=False),
     Column("ended_at_s", Double, nullable=False),
     Column("document", Text, nullable=False),
+    Column("tenant", String, nullable=False, server_default=""),
+    Column("session", String, nullable=False, server_default=""),
     Index("ix_receipts_ended_at_s", "ended_at_s"),
+    Index("ix_receipts_session", "session"),
 )
 
 pool_errors = Table(

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
-from cato.core.tenancy import Access, ApiKey, Tenant, Usage
+from cato.core.tenancy import Access, ApiKey, Tenant, TurnUsage, Usage, turn_usage
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
@@ -240,6 +240,19 @@ class MetadataStore:
             query = query.where(usage.c.tenant == tenant)
         with self._reading() as connection:
             return tuple(Usage(*row) for row in connection.execute(query))
+
+    def turns(self, session: str, tenant: str | None) -> tuple[TurnUsage, ...]:
+        """What the turns of `session` used that are still kept, oldest first: `tenant`'s (None:
+        everybody's)."""
+        query = select(receipts.c.document).where(receipts.c.session == session)
+        if tenant is not None:
+            query = query.where(receipts.c.tenant == tenant)
+        with self._reading() as connection:
+            found = connection.execute(query.order_by(receipts.c.ended_at_s)).scalars().all()
+        try:
+            return tuple(map(turn_usage, map(json.loads, found)))
+        except (LookupError, TypeError, ValueError) as exc:
+            raise StoreCorruptError(self.name, f"a receipt of {session} is unreadable") from exc
 
     def _key(self, row: Any) -> ApiKey:
         try:
@@ -485,6 +498,8 @@ def _receipt_row(kept: KeptReceipt) -> Row:
         "met": receipt.met,
         "ended_at_s": kept.ended_at_s,
         "document": json.dumps(receipt.as_dict(), separators=(",", ":")),
+        "tenant": receipt.tenant,
+        "session": receipt.session,
     }
 
 

@@ -40,7 +40,7 @@ from cato.core.profile import Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
-from cato.core.tenancy import Usage
+from cato.core.tenancy import TurnUsage, Usage, turn_usage
 from cato.core.topology import EngineSpec, ModelSpec, PoolPolicies
 from cato.engines.base import PREEMPTED, Engine, EngineChunk, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine
@@ -383,6 +383,10 @@ class LocalRecords:
 
     async def usage(self, tenant: str | None) -> Sequence[Usage]:
         return [u for _, u in sorted(self._usage.items()) if tenant in (None, u.tenant)]
+
+    async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
+        kept = (r for r in self.receipts.values() if r.session == session)
+        return [turn_usage(r.as_dict()) for r in kept if tenant in (None, r.tenant)]
 
     async def overview(self, tenant: str | None) -> Overview:
         assert self._pools is not None, "an overview is of pools"

@@ -195,3 +195,26 @@ def test_aiders_calls_beside_the_main_loop_are_known(system: str, kind: TurnKind
     said = [{"role": "system", "content": system}, {"role": "user", "content": "# USER"}]
     found = turn(CHAT, {"user-agent": "OpenAI/Python 2.20.0"}, {"messages": said})
     assert (found.client, found.kind) == ("aider", kind)
+
+
+async def test_usage_names_the_turns_of_a_session(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION, GENERATION)) as kit,
+        kit.http() as http,
+    ):
+        for n in range(2):
+            body = a_turn_body(n, tools=[TOOL])
+            await http.post("/v1/messages", json=body, headers=CLAUDE)
+        await http.post("/v1/messages", json=a_turn_body(0), headers={"x-cato-session": "other"})
+        used = (await http.get("/v1/usage", params={"session": "claude-code:c-1"})).json()["data"]
+        form = {"session": "claude-code:c-1", "format": "csv"}
+        table = (await http.get("/v1/usage", params=form)).text
+        nothing = (await http.get("/v1/usage", params={"session": "none"})).json()["data"]
+    assert [(t["turn"], t["kind"], t["model"], t["met"]) for t in used] == [
+        (1, "main", "sim-fast", True),
+        (2, "main", "sim-fast", True),
+    ]
+    assert used[1]["prompt_tokens"] > used[0]["prompt_tokens"] > 0
+    assert used[1]["output_tokens"] == 8
+    assert len(table.splitlines()) == 3
+    assert nothing == []

@@ -251,7 +251,7 @@ def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:
     engine = create_engine(store_url(location))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0006.*name another"):
+    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0007.*name another"):
         MetadataStore.open(location)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM length_samples").scalar() == 1
@@ -322,3 +322,16 @@ def test_a_wrong_location_is_refused_with_what_to_do_and_without_its_password(
         MetadataStore.open(location)
     assert "name a file, or a URL" in str(caught.value)
     assert "hush" not in str(caught.value)
+
+
+def test_turns_of_a_session_are_found_oldest_first_and_by_tenant(tmp_path: Path) -> None:
+    store = MetadataStore.open(tmp_path / "m.db")
+    turns = [
+        KeptReceipt(replace(a_receipt(id=id), tenant=who, session="s", turn=n), float(n))
+        for id, who, n in (("b", "x", 2), ("a", "x", 1), ("c", "y", 3))
+    ]
+    store.write([*turns, KeptReceipt(a_receipt(id="d"), 4.0)])
+    assert [t.request_id for t in store.turns("s", None)] == ["a", "b", "c"]
+    assert [(t.request_id, t.turn) for t in store.turns("s", "x")] == [("a", 1), ("b", 2)]
+    assert store.turns("none", None) == ()
+    store.close()

@@ -7,12 +7,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
-from cato.core.tenancy import Usage
+from cato.core.tenancy import TurnUsage, Usage
 
 
-def as_csv(used: Sequence[Usage]) -> str:
-    """A header and a line for each."""
-    names = [field.name for field in fields(Usage)]
+def as_csv(used: Sequence[Usage] | Sequence[TurnUsage], kind: type[Usage | TurnUsage]) -> str:
+    """A header and a line for each; `kind` is what all of them are."""
+    names = [field.name for field in fields(kind)]
     out = io.StringIO()
     writer = csv.DictWriter(out, names)
     writer.writeheader()

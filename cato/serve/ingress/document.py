@@ -429,13 +429,31 @@ _USED = _object(
     cached_prompt_tokens=COUNT,
     output_tokens=COUNT,
 )
+_TURN = _object(
+    "request_id session turn parent kind model prompt_tokens cached_prompt_tokens output_tokens"
+    " met",
+    request_id=TEXT,
+    session=TEXT,
+    turn=COUNT,
+    parent={**TEXT, "description": "The session that started this one; empty without one."},
+    kind=TEXT,
+    model=TEXT,
+    prompt_tokens=COUNT,
+    cached_prompt_tokens=COUNT,
+    output_tokens=COUNT,
+    met={"type": "boolean"},
+)
 USAGE: dict[str, Any] = {
     "responses": {
         200: {
-            "description": "A row for each day, tenant, key, task and model.",
+            "description": "A row for each day, tenant, key, task and model, or for each turn.",
             "content": {
                 "application/json": {
-                    "schema": _object("object data", object={"const": "list"}, data=_list(_USED))
+                    "schema": _object(
+                        "object data",
+                        object={"const": "list"},
+                        data=_list({"anyOf": [_USED, _TURN]}),
+                    )
                 },
                 "text/csv": {"schema": TEXT},
             },
@@ -448,6 +466,12 @@ USAGE: dict[str, Any] = {
                 "in": "query",
                 "required": False,
                 "schema": {"enum": ["json", "csv"], "default": "json"},
+            },
+            {
+                "name": "session",
+                "in": "query",
+                "required": False,
+                "schema": {"type": "string"},
             },
         ],
     },

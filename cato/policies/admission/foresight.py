@@ -9,6 +9,10 @@ from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import PRICE, joining, outlook_of
 
+# What is late by more than this joins although it costs others a little.
+AGED_S = 30.0
+# With fewer places one late call would hold up too many that can be met.
+MIN_PLACES = 10
 _IDLE = Admit("the replica is idle")
 
 
@@ -21,12 +25,14 @@ class ForesightAdmission:
     that run. Prompts join by a window: what the engine's next steps cannot take waits here, where
     its place can still change. What cannot be in time, or has no SLO, joins only at no loss, and
     leaves `reserve` of the places free (of fewer than ten none: it gives way when it must), or
-    holds no more than that share of them.
+    holds no more than that share of them. What is late by more than `AGED_S` joins
+    at a loss of up to `aged_loss`, one at a time.
     """
 
     price: float = PRICE
     reserve: float = 0.1
     unlikely: float = 0.1
+    aged_loss: float = 0.2
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         running = replica.running
@@ -37,6 +43,13 @@ class ForesightAdmission:
             return Defer(f"{ahead} prompt tokens are ahead", closes=True)
         join = joining(invocation, replica, now_s)
         own, loss = join.own, join.loss
+        has_aged = replica.max_running >= MIN_PLACES and is_aged(invocation, now_s)
+        if (
+            has_aged
+            and loss <= self.aged_loss
+            and not any(is_aged(r.invocation, now_s) for r in running)
+        ):
+            return Admit(f"late by more than {AGED_S:.0f} s, costs the others {loss:.2f}")
         if own > self.unlikely:
             if own >= self.price * loss:
                 return Admit(f"in time with chance {own:.2f}, costs the others {loss:.2f}")
@@ -48,3 +61,8 @@ class ForesightAdmission:
         if taken >= places > 0 and replica.held >= replica.max_running - places:
             return Defer(f"{taken} run already that are late or have no SLO")
         return Admit(f"in time with chance {own:.2f}, costs nobody anything")
+
+
+def is_aged(invocation: Invocation, now_s: float) -> bool:
+    """Whether it is late by so much that its turn has come."""
+    return now_s - invocation.deadline_s > AGED_S

@@ -10,6 +10,7 @@ from cato.core.ids import InvocationId
 from cato.core.pool.window import takes_prompt
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView
+from cato.policies.admission.foresight import is_aged
 from cato.policies.outlook import (
     Outlook,
     Prospect,
@@ -47,9 +48,12 @@ class ForesightPreemption:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
         pairs = list(zip(outlook.prospects, outlook.chances, strict=True))
-        lost = [p for p, c in pairs if c <= 0 and p.due_s < inf]
+        lost = [
+            p for p, c in pairs if c <= 0 and p.due_s < inf and not is_aged(p.invocation, now_s)
+        ]
         if lost:
-            kept = [p for p, c in pairs if c > 0 or p.due_s == inf]
+            gone = {p.invocation.id for p in lost}
+            kept = [p for p, _ in pairs if p.invocation.id not in gone]
             gain = sum(chances(profile, now_s, kept)) - outlook.total
             if gain >= self.least_gain:
                 reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"

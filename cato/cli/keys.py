@@ -103,7 +103,36 @@ def revoke(id: Id, store: Store = None) -> None:
     """End a key now."""
     with _opened(store) as opened:
         _known(opened.expire_key(id, time.time()), id)
+        others = any(key.is_valid(time.time()) for key in opened.api_keys())
     print(f"{id} is refused from now on")
+    if not others:
+        note = (
+            "It was the last valid key: every request is refused now, this machine's too. "
+            "`cato keys create` makes another; `cato keys open` serves this machine without one."
+        )
+        Console(stderr=True).print(note, style="yellow")
+
+
+@app.command()
+def delete(id: Id, store: Store = None) -> None:
+    """Forget a key that has ended; what was used with it stays."""
+    with _opened(store) as opened:
+        key = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
+        if key.is_valid(time.time()):
+            fail(f"{id} is valid: end it with `cato keys revoke {id}` first")
+        opened.delete_key(id)
+    print(f"{id} is deleted; without any key left, every request is still refused")
+
+
+@app.command("open")
+def open_(store: Store = None) -> None:
+    """Serve this machine's clients without a key again, and nobody else; delete ended keys."""
+    with _opened(store) as opened:
+        valid = [key.id for key in opened.api_keys() if key.is_valid(time.time())]
+        if valid:
+            fail(f"valid keys are left; revoke them first: {', '.join(valid)}")
+        opened.open_without_keys()
+    print("a running deployment serves this machine without a key within seconds")
 
 
 @app.command()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import NodeEstimate
-from cato.core.tenancy import Access, Usage
+from cato.core.tenancy import Access, KeyHistory, Usage
 from cato.estimators.output_lengths import (
     Due,
     LengthHistory,
@@ -25,8 +26,9 @@ from cato.estimators.output_lengths import (
 from cato.estimators.stages import PastRuns, RunHistory, finished_stages, past_runs
 from cato.profiles.schema import ProfileFile
 from cato.serve.ingress.feedback import Feedback
+from cato.store import keyed
 from cato.store.errors import StoreError
-from cato.store.location import default_location
+from cato.store.location import default_location, store_url
 from cato.store.records import KeptReceipt, Learnt, Reaction, Record
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
@@ -77,7 +79,8 @@ class Profiler:
         self._access: Access | None = None
         self._reading_access = asyncio.Lock()
         self._access_at_s = -ACCESS_AGE_S
-        self._writer = StoreWriter(location or default_location(), self._read_earlier)
+        self._location = location or default_location()
+        self._writer = StoreWriter(self._location, self._read_earlier)
         self._writer.start()
 
     async def record(self, finished: tuple[Finished, ...], usage: tuple[Usage, ...] = ()) -> None:
@@ -180,13 +183,23 @@ class Profiler:
             if time.monotonic() - self._access_at_s >= ACCESS_AGE_S:
                 month = datetime.now(UTC).strftime("%Y-%m")
                 try:
+                    known = self._access
                     self._access = await asyncio.to_thread(
-                        self._writer.read, lambda s: s.access(month)
+                        self._writer.read, lambda s: _access_of(s, month, known)
                     )
                 except StoreError as error:  # the writer has logged it
                     log.debug("API keys: %s; those that are known stay valid", error)
+                    if self._access is None and await asyncio.to_thread(self._had_keys):
+                        return Access(history=KeyHistory.KEYED)
                 self._access_at_s = time.monotonic()
         return self._access
+
+    def _had_keys(self) -> bool:
+        """Whether this host knows of keys in a store that cannot be read."""
+        try:
+            return keyed.history(store_url(self._location)) is KeyHistory.KEYED
+        except StoreError:
+            return False
 
     async def usage(self, tenant: str | None) -> tuple[Usage, ...]:
         """What `tenant` used (None: everybody), by name; raise `StoreError`."""
@@ -257,6 +270,15 @@ class Profiler:
         """Higher than any that an ingress knows, from an earlier life of this actor too."""
         self._version = max(self._version + 1, time.time_ns() // 1_000_000)
         return self._version
+
+
+def _access_of(store: MetadataStore, month: str, known: Access | None) -> Access:
+    """What the store says now; one that lost its files with its keys is told of them."""
+    access = store.access(month)
+    if known is not None and known.needs_key and access.history is KeyHistory.NEVER:
+        store.remember_keys()
+        return replace(access, history=KeyHistory.KEYED)
+    return access
 
 
 def _report_failure(learning: asyncio.Task[None]) -> None:

@@ -39,6 +39,8 @@ log = logging.getLogger("cato.profiler")
 
 # Receipts kept for `cato explain`, newest last; about 5 kB each. The store has more.
 KEPT_RECEIPTS = 10_000
+# Of one request: a few choices, each shown, taken or dismissed.
+KEPT_REACTIONS = 32
 # Passed-through calls differ too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
 # Learning anew costs up to a tenth of a second for each node, in a thread.
@@ -75,7 +77,7 @@ class Profiler:
         self._learning: asyncio.Task[None] | None = None
         self._learnt_at_s = -RELEARN_S
         self._earlier: Learnt | None = None
-        self._reactions: OrderedDict[tuple[str, str, int, str], None] = OrderedDict()
+        self._reactions: OrderedDict[str, set[tuple[str, int, str]]] = OrderedDict()
         self._access: Access | None = None
         self._reading_access = asyncio.Lock()
         self._access_at_s = -ACCESS_AGE_S
@@ -118,7 +120,7 @@ class Profiler:
         """Count and keep what people did with completions.
 
         Clients make ids up, and repeat themselves: what is about no known run of the same tenant,
-        or was told before, is left out.
+        was told before, or is more than people do with one completion, is left out.
         """
         for feedback in told:
             receipt = self._receipts.get(RunId(feedback.request_id))
@@ -137,12 +139,13 @@ class Profiler:
                 receipt.e2e_s,
                 time.time(),
             )
-            name = (reaction.request_id, reaction.reaction, reaction.choice, reaction.view_id)
-            if name in self._reactions:
-                continue
-            self._reactions[name] = None
+            known = self._reactions.setdefault(receipt.request_id, set())
             if len(self._reactions) > KEPT_RECEIPTS:
                 self._reactions.popitem(last=False)
+            name = (reaction.reaction, reaction.choice, reaction.view_id)
+            if name in known or len(known) >= KEPT_REACTIONS:
+                continue
+            known.add(name)
             self._metrics.record_reaction(
                 reaction.task, reaction.model, reaction.reaction, reaction.e2e_s
             )

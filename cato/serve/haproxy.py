@@ -7,8 +7,8 @@ Serve runs this instead of its own binary when `RAY_SERVE_HAPROXY_BINARY_PATH` n
   in spite of `option abortonclose`: the engine then works on for nobody. `-dS` turns splicing off.
 - `option http-buffer-request`: a request goes to a replica when all of it is here, or as much as a
   buffer holds. Only what was whole can be sent again, and most clients write a body after its head.
-- The admin socket is this user's alone: Serve makes it for everybody, and who writes to it redirects
-  requests with their keys. Its pages of statistics and metrics listen on loopback;
+- The admin socket is for this user alone: Serve opens it to all, and who writes to it redirects
+  requests with their keys. HAProxy's pages of statistics and metrics listen on loopback;
   `CATO_HAPROXY_METRICS_HOST` names another address for the latter.
 - `timeout http-request`: HAProxy now waits for bodies, so it lets go who trickles one in.
 """

@@ -20,7 +20,7 @@ from socket import AddressFamily
 from cato.core.errors import AccessError, QuotaError
 from cato.core.tenancy import Access, ApiKey, KeyHistory
 from cato.serve.access.keys import is_secret_of, parts
-from cato.serve.access.limits import TenantLimits, until_next_month_s
+from cato.serve.access.limits import EventLimits, TenantLimits, until_next_month_s
 
 log = logging.getLogger("cato.access")
 
@@ -97,6 +97,7 @@ class AccessControl:
         self._keys: dict[str, ApiKey] = {}
         self._spent: dict[str, int] = {}
         self._limits: dict[str, TenantLimits] = {}
+        self._events = EventLimits()
 
     def learn(self, access: Access | None) -> None:
         """All keys as the store has them now; None when it has never been readable."""
@@ -179,6 +180,12 @@ class AccessControl:
         if wait_s > 0:
             raise QuotaError(limit, wait_s)
         limits.begin(now_s)
+
+    def tell(self, caller: Caller) -> None:
+        """`caller` tells of one event; raise `QuotaError` when its key has told too many."""
+        wait_s = self._events.take(caller.key, self._clock())
+        if wait_s > 0:
+            raise QuotaError("events per minute", wait_s)
 
     def spend(self, caller: Caller, tokens: int) -> None:
         """A request of `caller` has ended and used `tokens`."""

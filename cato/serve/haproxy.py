@@ -7,6 +7,7 @@ Serve runs this instead of its own binary when `RAY_SERVE_HAPROXY_BINARY_PATH` n
   in spite of `option abortonclose`: the engine then works on for nobody. `-dS` turns splicing off.
 - `option http-buffer-request`: a request goes to a replica when all of it is here, or as much as a
   buffer holds. Only what was whole can be sent again, and most clients write a body after its head.
+- `option forwardfor`: the ingress is told for whom HAProxy asks, last in `X-Forwarded-For`.
 - The admin socket is for this user alone: Serve opens it to all, and who writes to it redirects
   requests with their keys. HAProxy's pages of statistics and metrics listen on loopback;
   `CATO_HAPROXY_METRICS_HOST` names another address for the latter.
@@ -43,6 +44,7 @@ _DEFAULTS = "\ndefaults\n"
 # connections would be closed as early as slow requests.
 _ADDED = f"""\
     option http-buffer-request
+    option forwardfor
     timeout http-request {REQUEST_WITHIN_S}s
     timeout http-keep-alive 3600s
 """

@@ -32,6 +32,7 @@ def test_requests_are_whole_before_they_go_on_and_come_in_time() -> None:
     added = [line.strip() for line in told.splitlines() if line not in CONFIG.splitlines()]
     assert added == [
         "option http-buffer-request",
+        "option forwardfor",
         f"timeout http-request {BODY_WITHIN_S:.0f}s",
         "timeout http-keep-alive 3600s",
     ]

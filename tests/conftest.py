@@ -15,6 +15,7 @@ from cato.serve.ports import own_cluster
 _RUN_DIR = tempfile.mkdtemp(prefix="cato-t-")
 os.environ.update(
     CATO_RUN_DIR=_RUN_DIR,
+    XDG_STATE_HOME=os.path.join(_RUN_DIR, "state"),
     HF_HUB_OFFLINE="1",
     RAY_AUTH_MODE="disabled",
     RAY_USAGE_STATS_ENABLED="0",

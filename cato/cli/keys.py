@@ -17,12 +17,17 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from cato.cli.client import fail
+from cato.config.deploy_file import load_deploy_file
+from cato.config.paths import resolve
+from cato.core.errors import ConfigError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Tenant, Usage
+from cato.core.topology import model_called
 from cato.serve.access.keys import new_key
 from cato.serve.access.usage import as_csv
 from cato.store.errors import StoreError
 from cato.store.location import STORE_VARIABLE, default_location
 from cato.store.store import MetadataStore
+from cato.workflows.load import load_workflows
 
 app = typer.Typer(
     no_args_is_help=True, help="Make, list, rotate and revoke API keys; limit tenants; show usage."
@@ -54,6 +59,12 @@ def create(
         list[str] | None, typer.Option(help="A model it may call; all when none is named.")
     ] = None,
     default_task: Annotated[str, typer.Option(help="Of conversations that name no task.")] = "",
+    deployment: Annotated[
+        str | None, typer.Option(help="The deployment file whose tasks and models are meant.")
+    ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Take names of tasks and models as they are.")
+    ] = False,
     days: Annotated[float | None, typer.Option(min=0, help="Valid for so long.")] = None,
     store: Store = None,
 ) -> None:
@@ -65,6 +76,9 @@ def create(
     tasks = tuple(task or ())
     if tasks and default_task and default_task not in tasks:
         fail(f"--default-task {default_task} is none of the tasks that the key may run")
+    named_tasks = tuple(filter(None, (*tasks, default_task)))
+    if not unchecked and (named_tasks or model):
+        _check_names(deployment, store, named_tasks, tuple(model or ()))
     now_s = time.time()
     secret, id, digest = new_key()
     key = ApiKey(
@@ -103,7 +117,36 @@ def revoke(id: Id, store: Store = None) -> None:
     """End a key now."""
     with _opened(store) as opened:
         _known(opened.expire_key(id, time.time()), id)
+        others = any(key.is_valid(time.time()) for key in opened.api_keys())
     print(f"{id} is refused from now on")
+    if not others:
+        note = (
+            "It was the last valid key: every request is refused now, this machine's too. "
+            "`cato keys create` makes another; `cato keys open` serves this machine without one."
+        )
+        Console(stderr=True).print(note, style="yellow")
+
+
+@app.command()
+def delete(id: Id, store: Store = None) -> None:
+    """Forget a key that has ended; what was used with it stays."""
+    with _opened(store) as opened:
+        key = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
+        if key.is_valid(time.time()):
+            fail(f"{id} is valid: end it with `cato keys revoke {id}` first")
+        opened.delete_key(id)
+    print(f"{id} is deleted; without any key left, every request is still refused")
+
+
+@app.command("open")
+def open_(store: Store = None) -> None:
+    """Serve this machine's clients without a key again, and nobody else; delete ended keys."""
+    with _opened(store) as opened:
+        valid = [key.id for key in opened.api_keys() if key.is_valid(time.time())]
+        if valid:
+            fail(f"valid keys are left; revoke them first: {', '.join(valid)}")
+        opened.open_without_keys()
+    print("a running deployment serves this machine without a key within seconds")
 
 
 @app.command()
@@ -161,6 +204,35 @@ def usage(
         numbers = (u.requests, u.prompt_tokens, u.cached_prompt_tokens, u.output_tokens)
         table.add_row(*u.name, *(f"{n:,}" for n in numbers))
     Console().print(table)
+
+
+def _check_names(
+    deployment: str | None, store: str | None, tasks: tuple[str, ...], models: tuple[str, ...]
+) -> None:
+    """End the command when the deployment has no such task or model: a key for a misspelt name is
+    refused everything, and one for a name that comes later is a surprise."""
+    if deployment is None:
+        fail("name the deployment's file with --deployment, or say --unchecked")
+    try:
+        file = load_deploy_file(deployment)
+        known_tasks = load_workflows(resolve(file.ingress.workflows_dir))
+    except ConfigError as error:
+        fail(str(error))
+    for task in tasks:
+        if task not in known_tasks:
+            fail(f"no task {task!r}; known: {', '.join(sorted(known_tasks))}")
+    if not models:
+        return
+    with _opened(store or file.topology.store) as opened:
+        added = {m.hosted.model.name: m.hosted.model for m in opened.models()}
+        adapters = [n for a in opened.adapters() for n in (a.adapter.name, *a.adapter.aliases)]
+    known_models = [p.model for p in file.topology.pools]
+    known_models += [h.model for s in file.topology.shared_pools for h in s.models]
+    known_models += added.values()
+    for name in models:
+        if model_called(name, known_models) is None and name not in adapters:
+            names = sorted({n for m in known_models for n in m.names} | set(adapters))
+            fail(f"no model {name!r}; known: {', '.join(names)}")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ once with their path; the checks that need several parts of the file are in `_na
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_network
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -653,6 +654,11 @@ class BrownoutArgs(StrictModel):
         return BrownoutStep(**self.model_dump())
 
 
+def _network(name: str) -> str:
+    ip_network(name, strict=False)  # raises ValueError in its own words
+    return name
+
+
 class IngressArgs(StrictModel):
     """`args` of the application `cato`."""
 
@@ -666,6 +672,7 @@ class IngressArgs(StrictModel):
     prompt_rules_off: list[
         Literal["billing-block", "deferred-tools", "late-system", "one-json"]
     ] = Field(default_factory=list)
+    proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=list)
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
@@ -677,6 +684,7 @@ class IngressArgs(StrictModel):
             self.output_caps.to_caps(),
             tuple(step.to_step() for step in self.brownout),
             frozenset(self.prompt_rules_off),
+            tuple(self.proxies),
         )
 
 

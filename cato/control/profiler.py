@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import NodeEstimate
-from cato.core.tenancy import Access, TurnUsage, Usage
+from cato.core.tenancy import Access, KeyHistory, TurnUsage, Usage
 from cato.estimators.output_lengths import (
     Due,
     LengthHistory,
@@ -25,8 +26,9 @@ from cato.estimators.output_lengths import (
 from cato.estimators.stages import PastRuns, RunHistory, finished_stages, past_runs
 from cato.profiles.schema import ProfileFile
 from cato.serve.ingress.feedback import Feedback
+from cato.store import keyed
 from cato.store.errors import StoreError
-from cato.store.location import default_location
+from cato.store.location import default_location, store_url
 from cato.store.records import KeptReceipt, Learnt, Reaction, Record
 from cato.store.store import MetadataStore
 from cato.store.writer import StoreWriter
@@ -37,6 +39,8 @@ log = logging.getLogger("cato.profiler")
 
 # Receipts kept for `cato explain`, newest last; about 5 kB each. The store has more.
 KEPT_RECEIPTS = 10_000
+# Of one request: a few choices, each shown, taken or dismissed.
+KEPT_REACTIONS = 32
 # Passed-through calls differ too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
 # Learning anew costs up to a tenth of a second for each node, in a thread.
@@ -73,11 +77,12 @@ class Profiler:
         self._learning: asyncio.Task[None] | None = None
         self._learnt_at_s = -RELEARN_S
         self._earlier: Learnt | None = None
-        self._reactions: OrderedDict[tuple[str, str, int, str], None] = OrderedDict()
+        self._reactions: OrderedDict[str, set[tuple[str, int, str]]] = OrderedDict()
         self._access: Access | None = None
         self._reading_access = asyncio.Lock()
         self._access_at_s = -ACCESS_AGE_S
-        self._writer = StoreWriter(location or default_location(), self._read_earlier)
+        self._location = location or default_location()
+        self._writer = StoreWriter(self._location, self._read_earlier)
         self._writer.start()
 
     async def record(self, finished: tuple[Finished, ...], usage: tuple[Usage, ...] = ()) -> None:
@@ -115,7 +120,7 @@ class Profiler:
         """Count and keep what people did with completions.
 
         Clients make ids up, and repeat themselves: what is about no known run of the same tenant,
-        or was told before, is left out.
+        was told before, or is more than people do with one completion, is left out.
         """
         for feedback in told:
             receipt = self._receipts.get(RunId(feedback.request_id))
@@ -134,12 +139,13 @@ class Profiler:
                 receipt.e2e_s,
                 time.time(),
             )
-            name = (reaction.request_id, reaction.reaction, reaction.choice, reaction.view_id)
-            if name in self._reactions:
-                continue
-            self._reactions[name] = None
+            known = self._reactions.setdefault(receipt.request_id, set())
             if len(self._reactions) > KEPT_RECEIPTS:
                 self._reactions.popitem(last=False)
+            name = (reaction.reaction, reaction.choice, reaction.view_id)
+            if name in known or len(known) >= KEPT_REACTIONS:
+                continue
+            known.add(name)
             self._metrics.record_reaction(
                 reaction.task, reaction.model, reaction.reaction, reaction.e2e_s
             )
@@ -180,13 +186,23 @@ class Profiler:
             if time.monotonic() - self._access_at_s >= ACCESS_AGE_S:
                 month = datetime.now(UTC).strftime("%Y-%m")
                 try:
+                    known = self._access
                     self._access = await asyncio.to_thread(
-                        self._writer.read, lambda s: s.access(month)
+                        self._writer.read, lambda s: _access_of(s, month, known)
                     )
                 except StoreError as error:  # the writer has logged it
                     log.debug("API keys: %s; those that are known stay valid", error)
+                    if self._access is None and await asyncio.to_thread(self._had_keys):
+                        return Access(history=KeyHistory.KEYED)
                 self._access_at_s = time.monotonic()
         return self._access
+
+    def _had_keys(self) -> bool:
+        """Whether this host knows of keys in a store that cannot be read."""
+        try:
+            return keyed.history(store_url(self._location)) is KeyHistory.KEYED
+        except StoreError:
+            return False
 
     async def usage(self, tenant: str | None) -> tuple[Usage, ...]:
         """What `tenant` used (None: everybody), by name; raise `StoreError`."""
@@ -262,6 +278,15 @@ class Profiler:
         """Higher than any that an ingress knows, from an earlier life of this actor too."""
         self._version = max(self._version + 1, time.time_ns() // 1_000_000)
         return self._version
+
+
+def _access_of(store: MetadataStore, month: str, known: Access | None) -> Access:
+    """What the store says now; one that lost its files with its keys is told of them."""
+    access = store.access(month)
+    if known is not None and known.needs_key and access.history is KeyHistory.NEVER:
+        store.remember_keys()
+        return replace(access, history=KeyHistory.KEYED)
+    return access
 
 
 def _report_failure(learning: asyncio.Task[None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 SLA_CLASSES = ("interactive", "standard", "batch")
@@ -49,6 +50,17 @@ class ApiKey:
         return self.expires_at_s is None or now_s < self.expires_at_s
 
 
+class KeyHistory(StrEnum):
+    """Whether a deployment has had an API key, whatever its store holds now.
+
+    `OPENED`: it had, and an operator said since that it is to serve without.
+    """
+
+    NEVER = "never"
+    KEYED = "keyed"
+    OPENED = "opened"
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """All keys and tenants, and the tokens that each tenant used in the running month (UTC)."""
@@ -56,6 +68,12 @@ class Access:
     keys: tuple[ApiKey, ...] = ()
     tenants: tuple[Tenant, ...] = ()
     spent_tokens: Mapping[str, int] = field(default_factory=dict)
+    history: KeyHistory = KeyHistory.NEVER
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a request needs a key where that is not decided otherwise."""
+        return bool(self.keys) or self.history is KeyHistory.KEYED
 
 
 @dataclass(frozen=True, slots=True)

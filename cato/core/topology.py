@@ -330,7 +330,8 @@ class IngressSpec:
     bounds a request. `keys` says when one needs an API key; see
     `cato.serve.access.control.KeyRule`. `output_caps` bounds what one call may write. `brownout`
     says what runs go without while their pools are full. `prompt_rules_off` names rules of
-    `cato.wire.stable` that are not applied.
+    `cato.wire.stable` that are not applied. `proxies` are the addresses and networks of proxies
+    that are believed when they say for whom they ask.
     """
 
     workflows_dir: str = "workflows"
@@ -341,3 +342,4 @@ class IngressSpec:
     output_caps: OutputCaps = OutputCaps()
     brownout: tuple[BrownoutStep, ...] = ()
     prompt_rules_off: frozenset[str] = frozenset()
+    proxies: tuple[str, ...] = ()

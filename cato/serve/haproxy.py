@@ -7,16 +7,24 @@ Serve runs this instead of its own binary when `RAY_SERVE_HAPROXY_BINARY_PATH` n
   in spite of `option abortonclose`: the engine then works on for nobody. `-dS` turns splicing off.
 - `option http-buffer-request`: a request goes to a replica when all of it is here, or as much as a
   buffer holds. Only what was whole can be sent again, and most clients write a body after its head.
+- `option forwardfor`: the ingress is told for whom HAProxy asks, last in `X-Forwarded-For`.
+- The admin socket is for this user alone: Serve opens it to all, and who writes to it redirects
+  requests with their keys. HAProxy's pages of statistics and metrics listen on loopback;
+  `CATO_HAPROXY_METRICS_HOST` names another address for the latter.
 - `timeout http-request`: HAProxy now waits for bodies, so it lets go who trickles one in.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+
+METRICS_HOST_VARIABLE = "CATO_HAPROXY_METRICS_HOST"
+"""Names the address that Prometheus scrapes HAProxy at; `0.0.0.0` for all."""
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
@@ -36,9 +44,15 @@ _DEFAULTS = "\ndefaults\n"
 # connections would be closed as early as slow requests.
 _ADDED = f"""\
     option http-buffer-request
+    option forwardfor
     timeout http-request {REQUEST_WITHIN_S}s
     timeout http-keep-alive 3600s
 """
+
+
+_SOCKET_MODE = re.compile(r"(?m)^(\s*stats socket .*\bmode )666\b")
+_METRICS_BIND = re.compile(r"(?m)^(frontend prometheus\n\s+bind )\S*:")
+_STATISTICS_BIND = re.compile(r"(?m)^(listen stats\n\s+bind )\S*:")
 
 
 def path() -> str:
@@ -53,7 +67,15 @@ def configured(config: str) -> str:
         return config
     if _DEFAULTS not in config:
         raise ValueError("no section `defaults`")
-    return config.replace(_DEFAULTS, _DEFAULTS + _ADDED, 1)
+    return closed(config).replace(_DEFAULTS, _DEFAULTS + _ADDED, 1)
+
+
+def closed(config: str) -> str:
+    """Serve's configuration without what it opens to every user of the host, and to the network."""
+    host = os.environ.get(METRICS_HOST_VARIABLE) or "127.0.0.1"
+    config = _SOCKET_MODE.sub(r"\g<1>600", config)
+    config = _METRICS_BIND.sub(rf"\g<1>{host}:", config)
+    return _STATISTICS_BIND.sub(r"\g<1>127.0.0.1:", config)
 
 
 def main() -> None:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from cato.config.places import run_dir
+from cato.config.places import run_dir, state_dir
 from cato.store.errors import StoreError
 
-STORE_VARIABLE = "CATO_STORE"
-"""Names another store than `metadata.db` in the run folder: a path, or a `postgresql://` URL."""
+log = logging.getLogger("cato.store")
 
+STORE_VARIABLE = "CATO_STORE"
+"""Names another store than `metadata.db` in the state folder: a path or a `postgresql://` URL."""
+
+_FILE = "metadata.db"
 _WHAT = "name a file, or a URL such as postgresql://user:password@host/database"
 
 
 def default_location() -> str:
-    """What `CATO_STORE` names, else a file in this host's run folder."""
-    return os.environ.get(STORE_VARIABLE) or str(run_dir() / "metadata.db")
+    """What `CATO_STORE` names, else a file in the state folder.
+
+    Earlier versions kept it in the run folder: a store that is there is used until it is moved,
+    because its keys must not be forgotten.
+    """
+    named = os.environ.get(STORE_VARIABLE)
+    if named:
+        return named
+    new, old = state_dir() / _FILE, run_dir() / _FILE
+    if old.exists() and not new.exists():
+        log.warning("the metadata store is %s: move it to %s, with its .keyed file", old, new)
+        return str(old)
+    return str(new)
 
 
 def store_url(location: str | Path) -> URL:

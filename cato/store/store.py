@@ -18,19 +18,21 @@ from sqlalchemy.exc import SQLAlchemyError
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
-from cato.core.tenancy import Access, ApiKey, Tenant, TurnUsage, Usage, turn_usage
+from cato.core.tenancy import Access, ApiKey, KeyHistory, Tenant, TurnUsage, Usage, turn_usage
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
 from cato.profiles.load import profile_name
 from cato.profiles.schema import ProfileFile
+from cato.store import keyed
 from cato.store.database import WRITES, open_engine, set_aside
 from cato.store.errors import (
     StoreCorruptError,
     StoreError,
     StoreMovedError,
     StoreRecordError,
+    StoreUnavailableError,
     translated,
 )
 from cato.store.location import shown, store_url
@@ -186,7 +188,12 @@ class MetadataStore:
     # Keys and tenants
 
     def add_key(self, key: ApiKey) -> None:
-        """Keep a new key; raise `StoreRecordError` when its id is taken."""
+        """Keep a new key; raise `StoreRecordError` when its id is taken.
+
+        From here on the deployment has had a key, also when its store is lost.
+        """
+        if not keyed.remember(self._engine.url, KeyHistory.KEYED):
+            raise StoreUnavailableError(self.name, "it cannot be kept that there is a key")
         with self._transaction() as connection:
             connection.execute(insert(api_keys), _key_row(key))
 
@@ -203,6 +210,22 @@ class MetadataStore:
                     update(api_keys).where(api_keys.c.id == id).values(expires_at_s=at_s)
                 )
             return known
+
+    def delete_key(self, id: str) -> None:
+        """Forget a key; its usage stays."""
+        with self._transaction() as connection:
+            connection.execute(delete(api_keys).where(api_keys.c.id == id))
+
+    def open_without_keys(self) -> None:
+        """Forget all keys, and that there were any: the deployment serves without one again."""
+        with self._transaction() as connection:
+            connection.execute(delete(api_keys))
+        if not keyed.remember(self._engine.url, KeyHistory.OPENED):
+            raise StoreUnavailableError(self.name, "it cannot be kept that no key is needed")
+
+    def remember_keys(self) -> None:
+        """Keep outside of the store that the deployment has keys."""
+        keyed.remember(self._engine.url, KeyHistory.KEYED)
 
     def api_keys(self) -> tuple[ApiKey, ...]:
         """All keys, the ended ones too, oldest first."""
@@ -231,7 +254,11 @@ class MetadataStore:
         )
         with self._reading() as connection:
             spent = {tenant: int(n) for tenant, n in connection.execute(query)}
-        return Access(self.api_keys(), self.tenants(), spent)
+        keys, history = self.api_keys(), keyed.history(self._engine.url)
+        if keys and history is not KeyHistory.KEYED:  # made by an earlier version
+            self.remember_keys()
+            history = KeyHistory.KEYED
+        return Access(keys, self.tenants(), spent, history)
 
     def usage(self, tenant: str | None) -> tuple[Usage, ...]:
         """What `tenant` used (None: everybody), by name."""

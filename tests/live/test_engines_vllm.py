@@ -115,6 +115,35 @@ class TestVllmEngine(EngineConformance):
             await broken.start()
         assert broken.state is EngineState.DEAD
 
+    async def test_all_streams_end_when_the_zygote_is_killed_and_the_engine_starts_again(
+        self,
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="cato-e-") as folder:
+            zygote = Zygote(f"{folder}/z.sock")
+            await zygote.ready()
+            engine = an_engine(folder, zygote.socket)
+            for _ in range(4):
+                await zygote.ready()
+                await engine.start()
+                streams = [
+                    asyncio.ensure_future(
+                        collect(engine, a_request(max_tokens=400, ignore_eos=True))
+                    )
+                    for _ in range(4)
+                ]
+                async with asyncio.timeout(30):
+                    while (await engine.load()).running < 4:  # noqa: ASYNC110
+                        await asyncio.sleep(0.02)
+                    assert zygote.pid is not None
+                    os.kill(zygote.pid, signal.SIGKILL)
+                    await engine.wait_dead()
+                    await engine.stop()  # as a restart does, before the server's sockets close
+                ended, _ = await asyncio.wait(streams, timeout=5)
+                assert len(ended) == 4
+                ends = await asyncio.gather(*streams, return_exceptions=True)
+                assert {type(end) for end in ends} == {EngineDeadError}
+            await zygote.stop()
+
     async def test_start_without_a_zygote_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="zygote"):
             await an_engine(tempfile.gettempdir(), str(tmp_path / "none.sock")).start()

@@ -32,7 +32,7 @@ def env() -> dict[str, str]:
     """An environment in which a second cluster does not meet the first one."""
     env = dict(os.environ)
     run = tempfile.mkdtemp(prefix="cato-c-")  # short, unlike `tmp_path`: it holds sockets
-    env.update(own_cluster(run), CATO_RUN_DIR=run, CATO_HOME=str(ROOT))
+    env.update(own_cluster(run), CATO_RUN_DIR=run, XDG_STATE_HOME=run, CATO_HOME=str(ROOT))
     env.pop("RAY_ADDRESS", None)
     return env
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from ingress_kit import COMPLETION, a_fast_pool, an_access, running
 from store_kit import a_receipt, an_execution, facts
 
-from cato.control.profiler import Profiler
+from cato.control.profiler import KEPT_REACTIONS, Profiler
+from cato.core.errors import QuotaError
 from cato.core.tenancy import Access, ApiKey
+from cato.serve.access.control import AccessControl, Caller
 from cato.serve.access.keys import new_key
+from cato.serve.access.limits import BURST_S, EventLimits
 from cato.serve.ingress.feedback import Feedback, Reaction
 from cato.store.store import MetadataStore
 
@@ -58,6 +62,78 @@ async def test_reactions_to_unknown_or_others_completions_are_left_out(tmp_path:
     page = await profiler.metrics()
     await profiler.close()
     assert lines(page, "cato_completion_reactions_total{") == []
+
+
+async def test_of_one_completion_a_bounded_number_of_reactions_counts(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    profiler = Profiler(path)
+    receipts = [replace(a_receipt(an_execution(llm=facts()), id=f"r{n}")) for n in range(2)]
+    await profiler.record(tuple((receipt, ()) for receipt in receipts))
+    views = [Feedback("r0", Reaction.VIEW, view_id=f"v{n}") for n in range(10 * KEPT_REACTIONS)]
+    await profiler.react((*views, *views, Feedback("r1", Reaction.VIEW)))
+    await profiler.close()
+    store = MetadataStore.open(path)
+    kept = [len(store.reactions(f"r{n}")) for n in range(2)]
+    store.close()
+    assert kept == [KEPT_REACTIONS, 1]
+
+
+EVENT = {"type": "select", "completion_id": "cmpl-r1", "choice_index": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"view_id": "v" * 201}, 400),
+        ({"view_id": ["v"]}, 400),
+        ({"completion_id": "c" * 201}, 400),
+        ({"choice_index": -1}, 400),
+        ({"choice_index": 2**64}, 400),
+        ({"elapsed": -1}, 400),
+        ({"elapsed": 10**400}, 400),
+        ({"more": "x" * 5000}, 413),
+        ({"view_id": "v" * 200, "choice_index": 1023, "elapsed": 0}, 200),
+    ],
+)
+async def test_an_event_is_small(tmp_path: Path, change: dict[str, object], status: int) -> None:
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.http() as http,
+    ):
+        answer = await http.post("/v1/events", json={**EVENT, **change})
+        kind = await http.post("/v1/events", params={"select_kind": "l" * 201}, json=EVENT)
+    assert (answer.status_code, kind.status_code) == (status, 400)
+    assert len(kit.feedback.noted) == (status == 200)
+
+
+async def test_a_key_that_tells_too_many_events_waits_and_others_do_not(tmp_path: Path) -> None:
+    one, other = ApiKey("one", "", "a"), ApiKey("other", "", "a")
+    now_s = 1000.0
+    control = AccessControl(clock=lambda: now_s)
+    control.learn(Access((one, other)))
+    callers = [Caller(key=key.id, tenant=key.tenant) for key in (one, other)]
+    burst = int(EventLimits.PER_MINUTE / 60 * BURST_S)
+    for _ in range(burst):
+        control.tell(callers[0])
+    with pytest.raises(QuotaError) as refused:
+        control.tell(callers[0])
+    assert 0 < refused.value.retry_after_s < 1
+    control.tell(callers[1])
+    now_s += 1
+    control.tell(callers[0])
+
+
+async def test_an_event_too_many_is_429_with_the_time_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventLimits, "PER_MINUTE", 6)
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
+        kit.http() as http,
+    ):
+        answers = [await http.post("/v1/events", json=EVENT) for _ in range(2)]
+    assert [a.status_code for a in answers] == [200, 429]
+    assert int(answers[1].headers["Retry-After"]) >= 1
 
 
 async def test_the_key_says_whose_reaction_it_is(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,9 @@ async def answer(reader, writer):
     path = head.split()[1]
     length = head.partition("content-length:")[2].split("\\r\\n")[0]
     body = await reader.readexactly(int(length or 0))
+    if b"mute" in body:
+        leave_behind()
+        await asyncio.sleep(600)
     writer.write(b"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\n")
     writer.write(b"Transfer-Encoding: chunked\\r\\n\\r\\n")
     if path == "/tokenize":
@@ -56,6 +60,14 @@ async def answer(reader, writer):
     if is_whole:
         await send(writer, b"")
     writer.close()
+
+def leave_behind():
+    # A process that outlives this one and holds its connections open.
+    if (pid := os.fork()) == 0:
+        os.setsid()
+        while True:
+            signal.pause()
+    print("HOLDER", pid, flush=True)
 
 def rendered(body):
     tools, said = body.get("tools", []), body["messages"]
@@ -75,6 +87,8 @@ async def complete(body, writer):
     if prompt == "die":
         os._exit(3)
     await event({"choices": [{"index": 0, "text": "a", "finish_reason": None}]})
+    if "--left-behind" in sys.argv:
+        leave_behind()
     if prompt == "hang":
         await asyncio.sleep(600)
     if prompt == "break":
@@ -243,6 +257,36 @@ async def test_stop_ends_an_answer_that_hangs(zygote: Zygote) -> None:
         with pytest.raises(EngineDeadError):
             await anext(chunks)
         await stopping
+
+
+@pytest.mark.parametrize("prompt", ["hang", "mute"])
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_answers_end_with_the_zygote_while_its_server_still_holds_their_connections(
+    zygote: Zygote, prompt: str, is_streamed: bool
+) -> None:
+    engine = an_engine(zygote, "--left-behind")
+    await engine.start()
+    answers = [
+        asyncio.ensure_future(collect(engine, a_request(prompt=prompt, stream=is_streamed)))
+        for _ in range(4)
+    ]
+    log = Path(engine.log)
+    await until(lambda: log.read_text().count("HOLDER") == 4)
+    words = log.read_text().split()
+    holders = [int(pid) for word, pid in pairwise(words) if word == "HOLDER"]
+    assert zygote.pid is not None
+    os.kill(zygote.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        assert "ended with its zygote" in await engine.wait_dead()
+        await engine.stop()
+        ended, _ = await asyncio.wait(answers, timeout=2)
+    are_held = [is_alive(pid) for pid in holders]
+    for pid in holders:
+        os.kill(pid, signal.SIGKILL)
+    assert all(are_held)  # no end of a connection has woken them
+    assert len(ended) == 4
+    ends = await asyncio.gather(*answers, return_exceptions=True)
+    assert [type(end) for end in ends] == [EngineDeadError] * 4
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])

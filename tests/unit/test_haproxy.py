@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from cato.serve import haproxy
 from cato.serve.ingress.body import BODY_WITHIN_S
+from cato.serve.ports import free_port
 
 CONFIG = """global
     maxconn 10
@@ -30,11 +32,70 @@ def test_requests_are_whole_before_they_go_on_and_come_in_time() -> None:
     added = [line.strip() for line in told.splitlines() if line not in CONFIG.splitlines()]
     assert added == [
         "option http-buffer-request",
+        "option forwardfor",
         f"timeout http-request {BODY_WITHIN_S:.0f}s",
         "timeout http-keep-alive 3600s",
     ]
     assert told.index("defaults\n") < told.index("http-buffer-request") < told.index("mode http")
     assert haproxy.configured(told) == told
+
+
+def rendered() -> str:
+    """What Serve writes, as far as this module changes it."""
+    templates = pytest.importorskip("ray.serve._private.haproxy_templates")
+    text = str(templates.HAPROXY_CONFIG_TEMPLATE)
+    for name, value in (
+        ("config.socket_path", "/tmp/admin.sock"),
+        ("config.metrics_port", "9101"),
+        ("config.stats_port", "8404"),
+    ):
+        text = text.replace(f"{{{{ {name} }}}}", value)
+    return text
+
+
+def lines_with(word: str, text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if word in line]
+
+
+def test_nothing_of_haproxy_is_open_to_other_users_or_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(haproxy.METRICS_HOST_VARIABLE, raising=False)
+    assert "mode 666" in rendered()  # or this module is not needed any more
+    told = haproxy.configured(rendered())
+    (socket,) = lines_with("stats socket", told)
+    assert socket == "stats socket /tmp/admin.sock mode 600 level admin expose-fd listeners"
+    assert lines_with(":9101", told) == ["bind 127.0.0.1:9101"]
+    assert lines_with(":8404", told) == ["bind 127.0.0.1:8404"]
+    assert haproxy.configured(told) == told
+
+
+def test_metrics_of_haproxy_are_shown_where_the_operator_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(haproxy.METRICS_HOST_VARIABLE, "0.0.0.0")
+    told = haproxy.configured(rendered())
+    assert lines_with(":9101", told) == ["bind 0.0.0.0:9101"]
+    assert lines_with(":8404", told) == ["bind 127.0.0.1:8404"]
+
+
+@pytest.mark.skipif(not Path(haproxy.path()).exists(), reason="cato is not installed as a package")
+def test_the_real_haproxy_makes_its_admin_socket_for_this_user_alone(tmp_path: Path) -> None:
+    socket, file = tmp_path / "admin.sock", tmp_path / "haproxy.cfg"
+    stats = f"    stats socket {socket} mode 666 level admin expose-fd listeners\n"
+    file.write_text(
+        CONFIG.replace("8000", str(free_port())).replace("global\n", f"global\n{stats}")
+    )
+    env = dict(os.environ, **{haproxy.VARIABLE: haproxy.path()})
+    process = subprocess.Popen([haproxy.path(), "-db", "-f", str(file)], env=env)
+    try:
+        deadline_s = time.monotonic() + 20
+        while not socket.exists() and process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)  # another process: nothing tells when it listens
+        assert socket.stat().st_mode & 0o777 == 0o600
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_serve_still_writes_what_this_looks_for() -> None:

@@ -24,16 +24,21 @@ from ingress_kit import (
 from typer.testing import CliRunner
 
 from cato.cli import app as cli
+from cato.config.deploy_file import load_deploy_file
 from cato.config.schema import IngressArgs
 from cato.control.profiler import Profiler
 from cato.core.errors import AccessError
+from cato.core.ids import ModelName
 from cato.core.tenancy import Access, ApiKey, Tenant, Usage
+from cato.core.topology import AdapterSpec
 from cato.serve.access.control import AccessControl, KeyRule, is_own
 from cato.serve.access.keys import digest_of, is_secret_of, new_key, parts
 from cato.store.store import MetadataStore
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
 CHAT = {"model": "cato-generation", "messages": [{"role": "user", "content": "x"}]}
+SIMULATED = Path(__file__).resolve().parents[2] / "deployments" / "simulated.yaml"
+CHECKED = ("create", "--tenant", "a", "--deployment", str(SIMULATED))
 FOREIGN = ("203.0.113.7", 40_000)
 
 
@@ -294,6 +299,56 @@ async def test_a_key_runs_and_calls_only_what_it_may(tmp_path: Path) -> None:
         assert refused.json()["error"]["code"] == "task_not_permitted"
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+TURN = {**CHAT, "messages": [{"role": "system", "content": "s"}, *CHAT["messages"]]}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "tools": TOOLS}),
+        ("/v1/chat/completions", TURN),
+        ("/v1/responses", {"model": "cato-generation", "instructions": "s", "input": "x"}),
+        ("/v1/messages", {**CHAT, "system": "s", "max_tokens": 5}),
+        ("/v1/messages/count_tokens", CHAT),
+        ("/t/generation/v1/chat/completions", {**TURN, "model": "sim-slow"}),
+        ("/tokenize", {"model": "cato-generation", "prompt": "x"}),
+    ],
+)
+async def test_a_task_is_no_way_to_send_its_model_what_the_key_may_not(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    barred, barred_key = a_key(tasks=("code-generation",), models=("sim-slow",))
+    free, free_key = a_key(tasks=("code-generation",), models=("sim-fast",))
+    access = an_access(Access((barred_key, free_key)))
+    pools = (a_fast_pool(), a_slow_pool())
+    async with (
+        running(tmp_path, *pools, workflows=(COMPLETION, GENERATION), access=access) as kit,
+        kit.http() as http,
+    ):
+        refused = await http.post(path, json=body, headers=bearer(barred))
+        passed = await http.post(path, json=body, headers=bearer(free))
+        task = await http.post("/v1/chat/completions", json=CHAT, headers=bearer(barred))
+    assert refused.status_code == 403, refused.text
+    assert "may not call this model" in refused.text
+    assert passed.status_code != 403, passed.text
+    assert task.status_code == 200  # what the task itself asks is the operator's
+
+
+async def test_a_task_that_a_key_may_not_run_is_not_described_to_it(tmp_path: Path) -> None:
+    secret, key = a_key(tasks=("code-completion",))
+    access = an_access(Access((key,)))
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION, GENERATION), access=access) as kit,
+        kit.http() as http,
+    ):
+        http.headers.update(bearer(secret))
+        own = [await http.get(f"/v1/tasks/code-completion{end}") for end in ("", "/sla")]
+        others = [await http.get(f"/v1/tasks/code-generation{end}") for end in ("", "/sla")]
+    assert [a.status_code for a in own] == [200, 200]
+    assert [a.json()["error"]["code"] for a in others] == ["task_not_permitted"] * 2
+
+
 async def test_a_key_is_shown_what_it_may_use(tmp_path: Path) -> None:
     completes, completes_key = a_key(tasks=("code-completion",), models=("fast",))
     generates, generates_key = a_key(tasks=("code-generation",), models=("slow",))
@@ -398,7 +453,16 @@ def run_keys(store: Path, *words: str) -> str:
 def test_keys_are_made_listed_rotated_and_revoked(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
     made = run_keys(
-        path, "create", "--tenant", "team-a", "--sla", "standard", "--task", "code-completion"
+        path,
+        "create",
+        "--tenant",
+        "team-a",
+        "--sla",
+        "standard",
+        "--task",
+        "code-completion",
+        "--deployment",
+        str(SIMULATED),
     ).strip()
     run_keys(path, "limit", "team-a", "--requests-per-minute", "60")
     id = parts(made)[0]  # type: ignore[index]
@@ -420,6 +484,24 @@ def test_keys_are_made_listed_rotated_and_revoked(tmp_path: Path) -> None:
         control.caller(rotated, is_local=False)
 
 
+def test_names_of_a_key_are_those_of_its_deployment(tmp_path: Path) -> None:
+    deployment = load_deploy_file(SIMULATED)
+    models = [pool.model for pool in deployment.topology.pools]
+    known = [name for model in models for name in model.names]
+    added = AdapterSpec(ModelName("tuned"), "folder", ("mine",), 1)
+    store = MetadataStore.open(tmp_path / "m.db")
+    store.add_adapter(models[0].name, added)
+    store.close()
+    words = [word for name in (*known, "tuned", "mine") for word in ("--model", name)]
+    run_keys(tmp_path / "m.db", *CHECKED, "--default-task", "code-generation", *words)
+    run_keys(tmp_path / "m.db", "create", "--tenant", "a", "--model", "later", "--unchecked")
+    store = MetadataStore.open(tmp_path / "m.db")
+    checked, unchecked = store.api_keys()
+    store.close()
+    assert checked.models == (*known, "tuned", "mine")
+    assert unchecked.models == ("later",)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -427,6 +509,12 @@ def test_keys_are_made_listed_rotated_and_revoked(tmp_path: Path) -> None:
         (("rotate", "0123456789"), "cato keys list"),
         (("create", "--tenant", "a", "--sla", "urgent"), "interactive, standard, batch"),
         (("create", "--tenant", " "), "--tenant"),
+        (("create", "--tenant", "a", "--task", "code-completion"), "--deployment"),
+        (("create", "--tenant", "a", "--model", "m"), "--deployment"),
+        ((*CHECKED, "--task", "code-completion", "--task", "x"), "no task 'x'; known: code-c"),
+        ((*CHECKED, "--default-task", "x"), "no task 'x'"),
+        ((*CHECKED, "--model", "x"), "no model 'x'"),
+        ((*CHECKED, "--model", "cato-completion"), "no model 'cato-completion'"),
         (("create", "--tenant", "a", "--task", "x", "--default-task", "y"), "--default-task"),
     ],
 )

@@ -17,7 +17,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, make_url
 from store_kit import NODE, TASK, a_mean, a_receipt, a_sample, an_execution, facts, rows
 
-from cato.config.places import RUN_DIR_VARIABLE
+from cato.config.places import RUN_DIR_VARIABLE, STATE_VARIABLE
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import PoolErrors
 from cato.core.ids import ModelName, PoolName, TaskName
@@ -296,12 +296,19 @@ def test_adapters_are_there_after_a_restart_until_they_are_removed(tmp_path: Pat
 # Where
 
 
-def test_the_default_is_a_file_in_the_run_folder_unless_the_environment_names_another(
+def test_the_default_is_a_file_in_the_state_folder_unless_the_environment_names_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run, state = tmp_path / "run", tmp_path / "state"
     monkeypatch.delenv(STORE_VARIABLE, raising=False)
-    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
-    assert default_location() == str(tmp_path / "metadata.db")
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(run))
+    monkeypatch.setenv(STATE_VARIABLE, str(state))
+    assert default_location() == str(state / "cato" / "metadata.db")
+    (run / "metadata.db").write_bytes(b"")  # of an earlier version: its keys count
+    assert default_location() == str(run / "metadata.db")
+    (state / "cato").mkdir(parents=True)
+    (state / "cato" / "metadata.db").write_bytes(b"")
+    assert default_location() == str(state / "cato" / "metadata.db")
     monkeypatch.setenv(STORE_VARIABLE, "postgresql://db/cato")
     assert default_location() == "postgresql://db/cato"
 

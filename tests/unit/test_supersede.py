@@ -110,13 +110,26 @@ async def test_tabby_names_its_buffer_by_the_path_of_the_file(tmp_path: Path) ->
     slow = COMPLETION.replace("model: fast", "model: slow")
 
     def body(path: str) -> dict[str, Any]:
-        return {"language": "python", "segments": {"prefix": "def f(", "filepath": path}}
+        segments = {"prefix": "def f(", "filepath": path}
+        return {"language": "python", "segments": segments, "user": "ann"}
 
     async with running(tmp_path, a_slow_pool(), workflows=(slow,)) as kit, kit.http() as http:
         posts = [http.post("/v1/completions", json=body(p)) for p in ("a.py", "b.py", "a.py")]
         answers = await asyncio.gather(*posts)
     assert sorted(a.status_code for a in answers) == [200, 200, 499]
     assert answers[1].status_code == 200
+
+
+async def test_people_behind_one_address_do_not_end_each_others_completions(
+    tmp_path: Path,
+) -> None:
+    slow = COMPLETION.replace("model: fast", "model: slow")
+    segments = {"prefix": "def f(", "filepath": "main.py"}
+    async with running(tmp_path, a_slow_pool(), workflows=(slow,)) as kit, kit.http() as http:
+        users: list[dict[str, str]] = [{}, {}, {}, {"user": "ann"}, {"user": "bob"}]
+        posts = [http.post("/v1/completions", json={"segments": segments, **u}) for u in users]
+        answers = await asyncio.gather(*posts)
+    assert [a.status_code for a in answers] == [200] * 5
 
 
 async def test_a_conversation_may_ask_twice_at_once(tmp_path: Path) -> None:

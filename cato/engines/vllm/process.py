@@ -139,6 +139,8 @@ class VllmEngine:
         self._owner: asyncio.StreamWriter | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
+        # Answers that are being read.
+        self._answers: set[aiohttp.ClientResponse] = set()
         self.pid: int | None = None
 
     @property
@@ -231,6 +233,9 @@ class VllmEngine:
                 headers=headers,
                 timeout=_GENERATE_TIMEOUT,
             )
+            self._answers.add(response)
+            if session.closed:  # ended between the answer's head and this line
+                raise EngineDeadError("the engine has ended", 503)
             if response.status != 200:
                 raise stream.http_error(response.status, await response.read())
             if not request.stream:
@@ -253,6 +258,7 @@ class VllmEngine:
             raise
         finally:
             if response is not None:
+                self._answers.discard(response)
                 response.close()  # unless it was read to its end, this aborts the request
 
     async def load(self) -> EngineLoad:
@@ -398,6 +404,7 @@ class VllmEngine:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
         else:
             how = "ended with its zygote"
+            self._break_off()  # nothing is left that knows when the server's connections end
         self.pid = None
         if self._state is EngineState.STOPPED or self._death is None:
             return
@@ -510,6 +517,11 @@ class VllmEngine:
             raise stream.http_error(response.status, content)
         return content
 
+    def _break_off(self) -> None:
+        """Let those who read answers see the end, whatever becomes of the server."""
+        for answer in self._answers:
+            answer.content.set_exception(aiohttp.ClientPayloadError("the engine has ended"))
+
     async def _end(self) -> None:
         """End the server and what belongs to it, whatever state they are in."""
         session, self._session = self._session, None
@@ -526,7 +538,8 @@ class VllmEngine:
         own, self._own_zygote = self._own_zygote, None
         if own is not None:
             await own.stop()
-        # After the server: its end wakes those who read from it, closing the session would not.
+        # Closing the session wakes nobody who reads from it, and the server may outlive a zygote.
+        self._break_off()
         if session is not None:
             await session.close()
         self.pid = None

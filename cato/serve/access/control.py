@@ -18,9 +18,9 @@ from functools import lru_cache
 from socket import AddressFamily
 
 from cato.core.errors import AccessError, QuotaError
-from cato.core.tenancy import Access, ApiKey
+from cato.core.tenancy import Access, ApiKey, KeyHistory
 from cato.serve.access.keys import is_secret_of, parts
-from cato.serve.access.limits import TenantLimits, until_next_month_s
+from cato.serve.access.limits import EventLimits, TenantLimits, until_next_month_s
 
 log = logging.getLogger("cato.access")
 
@@ -30,12 +30,18 @@ NO_KEYS = (
     "the first key"
 )
 
+LOST_KEYS = (
+    "the deployment had API keys and its store has none: nobody is served until the store is "
+    "restored, `cato keys create` makes a key, or `cato keys open` says that none is needed"
+)
+
 
 class KeyRule(StrEnum):
     """When a request needs a key.
 
-    `auto`: as soon as there is one; until then, and while the store cannot say, this machine's own
-    clients are served without. `required`: always. `ignored`: never; for a deployment with its own
+    `auto`: as soon as there is one, and from then on until an operator says `cato keys open`.
+    Before that, also while the store has never been readable, this machine's own clients are
+    served without. `required`: always. `ignored`: never; for a deployment with its own
     authentication in front.
     """
 
@@ -87,9 +93,11 @@ class AccessControl:
         self._share = share
         self._clock = clock
         self._is_known = False
+        self._needs_key = False
         self._keys: dict[str, ApiKey] = {}
         self._spent: dict[str, int] = {}
         self._limits: dict[str, TenantLimits] = {}
+        self._events = EventLimits()
 
     def learn(self, access: Access | None) -> None:
         """All keys as the store has them now; None when it has never been readable."""
@@ -98,9 +106,12 @@ class AccessControl:
                 log.warning("the API keys cannot be read; %s", NO_KEYS)
             self._is_known = True
             return
+        # An ingress outlives a store, and perhaps all that was written beside it.
+        was_keyed = self._needs_key and access.history is not KeyHistory.OPENED
+        needs_key = access.needs_key or was_keyed
         if not access.keys and (self._keys or not self._is_known) and self._rule is KeyRule.AUTO:
-            log.warning("%s", NO_KEYS)
-        self._is_known = True
+            log.log(*((logging.ERROR, LOST_KEYS) if needs_key else (logging.WARNING, NO_KEYS)))
+        self._is_known, self._needs_key = True, needs_key
         self._keys = {key.id: key for key in access.keys}
         self._spent = dict(access.spent_tokens)
         tenants = {t.name: t for t in access.tenants}
@@ -127,6 +138,13 @@ class AccessControl:
         if not self._is_known:
             raise AccessError(
                 503, "keys_unknown", "The API keys are not known yet; try again in a moment.",
+                UNKNOWN_RETRY_S,
+            )  # fmt: skip
+        if not self._keys and self._needs_key:
+            raise AccessError(
+                503, "keys_lost",
+                "The API keys of this deployment are gone; its operator restores the store, makes "
+                "a key with `cato keys create`, or says `cato keys open`.",
                 UNKNOWN_RETRY_S,
             )  # fmt: skip
         if not self._keys and self._rule is KeyRule.AUTO:
@@ -162,6 +180,12 @@ class AccessControl:
         if wait_s > 0:
             raise QuotaError(limit, wait_s)
         limits.begin(now_s)
+
+    def tell(self, caller: Caller) -> None:
+        """`caller` tells of one event; raise `QuotaError` when its key has told too many."""
+        wait_s = self._events.take(caller.key, self._clock())
+        if wait_s > 0:
+            raise QuotaError("events per minute", wait_s)
 
     def spend(self, caller: Caller, tokens: int) -> None:
         """A request of `caller` has ended and used `tokens`."""

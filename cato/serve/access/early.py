@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cato.core.tenancy import Access
+from cato.store import keyed
 from cato.store.errors import StoreError
 from cato.store.in_thread import with_store
 from cato.store.location import default_location, store_url
@@ -19,7 +20,7 @@ async def stored_access(args: Mapping[str, object], *, is_on_head_node: bool) ->
     """All keys in the store that a deployment with the `args` of `engines` has.
 
     None when this process cannot say what the Profiler will: that one opens files on the head node.
-    No file there is a store without keys.
+    No file there is a store without keys; a deployment may have had some all the same.
     """
     location = args.get("store") or default_location()
     try:
@@ -30,7 +31,7 @@ async def stored_access(args: Mapping[str, object], *, is_on_head_node: bool) ->
             if not is_on_head_node or "://" in str(location) or not path.is_absolute():
                 return None
             if not path.exists():
-                return Access()
+                return Access(history=keyed.history(url))
         month = datetime.now(UTC).strftime("%Y-%m")
         return await with_store(str(location), lambda store: store.access(month))
     except StoreError as error:

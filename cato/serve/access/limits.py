@@ -74,6 +74,29 @@ class TenantLimits:
             self._tokens.take(now_s, float(tokens))
 
 
+class EventLimits:
+    """How many events each API key may tell in one ingress replica, that of no key included.
+
+    A team of 100 that accepts a completion every second each stays below it.
+    """
+
+    PER_MINUTE = 12_000
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def take(self, key: str, now_s: float) -> float:
+        """Count one event of `key`; how long it must wait, 0 when it was counted. Keys are known
+        ones, so that there are not more of them than the store has."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = TokenBucket.of(self.PER_MINUTE, now_s)
+        wait_s = bucket.wait_s(now_s, 1.0)
+        if wait_s == 0:
+            bucket.take(now_s, 1.0)
+        return wait_s
+
+
 def _bucket(per_minute: int | None, share: float, now_s: float) -> TokenBucket | None:
     return None if per_minute is None else TokenBucket.of(per_minute * share, now_s)
 

@@ -31,6 +31,7 @@ from cato.serve.ingress.dialects import (
     tasks,
 )
 from cato.serve.ingress.feedback import FeedbackSink, LoggedFeedback
+from cato.serve.ingress.forwarded import Proxies
 from cato.serve.ingress.gate import Gate
 from cato.serve.ingress.naming import TaskPrefix
 from cato.serve.service import TaskService
@@ -50,6 +51,7 @@ def create_app(
     ready: Callable[[], tuple[bool, str]],
     access: AccessControl,
     is_private: bool | None = None,
+    proxies: Proxies = Proxies(),  # noqa: B008  # frozen
     feedback: FeedbackSink | None = None,
     caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
     prompt_rules_off: frozenset[str] = frozenset(),
@@ -57,8 +59,8 @@ def create_app(
     """All dialects over `service`.
 
     `ready` says whether tasks can be served, and why not; `access` who may ask for them, and
-    `is_private` what `Gate` must know of the clients' connections; `feedback` is told what people
-    did with completions (None: the log). `caps` bound what direct calls may write;
+    `is_private` and `proxies` what `Gate` must know of the clients' connections; `feedback` is told
+    what people did with completions (None: the log). `caps` bound what direct calls may write;
     `prompt_rules_off` names rules of `cato.wire.stable` that are not applied.
     """
     ingress = Ingress(
@@ -82,7 +84,7 @@ def create_app(
     )
     for dialect in DIALECTS:
         app.include_router(dialect.routes(ingress))
-    app.add_middleware(Gate, access=access, is_private=is_private)
+    app.add_middleware(Gate, access=access, is_private=is_private, proxies=proxies)
     app.add_middleware(TaskPrefix)  # outside the gate, which looks at paths
     errors.install(app, ingress.has_replicas)
     document.install(app)

@@ -1,7 +1,9 @@
 """Which editor buffer a request is about.
 
 A buffer's name is, from strong to weak: the header `X-CATO-Buffer`, for a request of any kind; for
-a completion, its session (a header, or OpenAI's `prompt_cache_key`) and the path of its file. A
+a completion, its session (a header, or OpenAI's `prompt_cache_key`) or its body's `user`, and the
+path of its file. The path alone names none: everybody has a `main.py`, and people behind one
+address or one API key would end each other's work. A
 session of a conversation may well ask for two answers at once, so there it names no buffer; neither
 does anything else that clients send.
 """
@@ -38,4 +40,7 @@ def completion_buffer(
     session = next((v for h in SESSION_HEADERS if (v := request.headers.get(h))), "")
     if not session and isinstance(key := body.get("prompt_cache_key"), str):
         session = key
-    return (*whose(request, body.get("user")), session, path) if session or path else None
+    user = body.get("user")
+    if not session and not (path and isinstance(user, str) and user):
+        return None
+    return (*whose(request, user), session, path)

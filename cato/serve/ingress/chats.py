@@ -29,7 +29,7 @@ from cato.serve.ingress.naming import (
     AUTO_MODEL,
     GENERATION,
     Target,
-    answering_model,
+    model_of_task,
     names_a_task,
     pool_behind,
     pool_of,
@@ -119,7 +119,8 @@ def read_chat(
 def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
     """The task or the model that serves `chat`; the table in `deployments/clients/README.md`.
 
-    Raise what `resolve` raises, and `InputError` for inputs of a task that does not run.
+    Raise what `resolve` and `model_of_task` raise, and `InputError` for inputs of a task that does
+    not run.
     """
     model = chat.body.get("model")
     target = resolve(ingress, request, model, chat.extra, GENERATION)
@@ -137,7 +138,7 @@ def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
             f"send one user message, or use POST /v1/tasks/{target.task}",
             "cato.inputs",
         )
-    return Target(model=answering_model(ingress.service.workflow(target.task)), why=why)
+    return Target(model=model_of_task(ingress, request, target.task), why=why)
 
 
 def _why_conversation(chat: ChatRequest) -> str:

@@ -67,17 +67,16 @@ class Ingress:
 def whose(request: Request, user: object = "") -> tuple[str, ...]:
     """The API key and the machine behind a request, and the `user` that its body names. What can be
     forged here only separates more within a key.
-
-    The peer is a proxy where one says for whom it asks, and every ingress replica may have another.
     """
-    forwarded = request.headers.get("x-forwarded-for", "")
-    peer = request.client.host if request.client is not None and not forwarded else ""
+    address: str = getattr(request.state, "cato_address", "")
     agent = request.headers.get("user-agent", "")
-    return caller_of(request).key, peer, forwarded, agent, user if isinstance(user, str) else ""
+    return caller_of(request).key, address, agent, user if isinstance(user, str) else ""
 
 
-def remember_caller(request: Request, caller: Caller) -> None:
+def remember_caller(request: Request, caller: Caller, address: str) -> None:
+    """Keep whose request it is, and the client's address behind the proxies that are believed."""
     request.state.cato_caller = caller
+    request.state.cato_address = address
 
 
 def caller_of(request: Request) -> Caller:

@@ -13,6 +13,7 @@ from cato.core.errors import AccessError
 from cato.serve.access.control import AccessControl, is_own
 from cato.serve.ingress.context import remember_caller
 from cato.serve.ingress.errors import answer, failure_of_error
+from cato.serve.ingress.forwarded import Proxies, named
 from cato.telemetry.tracing import HEADER, TRACEPARENT
 
 # Probes carry no keys, and their answers say nothing but to this machine; nor does the status page
@@ -27,11 +28,19 @@ class Gate:
     """Refuses what has no valid key.
 
     `is_private`: the proxy in front listens on loopback alone; None without a proxy, where the
-    connection itself shows who the client is.
+    connection itself shows who the client is. `proxies` are believed when they say for whom they
+    ask.
     """
 
-    def __init__(self, app: ASGIApp, access: AccessControl, is_private: bool | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: AccessControl,
+        is_private: bool | None,
+        proxies: Proxies = Proxies(),  # noqa: B008  # frozen
+    ) -> None:
         self._app = app
+        self._proxies = proxies
         self._access = access
         self._is_private = is_private
 
@@ -50,7 +59,8 @@ class Gate:
             refusal = answer(request, failure_of_error(error, lambda _: True))
             await refusal(scope, receive, send)
             return
-        remember_caller(request, caller)
+        peer = "" if request.client is None else request.client.host
+        remember_caller(request, caller, self._proxies.client(peer, request.headers))
         TRACEPARENT.set(request.headers.get(HEADER, ""))
         await self._app(scope, receive, send)
 
@@ -58,8 +68,7 @@ class Gate:
         """Whether the client is on this machine, and nothing says that it speaks for another."""
         if self._is_private is False or request.client is None or not is_own(request.client.host):
             return False
-        forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
-        return all(is_own(hop.strip()) for hop in forwarded if hop.strip())
+        return all(map(is_own, named(request.headers)))
 
 
 def comes_from_here(request: Request) -> bool:

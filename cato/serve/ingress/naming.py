@@ -107,9 +107,26 @@ def resolve(
     target = _resolved(ingress, request, model, extra, shape, needs_model=needs_model)
     if target.task is not None:
         check_task(request, target.task)
-    elif not caller_of(request).may_call(names_of(ingress, target.model)):
-        raise AccessError(403, "model_not_permitted", "This API key may not call this model.")
+    else:
+        _check_model(ingress, request, target.model)
     return target
+
+
+def model_of_task(ingress: Ingress, request: Request, task: TaskName) -> str:
+    """The model that gets a request itself in the place of `task`, if its caller may call it.
+
+    Leave to run a task is leave to have its prompts answered, not to send that model any other:
+    raise `AccessError` where the key does not allow the model.
+    """
+    model = answering_model(ingress.service.workflow(task))
+    _check_model(ingress, request, model, f" It may run {task} with one user message.")
+    return model
+
+
+def _check_model(ingress: Ingress, request: Request, model: str, instead: str = "") -> None:
+    if not caller_of(request).may_call(names_of(ingress, model)):
+        told = f"This API key may not call this model.{instead}"
+        raise AccessError(403, "model_not_permitted", told)
 
 
 def names_a_task(request: Request, extra: Mapping[str, object]) -> bool:

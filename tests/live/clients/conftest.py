@@ -101,6 +101,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Cato:
     folder = tmp_path_factory.mktemp("clients")
     run_dir = tempfile.mkdtemp(prefix="cato-a-")  # short: it holds sockets
     env = {**os.environ, **own_cluster(run_dir), "CATO_RUN_DIR": run_dir, "CATO_HOME": str(ROOT)}
+    env["XDG_STATE_HOME"] = run_dir
     env.pop("RAY_ADDRESS", None)
     port = free_port()
     file = folder / "deployment.yaml"

@@ -16,7 +16,7 @@ from cato.serve.ingress.body import read_object
 from cato.serve.ingress.calls import whole_call
 from cato.serve.ingress.chats import read_chat, start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.naming import Target, answering_model
+from cato.serve.ingress.naming import Target, model_of_task
 from cato.serve.ingress.relay import relay_typed
 from cato.wire.endpoint import Endpoint
 from cato.wire.messages import MessagesWriter
@@ -38,7 +38,7 @@ def routes(ingress: Ingress) -> APIRouter:
         chat = read_chat(ingress, request, Endpoint.COUNT_TOKENS, body)
         target = target_of(ingress, request, chat)
         if target.task is not None:
-            target = Target(model=answering_model(ingress.service.workflow(target.task)))
+            target = Target(model=model_of_task(ingress, request, target.task))
         return await whole_call(ingress, request, start_model(ingress, request, target, chat))
 
     return router

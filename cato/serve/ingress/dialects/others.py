@@ -16,7 +16,7 @@ from cato.serve.ingress.calls import engine_body, other_prompt, start_call, whol
 from cato.serve.ingress.context import Ingress
 from cato.serve.ingress.fill import call_slo_of
 from cato.serve.ingress.hints import tier_of
-from cato.serve.ingress.naming import GENERATION, answering_model, resolve
+from cato.serve.ingress.naming import GENERATION, model_of_task, resolve
 from cato.serve.service import ModelCall
 
 
@@ -47,7 +47,7 @@ async def _passed(ingress: Ingress, request: Request, endpoint: Endpoint) -> Res
     target = resolve(ingress, request, body.get("model"), extra, GENERATION)
     model = target.model
     if target.task is not None:
-        model = answering_model(ingress.service.workflow(target.task))
+        model = model_of_task(ingress, request, target.task)
     passed = engine_body(body, is_streamed=False)
     slo = call_slo_of(request, tier_of(body), extra)
     call = ModelCall(model, endpoint, passed, other_prompt(passed), slo=slo)

@@ -32,6 +32,11 @@ from cato.wire.completions import COMPLETION_ID_PREFIX, CompletionsWriter
 
 # The version of Tabby's API that is spoken; its clients ask older servers for less.
 API_VERSION = "v0.17.0"
+# An event is some 200 bytes of ids and numbers.
+MAX_EVENT_BYTES = 4096
+MAX_NAME_CHARS = 200
+MAX_CHOICE = 1023
+MAX_ELAPSED_MS = 7 * 86_400_000
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -51,10 +56,11 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.post("/v1/events", response_class=Response, **document.TABBY_EVENT)
     async def event(request: Request) -> Response:
         """A completion was shown, taken or dismissed."""
-        body = await read_object(request, ingress.max_body_bytes)
-        select_kind = request.query_params.get("select_kind", "")
-        told = _feedback(body, select_kind)
-        ingress.feedback.note(replace(told, tenant=caller_of(request).tenant))
+        caller = caller_of(request)
+        ingress.access.tell(caller)
+        body = await read_object(request, min(MAX_EVENT_BYTES, ingress.max_body_bytes))
+        select_kind = _name(request.query_params.get("select_kind"), "select_kind")
+        ingress.feedback.note(replace(_feedback(body, select_kind), tenant=caller.tenant))
         return Response()
 
     return router
@@ -107,15 +113,31 @@ def _feedback(body: Mapping[str, object], select_kind: str) -> Feedback:
         raise InputError(f"type must be one of {', '.join(Reaction)}", "type")
     if not isinstance(completion, str) or not completion:
         raise InputError("completion_id must be the id of a completion's answer", "completion_id")
-    elapsed_ms = whole_number(body, "elapsed")
+    elapsed_ms = _bounded(body, "elapsed", MAX_ELAPSED_MS)
     return Feedback(
-        request_id=completion.removeprefix(COMPLETION_ID_PREFIX),
+        request_id=_name(completion, "completion_id").removeprefix(COMPLETION_ID_PREFIX),
         reaction=Reaction(kind),
-        choice=whole_number(body, "choice_index") or 0,
-        view_id=str(body.get("view_id") or ""),
+        choice=_bounded(body, "choice_index", MAX_CHOICE) or 0,
+        view_id=_name(body.get("view_id"), "view_id"),
         select_kind=select_kind,
         after_s=None if elapsed_ms is None else elapsed_ms / 1000,
     )
+
+
+def _name(value: object, field: str) -> str:
+    """A short text; absent and null are empty."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > MAX_NAME_CHARS:
+        raise InputError(f"{field} must be text of at most {MAX_NAME_CHARS} characters", field)
+    return value
+
+
+def _bounded(body: Mapping[str, object], key: str, most: int) -> int | None:
+    value = whole_number(body, key)
+    if value is not None and not 0 <= value <= most:
+        raise InputError(f"{key} must be a whole number from 0 to {most}", key)
+    return value
 
 
 def _health(ingress: Ingress) -> dict[str, object]:

@@ -44,14 +44,16 @@ def routes(ingress: Ingress) -> APIRouter:
         return JsonAnswer({"object": "list", "data": [_described(w) for w in workflows]})
 
     @router.get("/v1/tasks/{task}", responses=document.TASK)
-    async def task(task: str) -> Response:
-        """One task."""
+    async def task(request: Request, task: str) -> Response:
+        """One task that the API key may run."""
+        check_task(request, service.workflow(task).name)
         return JsonAnswer(_described(service.workflow(task)))
 
     @router.get("/v1/tasks/{task}/sla", responses=document.TASK_SLA)
-    async def sla(task: str) -> Response:
-        """What is promised for a task."""
+    async def sla(request: Request, task: str) -> Response:
+        """What is promised for a task that the API key may run."""
         workflow = service.workflow(task)
+        check_task(request, workflow.name)
         return JsonAnswer({"task": workflow.name, **_sla(workflow.slo), **_limit(workflow)})
 
     @router.post("/v1/tasks/{task}", **document.RUN)

@@ -1,0 +1,79 @@
+"""Whether a deployment has ever had an API key, kept where the loss of its store does not reach.
+
+A deployment without keys serves this machine's clients without one. A store that was deleted,
+damaged or replaced by an empty one holds no keys either: a file beside the store and one in the
+state folder tell the two apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from cato.config.places import state_dir
+from cato.core.tenancy import KeyHistory
+
+log = logging.getLogger("cato.store")
+
+
+def history(url: URL) -> KeyHistory:
+    """What the files say of the store at `url`; `KEYED` when one says so, or cannot be read."""
+    found = {_read(path) for path in _files(url)}
+    for answer in (KeyHistory.KEYED, KeyHistory.OPENED):
+        if answer in found:
+            return answer
+    return KeyHistory.NEVER
+
+
+def remember(url: URL, what: KeyHistory) -> bool:
+    """Write it to both files; False when neither could be written."""
+    written = [_write(path, what) for path in _files(url)]
+    if not any(written):
+        log.error("that the deployment has API keys cannot be kept: %s", _files(url)[-1].parent)
+    return any(written)
+
+
+def _files(url: URL) -> tuple[Path, ...]:
+    name = hashlib.blake2b(_identity(url).encode(), digest_size=12).hexdigest()
+    kept = state_dir() / "keyed" / name
+    if url.get_backend_name() != "sqlite":
+        return (kept,)
+    file = Path(str(url.database))
+    return file.with_name(f"{file.name}.keyed"), kept
+
+
+def _identity(url: URL) -> str:
+    if url.get_backend_name() == "sqlite":
+        return os.path.realpath(str(url.database))
+    return f"{url.host}:{url.port or 5432}/{url.database}"
+
+
+def _read(path: Path) -> KeyHistory:
+    try:
+        return KeyHistory(path.read_text().strip())
+    except (FileNotFoundError, NotADirectoryError):
+        return KeyHistory.NEVER
+    except (OSError, ValueError):
+        return KeyHistory.KEYED
+
+
+def _write(path: Path, what: KeyHistory) -> bool:
+    """False when it cannot be written."""
+    with suppress(OSError):
+        if path.exists() and path.read_text().strip() == what.value:
+            return True
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        new.write_text(f"{what.value}\n")
+        new.chmod(0o600)
+        new.rename(path)
+    except OSError as exc:
+        log.warning("%s cannot be written: %s", path, exc)
+        return False
+    return True

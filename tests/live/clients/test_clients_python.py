@@ -21,7 +21,7 @@ def test_litellm_in_five_dialects(served: Cato, shell: Shell) -> None:
     done = shell.run(python, HERE / "litellm_calls.py", LITELLM_LOCAL_MODEL_COST_MAP="True", **env)
     said = json.loads(done.stdout.splitlines()[-1])
     tasks = {
-        "chat": "code-generation",
+        "chat": "model:demo-coder",
         "stream": "model:demo-coder",
         "completions": "code-completion",
         "responses": "model:demo-coder",
@@ -55,7 +55,7 @@ def test_llm(served: Cato, shell: Shell, form: str) -> None:
         LLM_USER_PATH=str(shell.home / "llm"),
     )
     assert said.stdout.strip()
-    served.answered(f"llm-{form}", "code-generation" if form == "chat" else "code-completion")
+    served.answered(f"llm-{form}", "model:demo-coder" if form == "chat" else "code-completion")
 
 
 def test_aider(served: Cato, shell: Shell) -> None:
@@ -82,4 +82,4 @@ def test_aider(served: Cato, shell: Shell) -> None:
     # which aider tells at length.
     assert "litellm." not in done.stdout, done.stdout  # how it names an error of the server
     assert "Tokens:" in done.stdout or "has hit a token limit" in done.stdout, done.stdout
-    served.answered("aider", "code-generation")
+    served.answered("aider", "model:demo-coder")

@@ -46,6 +46,9 @@ def simulate(
         Path | None, typer.Option(help="Text pairs, for experiments that read them.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A part that takes minutes, of studies that have one.")
+    ] = False,
 ) -> None:
     """Run an experiment or a scenario in the simulator and print what it measured.
 
@@ -58,7 +61,12 @@ def simulate(
             return
         chosen, usual_seeds = _chosen(experiment, scenario)
         options = Options(
-            seeds_of(seeds) if seeds else usual_seeds, tuple(policy or ()), trace, dataset, jobs
+            seeds_of(seeds) if seeds else usual_seeds,
+            tuple(policy or ()),
+            trace,
+            dataset,
+            jobs,
+            quick,
         )
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)
@@ -83,19 +91,19 @@ def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[
 
         loaded = load_scenario(scenario)
         return as_experiment(loaded), loaded.seeds
-    from cato.sim.experiments.registry import experiment
+    from cato.lab.registry import experiment
 
     assert name is not None
     return experiment(name), DEFAULT_SEEDS
 
 
 def _listed() -> Table:
-    from cato.sim.experiments.registry import EXPERIMENTS, experiment
+    from cato.lab.registry import experiment, names
 
     table = a_table("Experiments")
     for name in ("name", "what it shows", "source"):
         table.add_column(name)
-    for name in EXPERIMENTS:
+    for name in names():
         found = experiment(name)
         table.add_row(name, found.title, found.source)
     return table

@@ -5,10 +5,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
+from math import exp
+from statistics import NormalDist
 
 # An output that outgrew every length believed possible goes on for this share of itself.
 _OVERRUN = 0.2
+# No estimator knows a length better than this (deviation of its logarithm); lengths that are known
+# so well are worth 6 to 8 points over those of a class, exact ones cost 30 (algorithms.md, 4).
+LEAST_SPREAD = 0.15
+# A belief is as good as a point where this share of it lies within `LEAST_SPREAD` either way.
+_POINT_SHARE = 0.5
+_SMEARED = tuple(
+    exp(NormalDist(-(LEAST_SPREAD**2) / 2, LEAST_SPREAD).inv_cdf((i + 0.5) / 16)) for i in range(16)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,7 @@ class LengthBelief:
 
     points: tuple[float, ...]
     _sum_from: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _wide: LengthBelief | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         assert self.points, "a belief needs at least one length"
@@ -40,6 +52,28 @@ class LengthBelief:
     @property
     def mean(self) -> float:
         return self._sum_from[0] / len(self.points)
+
+    @property
+    def wide(self) -> LengthBelief:
+        """The same, at least `LEAST_SPREAD` wide where it is a point: told exactly, or cut off.
+
+        A chance that is worked out from a point is 0 or 1: a call whose report is some tokens old
+        then counts as lost, and a batch of such calls as one that has nothing to lose.
+        """
+        if self._wide is None:
+            object.__setattr__(self, "_wide", self._smeared() if self._has_a_point() else self)
+        assert self._wide is not None
+        return self._wide
+
+    def _has_a_point(self) -> bool:
+        points, n = self.points, len(self.points)
+        most = max(
+            bisect_right(points, p * (1 + 2 * LEAST_SPREAD)) - i for i, p in enumerate(points)
+        )
+        return most > _POINT_SHARE * n
+
+    def _smeared(self) -> LengthBelief:
+        return LengthBelief.of(p * factor for p in self.points for factor in _SMEARED)
 
     def left_mean(self, generated: int) -> float:
         """Expected tokens still to come after `generated` tokens; at least 1."""
@@ -62,5 +96,11 @@ class LengthBelief:
         first = bisect_right(self.points, generated)
         n = len(self.points) - first
         if n == 0:
-            return 1.0 if tokens >= max(1.0, _OVERRUN * generated) else 0.0
+            return 1.0 - exp(-tokens / max(1.0, _OVERRUN * generated)) if tokens > 0 else 0.0
         return (bisect_right(self.points, generated + tokens) - first) / n
+
+
+@lru_cache(maxsize=4096)
+def around(tokens: int) -> LengthBelief:
+    """What is believed of a length of which only an expected value is known."""
+    return LengthBelief((float(max(1, tokens)),)).wide

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 
+from cato.core.length import LengthBelief, around
 from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import Invocation, ReplicaView, Running
@@ -23,7 +24,7 @@ _LEAST_STEP_S = 1e-9
 class Prospect:
     """One of a running set. `left_tokens` and `context_tokens` are expected values, `due_s` is the
     instant by which its last token must have come (inf: its SLO is settled, or there is none).
-    `points` from `first` on are the believed lengths above `generated`. Not frozen, because
+    `points` of `length` from `first` on are those above `generated`. Not frozen, because
     thousands are made a second; nobody changes one.
     """
 
@@ -32,15 +33,13 @@ class Prospect:
     due_s: float
     invocation: Invocation
     generated: int
+    length: LengthBelief
     points: tuple[float, ...]
     first: int
 
     def chance(self, tokens: float) -> float:
         """Probability that its output ends within `tokens` more tokens."""
-        length = self.invocation.length
-        if length is not None:
-            return length.chance_within(tokens, self.generated)
-        return 1.0 if self.left_tokens <= tokens else 0.0
+        return self.length.chance_within(tokens, self.generated)
 
 
 def prospect_of(running: Running) -> Prospect:
@@ -52,13 +51,19 @@ def prospect_of_newcomer(invocation: Invocation) -> Prospect:
 
 
 def _prospect(invocation: Invocation, tokens: int, first_token_at_s: float | None) -> Prospect:
-    length, generated = invocation.length, invocation.generated + tokens
-    left = invocation.left_tokens(tokens)
+    length, generated = believed(invocation), invocation.generated + tokens
+    left = length.left_mean(generated)
     due = due_s(invocation, first_token_at_s, generated + left)
-    points = length.points if length is not None else ()
-    first = bisect_right(points, generated)
+    first = bisect_right(length.points, generated)
     context = invocation.prompt_tokens + tokens
-    return Prospect(left, context, due, invocation, generated, points, first)
+    return Prospect(left, context, due, invocation, generated, length, length.points, first)
+
+
+def believed(invocation: Invocation) -> LengthBelief:
+    """Of its whole output; never a point: see `LengthBelief.wide`."""
+    if invocation.length is not None:
+        return invocation.length.wide
+    return around(invocation.generated + invocation.expected_tokens)
 
 
 BY_TOKENS_LEFT = attrgetter("left_tokens")

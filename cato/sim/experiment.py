@@ -28,13 +28,17 @@ def silent(done: int, of: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user may ask of any experiment; `policies` empty: all that it compares."""
+    """What a user may ask of any experiment; `policies` empty: all that it compares.
+
+    `quick`: a part of it that takes minutes, of experiments that have one.
+    """
 
     seeds: tuple[int, ...]
     policies: tuple[str, ...] = ()
     trace: Path | None = None
     dataset: Path | None = None
     jobs: int = 1
+    quick: bool = False
 
     def needed(self, option: str) -> Path:
         """The path behind `--trace` or `--dataset`; raise `InputError` when it is missing."""

@@ -27,10 +27,12 @@ ENGINE = replace(
 MOST_PER_S = 64 / (20 * 0.0165 + 64 * 64 * 3e-5)
 
 
-def completions(n: int, rate_per_s: float) -> list[SimTask]:
-    """Prompts of 64 tokens that want their first token within 300 ms."""
+def completions(n: int, rate_per_s: float, prompt: int = 64) -> list[SimTask]:
+    """They want their first token within 300 ms."""
     return [
-        a_task(f"t{i}", i / rate_per_s, prompt=64, output=20, target_s=0.3, metric=SloMetric.TTFT)
+        a_task(
+            f"t{i}", i / rate_per_s, prompt=prompt, output=20, target_s=0.3, metric=SloMetric.TTFT
+        )
         for i in range(n)
     ]
 
@@ -39,4 +41,13 @@ def completions(n: int, rate_per_s: float) -> list[SimTask]:
 def test_short_prompts_start_in_time_beside_others(chunk_tokens: int | None, load: float) -> None:
     setup = PoolSetup(POOL, (ENGINE,), schedulers.foresight(), chunk_tokens=chunk_tokens)
     outcomes = Fleet([setup]).run(completions(2000, load * MOST_PER_S))
+    assert task_metrics(outcomes)["slo_attainment"] >= 0.99
+
+
+def test_short_prompts_on_mixed_speeds_start_in_time() -> None:
+    """One fast card, two 2.5 times slower and one six times slower, at half of what they give."""
+    speeds = (ENGINE, ENGINE.slowed(2.5), ENGINE.slowed(2.5), ENGINE.slowed(6))
+    setup = PoolSetup(POOL, speeds, schedulers.foresight(), chunk_tokens=512, news_s=0.008)
+    rate_per_s = 0.5 * (1 + 2 / 2.5 + 1 / 6) * MOST_PER_S
+    outcomes = Fleet([setup]).run(completions(2000, rate_per_s, prompt=200))
     assert task_metrics(outcomes)["slo_attainment"] >= 0.99

@@ -56,7 +56,7 @@ URGENT = an_exchangeable("urgent", due_s=2.3)
 def test_what_can_wait_gives_its_place_to_what_cannot() -> None:
     assert gives_way(a_full_replica(PATIENT), URGENT) == ["patient"]
     (_, why), *_ = POLICY.preempt(a_full_replica(PATIENT), [URGENT], NOW_S, lambda: PLACE_S)
-    assert why == "can wait 0.50 s for a place, urgent cannot: 1.00 SLOs more"
+    assert why == "can wait 0.50 s for a place, urgent cannot: 0.88 SLOs more"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from cato.core.events import FirstTokenSent, InvocationOffered, ReplicaReported
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.window import (
+    LEAST_STEPS,
     MAX_DISPATCH_S,
-    WINDOW_STEPS,
+    MOST_STEPS,
     learnt_dispatch_s,
     prompt_window_tokens,
     takes_prompt,
@@ -38,17 +39,19 @@ def prefilling(id: str, ahead: int, *, held: int = 1) -> ReplicaSnapshot:
 
 
 def test_the_window_is_what_the_next_steps_can_take() -> None:
-    assert prompt_window_tokens(PROFILE, 1, 0) == pytest.approx(WINDOW_STEPS * 100)
+    assert prompt_window_tokens(PROFILE, 1, 0) == pytest.approx(LEAST_STEPS * 100)
 
 
 def test_the_window_grows_with_the_step_of_a_larger_batch_and_context() -> None:
     profile = replace(PROFILE, decode_per_request_s=0.001, decode_per_context_token_s=1e-6)
     # 10 ms, 1 ms each of ten requests, 1 us each of 5,000 context tokens: 25 ms.
-    assert prompt_window_tokens(profile, 10, 5000) == pytest.approx(WINDOW_STEPS * 250)
+    assert prompt_window_tokens(profile, 10, 5000) == pytest.approx(LEAST_STEPS * 250)
 
 
-def test_the_window_holds_the_engines_own_budget_of_a_step() -> None:
-    assert prompt_window_tokens(PROFILE, 1, 0, step_tokens=2048) == 2048
+def test_the_window_holds_two_budgets_of_a_step_but_no_more_than_eight_decode_steps() -> None:
+    assert prompt_window_tokens(PROFILE, 1, 0, step_tokens=100) == pytest.approx(LEAST_STEPS * 100)
+    assert prompt_window_tokens(PROFILE, 1, 0, step_tokens=300) == pytest.approx(600)
+    assert prompt_window_tokens(PROFILE, 1, 0, step_tokens=8192) == pytest.approx(MOST_STEPS * 100)
 
 
 def test_the_window_covers_the_delay_of_messages() -> None:
@@ -100,7 +103,7 @@ def offered(pool: PoolOrchestrator, id: str, now_s: float, prompt: int) -> None:
 def a_foresight_pool() -> PoolOrchestrator:
     pool = PoolOrchestrator(PoolName("p"), schedulers.foresight())
     report: ReplicaReported = a_report("r", slots=8, profile=PROFILE)
-    pool.handle(replace(report, step_tokens=512))
+    pool.handle(replace(report, step_tokens=200))
     return pool
 
 
@@ -109,7 +112,7 @@ def test_the_books_count_what_is_ahead_and_for_how_long() -> None:
     offered(pool, "a", 0.0, 100)
     offered(pool, "b", 0.0, 200)
     (r,) = pool.picture(0.01).replicas
-    assert (r.prompt_tokens_ahead, r.context_tokens, r.step_tokens) == (300, 300, 512)
+    assert (r.prompt_tokens_ahead, r.context_tokens, r.step_tokens) == (300, 300, 200)
     assert r.prompts_ahead_s == pytest.approx(0.02 + 0.03 - 0.01)
     pool.handle(FirstTokenSent(0.02, InvocationId("a")))
     (r,) = pool.picture(0.02).replicas
@@ -123,9 +126,9 @@ def test_the_books_count_what_is_ahead_and_for_how_long() -> None:
 def test_what_the_window_cannot_take_waits_for_the_next_first_token() -> None:
     pool = a_foresight_pool()
     offered(pool, "a", 0.0, 100)
-    offered(pool, "b", 0.0, 400)
+    offered(pool, "b", 0.0, 300)
     offered(pool, "c", 0.0, 100)
-    assert pool.why_waiting(InvocationId("c")) == "500 prompt tokens are ahead"
+    assert pool.why_waiting(InvocationId("c")) == "400 prompt tokens are ahead"
     dispatched = pool.handle(FirstTokenSent(0.02, InvocationId("a")))
     assert [c.invocation_id for c in dispatched] == ["c"]
 

@@ -13,9 +13,12 @@ from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView
 
 # A prompt waits for the end of the step that runs and is told after the step that it takes: with
-# four steps' worth ahead an engine does not run dry. Measured on Azure's, SABER's and Tempo's
-# traffic; see `cato/core/decisions/0013-prompt-window.md`.
-WINDOW_STEPS = 4.0
+# four decode steps' worth ahead an engine does not run dry, unless it takes more than that in one
+# step: then the next step's prompts should be there when the first ones are told. More than eight
+# is order given away. Measured on Azure's, SABER's and Tempo's traffic and on short completions;
+# see `cato/core/decisions/0013-prompt-window.md`.
+LEAST_STEPS, MOST_STEPS = 4.0, 8.0
+BUDGETS_AHEAD = 2
 # More than this is no delay of messages, but a profile that is wrong.
 MAX_DISPATCH_S = 0.25
 # The least delays count: what comes later than that waited for a step, or was predicted badly.
@@ -29,7 +32,7 @@ def prompt_window_tokens(
     step_tokens: int = 0,
     dispatch_s: float = 0.0,
 ) -> float:
-    """Prompt tokens that the next steps of a batch of `running` can take; at least one step's.
+    """Prompt tokens that the next steps of a batch of `running` can take.
 
     `context_tokens` are held by the whole batch, `step_tokens` is the engine's own budget of prompt
     tokens a step (0: it has none), `dispatch_s` the delay of messages between router and engine.
@@ -39,8 +42,9 @@ def prompt_window_tokens(
         return inf
     batch = max(1, running)
     step_s = profile.decode_step_s(batch, context_tokens / batch)
-    window_s = WINDOW_STEPS * step_s + profile.latency_s + dispatch_s
-    return max(window_s / token_s, step_tokens)
+    steps_s = min(BUDGETS_AHEAD * step_tokens * token_s, MOST_STEPS * step_s)
+    window_s = max(steps_s, LEAST_STEPS * step_s) + profile.latency_s + dispatch_s
+    return window_s / token_s
 
 
 def takes_prompt(replica: ReplicaView, invocation: Invocation) -> bool:

@@ -8,6 +8,7 @@ from math import inf
 from cato.core.decision import Rank
 from cato.core.policies import Work
 from cato.core.snapshot import Invocation
+from cato.policies.outlook import believed
 
 URGENT, PACED, UNBOUND, HOPELESS = 0, 1, 2, 3
 
@@ -40,14 +41,14 @@ class ForesightOrdering:
         urgent_s = deadline_s - (1 + self.urgency) * work.remaining_s
         if now_s < urgent_s:
             return Rank(PACED, f"{laxity_s:.3f} s of laxity", key=urgent_s, until_s=urgent_s)
-        length = invocation.length
-        if length is None or is_stream or work.token_s <= 0:
+        if is_stream or work.token_s <= 0:
             if laxity_s < 0:
                 return Rank(HOPELESS, f"hopeless by {-laxity_s:.3f} s", key=work_s)
             reason = f"urgent, {laxity_s:.3f} s of laxity"
             until_s = deadline_s - work.remaining_s
             return Rank(URGENT, reason, work_s, until_s + 1e-9 * abs(until_s), worsens=True)
-        tokens = invocation.left_tokens() + laxity_s / work.token_s
+        length = believed(invocation)
+        tokens = length.left_mean(invocation.generated) + laxity_s / work.token_s
         chance = length.chance_within(tokens, invocation.generated)
         if chance < self.unlikely:
             return Rank(HOPELESS, f"in time with chance {chance:.2f}", key=work_s)

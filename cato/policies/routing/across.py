@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from cato.core.decision import Route
 from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
-from cato.policies.outlook import joining
+from cato.policies.outlook import joining, saved_s
 
 # Of each speed so many replicas are projected, the least loaded first.
 PROJECTED_OF_A_SPEED = 2
 # Differences below this part of an SLO are none: then the slower accelerator takes the call.
 LEAST_DIFFERENCE = 0.1
+# A slower accelerator takes a call that has this many times as long as it needs there: a prediction
+# leaves out who joins later.
+COMFORT = 2.0
 
 
 def has_several_speeds(replicas: Sequence[ReplicaView]) -> bool:
@@ -31,7 +34,8 @@ def route_across(
 ) -> Route:
     """The slowest accelerator on which as many SLOs are met as on any, net of what joining costs.
 
-    What is not urgent thus leaves the fast ones free for what is. An idle fast replica is not taken
+    What is not urgent thus leaves the fast ones free for what is; what has no time to spare on any
+    goes where it is done first. An idle fast replica is not taken
     at once, as it is among equals. Measured on 2 replicas and 4 that are 2.5 times slower, at 80 %
     load, half of SABER's calls three times as patient (seeds 0-2): 97.7 % of W2 and 94.4 % of W3,
     against 93.1 and 89.7 when the fastest idle replica takes each call.
@@ -40,12 +44,15 @@ def route_across(
     for replica in replicas:
         by_speed.setdefault(replica.profile.typical_call_s, []).append(replica)
 
-    def cost(call_s: float, replica: ReplicaView) -> tuple[bool, int, float, int, str]:
+    def cost(call_s: float, replica: ReplicaView) -> tuple[bool, int, bool, float, int, str]:
         if not takes_prompt(replica, invocation):  # it takes the prompt only when nobody else can
-            return True, 0, call_s, replica.held, replica.id
+            return True, 0, True, call_s, replica.held, replica.id
         join = joining(invocation, replica, now_s)
         net = round((price * join.loss - join.own) / LEAST_DIFFERENCE)
-        return False, net, -call_s, replica.held, replica.id
+        needed_s = _until_slo_event_s(invocation, replica)
+        is_pressed = now_s + COMFORT * needed_s > invocation.deadline_s
+        by_speed = needed_s if is_pressed else -call_s
+        return False, net, is_pressed, by_speed, replica.held, replica.id
 
     candidates = [
         (cost(call_s, replica), replica)
@@ -54,6 +61,16 @@ def route_across(
     ]
     _, best = min(candidates, key=lambda c: c[0])
     return Route(best.id, f"the slowest of {len(by_speed)} speeds with as many SLOs met")
+
+
+def _until_slo_event_s(invocation: Invocation, replica: ReplicaView) -> float:
+    """Behind what is ahead, and after the step that runs."""
+    profile, batch = replica.profile, replica.batch
+    own_s = invocation.remaining_s(profile, batch) - saved_s(invocation, replica)
+    step_s = 0.0
+    if replica.held:
+        step_s = profile.decode_step_s(replica.held, replica.context_tokens / replica.held)
+    return replica.dispatch_s + replica.prompts_ahead_s + step_s + own_s
 
 
 def _load(replica: ReplicaView) -> tuple[int, int, str]:

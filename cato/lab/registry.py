@@ -1,0 +1,37 @@
+"""Names of studies, and where they are; imported when asked for, as experiments are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from cato.core.errors import UnknownNameError
+from cato.lab.study import Study, as_experiment
+from cato.sim.experiment import Experiment
+from cato.sim.experiments import registry as experiments
+
+# Name -> module of this package, which has it as `STUDY`.
+STUDIES: Mapping[str, str] = MappingProxyType({"completions": "completions"})
+
+
+def study(name: str) -> Study:
+    """The study called `name`; raise `UnknownNameError` for one that is not there."""
+    if name not in STUDIES:
+        raise UnknownNameError("study", name, tuple(STUDIES))
+    found: Study = import_module(f"{__package__}.{STUDIES[name]}").STUDY
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """All that `cato simulate` can run: the papers' experiments, then the studies."""
+    return (*experiments.EXPERIMENTS, *STUDIES)
+
+
+def experiment(name: str) -> Experiment:
+    """A study or an experiment; raise `UnknownNameError` for what is neither."""
+    if name in STUDIES:
+        return as_experiment(study(name))
+    if name not in experiments.EXPERIMENTS:
+        raise UnknownNameError("experiment", name, names())
+    return experiments.experiment(name)

@@ -193,9 +193,9 @@ class WorkflowFleet(Fleet):
 
     # Runs
 
-    def _begin(self, task: SimTask) -> None:
+    def begin(self, task: SimTask) -> None:
         if not isinstance(task, WorkflowTask):
-            super()._begin(task)
+            super().begin(task)
             return
         kind, outcome, now_s = task.kind, WorkflowOutcome(task), self.kernel.now_s
         self.outcomes.append(outcome)

@@ -371,7 +371,7 @@ class Fleet:
         """Tasks that have arrived and neither ended nor failed."""
         return len(self._runs)
 
-    def begin(self, task: SimTask) -> None:
+    def begin(self, task: SimTask) -> Outcome:
         """The task arrives now."""
         outcome = Outcome(task)
         self.outcomes.append(outcome)
@@ -381,6 +381,7 @@ class Fleet:
         for index, node in enumerate(task.nodes):
             if not node.needs:
                 self._start(outcome, index)
+        return outcome
 
     def _start(self, outcome: Outcome, index: int) -> None:
         before_s = outcome.task.nodes[index].before_s

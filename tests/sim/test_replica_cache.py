@@ -80,7 +80,8 @@ def test_a_cancelled_request_gives_its_blocks_back_but_leaves_what_it_computed()
     played(engine, until_s=1.0)
     engine.cancel(1.0, InvocationId("gone"))
     played(engine)
-    assert engine.cache is not None and engine.cache.held_blocks == 0
+    assert engine.cache is not None
+    assert engine.cache.held_blocks == 0
     again = a_request("again", 800)
     engine.submit(20.0, again)
     played(engine)

@@ -10,6 +10,7 @@ from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import PRICE, joining, outlook_of
 
 _IDLE = Admit("the replica is idle")
+_IN_WINDOW = Admit("the replica's next steps can take its prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class ForesightAdmission:
         if not takes_prompt(replica, invocation):
             ahead = replica.prompt_tokens_ahead
             return Defer(f"{ahead} prompt tokens are ahead", closes=True)
+        if invocation.session:  # routing has weighed it: nowhere else is its context
+            return _IN_WINDOW
         join = joining(invocation, replica, now_s)
         own, loss = join.own, join.loss
         if own > self.unlikely:

@@ -47,9 +47,9 @@ class ForesightPreemption:
         profile = replica.profile
         outlook = replica.derived(outlook_of, now_s)
         pairs = list(zip(outlook.prospects, outlook.chances, strict=True))
-        lost = [p for p, c in pairs if c <= 0 and p.due_s < inf]
+        lost = [p for p, c in pairs if c <= 0 and p.due_s < inf and not p.invocation.session]
         if lost:
-            kept = [p for p, c in pairs if c > 0 or p.due_s == inf]
+            kept = [p for p, c in pairs if c > 0 or p.due_s == inf or p.invocation.session]
             gain = sum(chances(profile, now_s, kept)) - outlook.total
             if gain >= self.least_gain:
                 reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
@@ -108,7 +108,8 @@ class ForesightPreemption:
 def _may_be_taken_back(prospect: Prospect) -> bool:
     """It has something to be in time for, and is no stream, whose start would look missed then."""
     invocation = prospect.invocation
-    return prospect.due_s < inf and invocation.resumable and not invocation.until_first_token
+    may_go_on = invocation.resumable and not invocation.session
+    return prospect.due_s < inf and may_go_on and not invocation.until_first_token
 
 
 def _share(prospect: Prospect, profile: Profile, batch: int) -> float:

@@ -477,9 +477,9 @@ class _Replica:
     def cached_tokens(self, invocation: Invocation) -> int:
         if not self.has_prefix_cache:
             return 0
-        nodes = self.picture.cached_nodes(self.id, invocation.prefix)
+        cached = self.picture.cached_nodes(self.id, invocation.prefix) * PREFIX_BLOCK_TOKENS
         # The last token of a prompt is always computed: it gives the first one of the answer.
-        return min(nodes * PREFIX_BLOCK_TOKENS, invocation.prompt_tokens - 1)
+        return cached if cached < invocation.prompt_tokens else invocation.prompt_tokens - 1
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         if now_s != self._derived_at_s:

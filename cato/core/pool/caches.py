@@ -59,8 +59,8 @@ class CachePicture:
         cache = self._caches.pop(id, None)
         if cache is not None:
             self._asked = ()
-            for node in cache.last:
-                self._drop_holder(node, cache.bit)
+            for number in list(cache.touched):
+                self._forget(cache, number, len(cache.last))
 
     def cached_nodes(self, id: ReplicaId, prefix: Sequence[int]) -> int:
         """How many of the prompt's first nodes the replica is believed to hold."""
@@ -153,6 +153,7 @@ class CachePicture:
     def _forget(self, cache: _Cache, number: int, most: int) -> None:
         """Of a prompt at most so many nodes that no later one has used, its end first."""
         prefix, last = cache.touched[number], cache.last
+        holders, others = self._holders, ~cache.bit
         for i in range(len(prefix) - 1, -1, -1):
             node = prefix[i]
             used = last.get(node)
@@ -164,7 +165,11 @@ class CachePicture:
                 cache.touched[number] = prefix[: i + 1]
                 return
             del last[node]
-            self._drop_holder(node, cache.bit)
+            left = holders.get(node, 0) & others
+            if left:
+                holders[node] = left
+            else:
+                holders.pop(node, None)
             most -= 1
         del cache.touched[number]
 
@@ -173,10 +178,3 @@ class CachePicture:
         end = cache.touched[number][-1]
         if cache.last.get(end, 0) > number:
             del cache.touched[number]
-
-    def _drop_holder(self, node: int, bit: int) -> None:
-        left = self._holders.get(node, 0) & ~bit
-        if left:
-            self._holders[node] = left
-        else:
-            self._holders.pop(node, None)

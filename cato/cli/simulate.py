@@ -49,6 +49,10 @@ def simulate(
     quick: Annotated[
         bool, typer.Option("--quick", help="A part that takes minutes, of studies that have one.")
     ] = False,
+    users: Annotated[
+        list[float] | None,
+        typer.Option(min=0.25, help="Users a replica, of `agents`; repeat for several."),
+    ] = None,
 ) -> None:
     """Run an experiment or a scenario in the simulator and print what it measured.
 
@@ -67,6 +71,7 @@ def simulate(
             dataset,
             jobs,
             quick,
+            tuple(users or ()),
         )
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)

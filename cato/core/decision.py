@@ -18,9 +18,10 @@ class Route:
 
 @record
 class Hold:
-    """Leave the invocation in the pool's queue."""
+    """Leave the invocation in the pool's queue; `replica_id`: it waits for that one."""
 
     reason: str
+    replica_id: ReplicaId | None = None
 
 
 @record

@@ -79,13 +79,17 @@ class ReplicaProgressed:
 
 @record
 class InvocationEnded:
-    """The replica no longer holds the invocation: finished, failed or cancelled."""
+    """The replica no longer holds the invocation: finished, failed or cancelled.
+
+    `cached_tokens`: of its prompt, as its engine reported (None: it did not).
+    """
 
     now_s: float
     invocation_id: InvocationId
     attempt: int
     output_tokens: int
     outcome: str
+    cached_tokens: int | None = None
 
 
 @record

@@ -30,6 +30,8 @@ from cato.core.events import (
 from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, MappingPolicy, Policies, Work
+from cato.core.pool.caches import CachePicture
+from cato.core.pool.sessions import Homes
 from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
 from cato.core.record import record
@@ -98,6 +100,9 @@ class _Waiting:
     load_s: float = 0.0
     predicted_s: float = 0.0
     prompt_tokens: int = 0
+    # The replica that it was last held back for, and the prompt work that it brings there.
+    awaits: _Replica | None = None
+    awaits_s: float = 0.0
     # Of its present rank; an entry of a heap with another number is an old one.
     version: int = 0
 
@@ -331,8 +336,11 @@ class _Lease:
     replica_id: ReplicaId
     running: Running
     command: Dispatch
-    # Of its prompt, what the replica was not believed to have cached.
+    # Of its prompt, what the replica was not believed to have cached, and the time that it takes.
     uncached_tokens: int
+    prompt_s: float
+    # Of what was believed to be cached: see `CachePicture.correct`.
+    cache_age: int
     # No prompt was ahead of it: its first token tells the delay of messages.
     went_first: bool
 
@@ -342,6 +350,8 @@ class _Replica:
     """A replica of the books; also the `ReplicaView` that policies see."""
 
     clock: _Clock
+    picture: CachePicture
+    homes: Homes
     id: ReplicaId
     deployment: DeploymentName
     profile: Profile
@@ -365,8 +375,11 @@ class _Replica:
     _prompts_end_s: float = -inf
     # The same claim as `ReplicaSnapshot.has_room`.
     is_open: bool = False
-    # Beginnings of the prompts that were sent there, the latest last; None: it caches none.
-    prefixes: OrderedDict[int, None] | None = None
+    # Its engine keeps the beginnings of prompts; `picture` has them.
+    has_prefix_cache: bool = False
+    awaited_s: float = 0.0
+    # The time that the prompts ahead were predicted to take, added up.
+    _prompts_s: float = 0.0
     # When a newcomer would start, and until when that answer holds.
     _free_at_s: float = 0.0
     _free_holds_until_s: float = -inf
@@ -419,22 +432,28 @@ class _Replica:
     def prompts_ahead_s(self) -> float:
         return max(0.0, self._prompts_end_s - self.clock.now_s)
 
-    def prompt_sent(self, invocation: Invocation, uncached_tokens: int) -> None:
+    def prompt_sent(self, invocation: Invocation, uncached_tokens: int, prompt_s: float) -> None:
         self.prefilling += 1
         self.prompt_tokens_ahead += uncached_tokens
         self.context_tokens += invocation.prompt_tokens
+        self._prompts_s += prompt_s
         start_s = max(self.clock.now_s, self._prompts_end_s)
-        self._prompts_end_s = start_s + self.profile.prefill_s(uncached_tokens)
+        self._prompts_end_s = start_s + prompt_s
 
-    def prompt_done(self, uncached_tokens: int) -> None:
+    def prompt_done(self, uncached_tokens: int, prompt_s: float) -> None:
         """One of the prompts ahead has its first token, or has left."""
         self.prefilling -= 1
         self.prompt_tokens_ahead -= uncached_tokens
+        self._prompts_s -= prompt_s
         if not self.prefilling:
             self._prompts_end_s = -inf
+            self._prompts_s = 0.0
             return
         # What was predicted for those that remain may have been too long, but not too short.
-        latest_s = self.clock.now_s + self.profile.prefill_s(self.prompt_tokens_ahead)
+        if self.profile.prefill_per_attended_token_s:  # tokens alone do not tell the time
+            latest_s = self.clock.now_s + self._prompts_s
+        else:
+            latest_s = self.clock.now_s + self.profile.prefill_s(self.prompt_tokens_ahead)
         self._prompts_end_s = min(self._prompts_end_s, latest_s)
 
     def changed(self) -> None:
@@ -443,25 +462,24 @@ class _Replica:
         if self._derived:
             self._derived.clear()
 
-    def cached_tokens(self, invocation: Invocation) -> int:
-        known = self.prefixes
-        if known is None:
-            return 0
-        # Of a prompt the first blocks are forgotten last: those that are known come first.
-        blocks = bisect_left(invocation.prefix, True, key=lambda p: p not in known)
-        # The last token of a prompt is always computed: it gives the first one of the answer.
-        return min(blocks * PREFIX_BLOCK_TOKENS, invocation.prompt_tokens - 1)
+    @property
+    def sessions(self) -> int:
+        return self.homes.working_set(self.id).sessions
 
-    def remember(self, invocation: Invocation) -> None:
-        if self.prefixes is None:
-            return
-        # Engines, too, forget what was used longest ago when their cache is full, of one prompt
-        # its end first.
-        for prefix in reversed(invocation.prefix):
-            self.prefixes[prefix] = None
-            self.prefixes.move_to_end(prefix)
-        while len(self.prefixes) * PREFIX_BLOCK_TOKENS > self.profile.kv_capacity_tokens:
-            self.prefixes.popitem(last=False)
+    @property
+    def working_set_tokens(self) -> int:
+        return self.homes.working_set(self.id).tokens
+
+    def is_home(self, invocation: Invocation) -> bool:
+        home = self.homes.of(invocation.session)
+        return home is not None and home.replica_id == self.id
+
+    def cached_tokens(self, invocation: Invocation) -> int:
+        if not self.has_prefix_cache:
+            return 0
+        cached = self.picture.cached_nodes(self.id, invocation.prefix) * PREFIX_BLOCK_TOKENS
+        # The last token of a prompt is always computed: it gives the first one of the answer.
+        return cached if cached < invocation.prompt_tokens else invocation.prompt_tokens - 1
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         if now_s != self._derived_at_s:
@@ -490,6 +508,9 @@ class _Replica:
             context_tokens=self.context_tokens,
             step_tokens=self.step_tokens,
             dispatch_s=self.dispatch_s,
+            sessions=self.sessions,
+            working_set_tokens=self.working_set_tokens,
+            awaited_s=self.awaited_s,
         )
 
 
@@ -534,6 +555,8 @@ class PoolOrchestrator:
         self.name = name
         self._policies = policies
         self._clock = _Clock()
+        self._picture = CachePicture()
+        self._homes = Homes()
         self._waiting: dict[InvocationId, _Waiting] = {}
         self._shares = TokenShares()
         # Late binding; with early binding what no replica accepts yet.
@@ -585,6 +608,7 @@ class PoolOrchestrator:
                 for replica in list(self._replicas.values()):
                     if now_s - replica.seen_at_s > SILENCE_S:
                         self._lose(replica.id)
+                self._homes.forget_old(now_s)
                 return self._shed_hopeless(now_s) + self._fill_all(now_s)
             case _:
                 assert_never(event)
@@ -777,7 +801,28 @@ class PoolOrchestrator:
 
     def _alone_s(self, waiting: _Waiting) -> float:
         """Time to the SLO's event on the fastest profile, if it started now."""
+        cached = self._cached_tokens(waiting.invocation)
+        if cached:
+            return min(_work(waiting.invocation, p, 1, cached).remaining_s for p in self._profiles)
         return min(waiting.invocation.remaining_s(p) for p in self._profiles)
+
+    def _cached_tokens(self, invocation: Invocation) -> int:
+        """Of a session's prompt, on the replica that is believed to hold most of it."""
+        if not invocation.session:
+            return 0
+        return max((r.cached_tokens(invocation) for r in self._accepting), default=0)
+
+    def _await(self, waiting: _Waiting, replica: _Replica | None) -> None:
+        """A session's call is held back for that replica, or for none."""
+        if waiting.awaits is not None:
+            waiting.awaits.awaited_s -= waiting.awaits_s
+            waiting.awaits = None
+        if replica is not None:
+            invocation = waiting.invocation
+            cached = replica.cached_tokens(invocation)
+            waiting.awaits_s = replica.profile.prefill_s(invocation.prompt_tokens, 1, cached)
+            waiting.awaits = replica
+            replica.awaited_s += waiting.awaits_s
 
     def _is_too_much(self, tenant: str) -> bool:
         """Whether the queue is full, and `tenant` has its part of it."""
@@ -806,6 +851,11 @@ class PoolOrchestrator:
         # Its end and the order to take it back may cross: nobody will come for the next attempt.
         has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
         if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
+            if event.cached_tokens is not None:
+                believed = lease.running.invocation.prompt_tokens - lease.uncached_tokens
+                self._picture.correct(
+                    lease.replica_id, believed, lease.cache_age, event.cached_tokens
+                )
             freed += self._release(id, event.output_tokens)
         elif has_crossed and id in self._waiting:
             self._unqueue(self._waiting[id])
@@ -818,6 +868,8 @@ class PoolOrchestrator:
         if replica is None:
             replica = self._replicas[event.replica_id] = _Replica(
                 self._clock,
+                self._picture,
+                self._homes,
                 event.replica_id,
                 event.deployment,
                 event.profile,
@@ -826,14 +878,18 @@ class PoolOrchestrator:
                 event.accepting,
                 event.now_s,
             )
+        is_changed = replica.profile != event.profile
         replica.profile = event.profile
         replica.max_running = event.max_running
         replica.standby = event.standby
         replica.step_tokens = event.step_tokens
         replica.accepting_work = event.accepting
         replica.seen_at_s = event.now_s
-        if event.prefix_caching != (replica.prefixes is not None):
-            replica.prefixes = OrderedDict() if event.prefix_caching else None
+        if event.prefix_caching and (is_changed or not replica.has_prefix_cache):
+            self._picture.add(replica.id, event.profile.kv_capacity_tokens)
+        elif not event.prefix_caching:
+            self._picture.remove(replica.id)
+        replica.has_prefix_cache = event.prefix_caching
         held = frozenset(event.held)
         for id, running in list(replica.leases.items()):
             if id not in held and event.now_s - running.at_s > LEASE_GRACE_S:
@@ -855,6 +911,8 @@ class PoolOrchestrator:
         for id in replica.leases:
             self._release(id)
         replica.leases.clear()
+        self._picture.remove(replica_id)
+        self._homes.lose(replica_id)
         self._adopt(replica, frozenset())
         self._unbind(replica)
         replica.accepting_work = False
@@ -906,10 +964,12 @@ class PoolOrchestrator:
             running.first_token_at_s = now_s
             lease = self._leases[running.invocation.id]
             if lease.went_first and tokens == 1:
-                predicted_s = replica.profile.first_token_s(lease.uncached_tokens, batch)
+                prompt_tokens = running.invocation.prompt_tokens
+                cached = prompt_tokens - lease.uncached_tokens
+                predicted_s = replica.profile.first_token_s(prompt_tokens, batch, cached)
                 late_s = now_s - running.at_s - predicted_s
                 replica.dispatch_s = learnt_dispatch_s(replica.dispatch_s, late_s)
-            replica.prompt_done(lease.uncached_tokens)
+            replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
         replica.context_tokens += tokens - running.tokens
         running.saw(tokens, now_s, batch, replica.profile)
         replica.changed()
@@ -929,7 +989,7 @@ class PoolOrchestrator:
             return []
         running = replica.leases.pop(id)
         if running.first_token_at_s is None:
-            replica.prompt_done(lease.uncached_tokens)
+            replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
         replica.context_tokens -= running.context_tokens
         self._touch(replica)
         return [replica]
@@ -959,7 +1019,10 @@ class PoolOrchestrator:
         if self._accepting:
             profile, places = self._accepting[0].profile, max(1, self._accepting[0].max_running)
             service_s = profile.service_s(
-                invocation.prompt_tokens, invocation.expected_tokens, places
+                invocation.prompt_tokens,
+                invocation.expected_tokens,
+                places,
+                self._cached_tokens(invocation),
             )
             waiting.load_s = service_s / places
             self._backlog_s += waiting.load_s
@@ -977,6 +1040,7 @@ class PoolOrchestrator:
         self._backlog_s = self._backlog_s - waiting.load_s if self._waiting else 0.0
         self._queued_tokens -= waiting.prompt_tokens
         self._unbound.pop(id, None)
+        self._await(waiting, None)
         waiting.queue.remove(waiting)
         if waiting.bound_to is not None:
             replica = self._replicas[waiting.bound_to]
@@ -1149,10 +1213,17 @@ class PoolOrchestrator:
             replica, reason = open_[0], waiting.held_because
         else:
             is_uniform = len(self._profiles) == 1
-            pool = PoolSnapshot(self.name, now_s, open_, self._dispatched, is_uniform)
+            if invocation.session:
+                self._await(waiting, None)
+                self._homes.forget_old(now_s)
+            pool = PoolSnapshot(
+                self.name, now_s, open_, self._dispatched, is_uniform, self._accepting
+            )
             decision = self._policies.routing.route(invocation, pool)
             if isinstance(decision, Hold):
                 waiting.held_because = decision.reason
+                if decision.replica_id is not None:
+                    self._await(waiting, self._replicas[decision.replica_id])
                 return False
             replica, reason = self._replicas[decision.replica_id], decision.reason
             assert replica in open_, f"routed to {replica.id}, which has no room"
@@ -1164,6 +1235,8 @@ class PoolOrchestrator:
             return True
         if waiting.bound_to is None:
             waiting.held_because = answer.reason
+            if invocation.session:
+                self._await(waiting, replica)
         if answer.closes:
             open_.remove(replica)
         return False
@@ -1191,7 +1264,15 @@ class PoolOrchestrator:
         """Early binding: give it to a replica's own queue."""
         invocation = waiting.invocation
         bound = len(self._waiting) - len(self._queue)
-        pool = PoolSnapshot(self.name, self._clock.now_s, self._accepting, self._dispatched + bound)
+        if invocation.session:
+            self._homes.forget_old(self._clock.now_s)
+        pool = PoolSnapshot(
+            self.name,
+            self._clock.now_s,
+            self._accepting,
+            self._dispatched + bound,
+            accepting=self._accepting,
+        )
         decision = self._policies.routing.route(invocation, pool)
         waiting.held_because = decision.reason
         if isinstance(decision, Hold):
@@ -1208,9 +1289,12 @@ class PoolOrchestrator:
     def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
         invocation, work = waiting.invocation, waiting.work
         if work is None:
-            work = _work(invocation, self._profiles[0])
+            cached = self._cached_tokens(invocation)
+            work = _work(invocation, self._profiles[0], 1, cached)
             if len(self._profiles) > 1:
-                work = min([_work(invocation, p) for p in self._profiles], key=_BY_REMAINING)
+                work = min(
+                    [_work(invocation, p, 1, cached) for p in self._profiles], key=_BY_REMAINING
+                )
             waiting.work = work
         return self._policies.ordering.rank(invocation, work, now_s)
 
@@ -1221,13 +1305,13 @@ class PoolOrchestrator:
         assert replica.is_open, f"dispatch to {replica.id}, which has no room"
         assert rank is not None, "what is dispatched has been ranked"
         profile, work, batch = replica.profile, waiting.work, replica.batch
-        if batch > 1 or len(self._profiles) > 1 or work is None:
+        if batch > 1 or len(self._profiles) > 1 or work is None or invocation.session:
             work = _work(invocation, profile, batch)
         saved_s = 0.0
         cached = replica.cached_tokens(invocation) if invocation.prefix else 0
         if cached:
             tokens = invocation.prompt_tokens
-            saved_s = profile.prefill_s(tokens) - profile.prefill_s(tokens - cached)
+            saved_s = profile.prefill_s(tokens) - profile.prefill_s(tokens, cached_tokens=cached)
         command = Dispatch(
             invocation_id=invocation.id,
             attempt=invocation.attempt,
@@ -1261,13 +1345,21 @@ class PoolOrchestrator:
         running = Running(invocation, now_s, start_s + command.service_s)
         uncached_tokens = invocation.prompt_tokens - cached
         went_first = not replica.prefilling and replica.held < replica.max_running
+        prompt_s = profile.prefill_s(invocation.prompt_tokens, 1, cached)
+        age = 0
+        if cached:
+            nodes = -(-cached // PREFIX_BLOCK_TOKENS)
+            age = self._picture.age_of(replica.id, invocation.prefix, nodes)
         self._leases[invocation.id] = _Lease(
-            replica.id, running, command, uncached_tokens, went_first
+            replica.id, running, command, uncached_tokens, prompt_s, age, went_first
         )
         replica.leases[invocation.id] = running
-        replica.prompt_sent(invocation, uncached_tokens)
-        if invocation.prefix:
-            replica.remember(invocation)
+        replica.prompt_sent(invocation, uncached_tokens, prompt_s)
+        if invocation.prefix and replica.has_prefix_cache:
+            self._picture.use(replica.id, invocation.session, invocation.prefix)
+        if invocation.session:
+            context_tokens = invocation.prompt_tokens + invocation.expected_tokens
+            self._homes.note(invocation.session, replica.id, context_tokens, now_s)
         self._touch(replica)
         self._dispatched += 1
         return command
@@ -1330,10 +1422,10 @@ def _left_alone_s(running: Running, profile: Profile) -> float:
     return prompt_s + running.left_tokens * profile.decode_step_s(1, running.context_tokens)
 
 
-def _work(invocation: Invocation, profile: Profile, batch: int = 1) -> Work:
+def _work(invocation: Invocation, profile: Profile, batch: int = 1, cached_tokens: int = 0) -> Work:
     prompt, tokens = invocation.prompt_tokens, invocation.expected_tokens
-    service_s = own_s = profile.service_s(prompt, tokens, batch)
+    service_s = own_s = profile.service_s(prompt, tokens, batch, cached_tokens)
     if invocation.until_first_token:
-        own_s = profile.first_token_s(prompt, batch)
+        own_s = profile.first_token_s(prompt, batch, cached_tokens)
     token_s = profile.decode_step_s(batch, prompt + tokens)
     return Work(own_s + invocation.downstream_s, service_s, token_s)

@@ -169,7 +169,8 @@ class ReplicaView(Protocol):
     is expected to need for them from now on. `context_tokens` are those of all that it holds.
     `step_tokens` is the engine's own budget of prompt tokens a step (0: it has none), `dispatch_s`
     the measured delay between router and engine. `running` lists the leases; what was leased before
-    a restart of the router is counted in `held` alone.
+    a restart of the router is counted in `held` alone. `sessions` were there lately, with contexts
+    of `working_set_tokens`; `awaited_s` is the prompt work that waits in the pool for this replica.
     """
 
     @property
@@ -208,6 +209,16 @@ class ReplicaView(Protocol):
     def dispatch_s(self) -> float: ...
     @property
     def running(self) -> Collection[Running]: ...
+    @property
+    def sessions(self) -> int: ...
+    @property
+    def working_set_tokens(self) -> int: ...
+    @property
+    def awaited_s(self) -> float: ...
+
+    def is_home(self, invocation: Invocation) -> bool:
+        """Whether the last call of its session went there."""
+        ...
 
     def cached_tokens(self, invocation: Invocation) -> int:
         """Tokens of the prompt that the engine has probably cached, from earlier prompts."""
@@ -239,6 +250,12 @@ class ReplicaSnapshot:
     context_tokens: int = 0
     step_tokens: int = 0
     dispatch_s: float = 0.0
+    sessions: int = 0
+    working_set_tokens: int = 0
+    awaited_s: float = 0.0
+    # Of tests of policies: the sessions at home there, and what is cached of any prompt.
+    homes: frozenset[str] = frozenset()
+    cached_prompt_tokens: int = 0
 
     @property
     def has_room(self) -> bool:
@@ -249,8 +266,11 @@ class ReplicaSnapshot:
         """Batch size a newcomer would run in."""
         return min(self.held + 1, max(1, self.max_running))
 
+    def is_home(self, invocation: Invocation) -> bool:
+        return invocation.session in self.homes
+
     def cached_tokens(self, invocation: Invocation) -> int:
-        return 0
+        return min(self.cached_prompt_tokens, invocation.prompt_tokens - 1)
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         return derive(self, now_s)
@@ -260,7 +280,8 @@ class ReplicaSnapshot:
 class PoolSnapshot:
     """Replicas that may be chosen at `now_s`, ordered by id; `dispatched` counts since start.
 
-    `is_uniform`: all are known to have one profile.
+    `is_uniform`: all are known to have one profile. `accepting` are all that take work, with room
+    or not: a call may wait for one of them.
     """
 
     name: PoolName
@@ -268,3 +289,4 @@ class PoolSnapshot:
     replicas: Sequence[ReplicaView]
     dispatched: int = 0
     is_uniform: bool = False
+    accepting: Sequence[ReplicaView] = ()

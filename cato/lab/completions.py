@@ -18,8 +18,9 @@ import numpy as np
 from cato.core.ids import PoolName, TaskName
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
-from cato.lab.study import NO_POLICIES, Cell, Study
+from cato.lab.study import NO_POLICIES, Cell, Study, arriving
 from cato.policies.schedulers import FORESIGHT
+from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, lines, save
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
@@ -87,9 +88,9 @@ def tasks(
     ]
 
 
-def cells(quick: bool) -> list[Cell]:
-    loads = (0.5, 0.9) if quick else LOADS
-    delays = (True,) if quick else (False, True)
+def cells(options: Options) -> list[Cell]:
+    loads = (0.5, 0.9) if options.quick else LOADS
+    delays = (True,) if options.quick else (False, True)
     return [
         Cell(
             {
@@ -107,7 +108,7 @@ def cells(quick: bool) -> list[Cell]:
                 dispatch_s=DISPATCH_S if delayed else 0.0,
                 news_s=NEWS_S if delayed else 0.0,
             ),
-            partial(tasks, shape, load, replicas, ttft_s),
+            arriving(partial(tasks, shape, load, replicas, ttft_s)),
         )
         for shape, ttft_s, replicas, delayed, load in product(
             SHAPES, TTFT_S, REPLICAS, delays, loads

@@ -6,8 +6,9 @@ samples to targets. `as_experiment` gives it the form that `cato simulate` runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from cato.core.errors import UnknownNameError
@@ -24,11 +25,14 @@ COMPARED = ("slo_attainment", "ttft_s_p95")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A workload on a fleet. `fleet` has the policies of no arm yet."""
+    """A workload on a fleet. `fleet` has the policies of no arm yet.
+
+    `measure`: runs the workload of a seed on the fleet with an arm's policies; must be picklable.
+    """
 
     setting: Setting
     fleet: PoolSetup
-    tasks: Callable[[int], Sequence[SimTask]]
+    measure: Callable[[PoolSetup, int], Mapping[str, float]]
 
     def with_policies(self, scheduler: str) -> PoolSetup:
         profile = self.fleet.profiles[0]
@@ -36,28 +40,51 @@ class Cell:
         return replace(self.fleet, policies=make(profile, profile.max_running))
 
 
+def arriving(
+    tasks: Callable[[int], Sequence[SimTask]],
+) -> Callable[[PoolSetup, int], Mapping[str, float]]:
+    """Tasks that arrive when they do, however the others fare."""
+    return partial(_measure_arriving, tasks)
+
+
+def _measure_arriving(
+    tasks: Callable[[int], Sequence[SimTask]], fleet: PoolSetup, seed: int
+) -> Mapping[str, float]:
+    return measured([fleet], tasks(seed))
+
+
 NO_POLICIES: Policies = schedulers.ray_serve()
 """Of a cell's fleet, until an arm gives it its own."""
 
 
+def _none_derived(samples: Sequence[Sample]) -> Sequence[Sample]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Study:
-    """`cells(quick)`: all that is measured, or a part that takes minutes."""
+    """`cells`: what is measured for some options (quick: a part that takes minutes), without seeds
+    and arms. `derived`: further samples, of several cells together. `compared`: metrics of which
+    the default's differences to the other arms are told.
+    """
 
     name: str
     title: str
     source: str
     arms: tuple[str, ...]
-    cells: Callable[[bool], Sequence[Cell]]
+    cells: Callable[[Options], Sequence[Cell]]
     targets: Callable[[Sequence[Sample]], Sequence[Target]]
     plot: Callable[[Report, Path], Sequence[Path]]
     headlines: tuple[str, ...] = ()
+    compared: tuple[str, ...] = COMPARED
+    derived: Callable[[Sequence[Sample]], Sequence[Sample]] = _none_derived
+    quick_arms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     study: str
-    quick: bool
+    options: Options
     cell: int
     arm: str
     seed: int
@@ -66,8 +93,8 @@ class _Job:
 def _run(job: _Job) -> Sample:
     from cato.lab.registry import study
 
-    cell = study(job.study).cells(job.quick)[job.cell]
-    metrics = measured([cell.with_policies(job.arm)], cell.tasks(job.seed))
+    cell = study(job.study).cells(job.options)[job.cell]
+    metrics = cell.measure(cell.with_policies(job.arm), job.seed)
     return Sample(cell.setting, job.arm, job.seed, metrics)
 
 
@@ -78,10 +105,11 @@ def as_experiment(study: Study) -> Experiment:
         for name in options.policies:
             if name not in study.arms:
                 raise UnknownNameError("policy", name, study.arms)
-        arms = [a for a in study.arms if not options.policies or a in options.policies]
+        usual = study.quick_arms if options.quick and study.quick_arms else study.arms
+        arms = [a for a in study.arms if a in (options.policies or usual)]
         jobs = [
-            _Job(study.name, options.quick, cell, arm, seed)
-            for cell in range(len(study.cells(options.quick)))
+            _Job(study.name, options, cell, arm, seed)
+            for cell in range(len(study.cells(options)))
             for seed in options.seeds
             for arm in arms
         ]
@@ -89,8 +117,8 @@ def as_experiment(study: Study) -> Experiment:
         return Report(
             study.name,
             options.seeds,
-            summarize(samples),
-            compare(samples, schedulers.FORESIGHT, COMPARED),
+            summarize((*study.derived(samples), *samples)),
+            compare(samples, schedulers.FORESIGHT, study.compared),
             tuple(study.targets(samples)),
         )
 

@@ -81,8 +81,8 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
     for p in prospects:
         context += p.context_tokens
     # A profile may say that steps take no time at all; tokens per second are finite.
-    base_s, request_s = profile.decode_base_s or _LEAST_STEP_S, profile.decode_per_request_s
-    token_s = profile.decode_per_context_token_s
+    base_s, request_s = profile.step_base_s or _LEAST_STEP_S, profile.decode_per_request_s
+    token_s = profile.context_token_s
     knots_s, knot_tokens, steps_s = [start_s], [0.0], []
     t, done, step_s = start_s, 0.0, 0.0
     for p in prospects:
@@ -139,7 +139,7 @@ def saved_s(invocation: Invocation, replica: ReplicaView) -> float:
     if not cached:
         return 0.0
     profile, tokens = replica.profile, invocation.prompt_tokens
-    return profile.prefill_s(tokens) - profile.prefill_s(tokens - cached)
+    return profile.prefill_s(tokens) - profile.prefill_s(tokens, cached_tokens=cached)
 
 
 @record

@@ -33,7 +33,9 @@ from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.least_wait import LeastWait
 from cato.policies.routing.power_of_two import PowerOfTwo
+from cato.policies.routing.prefix_score import PrefixScore
 from cato.policies.routing.round_robin import RoundRobin
+from cato.policies.routing.sticky import SessionHash, Sticky
 
 # Experiments count what is missed themselves; a bound on the queue would hide it.
 UNBOUNDED = 1_000_000_000
@@ -68,6 +70,9 @@ def early(routing: str) -> Policies:
         "round-robin": RoundRobin(),
         "power-of-two": PowerOfTwo(),
         "least-wait": LeastWait(),
+        "sticky": Sticky(),
+        "session-hash": SessionHash(),
+        "prefix-score": PrefixScore(),
     }
     return Policies(
         rules[routing], FirstComeFirstServed(), late_binding=False, max_queued=UNBOUNDED
@@ -191,6 +196,10 @@ def _ignoring_profile(make: Callable[[], Policies]) -> Callable[[Profile, int], 
 OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
     {
         **{name: _ignoring_profile(make) for name, make in BY_NAME.items()},
+        **{
+            name: _ignoring_profile(partial(early, name))
+            for name in ("sticky", "session-hash", "prefix-score")
+        },
         "sjf": _ignoring_profile(sjf),
         "edf": _ignoring_profile(edf),
         "edf-bounded": lambda profile, cap: bounded(EarliestDeadlineFirst()),

@@ -20,6 +20,8 @@ _HEADER = """\
 # and c context tokens each:
 #   prefill     = per_batch_token_s*b*l + per_request_s*b + per_token_s*l + base_s
 #   decode step = per_context_token_s*b*c + per_request_s*b + base_s
+# Long contexts: a prompt token costs per_attended_token_s for each position before it; a step lasts
+# at least weights_read_s + kv_read_token_s*(tokens held), beside its base_s.
 # latency_s is what a request spends beside the engine's steps; it delays no other request.
 """
 

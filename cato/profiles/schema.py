@@ -20,6 +20,7 @@ class PrefillSection(StrictModel):
     per_request_s: Coefficient = 0.0
     per_token_s: Coefficient = 0.0
     base_s: Coefficient = 0.0
+    per_attended_token_s: Coefficient = 0.0
 
 
 class DecodeSection(StrictModel):
@@ -28,6 +29,8 @@ class DecodeSection(StrictModel):
     per_context_token_s: Coefficient = 0.0
     per_request_s: Coefficient = 0.0
     base_s: Coefficient = 0.0
+    weights_read_s: Coefficient = 0.0
+    kv_read_token_s: Coefficient = 0.0
 
 
 class Provenance(StrictModel):
@@ -83,6 +86,9 @@ class ProfileFile(StrictModel):
             load_s=self.load_s,
             chars_per_token=self.chars_per_token,
             latency_s=self.latency_s,
+            prefill_per_attended_token_s=self.prefill.per_attended_token_s,
+            weights_read_s=self.decode.weights_read_s,
+            kv_read_token_s=self.decode.kv_read_token_s,
         )
 
     @classmethod
@@ -97,11 +103,14 @@ class ProfileFile(StrictModel):
                 per_request_s=profile.prefill_per_request_s,
                 per_token_s=profile.prefill_per_token_s,
                 base_s=profile.prefill_base_s,
+                per_attended_token_s=profile.prefill_per_attended_token_s,
             ),
             decode=DecodeSection(
                 per_context_token_s=profile.decode_per_context_token_s,
                 per_request_s=profile.decode_per_request_s,
                 base_s=profile.decode_base_s,
+                weights_read_s=profile.weights_read_s,
+                kv_read_token_s=profile.kv_read_token_s,
             ),
             kv_capacity_tokens=profile.kv_capacity_tokens,
             max_running=profile.max_running,

@@ -30,7 +30,8 @@ def silent(done: int, of: int) -> None:
 class Options:
     """What a user may ask of any experiment; `policies` empty: all that it compares.
 
-    `quick`: a part of it that takes minutes, of experiments that have one.
+    `quick`: a part of it that takes minutes, of experiments that have one. `users`: so many a
+    replica, of studies in which users take turns (empty: the study's own).
     """
 
     seeds: tuple[int, ...]
@@ -39,6 +40,7 @@ class Options:
     dataset: Path | None = None
     jobs: int = 1
     quick: bool = False
+    users: tuple[float, ...] = ()
 
     def needed(self, option: str) -> Path:
         """The path behind `--trace` or `--dataset`; raise `InputError` when it is missing."""

@@ -26,6 +26,7 @@ from cato.core.events import (
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies
+from cato.core.prefix_cache import PrefixCache
 from cato.core.profile import Profile
 from cato.sim.kernel import Kernel
 from cato.sim.replica import FactKind, SimReplica
@@ -56,6 +57,8 @@ class PoolSetup:
     cold_start_s: float = 0.0
     dispatch_s: float = 0.0
     news_s: float = 0.0
+    # Tokens of a block of the engines' prefix caches; 0: they have none.
+    cache_block_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +104,9 @@ class SimPool:
             setup.chunk_tokens,
             setup.report_steps,
             setup.prefill_together,
+            PrefixCache(profile.kv_capacity_tokens, setup.cache_block_tokens)
+            if setup.cache_block_tokens
+            else None,
         )
         self.hosts[id] = _Host(id, engine, self._kernel.now_s)
         self._report(self.hosts[id])
@@ -166,6 +172,7 @@ class SimPool:
                 0,
                 not host.draining,
                 tuple(i for i, (h, _) in self._leases.items() if h is host),
+                prefix_caching=engine.cache is not None,
                 step_tokens=engine.chunk_tokens or 0,
             )
         )
@@ -284,8 +291,10 @@ class SimPool:
                 self._tell(FirstTokenSent(told_s, id), lease)
             else:
                 del self._leases[id]
-                self._fleet.call_ended(id)
-                self._tell(InvocationEnded(told_s, id, lease[1], sequence.generated, "done"))
+                self._fleet.call_ended(id, sequence.cached_tokens)
+                cached = None if engine.cache is None else sequence.cached_tokens
+                ended = InvocationEnded(told_s, id, lease[1], sequence.generated, "done", cached)
+                self._tell(ended)
                 self._fleet.go_on(id)
         if is_due:
             self._tell(ReplicaProgressed(told_s, host.id, self._fleet.progress(engine)))
@@ -323,9 +332,16 @@ class _Progress:
 class Fleet:
     """Pools and the tasks that run on them."""
 
-    def __init__(self, setups: Sequence[PoolSetup], recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        setups: Sequence[PoolSetup],
+        recorder: Recorder | None = None,
+        on_end: Callable[[Outcome], None] | None = None,
+    ) -> None:
+        """`on_end` is told of every task that has ended or was refused."""
         self.kernel = Kernel()
         self.recorder = recorder
+        self._on_end = on_end
         self.outcomes: list[Outcome] = []
         self._runs: dict[str, _Progress] = {}
         self._calls: dict[InvocationId, _Call] = {}
@@ -342,7 +358,7 @@ class Fleet:
             upcoming = next(arrivals, None)
             if upcoming is not None:
                 self.kernel.at(upcoming.arrived_at_s, arrive, upcoming)
-            self._begin(task)
+            self.begin(task)
 
         first = next(arrivals, None)
         if first is not None:
@@ -355,7 +371,8 @@ class Fleet:
         """Tasks that have arrived and neither ended nor failed."""
         return len(self._runs)
 
-    def _begin(self, task: SimTask) -> None:
+    def begin(self, task: SimTask) -> Outcome:
+        """The task arrives now."""
         outcome = Outcome(task)
         self.outcomes.append(outcome)
         self._runs[task.id] = _Progress(
@@ -364,6 +381,7 @@ class Fleet:
         for index, node in enumerate(task.nodes):
             if not node.needs:
                 self._start(outcome, index)
+        return outcome
 
     def _start(self, outcome: Outcome, index: int) -> None:
         before_s = outcome.task.nodes[index].before_s
@@ -403,7 +421,12 @@ class Fleet:
         call.dispatched_s = self.kernel.now_s
         call.outcome.queue_s += self.kernel.now_s - call.waits_since_s
         return EngineSequence(
-            id, node.prompt_tokens, node.output_tokens, command.priority, call.generated
+            id,
+            node.prompt_tokens,
+            node.output_tokens,
+            command.priority,
+            call.generated,
+            node.blocks,
         )
 
     def progress(self, engine: SimReplica) -> tuple[tuple[InvocationId, int], ...]:
@@ -435,8 +458,9 @@ class Fleet:
         elif call.outcome.is_streaming(call.index):
             call.outcome.sent.append((self.kernel.now_s, call.tokens))
 
-    def call_ended(self, id: InvocationId) -> None:
+    def call_ended(self, id: InvocationId, cached_tokens: int) -> None:
         call = self._calls[id]
+        call.outcome.cached_tokens += cached_tokens
         run = self._runs[call.outcome.task.id]
         run.served_s += self.kernel.now_s - call.dispatched_s
 
@@ -449,6 +473,8 @@ class Fleet:
         if run.left == 0:
             outcome.ended_at_s = self.kernel.now_s
             del self._runs[outcome.task.id]
+            if self._on_end is not None:
+                self._on_end(outcome)
             return
         for index, node in enumerate(outcome.task.nodes):
             if call.index in node.needs:
@@ -474,6 +500,8 @@ class Fleet:
         for pool, other, attempt in sorted(others, key=lambda o: o[1] in o[0].leased):
             del self._calls[other]
             pool.cancel(other, attempt, "its task failed")
+        if self._on_end is not None:
+            self._on_end(call.outcome)
 
     def leave(self, task_id: str) -> None:
         """The client of a task gives up: it ends unfinished. Harmless when it has ended."""

@@ -9,6 +9,10 @@ prompt costs as such (prefill_per_request) is charged with the last of its chunk
 Steps in which nothing but decoding happens are not run one by one: k steps of the same batch take
 k·(base + per_request·b + per_context·S) + per_context·b·k(k-1)/2 with S the context at the first,
 so a stretch costs the same however long it is. A newcomer cuts the stretch at the next step's end.
+
+With a prefix cache a request is let in when the blocks of its prompt and its answer are free: the
+length is known here, so nothing is preempted, as in the simulated engine. What is cached of its
+prompt is not computed.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cato.core.ids import InvocationId
+from cato.core.prefix_cache import Holding, PrefixCache
 from cato.core.profile import Profile
 
 # vLLM's default budget of one step; prompts beyond it wait for the next.
@@ -28,13 +33,19 @@ MAX_BATCHED_TOKENS = 8192
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request in the engine: `output_tokens` is what it will really generate."""
+    """A request in the engine: `output_tokens` is what it will really generate.
+
+    `blocks` name the whole blocks of its prompt, for an engine that has a prefix cache.
+    """
 
     id: InvocationId
     prompt_tokens: int
     output_tokens: int
     priority: int = 0
     generated: int = 0
+    blocks: tuple[int, ...] = ()
+    # Of its prompt, found in the cache when it was let in.
+    cached_tokens: int = 0
     # Prompt tokens to process; after a preemption what was generated is processed again.
     prefill_left: int = 0
     # The replica's step count at which its token number 0 would have come.
@@ -43,6 +54,7 @@ class Sequence:
     # Its first token here has been told; what it generated before it came does not count.
     _has_begun: bool = False
     _is_cancelled: bool = False
+    _holding: Holding | None = None
 
 
 class FactKind(Enum):
@@ -98,7 +110,8 @@ class _Stretch:
 @dataclass(slots=True, eq=False)
 class SimReplica:
     """`chunk_tokens` None: a prompt step stalls the decoding. `report_steps`: how often the tokens
-    of all are reported (0: never). The caller wakes it at `wake_s` and acts on the facts.
+    of all are reported (0: never). `cache`: the KV blocks that later prompts may use (None: prompts
+    are computed whole). The caller wakes it at `wake_s` and acts on the facts.
     """
 
     profile: Profile
@@ -106,6 +119,7 @@ class SimReplica:
     chunk_tokens: int | None = None
     report_steps: int = 0
     prefill_together: bool = True
+    cache: PrefixCache | None = None
     wake_s: float = math.inf
     busy_s: float = 0.0
     preemptions: int = 0
@@ -121,6 +135,8 @@ class SimReplica:
     _stretch: _Stretch | None = None
     _at_boundary: bool = False
     _cancelled: list[Sequence] = field(default_factory=list)
+    # The first that waits has found too few free blocks, and none were freed since.
+    _lacks_blocks: Sequence | None = None
 
     @property
     def held(self) -> int:
@@ -135,6 +151,9 @@ class SimReplica:
         """Give the engine a request; it joins at the end of the step that runs."""
         assert sequence.prompt_tokens > 0, f"{sequence.id} has no prompt"
         sequence.prefill_left = sequence.prompt_tokens + sequence.generated
+        if self.cache is not None:
+            blocks = self.cache.blocks_for(sequence.prompt_tokens + sequence.output_tokens)
+            assert blocks <= self.cache.capacity_blocks, f"{sequence.id} can never fit"
         self._count += 1
         heapq.heappush(self._waiting, (sequence.priority, self._count, sequence))
         self._cut(now_s)
@@ -202,6 +221,9 @@ class SimReplica:
         for sequence, tokens in stretch.prefilled:
             sequence.prefill_left -= tokens * steps
             self._context_tokens += tokens * steps
+            if self.cache is not None and sequence._holding is not None:
+                whole = sequence.prompt_tokens + sequence.generated
+                self.cache.compute(sequence._holding, whole - sequence.prefill_left)
             if sequence.prefill_left == 0:
                 self._prefilling.remove(sequence)
                 facts += self._first_token(sequence)
@@ -225,7 +247,7 @@ class SimReplica:
         if running == 0:
             self._stretch, self.wake_s = None, math.inf
             return
-        has_freed = running > 1 and self._make_room()
+        has_freed = running > 1 and self.cache is None and self._make_room()
         stretch = self._stretch = self._plan(now_s)
         if has_freed:
             stretch.steps = 1  # who waits may fit into what was freed, from the next step on
@@ -266,6 +288,7 @@ class SimReplica:
         sequence.generated = self._step - sequence._zero_step
         sequence._is_gone = True
         self._context_tokens -= sequence.prompt_tokens + sequence.generated
+        self._give_back_blocks(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         if self._decoding.get(sequence.id) is sequence:
@@ -273,6 +296,7 @@ class SimReplica:
         elif sequence in self._prefilling:
             self._prefilling.remove(sequence)
             self._forget_prompt(sequence)
+            self._give_back_blocks(sequence)
         else:
             self._waiting = [w for w in self._waiting if w[2] is not sequence]
             heapq.heapify(self._waiting)
@@ -283,7 +307,38 @@ class SimReplica:
         self._context_tokens -= whole - sequence.prefill_left
         sequence.prefill_left = whole
 
+    def _give_back_blocks(self, sequence: Sequence) -> None:
+        """They stay in the cache until their space is needed."""
+        if self.cache is not None and sequence._holding is not None:
+            self.cache.release(sequence._holding)
+            sequence._holding = None
+            self._lacks_blocks = None
+
+    def _admit_to(self, cache: PrefixCache) -> None:
+        """In order, for as long as there are free blocks for prompt and answer."""
+        running = len(self._decoding) + len(self._prefilling)
+        while self._waiting and running < self.max_running:
+            sequence = self._waiting[0][2]
+            if sequence is self._lacks_blocks:
+                return
+            prompt_tokens = sequence.prompt_tokens + sequence.generated
+            whole = sequence.prompt_tokens + sequence.output_tokens
+            holding = cache.admit(sequence.blocks, prompt_tokens, max(whole, prompt_tokens))
+            if holding is None:
+                self._lacks_blocks = sequence
+                return
+            heapq.heappop(self._waiting)
+            sequence._holding = holding
+            sequence.cached_tokens = holding.cached_tokens
+            sequence.prefill_left = prompt_tokens - holding.cached_tokens
+            self._context_tokens += holding.cached_tokens
+            self._prefilling.append(sequence)
+            running += 1
+
     def _admit(self) -> None:
+        if self.cache is not None:
+            self._admit_to(self.cache)
+            return
         capacity = self.profile.kv_capacity_tokens
         running = len(self._decoding) + len(self._prefilling)
         if running >= self.max_running:
@@ -318,7 +373,11 @@ class SimReplica:
             together.append((sequence, sequence.prefill_left))
             tokens += sequence.prefill_left
         n = len(together)
-        step_s = self.profile.prefill_s(1, n) + self.profile.prompt_token_s * (tokens - n)
+        profile = self.profile
+        if profile.is_roofline:
+            step_s = profile.step_s(0, self._context_tokens, tokens, n, _attended(together))
+        else:
+            step_s = profile.prefill_s(1, n) + profile.prompt_token_s * (tokens - n)
         return _Stretch(now_s, step_s, 0.0, 1, 0, tuple(together))
 
     def _chunk_budget(self) -> int:
@@ -353,11 +412,39 @@ class SimReplica:
     ) -> _Stretch:
         p = self.profile
         tokens = sum(n for _, n in prefilled)
+        if prefilled and p.is_roofline:
+            return self._mixed(now_s, batch, steps, prefilled, ended)
         first_s = p.step_s(batch, self._context_tokens, tokens, ended)
-        growth_s = p.decode_per_context_token_s * batch
+        growth_s = p.context_token_s * batch
         if steps > 1:
             growth_s += p.decode_per_context_token_s * tokens * (batch > 0)
         return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
+
+    def _mixed(
+        self,
+        now_s: float,
+        batch: int,
+        steps: int,
+        prefilled: tuple[tuple[Sequence, int], ...],
+        ended: int,
+    ) -> _Stretch:
+        """Steps with prompt tokens, which hide behind what is read, or the other way round."""
+        p, held = self.profile, self._context_tokens
+        tokens = sum(n for _, n in prefilled)
+        attended, grown = _attended(prefilled), tokens + batch
+
+        def at(step: int) -> float:
+            # One prompt alone has several steps: each attends to all pieces before it.
+            positions = attended + step * tokens * tokens
+            return p.step_s(batch, held + step * grown, tokens, ended, positions)
+
+        if steps > 1:
+            # Equal growth from step to step only where the same of the two is longer throughout.
+            first_s, last_s = at(0), at(steps - 1)
+            growth_s = (last_s - first_s) / (steps - 1)
+            if abs(at(1) - first_s - growth_s) < 1e-9:
+                return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
+        return _Stretch(now_s, at(0), 0.0, 1, batch, prefilled)
 
     def _steps_left(self, grown: int) -> int:
         """Steps until something new may happen, when each adds `grown` tokens to the KV cache."""
@@ -369,6 +456,8 @@ class SimReplica:
         until = ends[0][0]
         if self.report_steps:
             until = min(until, self._reported_step + self.report_steps)
+        if self.cache is not None:
+            return max(1, until - self._step)
         room = self.profile.kv_capacity_tokens - self._context_tokens
         return max(1, min(until - self._step, room // grown))
 
@@ -407,3 +496,11 @@ class SimReplica:
         if self.chunk_tokens is not None and self._prefilling:
             tokens += min(self._chunk_budget(), sum(s.prefill_left for s in self._prefilling))
         return tokens
+
+
+def _attended(pieces: Iterable[tuple[Sequence, int]]) -> float:
+    """Positions that the tokens of these pieces attend to, added up."""
+    return sum(
+        tokens * (s.prompt_tokens + s.generated - s.prefill_left + tokens / 2)
+        for s, tokens in pieces
+    )

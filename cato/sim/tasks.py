@@ -18,7 +18,8 @@ from cato.core.snapshot import Invocation
 class SimNode:
     """One LLM call. `output_tokens` is what it will generate; policies see `expected_tokens` and
     `length`. `needs` are indexes of earlier nodes; `before_s` is the time of what is not an LLM
-    call (retrieval, analysis) between them and it. `downstream_s`: see `Invocation`.
+    call (retrieval, analysis) between them and it. `downstream_s`: see `Invocation`. `blocks` name
+    the whole blocks of its prompt (`Invocation.prefix`).
     """
 
     pool: PoolName
@@ -29,6 +30,7 @@ class SimNode:
     needs: tuple[int, ...] = ()
     before_s: float = 0.0
     downstream_s: float = 0.0
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class SimTask:
     """A task with its SLO; nodes are in a topological order and the last one is streamed.
 
     `target_s` inf: no SLO. `tpot_target_s` is a second objective, on the pace of the stream. Of the
-    tasks with one `buffer` the latest supersedes the others.
+    tasks with one `buffer` the latest supersedes the others. `session`: see `Invocation`.
     """
 
     id: str
@@ -49,6 +51,7 @@ class SimTask:
     tpot_target_s: float = inf
     tenant: str = ""
     buffer: str = ""
+    session: str = ""
 
     @property
     def deadline_s(self) -> float:
@@ -75,6 +78,8 @@ class SimTask:
             node.length,
             0,
             served_s,
+            prefix=node.blocks,
+            session=self.session,
             tenant=self.tenant,
             buffer=self.buffer,
             began_at_s=self.arrived_at_s,
@@ -95,6 +100,8 @@ class Outcome:
     queue_s: float = 0.0
     refused: bool = False
     lost_tokens: int = 0
+    # Of all its prompts, found in prefix caches.
+    cached_tokens: int = 0
     sent: list[tuple[float, int]] = field(default_factory=list)
 
     def is_streaming(self, index: int) -> bool:

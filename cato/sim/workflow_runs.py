@@ -47,7 +47,7 @@ from cato.sim.fleet import Fleet, PoolSetup, Recorder, SimPool
 from cato.sim.kernel import Kernel
 from cato.sim.replica import Sequence as EngineSequence
 from cato.sim.replica import SimReplica
-from cato.sim.tasks import SimNode, SimTask
+from cato.sim.tasks import Outcome, SimNode, SimTask
 from cato.sim.workflow_tasks import (
     TEXT,
     LlmWork,
@@ -193,10 +193,9 @@ class WorkflowFleet(Fleet):
 
     # Runs
 
-    def _begin(self, task: SimTask) -> None:
+    def begin(self, task: SimTask) -> Outcome:
         if not isinstance(task, WorkflowTask):
-            super()._begin(task)
-            return
+            return super().begin(task)
         kind, outcome, now_s = task.kind, WorkflowOutcome(task), self.kernel.now_s
         self.outcomes.append(outcome)
         run = Run(
@@ -213,6 +212,7 @@ class WorkflowFleet(Fleet):
             run.hard_deadline_s, self._cancel, flow, "the hard deadline passed"
         )
         self._perform(flow, run.start(now_s))
+        return outcome
 
     def _cancel(self, flow: _Flow, reason: str) -> None:
         self._tell(flow, RunCancelled(self.kernel.now_s, reason))
@@ -476,10 +476,10 @@ class WorkflowFleet(Fleet):
         else:
             self._note_sent(execution, call.tokens)
 
-    def call_ended(self, id: InvocationId) -> None:
+    def call_ended(self, id: InvocationId, cached_tokens: int) -> None:
         execution = self._called.get(id)
         if execution is None:
-            super().call_ended(id)
+            super().call_ended(id, cached_tokens)
         else:
             self._end_lease(execution.flow, _call_of(execution))
 

@@ -19,9 +19,9 @@ def test_every_study_has_arms_that_exist_and_cells_of_its_own(name: str) -> None
     found = study(name)
     assert found.name == name
     assert set(found.arms) <= set(scheduler_names())
-    settings = [tuple(cell.setting.items()) for cell in found.cells(False)]
+    settings = [tuple(cell.setting.items()) for cell in found.cells(Options((1,)))]
     assert len(set(settings)) == len(settings)
-    quick = {tuple(cell.setting.items()) for cell in found.cells(True)}
+    quick = {tuple(cell.setting.items()) for cell in found.cells(Options((1,), quick=True))}
     assert quick < set(settings)
 
 

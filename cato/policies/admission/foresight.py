@@ -14,6 +14,7 @@ AGED_S = 30.0
 # With fewer places one late call would hold up too many that can be met.
 MIN_PLACES = 10
 _IDLE = Admit("the replica is idle")
+_IN_WINDOW = Admit("the replica's next steps can take its prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class ForesightAdmission:
         if not takes_prompt(replica, invocation):
             ahead = replica.prompt_tokens_ahead
             return Defer(f"{ahead} prompt tokens are ahead", closes=True)
+        if invocation.session:  # routing has weighed it: nowhere else is its context
+            return _IN_WINDOW
         join = joining(invocation, replica, now_s)
         own, loss = join.own, join.loss
         has_aged = replica.max_running >= MIN_PLACES and is_aged(invocation, now_s)

@@ -68,10 +68,10 @@ class LatencyModel:
                 profile.prefill_base_s,
             ),
             decode=Bilinear(
-                profile.decode_per_context_token_s,
+                profile.context_token_s,
                 profile.decode_per_request_s,
                 0.0,
-                profile.decode_base_s,
+                profile.step_base_s,
             ),
         )
 

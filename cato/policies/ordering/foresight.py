@@ -22,13 +22,15 @@ class ForesightOrdering:
     ones); work counts more the less likely it is in time, by what is believed of its length. What
     has time is paced by the instant when it becomes urgent. Without an SLO: behind all that can be
     met. Hopeless: even alone and at once it is late with a chance above 1 - `unlikely`; it goes
-    last, shortest first.
+    last, shortest first; turns of sessions, which nobody else can take over, age meanwhile.
     """
 
     # Large, so that short prompts are urgent from the first moment: with 10 the oldest of them went
     # before the shortest in overload.
     urgency: float = 40.0
     unlikely: float = 0.3
+    # Of sessions: a second of waiting makes up for so much more work.
+    aging: float = 0.05
     # A rank by chance is judged anew after this share of the work: it changes as time passes.
     refreshed: float = 0.1
 
@@ -45,6 +47,8 @@ class ForesightOrdering:
             return Rank(PACED, f"{laxity_s:.3f} s of laxity", key=urgent_s, until_s=urgent_s)
         if is_stream or work.token_s <= 0:
             if laxity_s < 0:
+                if invocation.session:
+                    work_s += self.aging * invocation.arrived_at_s
                 return Rank(HOPELESS, f"hopeless by {-laxity_s:.3f} s", key=work_s)
             reason = f"urgent, {laxity_s:.3f} s of laxity"
             until_s = deadline_s - work.remaining_s

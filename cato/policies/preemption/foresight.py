@@ -49,7 +49,12 @@ class ForesightPreemption:
         outlook = replica.derived(outlook_of, now_s)
         pairs = list(zip(outlook.prospects, outlook.chances, strict=True))
         lost = [
-            p for p, c in pairs if c <= 0 and p.due_s < inf and not is_aged(p.invocation, now_s)
+            p
+            for p, c in pairs
+            if c <= 0
+            and p.due_s < inf
+            and not p.invocation.session
+            and not is_aged(p.invocation, now_s)
         ]
         if lost:
             gone = {p.invocation.id for p in lost}
@@ -112,7 +117,8 @@ class ForesightPreemption:
 def _may_be_taken_back(prospect: Prospect) -> bool:
     """It has something to be in time for, and is no stream, whose start would look missed then."""
     invocation = prospect.invocation
-    return prospect.due_s < inf and invocation.resumable and not invocation.until_first_token
+    may_go_on = invocation.resumable and not invocation.session
+    return prospect.due_s < inf and may_go_on and not invocation.until_first_token
 
 
 def _share(prospect: Prospect, profile: Profile, batch: int) -> float:

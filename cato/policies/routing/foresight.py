@@ -11,6 +11,7 @@ from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 from cato.policies.outlook import PRICE, joining, saved_s
 from cato.policies.routing.across import has_several_speeds, route_across
+from cato.policies.routing.lateness import LEAST_LATENESS, LeastLateness
 
 LEAST_COST = -1.0
 """Of joining: the newcomer is surely in time, and nobody loses."""
@@ -25,14 +26,17 @@ class ForesightRouting:
     (see `cato.policies.outlook`): more would cost time and change little; that with most of the
     prompt in its prefix cache is always among them. An idle replica is taken at once, the fastest
     first; one whose prompt window is full comes last. Where accelerators differ in speed, see
-    `cato.policies.routing.across`.
+    `cato.policies.routing.across`. Turns of sessions go by `for_sessions`.
     """
 
     looked_at: int = 16
     projected: int = 4
     price: float = PRICE
+    for_sessions: LeastLateness = LEAST_LATENESS
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
+        if invocation.session:
+            return self.for_sessions.route(invocation, pool)
         replicas = pool.replicas
         n = len(replicas)
         if n == 0:

@@ -1,0 +1,79 @@
+"""Where sessions are at home, and how much KV cache those of a replica need.
+
+A session is expected back for `MEMORY_S` after its last call: its context is part of the working
+set of the replica that served it. Thinking of a tool or a person takes seconds to minutes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from cato.core.ids import ReplicaId
+
+MEMORY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Of one session, since its last call."""
+
+    replica_id: ReplicaId
+    context_tokens: int
+    seen_at_s: float
+
+
+@dataclass(slots=True)
+class WorkingSet:
+    """Of one replica: its sessions, and the tokens of their contexts."""
+
+    sessions: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Homes:
+    """Of one pool."""
+
+    _homes: OrderedDict[str, Home] = field(default_factory=OrderedDict)  # last seen last
+    _sets: dict[ReplicaId, WorkingSet] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def of(self, session: str) -> Home | None:
+        return self._homes.get(session)
+
+    def working_set(self, id: ReplicaId) -> WorkingSet:
+        return self._sets.get(id) or _NO_SESSIONS
+
+    def note(self, session: str, id: ReplicaId, context_tokens: int, now_s: float) -> None:
+        """A call of `session` was sent to the replica: it is at home there."""
+        self._leave(session)
+        self._homes[session] = Home(id, context_tokens, now_s)
+        own = self._sets.setdefault(id, WorkingSet())
+        own.sessions += 1
+        own.tokens += context_tokens
+
+    def forget_old(self, now_s: float) -> None:
+        while self._homes:
+            session, home = next(iter(self._homes.items()))
+            if home.seen_at_s >= now_s - MEMORY_S:
+                return
+            self._leave(session)
+
+    def lose(self, id: ReplicaId) -> None:
+        """The replica is gone: its sessions have no home."""
+        for session in [s for s, h in self._homes.items() if h.replica_id == id]:
+            self._leave(session)
+        self._sets.pop(id, None)
+
+    def _leave(self, session: str) -> None:
+        home = self._homes.pop(session, None)
+        if home is not None:
+            own = self._sets[home.replica_id]
+            own.sessions -= 1
+            own.tokens -= home.context_tokens
+
+
+_NO_SESSIONS = WorkingSet()

@@ -1,0 +1,104 @@
+"""Least expected lateness: which replica takes a turn of a session, in CATO's default policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from cato.core.decision import Hold, Route
+from cato.core.profile import Profile
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
+
+_MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLateness:
+    """The replica where the turn's first token is expected to be least late, moves counted.
+
+    A turn of an agent has 100,000 tokens of which 1,000 are new: where its context is cached it is
+    a tenth of a second of work, elsewhere twelve seconds, which delay all others there. Cost, in
+    seconds: expected lateness; `move_s` and the recomputation when it leaves a warm cache;
+    what its replica's working set exceeds the KV cache by, as the part of a whole prefill that each
+    later turn will pay for it; `spread_s_per_mtoken` of the working set, so that new sessions are
+    spread; and a little of the expected time. Ties: most cached, then id.
+
+    A replica without room now may be the best: then the turn waits for it.
+    """
+
+    move_s: float = 1.0
+    shortage_s: float = 1.0
+    spread_s_per_mtoken: float = 0.5
+    time_weight: float = 0.05
+    harm_weight: float = 0.0
+
+    def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
+        replicas = pool.accepting or pool.replicas
+        if not replicas:
+            return Hold("no replica has room")
+        cached = [r.cached_tokens(invocation) for r in replicas]
+        turn = _Turn(invocation, max(cached))
+        best, least = replicas[0], (inf, 0, "")
+        for replica, tokens in zip(replicas, cached, strict=True):
+            cost_s = self._cost_s(turn, replica, tokens, pool.now_s)
+            if cost_s <= least[0]:
+                key = (round(cost_s, 6), -tokens, str(replica.id))
+                if key < least:
+                    best, least = replica, key
+        reason = f"expected cost {least[0]:.2f} s, {-least[1]} of its prompt tokens cached"
+        if replicas is pool.replicas or best in pool.replicas:
+            return Route(best.id, reason)
+        return Hold(f"waits for {best.id}: {reason}", best.id)
+
+    def _cost_s(self, turn: _Turn, replica: ReplicaView, cached: int, now_s: float) -> float:
+        profile, invocation = replica.profile, turn.invocation
+        own_s, saved_s, whole_s = turn.times_s(profile, cached)
+        first_s = replica.prompts_ahead_s + replica.awaited_s + replica.dispatch_s + own_s
+        missing = replica.context_tokens + turn.context_tokens - profile.kv_capacity_tokens
+        if missing > 0 and replica.held:
+            tokens = min(missing, invocation.prompt_tokens)
+            first_s += self.shortage_s + profile.prefill_s(tokens)
+        cost_s = self.time_weight * first_s + self.harm_weight * own_s * replica.held
+        if invocation.deadline_s == inf:
+            cost_s += first_s
+        elif now_s + first_s > invocation.deadline_s:
+            cost_s += now_s + first_s - invocation.deadline_s
+        if cached < turn.most_cached:
+            cost_s += own_s - saved_s
+        working_set = replica.working_set_tokens
+        if not replica.is_home(invocation):
+            working_set += turn.context_tokens
+            if turn.most_cached:
+                cost_s += self.move_s
+        excess = working_set - profile.kv_capacity_tokens
+        if excess > 0:
+            cost_s += excess / working_set * whole_s
+        return cost_s + self.spread_s_per_mtoken * working_set / _MILLION
+
+
+class _Turn:
+    """An invocation, and its prompt's times: most replicas are alike, so they are asked once."""
+
+    __slots__ = ("_times_s", "context_tokens", "invocation", "most_cached")
+
+    def __init__(self, invocation: Invocation, most_cached: int) -> None:
+        self.invocation = invocation
+        self.most_cached = most_cached
+        self.context_tokens = invocation.prompt_tokens + invocation.expected_tokens
+        self._times_s: dict[tuple[int, int], tuple[float, float, float]] = {}
+
+    def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
+        """Of its prompt: with so much cached, with the most that any has, and with nothing."""
+        known = self._times_s.get((id(profile), cached))
+        if known is None:
+            tokens = self.invocation.prompt_tokens
+            known = (
+                profile.prefill_s(tokens, 1, cached),
+                profile.prefill_s(tokens, 1, self.most_cached),
+                profile.prefill_s(tokens),
+            )
+            self._times_s[id(profile), cached] = known
+        return known
+
+
+LEAST_LATENESS = LeastLateness()

@@ -1,0 +1,257 @@
+"""Recorded sessions of agents, and users who play them one after another in a closed loop.
+
+The form of a trace (one JSON object a line, gzipped or not): `id`, `shared` (tool and system
+tokens), and `turns` with `in`, `out`, `hit`, `gap` and, where they differ from the usual, `base`
+(the turn whose prompt it continues), `after` (the turns that it waits for), `agent` and `shared` of
+a sub-agent. Prompts become chains of blocks of 64 tokens; sessions with equal tools and system
+prompts share these.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cato.core.errors import InputError
+from cato.core.ids import PoolName, TaskName
+from cato.core.length import LengthBelief
+from cato.core.profile import Profile
+from cato.core.slo import SloMetric
+from cato.core.snapshot import PREFIX_BLOCK_TOKENS
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.tasks import Outcome, SimNode, SimTask
+
+AGENT = TaskName("agent")
+# A tool or a person that takes longer has gone; recorded gaps of days are in traces.
+MAX_GAP_S = 600.0
+BETWEEN_SESSIONS_S = 30.0
+# Users do not all begin at once.
+FIRST_ARRIVALS_S = 60.0
+# A turn is in time: first token within the larger of these, and the pace of its answer.
+LEAST_TTFT_S, TTFT_FACTOR, TPOT_S = 2.0, 2.0, 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call. `base` is the index of the turn whose first `hit_tokens` of prompt it repeats."""
+
+    gap_s: float
+    prompt_tokens: int
+    output_tokens: int
+    hit_tokens: int
+    base: int | None
+    after: tuple[int, ...]
+    agent: int
+    tools_tokens: int
+    system_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSession:
+    """The calls of one agent and its sub-agents, in order of their starts."""
+
+    id: str
+    turns: tuple[Turn, ...]
+
+    def within(self, window_tokens: int) -> RecordedSession:
+        """It ends before its first turn that is longer than the model's window."""
+        for i, turn in enumerate(self.turns):
+            if turn.prompt_tokens + turn.output_tokens > window_tokens:
+                return RecordedSession(self.id, self.turns[:i])
+        return self
+
+
+def read_sessions(path: Path) -> list[RecordedSession]:
+    """The sessions of a trace, by SHA-256 of their ids; raise `InputError`."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    found = []
+    try:
+        with opened(path, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    found.append(_session(json.loads(line)))
+                except (KeyError, TypeError, ValueError, IndexError) as exc:
+                    rule = f"{type(exc).__name__}: {exc}"
+                    raise InputError(f"{path}, line {number}: no session ({rule})") from exc
+    except OSError as exc:
+        raise InputError(f"{path}: {exc}") from exc
+    if not found:
+        raise InputError(f"{path}: no sessions")
+    return sorted(found, key=lambda s: sha256(s.id.encode()).hexdigest())
+
+
+def _session(row: dict[str, Any]) -> RecordedSession:
+    previous: dict[int, int] = {}
+    turns = []
+    for i, turn in enumerate(row["turns"]):
+        agent = int(turn.get("agent", 0))
+        before = previous.get(agent)
+        base = turn.get("base", before)
+        after = turn.get("after", [] if before is None else [before])
+        if any(not 0 <= j < i for j in after) or (base is not None and not 0 <= base < i):
+            raise ValueError(f"turn {i} follows a turn that is not before it")
+        tools, system = turn.get("shared") or (row["shared"] if i == 0 else (0, 0))
+        hit = int(turn["hit"]) if base is not None else 0
+        turns.append(
+            Turn(
+                float(turn["gap"]),
+                int(turn["in"]),
+                max(1, int(turn["out"])),
+                hit,
+                base,
+                tuple(after),
+                agent,
+                int(tools),
+                int(system),
+            )
+        )
+        previous[agent] = i
+    return RecordedSession(str(row["id"]), tuple(turns))
+
+
+class _Playing:
+    """One session that a user plays: which turns have ended, and the blocks of their prompts."""
+
+    def __init__(self, recorded: RecordedSession, number: int) -> None:
+        self.recorded = recorded
+        self.number = number
+        self.ended: set[int] = set()
+        self.left = len(recorded.turns)
+        self._blocks: dict[int, tuple[int, ...]] = {}
+        self.followers: dict[int, list[int]] = {}
+        for i, turn in enumerate(recorded.turns):
+            for j in turn.after:
+                self.followers.setdefault(j, []).append(i)
+
+    def blocks(self, index: int) -> tuple[int, ...]:
+        """Names of the whole blocks of a prompt; of those before it, all have been asked for."""
+        turn = self.recorded.turns[index]
+        kept: tuple[int, ...] = ()
+        if turn.base is not None:
+            kept = self._of(turn.base)[: -(-turn.hit_tokens // PREFIX_BLOCK_TOKENS)]
+        own = []
+        for block in range(len(kept), turn.prompt_tokens // PREFIX_BLOCK_TOKENS):
+            end = (block + 1) * PREFIX_BLOCK_TOKENS
+            if end <= turn.tools_tokens:
+                own.append(-(turn.tools_tokens << 16 | block))
+            elif end <= turn.tools_tokens + turn.system_tokens:
+                own.append(-(turn.tools_tokens << 40 | turn.system_tokens << 16 | block))
+            else:
+                own.append(self.number << 32 | index << 16 | block)
+        self._blocks[index] = (*kept, *own)
+        return self._blocks[index]
+
+    def _of(self, index: int) -> tuple[int, ...]:
+        known = self._blocks.get(index)
+        return self.blocks(index) if known is None else known
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn and how it went. `unloaded_s`: its answer alone, with its session's blocks cached."""
+
+    outcome: Outcome
+    gap_s: float
+    unloaded_s: float
+    reused_tokens: int
+
+
+class Users:
+    """They play the sessions of a seeded shuffle one after another on a pool."""
+
+    def __init__(
+        self,
+        sessions: Sequence[RecordedSession],
+        users: int,
+        pool: PoolSetup,
+        length: LengthBelief,
+        seed: int,
+    ) -> None:
+        profile = pool.profiles[0]
+        cut = [s.within(profile.context_tokens) for s in sessions]
+        self._sessions = [s for s in cut if s.turns]
+        if not self._sessions:
+            raise InputError(f"no session has a turn within {profile.context_tokens} tokens")
+        self._profile: Profile = profile
+        self._pool: PoolName = pool.name
+        self._length = length
+        self._expected_tokens = max(1, round(length.left_mean(0)))
+        self._users = users
+        self._rng = np.random.default_rng([seed, users])
+        self._upcoming: list[RecordedSession] = []
+        self._begun = 0
+        self._playing: dict[str, tuple[_Playing, int]] = {}
+        self.played: dict[str, PlayedTurn] = {}
+        self.fleet = Fleet([pool], on_end=self._ended)
+
+    def run(self, until_s: float) -> list[PlayedTurn]:
+        """All turns that were begun by then, in order of their beginnings."""
+        for start_s in self._rng.uniform(0.0, FIRST_ARRIVALS_S, self._users):
+            self.fleet.kernel.at(float(start_s), self._next_session)
+        self.fleet.kernel.run(until_s)
+        return list(self.played.values())
+
+    def _next_session(self) -> None:
+        if not self._upcoming:
+            order = self._rng.permutation(len(self._sessions))
+            self._upcoming = [self._sessions[i] for i in order]
+        self._begun += 1
+        playing = _Playing(self._upcoming.pop(), self._begun)
+        for index, turn in enumerate(playing.recorded.turns):
+            if not turn.after:
+                self._schedule(playing, index)
+
+    def _schedule(self, playing: _Playing, index: int) -> None:
+        gap_s = min(MAX_GAP_S, playing.recorded.turns[index].gap_s) if index else 0.0
+        self.fleet.kernel.at(self.fleet.kernel.now_s + gap_s, self._begin, playing, index, gap_s)
+
+    def _begin(self, playing: _Playing, index: int, gap_s: float) -> None:
+        turn, profile = playing.recorded.turns[index], self._profile
+        blocks = playing.blocks(index)
+        reused = min(turn.hit_tokens // PREFIX_BLOCK_TOKENS * PREFIX_BLOCK_TOKENS, len(blocks) * 64)
+        reused = min(reused, turn.prompt_tokens - 1)
+        warm_s = profile.first_token_s(turn.prompt_tokens, 1, reused)
+        context_tokens = turn.prompt_tokens + turn.output_tokens / 2
+        answer_s = (turn.output_tokens - 1) * profile.decode_step_s(1, context_tokens)
+        id = f"s{playing.number}-{index}"
+        node = SimNode(
+            self._pool,
+            turn.prompt_tokens,
+            turn.output_tokens,
+            self._expected_tokens,
+            self._length,
+            blocks=blocks,
+        )
+        task = SimTask(
+            id,
+            AGENT,
+            self.fleet.kernel.now_s,
+            SloMetric.TTFT,
+            max(LEAST_TTFT_S, TTFT_FACTOR * warm_s),
+            (node,),
+            (float(self._rng.random()),),
+            tpot_target_s=TPOT_S,
+            session=f"s{playing.number}/{turn.agent}",
+        )
+        self._playing[id] = playing, index
+        # Known before it begins: a refusal comes at once.
+        outcome = self.fleet.begin(task)
+        self.played[id] = PlayedTurn(outcome, gap_s, warm_s + answer_s, reused)
+
+    def _ended(self, outcome: Outcome) -> None:
+        playing, index = self._playing.pop(outcome.task.id)
+        playing.ended.add(index)
+        playing.left -= 1
+        for follower in playing.followers.get(index, ()):
+            if playing.ended.issuperset(playing.recorded.turns[follower].after):
+                self._schedule(playing, follower)
+        if playing.left == 0:
+            now_s = self.fleet.kernel.now_s
+            self.fleet.kernel.at(now_s + BETWEEN_SESSIONS_S, self._next_session)

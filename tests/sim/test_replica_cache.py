@@ -1,0 +1,114 @@
+"""The engine in virtual time with a prefix cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from cato.core.ids import InvocationId
+from cato.core.prefix_cache import PrefixCache
+from cato.core.profile import Profile
+from cato.sim.replica import FactKind, Sequence, SimReplica
+from cato.testing.builders import a_profile
+
+BLOCK = 16
+PROFILE = replace(
+    a_profile(prefill_s=0.0, token_s=0.01, prefill_token_s=0.001), kv_capacity_tokens=1600
+)
+
+
+def an_engine(profile: Profile = PROFILE, chunk_tokens: int | None = 128) -> SimReplica:
+    return SimReplica(
+        profile, 8, chunk_tokens, cache=PrefixCache(profile.kv_capacity_tokens, BLOCK)
+    )
+
+
+def a_request(id: str, prompt: int, first_block: int = 0, output: int = 2) -> Sequence:
+    blocks = tuple(range(first_block, first_block + prompt // BLOCK))
+    return Sequence(InvocationId(id), prompt, output, blocks=blocks)
+
+
+def played(engine: SimReplica, until_s: float = math.inf) -> dict[str, float]:
+    """When each request ended; what is submitted before runs first."""
+    ends: dict[str, float] = {}
+    while engine.wake_s < until_s:
+        now_s = engine.wake_s
+        facts, _ = engine.wake(now_s)
+        ends |= {s.id: now_s for kind, s in facts if kind is FactKind.DONE}
+        engine.go_on(now_s)
+    return ends
+
+
+def test_a_prompt_seen_before_costs_only_what_is_new() -> None:
+    engine = an_engine()
+    engine.submit(0.0, a_request("cold", 800))
+    cold_s = played(engine)["cold"]
+    warm = a_request("warm", 832)
+    engine.submit(10.0, warm)
+    warm_s = played(engine)["warm"] - 10.0
+    assert warm.cached_tokens == 800
+    assert warm_s < cold_s / 5
+
+
+def test_what_is_idle_longest_loses_its_blocks_first_and_its_end_before_its_beginning() -> None:
+    engine = an_engine()
+    for at_s, id, first in ((0.0, "a", 0), (10.0, "b", 1000), (20.0, "c", 2000)):
+        engine.submit(at_s, a_request(id, 640, first))
+        played(engine)
+    again = a_request("b again", 640, 1000)
+    engine.submit(30.0, again)
+    played(engine)
+    rest = a_request("a again", 640, 0)
+    engine.submit(40.0, rest)
+    played(engine)
+    assert again.cached_tokens == 624  # the last token is always computed
+    assert 0 < rest.cached_tokens < 624
+
+
+def test_a_prompt_waits_while_those_that_run_hold_the_memory() -> None:
+    engine = an_engine()
+    engine.submit(0.0, a_request("long", 800, 0, output=400))
+    engine.submit(0.0, a_request("late", 800, 1000))
+    ends = played(engine)
+    assert ends["late"] > ends["long"]
+    assert engine.preemptions == 0
+
+
+def test_a_cancelled_request_gives_its_blocks_back_but_leaves_what_it_computed() -> None:
+    engine = an_engine()
+    engine.submit(0.0, a_request("gone", 800, 0, output=400))
+    played(engine, until_s=1.0)
+    engine.cancel(1.0, InvocationId("gone"))
+    played(engine)
+    assert engine.cache is not None
+    assert engine.cache.held_blocks == 0
+    again = a_request("again", 800)
+    engine.submit(20.0, again)
+    played(engine)
+    assert again.cached_tokens > 600
+
+
+def test_a_prompt_in_pieces_takes_as_long_as_its_steps_one_by_one() -> None:
+    card = replace(
+        PROFILE,
+        kv_capacity_tokens=100_000,
+        prefill_per_attended_token_s=1e-6,
+        weights_read_s=0.2,
+        kv_read_token_s=1e-6,
+    )
+    engine = an_engine(card)
+    engine.submit(0.0, Sequence(InvocationId("one"), 4096, 1))
+    expected_s = sum(
+        card.step_s(0, at, 128, at == 4096 - 128, 128 * (at + 64)) for at in range(0, 4096, 128)
+    )
+    assert math.isclose(played(engine)["one"], expected_s)
+
+
+def test_without_a_cache_blocks_mean_nothing() -> None:
+    ends = []
+    for blocks in ((), tuple(range(50))):
+        engine = SimReplica(PROFILE, 8, 128)
+        for id in ("a", "b"):
+            engine.submit(0.0, Sequence(InvocationId(id), 800, 5, blocks=blocks))
+        ends.append(played(engine))
+    assert ends[0] == ends[1]

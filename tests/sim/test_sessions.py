@@ -1,0 +1,188 @@
+"""Users who play recorded sessions in a closed loop."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cato.core.errors import InputError
+from cato.core.ids import PoolName
+from cato.core.length import LengthBelief
+from cato.core.profile import Profile
+from cato.lab import agents
+from cato.lab.study import as_experiment
+from cato.policies import schedulers
+from cato.sim.experiment import Options, silent
+from cato.sim.fleet import PoolSetup
+from cato.sim.report import Sample
+from cato.sim.sessions import MAX_GAP_S, PlayedTurn, Users, read_sessions
+
+LENGTH = LengthBelief.of([50, 100, 200])
+
+
+def a_turn(prompt: int, hit: int, **more: Any) -> dict[str, Any]:
+    return {"gap": 5.0, "in": prompt, "out": 50, "hit": hit} | more
+
+
+def a_session(id: str, *turns: dict[str, Any]) -> dict[str, Any]:
+    return {"id": id, "shared": [1280, 640], "turns": list(turns)}
+
+
+def a_trace(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "trace.jsonl.gz"
+    with gzip.open(path, "wt") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+LONG = a_session(
+    "long",
+    a_turn(20_000, 0, base=None),
+    a_turn(21_000, 20_000),
+    a_turn(22_000, 21_000, gap=10_000.0),
+    a_turn(3_000, 0, agent=1, base=None, shared=[1280, 64]),
+    a_turn(23_000, 1_900, after=[2, 3]),
+)
+
+SHORT = a_session("short", *(a_turn(9_000 + 500 * k, 9_000 * (k > 0)) for k in range(9)))
+
+
+def played(
+    path: Path,
+    scheduler: str = "sticky",
+    profile: Profile = agents.LARGE,
+    users: int = 1,
+    replicas: int = 1,
+    until_s: float = 900.0,
+) -> list[PlayedTurn]:
+    policies = schedulers.OF_PROFILE[scheduler](profile, profile.max_running)
+    pool = PoolSetup(
+        PoolName("p"), (profile,) * replicas, policies, chunk_tokens=8192, cache_block_tokens=64
+    )
+    return Users(read_sessions(path), users, pool, LENGTH, seed=1).run(until_s)
+
+
+def test_a_turn_begins_its_gap_after_the_answers_that_it_waits_for(tmp_path: Path) -> None:
+    turns = played(a_trace(tmp_path, LONG))
+    first, agent, second, third, last = turns[:5]
+    assert agent.outcome.task.arrived_at_s == first.outcome.task.arrived_at_s + 5.0
+    assert second.outcome.task.arrived_at_s == pytest.approx(first.outcome.ended_at_s + 5.0)
+    assert third.outcome.task.arrived_at_s == pytest.approx(second.outcome.ended_at_s + MAX_GAP_S)
+    assert last.outcome.task.arrived_at_s == pytest.approx(third.outcome.ended_at_s + 5.0)
+
+
+def test_prompts_share_the_blocks_that_the_trace_says(tmp_path: Path) -> None:
+    first, agent, second, third, last = (
+        p.outcome.task.nodes[0].blocks for p in played(a_trace(tmp_path, LONG))[:5]
+    )
+
+    def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+        return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+    assert common(first, second) == 20_000 // 64
+    assert common(second, third) == 21_000 // 64
+    assert common(third, last) == -(-1_900 // 64)
+    assert common(first, agent) == 1280 // 64  # the same tools, another system prompt
+    assert [len(b) for b in (first, second, last)] == [20_000 // 64, 21_000 // 64, 23_000 // 64]
+
+
+def test_a_warm_turn_is_told_as_cached_and_is_in_time(tmp_path: Path) -> None:
+    second = played(a_trace(tmp_path, LONG))[2]
+    assert second.outcome.cached_tokens == 20_000 // 64 * 64
+    assert second.outcome.is_met
+    assert second.outcome.e2e_s == pytest.approx(second.unloaded_s, rel=0.05)
+
+
+def test_a_session_ends_before_its_first_turn_above_the_window(tmp_path: Path) -> None:
+    card = replace(agents.LARGE, context_tokens=21_500)
+    turns = played(a_trace(tmp_path, LONG), profile=card, until_s=60.0)
+    assert [p.outcome.task.nodes[0].prompt_tokens for p in turns[:2]] == [20_000, 21_000]
+    with pytest.raises(InputError, match="within 10000 tokens"):
+        played(a_trace(tmp_path, LONG), profile=replace(card, context_tokens=10_000))
+
+
+@pytest.mark.parametrize("scheduler", agents.ARMS)
+def test_every_arm_serves_all_turns_of_a_light_load(tmp_path: Path, scheduler: str) -> None:
+    path = a_trace(tmp_path, LONG, a_session("b", a_turn(4_000, 0, base=None)))
+    turns = played(path, scheduler, users=4, replicas=3)
+    begun = [p for p in turns if p.outcome.task.arrived_at_s < 880.0]
+    assert len(begun) > 20
+    assert all(p.outcome.is_finished for p in begun)
+
+
+@pytest.mark.parametrize("scheduler", ["foresight", "sticky"])
+def test_sessions_stay_where_their_context_is(tmp_path: Path, scheduler: str) -> None:
+    rows = [
+        a_session(
+            f"s{i}",
+            a_turn(40_000, 0, base=None),
+            *(a_turn(40_000 + 500 * k, 39_500 + 500 * k) for k in range(1, 20)),
+        )
+        for i in range(6)
+    ]
+    turns = played(a_trace(tmp_path, *rows), scheduler, users=6, replicas=3, until_s=300.0)
+    later = [p for p in turns if p.reused_tokens]
+    assert len(later) > 60
+    assert all(p.outcome.cached_tokens == p.reused_tokens for p in later if p.outcome.is_finished)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "JSONDecodeError"),
+        ('{"id": "a"}', "KeyError"),
+        (json.dumps(a_session("a", a_turn(10, 0, base=3))), "not before it"),
+    ],
+)
+def test_a_line_that_is_no_session_is_named(tmp_path: Path, line: str, why: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(LONG) + "\n" + line + "\n")
+    with pytest.raises(InputError, match=f"line 2: .*{why}"):
+        read_sessions(path)
+
+
+def test_the_study_repeats_itself_and_names_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "WARM_UP_S", 100.0)
+    monkeypatch.setattr(agents, "COUNTED_S", 300.0)
+    path = a_trace(tmp_path, *(SHORT | {"id": str(i)} for i in range(4)))
+    options = Options((1,), trace=path, quick=True, users=(1.0,))
+    study = as_experiment(agents.STUDY)
+    report = study.run(options, silent)
+    assert study.run(options, silent).to_json() == report.to_json()
+    assert {m.policy for m in report.means} == {"foresight", "sticky"}
+    assert report.mean("hit_rate", "sticky", profile="large", users_per_card=1.0).mean > 0.5
+    with pytest.raises(InputError, match="--trace"):
+        study.run(Options((1,), quick=True), silent)
+
+
+def a_sample(arm: str, users: float, in_time: float) -> Sample:
+    return Sample({"profile": "large", "users_per_card": users}, arm, 1, {"in_time": in_time})
+
+
+def test_users_in_time_lie_between_the_numbers_that_were_run() -> None:
+    runs = [a_sample("sticky", u, t) for u, t in ((8.0, 0.9), (4.0, 0.99), (6.0, 0.96))]
+    (found,) = agents.users_in_time(runs)
+    assert found.metrics["users_in_time"] == pytest.approx(6 + 2 / 6)
+    (never,) = agents.users_in_time(runs[:1])
+    assert never.metrics["users_in_time"] != never.metrics["users_in_time"]
+
+
+def test_the_target_is_the_worst_cell_against_its_best_baseline() -> None:
+    (target,) = agents.targets(
+        [
+            a_sample("foresight", 4.0, 0.97),
+            a_sample("sticky", 4.0, 0.99),
+            a_sample("session-hash", 4.0, 0.9),
+            a_sample("foresight", 6.0, 0.95),
+            a_sample("sticky", 6.0, 0.9),
+        ]
+    )
+    assert target.measured == pytest.approx(-2.0)
+    assert "sticky" in target.text

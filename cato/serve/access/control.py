@@ -167,8 +167,8 @@ class AccessControl:
             1.0 if limits is None else limits.tenant.weight,
         )
 
-    def begin(self, caller: Caller) -> None:
-        """`caller` begins one more request; raise `QuotaError` when its tenant may not now."""
+    def begin(self, caller: Caller, requests: int = 1) -> None:
+        """`caller` begins so many requests; raise `QuotaError` when its tenant may not now."""
         limits = self._limits.get(caller.tenant)
         if limits is None:
             return
@@ -179,7 +179,7 @@ class AccessControl:
         wait_s, limit = limits.wait_s(now_s)
         if wait_s > 0:
             raise QuotaError(limit, wait_s)
-        limits.begin(now_s)
+        limits.begin(now_s, requests)
 
     def tell(self, caller: Caller) -> None:
         """`caller` tells of one event; raise `QuotaError` when its key has told too many."""

@@ -63,10 +63,10 @@ class TenantLimits:
             waits.append((self._tokens.wait_s(now_s, 0.0), "tokens per minute"))
         return max(waits)
 
-    def begin(self, now_s: float) -> None:
-        """One request begins."""
+    def begin(self, now_s: float, requests: int) -> None:
+        """So many begin at once; the bucket may sink below zero for all but the first."""
         if self._requests is not None:
-            self._requests.take(now_s, 1.0)
+            self._requests.take(now_s, float(requests))
 
     def spend(self, now_s: float, tokens: int) -> None:
         """A run ended that used `tokens`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +14,7 @@ from cato.core.runs import FinishRun
 from cato.core.session import Prompt
 from cato.serve.access.buffers import BufferId
 from cato.serve.executor import RunningTask
+from cato.serve.ingress.bounds import check_call
 from cato.serve.ingress.buffers import named_buffer
 from cato.serve.ingress.context import Ingress, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, whole
@@ -62,13 +64,16 @@ def start_call(
     ingress: Ingress, request: Request, call: ModelCall, buffer: BufferId | None = None
 ) -> RunningTask:
     """Start `call`. It takes the place of the latest run of `buffer`, or of the one that the
-    request names itself."""
+    request names itself. Raise `InputError` when it asks too much of an engine."""
+    calls = check_call(call.body)
+    call = replace(call, expected_tokens=call.expected_tokens * calls)
     return ingress.started(
         request,
         buffer or named_buffer(request),
         lambda origin: ingress.service.run_model(
             call, request_id=request_id(request), origin=origin
         ),
+        calls=calls,
     )
 
 

@@ -47,14 +47,20 @@ class Ingress:
         return any(p.ready_replicas > 0 for p in self.service.pools() if p.name == pool)
 
     def started(
-        self, request: Request, buffer: BufferId | None, start: Callable[[Origin], RunningTask]
+        self,
+        request: Request,
+        buffer: BufferId | None,
+        start: Callable[[Origin], RunningTask],
+        *,
+        calls: int = 1,
     ) -> RunningTask:
-        """The run that `start` starts for the caller, in the place of the buffer's latest one.
+        """The run that `start` starts for the caller, in the place of the buffer's latest one. It
+        counts as `calls` requests of the tenant.
 
         Raise `QuotaError` when the caller's tenant may not begin one now.
         """
         caller = caller_of(request)
-        self.access.begin(caller)
+        self.access.begin(caller, calls)
 
         def spend(tokens: int) -> None:
             self.access.spend(caller, tokens)

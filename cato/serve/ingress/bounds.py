@@ -1,0 +1,126 @@
+"""What one direct call may ask of an engine: a small body can keep it busy for everybody.
+
+Several answers to one prompt are that many calls. A grammar, schema or regular expression is
+compiled before the first token, in time that grows with its size and its repetitions, and the
+engine's other requests wait meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cato.core.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one call. `calls` counts prompts times answers; `nodes` are the keys and items of all
+    grammars of a body together, `chars` their texts."""
+
+    answers: int = 16
+    calls: int = 128
+    logprobs: int = 20
+    depth: int = 32
+    nodes: int = 4000
+    chars: int = 64_000
+    regex_chars: int = 1000
+    repeats: int = 2000
+
+
+DEFAULT = Bounds()
+
+_ANSWERS = ("n", "best_of")
+_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
+# vLLM's and OpenAI's fields that become a grammar; the last two are Responses' and Messages'.
+_GRAMMARS = (
+    "response_format", "structured_outputs", "structural_tag", "guided_json", "guided_regex",
+    "guided_grammar", "guided_choice", "text", "output_config",
+)  # fmt: skip
+_REGEXES = ("pattern", "regex", "guided_regex")
+# A schema may come as text, too.
+_JSON_TEXTS = ("json", "guided_json", "schema")
+_REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_COUNTED = re.compile(r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}")
+
+
+def check_call(body: Mapping[str, object], bounds: Bounds = DEFAULT) -> int:
+    """How many calls `body` stands for; raise `InputError` with the field that is too large."""
+    answers = max(_count(body, field, bounds.answers) for field in _ANSWERS)
+    for field in _LOGPROBS:
+        _count(body, field, bounds.logprobs)
+    prompt = body.get("prompt")
+    is_batch = isinstance(prompt, list) and any(isinstance(p, str | list) for p in prompt)
+    prompts = len(prompt) if is_batch and isinstance(prompt, list) else 1
+    calls = max(1, answers) * max(1, prompts)
+    if calls > bounds.calls:
+        rule = f"at most {bounds.calls} prompts times answers in one request, not {calls}"
+        raise InputError(rule, "prompt" if prompts > 1 else "n")
+    _check_grammars(body, bounds)
+    return calls
+
+
+def _count(body: Mapping[str, object], field: str, most: int) -> int:
+    value = body.get(field)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0  # absent, or the engine says that it is wrong
+    if not value <= most:
+        raise InputError(f"{field} must be at most {most}", field)
+    return max(0, int(value))
+
+
+def _check_grammars(body: Mapping[str, object], bounds: Bounds) -> None:
+    chars = 0
+    for nodes, (field, key, value, depth) in enumerate(_values(body), 1):
+        if depth > bounds.depth:
+            raise InputError(f"{field} must be nested at most {bounds.depth} deep", field)
+        if isinstance(value, str):
+            chars += len(value)
+            if key in _REGEXES:
+                _check_regex(value, field, bounds)
+        chars += len(key)
+        is_count = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in _REPEATS and is_count and value > bounds.repeats:  # type: ignore[operator]
+            raise InputError(f"{field}: {key} must be at most {bounds.repeats}", field)
+        if nodes > bounds.nodes:
+            raise InputError(f"{field} must have at most {bounds.nodes} keys and items", field)
+        if chars > bounds.chars:
+            raise InputError(f"{field} must be at most {bounds.chars} characters", field)
+
+
+def _check_regex(regex: str, field: str, bounds: Bounds) -> None:
+    if len(regex) > bounds.regex_chars:
+        most = bounds.regex_chars
+        raise InputError(f"{field}: a regular expression has at most {most} characters", field)
+    product = 1
+    for found in _COUNTED.finditer(regex):
+        product *= max(1, *(int(n) for n in found.groups("0")))
+        if product > bounds.repeats:  # repetitions may stand in one another
+            rule = f"repetitions of a regular expression multiply to at most {bounds.repeats}"
+            raise InputError(f"{field}: {rule}", field)
+
+
+def _values(body: Mapping[str, object]) -> Iterator[tuple[str, str, object, int]]:
+    """Every value in the grammars of `body`: its field, its own key, itself and how deep it is."""
+    roots = [(field, field, body[field]) for field in _GRAMMARS if body.get(field) is not None]
+    if body.get("tool_choice") not in (None, "auto", "none"):  # the call is forced into its schema
+        roots.append(("tools", "tools", body.get("tools")))
+    waiting = [(field, key, value, 0) for field, key, value in roots]
+    while waiting:
+        field, key, value, depth = waiting.pop()
+        if key in _JSON_TEXTS and isinstance(value, str) and len(value) <= DEFAULT.chars:
+            value = _parsed(value, field)
+        yield field, key, value, depth
+        if isinstance(value, Mapping):
+            waiting += [(field, str(k), v, depth + 1) for k, v in value.items()]
+        elif isinstance(value, list):
+            waiting += [(field, key if key in _REGEXES else "", v, depth + 1) for v in value]
+
+
+def _parsed(text: str, field: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{field} is not valid JSON", field) from None

@@ -303,6 +303,7 @@ class EngineReplica:
                 accepting=state is EngineState.READY,
                 held=tuple(self._held),
                 prefix_caching=self._spec.engine.prefix_caching,
+                step_tokens=self._spec.engine.max_num_batched_tokens or 0,
             )
         )
         self._progress.stop(orders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 from nodes_kit import Broken, Fixed
 
 from cato.core.errors import NodeError
-from cato.core.workflow import AnalyzeSettings
-from cato.serve.nodes import analyze
+from cato.core.workflow import AnalyzeSettings, ValidateSettings
+from cato.serve.nodes import analyze, validate
 from cato.serve.nodes.analyze import MAX_CHUNK_CHARS, MAX_IDENTIFIERS
-from cato.serve.nodes.languages import LANGUAGES, MAX_PARSED_CHARS
+from cato.serve.nodes.languages import LANGUAGES, MAX_PARSED_CHARS, PARSE_CPU_S
 
 
 def analyzed(source: str, language: str, cursor: str | None = None) -> dict[str, Any]:
@@ -244,3 +245,22 @@ def test_a_source_cut_anywhere_is_still_analyzed() -> None:
         for _ in range(20):
             source = _SAMPLE[: rng.randrange(len(_SAMPLE))]
             assert analyzed(source, language)["ok"]
+
+
+# Texts that nobody writes
+
+HOSTILE = {
+    "continued lines": "\\\n" * 32_000,
+    "annotated classes": "@A class X{}\n" * 4_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_hostile_text_of_64_kb_takes_no_core_for_long(language: str, text: str) -> None:
+    started_s = time.thread_time()
+    result = analyzed(text, language, str(len(text) // 2))
+    validate.run("check", ValidateSettings(Fixed(text), Fixed(language)), {})
+    assert time.thread_time() - started_s < 2 * PARSE_CPU_S + 1.0
+    if not result["ok"]:
+        assert "".join(result["chunks"]) == text

@@ -19,7 +19,6 @@ from tree_sitter import Node
 from cato.core.errors import NodeError
 from cato.core.workflow import AnalyzeSettings
 from cato.serve.nodes.languages import (
-    MAX_PARSED_CHARS,
     Parsed,
     as_bytes,
     language_named,
@@ -137,14 +136,15 @@ class _Definition:
 def run(node: str, settings: AnalyzeSettings, names: Mapping[str, object]) -> dict[str, object]:
     """`{"ok", "language", "definitions", "imports", "scope", "chunks", "identifiers"}`.
 
-    `ok` says that the language is known and the source no longer than `MAX_PARSED_CHARS`, not
-    that the code is right. Otherwise chunks are cut at lines and identifiers are its words.
+    `ok` says that the language is known and the source could be parsed (`parse`), not that the
+    code is right. Otherwise chunks are cut at lines and identifiers are its words.
     """
     source = render(node, settings.source, names)
     wanted = render(node, settings.language, names).strip().lower()
     cursor = _cursor(node, settings, names, len(source))
     language = language_named(wanted)
-    if language is None or len(source) > MAX_PARSED_CHARS:
+    parsed = None if language is None else parse(language, source)
+    if parsed is None:
         return {
             "ok": False,
             "language": language or wanted,
@@ -154,7 +154,6 @@ def run(node: str, settings: AnalyzeSettings, names: Mapping[str, object]) -> di
             "chunks": chunks_of(source, []),
             "identifiers": _most_frequent(m[0] for m in _WORD.finditer(source)),
         }
-    parsed = parse(language, source)
     found = _by_role(parsed.root)
     definitions = list(_definitions(parsed, found["definition"]))
     public = [d for d in definitions if not d.is_local and d.depth < _MAX_NESTING]
@@ -332,15 +331,12 @@ def chunks_of(source: str, definitions: Sequence[_Definition]) -> list[str]:
 def _cuts(lines: Sequence[str], definitions: Sequence[_Definition]) -> list[list[int]]:
     """Rows to cut before, by nesting depth."""
     cuts: list[set[int]] = []
-    leads: dict[int, int] = {}  # from a definition's row to the first row that belongs to it
+    leads = [0]  # from a definition's row to the first row that belongs to it
+    for row, before in enumerate(lines, 1):
+        leads.append(leads[-1] if before.lstrip().startswith(_LEADING) else row)
     for d in definitions:
         while len(cuts) <= d.depth:
             cuts.append(set())
-        if d.start_row not in leads:
-            first = d.start_row
-            while first > 0 and lines[first - 1].lstrip().startswith(_LEADING):
-                first -= 1
-            leads[d.start_row] = first
         cuts[d.depth] |= {leads[d.start_row], d.end_row + 1}
     return [sorted(rows) for rows in cuts]
 

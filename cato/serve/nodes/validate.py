@@ -32,8 +32,8 @@ warnings.filterwarnings("ignore", module=re.escape(_FILE))
 def run(node: str, settings: ValidateSettings, names: Mapping[str, object]) -> dict[str, object]:
     """`{"ok", "errors", "code", "checked"}`: lines and columns count from 1, in characters.
 
-    `code` is the source without Markdown fences. Code in an unknown language, or longer than
-    `MAX_PARSED_CHARS`, is `ok` but not `checked`. An empty `language` means the fence's.
+    `code` is the source without Markdown fences. Code in an unknown language, or that could not be
+    parsed (`parse`), is `ok` but not `checked`. An empty `language` means the fence's.
     """
     block = unfenced(render(node, settings.source, names))
     wanted = render(node, settings.language, names).strip() or block.language
@@ -41,24 +41,31 @@ def run(node: str, settings: ValidateSettings, names: Mapping[str, object]) -> d
     code = block.code
     if not code.strip():
         return _result(code, [_error(1, 1, "no code")])
-    if language is None or len(code) > MAX_PARSED_CHARS:
+    errors = None if language is None else syntax_errors(language, code)
+    if errors is None:
         _log.info("not checked: %d characters of %r", len(code), wanted)
         return _result(code, [], checked=False)
-    return _result(code, syntax_errors(language, code))
+    return _result(code, errors)
 
 
-def syntax_errors(language: str, code: str) -> list[dict[str, object]]:
-    """What is wrong with `code`, at most `MAX_ERRORS`; `language` is one of `LANGUAGES`.
+def syntax_errors(language: str, code: str) -> list[dict[str, object]] | None:
+    """What is wrong with `code`, at most `MAX_ERRORS`; `language` is one of `LANGUAGES`. None when
+    it could not be parsed.
 
     For Python CPython decides, and reports its one error first; the grammar only adds further
     places, as its idea of the language is wider in some corners and narrower in others.
     """
-    if language != "python":
-        return list(islice(_grammar_errors(language, code), MAX_ERRORS))
-    first = _python_error(code)
-    if first is None:
+    if len(code) > MAX_PARSED_CHARS:
+        return None
+    first = _python_error(code) if language == "python" else None
+    if language == "python" and first is None:
         return []
-    more = (e for e in _grammar_errors(language, code) if e["line"] != first["line"])
+    parsed = parse(language, code)
+    if parsed is None:
+        return None if first is None else [first]
+    if first is None:
+        return list(islice(_grammar_errors(parsed), MAX_ERRORS))
+    more = (e for e in _grammar_errors(parsed) if e["line"] != first["line"])
     return [first, *islice(more, MAX_ERRORS - 1)]
 
 
@@ -84,8 +91,7 @@ def _python_error(code: str) -> dict[str, object] | None:
     return None
 
 
-def _grammar_errors(language: str, code: str) -> Iterator[dict[str, object]]:
-    parsed = parse(language, code)
+def _grammar_errors(parsed: Parsed) -> Iterator[dict[str, object]]:
     rows = parsed.data.split(b"\n")
     pending = [parsed.root]
     while pending:

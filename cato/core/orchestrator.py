@@ -1022,7 +1022,7 @@ class PoolOrchestrator:
                 invocation.prompt_tokens,
                 invocation.expected_tokens,
                 places,
-                self._cached_tokens(invocation),
+                self._cached_tokens(invocation) if invocation.session else 0,
             )
             waiting.load_s = service_s / places
             self._backlog_s += waiting.load_s
@@ -1040,7 +1040,8 @@ class PoolOrchestrator:
         self._backlog_s = self._backlog_s - waiting.load_s if self._waiting else 0.0
         self._queued_tokens -= waiting.prompt_tokens
         self._unbound.pop(id, None)
-        self._await(waiting, None)
+        if waiting.awaits is not None:
+            self._await(waiting, None)
         waiting.queue.remove(waiting)
         if waiting.bound_to is not None:
             replica = self._replicas[waiting.bound_to]
@@ -1289,7 +1290,7 @@ class PoolOrchestrator:
     def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
         invocation, work = waiting.invocation, waiting.work
         if work is None:
-            cached = self._cached_tokens(invocation)
+            cached = self._cached_tokens(invocation) if invocation.session else 0
             work = _work(invocation, self._profiles[0], 1, cached)
             if len(self._profiles) > 1:
                 work = min(

@@ -21,7 +21,8 @@ class LeastLateness:
     seconds: expected lateness; `move_s` and the recomputation when it leaves a warm cache;
     what its replica's working set exceeds the KV cache by, as the part of a whole prefill that each
     later turn will pay for it; `spread_s_per_mtoken` of the working set, so that new sessions are
-    spread; and a little of the expected time. Ties: most cached, then id.
+    spread; a little of the expected time; and `harm_weight` times what its prompt takes for each
+    answer that runs there and stands still meanwhile. Ties: most cached, then id.
 
     A replica without room now may be the best: then the turn waits for it.
     """
@@ -30,7 +31,7 @@ class LeastLateness:
     shortage_s: float = 1.0
     spread_s_per_mtoken: float = 0.5
     time_weight: float = 0.05
-    harm_weight: float = 0.0
+    harm_weight: float = 0.3
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         replicas = pool.accepting or pool.replicas

@@ -55,6 +55,8 @@ class LeastLateness:
         profile, invocation = replica.profile, turn.invocation
         own_s, saved_s, whole_s = turn.times_s(profile, cached)
         first_s = replica.prompts_ahead_s + replica.awaited_s + replica.dispatch_s + own_s
+        if replica.held >= replica.max_running:
+            first_s += replica.wait_s
         missing = replica.context_tokens + turn.context_tokens - profile.kv_capacity_tokens
         if missing > 0 and replica.held:
             tokens = min(missing, invocation.prompt_tokens)

@@ -31,7 +31,7 @@ from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, MappingPolicy, Policies, Work
 from cato.core.pool.caches import CachePicture
-from cato.core.pool.sessions import Homes
+from cato.core.pool.sessions import Homes, WorkingSet
 from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
 from cato.core.record import record
@@ -352,6 +352,7 @@ class _Replica:
     clock: _Clock
     picture: CachePicture
     homes: Homes
+    working_set: WorkingSet
     id: ReplicaId
     deployment: DeploymentName
     profile: Profile
@@ -464,11 +465,11 @@ class _Replica:
 
     @property
     def sessions(self) -> int:
-        return self.homes.working_set(self.id).sessions
+        return self.working_set.sessions
 
     @property
     def working_set_tokens(self) -> int:
-        return self.homes.working_set(self.id).tokens
+        return self.working_set.tokens
 
     def is_home(self, invocation: Invocation) -> bool:
         home = self.homes.of(invocation.session)
@@ -870,6 +871,7 @@ class PoolOrchestrator:
                 self._clock,
                 self._picture,
                 self._homes,
+                self._homes.working_set(event.replica_id),
                 event.replica_id,
                 event.deployment,
                 event.profile,

@@ -31,7 +31,7 @@ from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, MappingPolicy, Policies, Work
 from cato.core.pool.caches import CachePicture
-from cato.core.pool.sessions import Homes
+from cato.core.pool.sessions import Homes, WorkingSet
 from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
 from cato.core.record import record
@@ -352,6 +352,7 @@ class _Replica:
     clock: _Clock
     picture: CachePicture
     homes: Homes
+    working_set: WorkingSet
     id: ReplicaId
     deployment: DeploymentName
     profile: Profile
@@ -464,11 +465,11 @@ class _Replica:
 
     @property
     def sessions(self) -> int:
-        return self.homes.working_set(self.id).sessions
+        return self.working_set.sessions
 
     @property
     def working_set_tokens(self) -> int:
-        return self.homes.working_set(self.id).tokens
+        return self.working_set.tokens
 
     def is_home(self, invocation: Invocation) -> bool:
         home = self.homes.of(invocation.session)
@@ -870,6 +871,7 @@ class PoolOrchestrator:
                 self._clock,
                 self._picture,
                 self._homes,
+                self._homes.working_set(event.replica_id),
                 event.replica_id,
                 event.deployment,
                 event.profile,
@@ -1022,7 +1024,7 @@ class PoolOrchestrator:
                 invocation.prompt_tokens,
                 invocation.expected_tokens,
                 places,
-                self._cached_tokens(invocation),
+                self._cached_tokens(invocation) if invocation.session else 0,
             )
             waiting.load_s = service_s / places
             self._backlog_s += waiting.load_s
@@ -1040,7 +1042,8 @@ class PoolOrchestrator:
         self._backlog_s = self._backlog_s - waiting.load_s if self._waiting else 0.0
         self._queued_tokens -= waiting.prompt_tokens
         self._unbound.pop(id, None)
-        self._await(waiting, None)
+        if waiting.awaits is not None:
+            self._await(waiting, None)
         waiting.queue.remove(waiting)
         if waiting.bound_to is not None:
             replica = self._replicas[waiting.bound_to]
@@ -1289,7 +1292,7 @@ class PoolOrchestrator:
     def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
         invocation, work = waiting.invocation, waiting.work
         if work is None:
-            cached = self._cached_tokens(invocation)
+            cached = self._cached_tokens(invocation) if invocation.session else 0
             work = _work(invocation, self._profiles[0], 1, cached)
             if len(self._profiles) > 1:
                 work = min(

@@ -54,7 +54,7 @@ class Profile:
             + self.prefill_per_token_s * tokens
             + self.prefill_base_s
         )
-        if self.is_roofline:
+        if self.weights_read_s or self.prefill_per_attended_token_s or self.kv_read_token_s:
             computed_s = time_s - self.prefill_base_s
             computed_s += self.attention_s(batch * tokens * (cached_tokens + tokens / 2))
             time_s = self.prefill_base_s + max(computed_s, self.read_s(batch * prompt_tokens))
@@ -63,7 +63,9 @@ class Profile:
     @property
     def is_roofline(self) -> bool:
         """Whether it has any of the terms of long contexts."""
-        return (self.prefill_per_attended_token_s + self.weights_read_s + self.kv_read_token_s) > 0
+        if self.weights_read_s or self.prefill_per_attended_token_s:
+            return True
+        return self.kv_read_token_s > 0
 
     def attention_s(self, attended: float) -> float:
         """Of prompt tokens: `attended` is the sum of the positions that each attends to."""
@@ -111,9 +113,17 @@ class Profile:
         held_s = self.decode_per_context_token_s * held_tokens * (batch > 0)
         base_s = self.decode_base_s if batch else 0.0
         if not prompt_tokens:
-            return base_s + decode_s + held_s + (self.read_s(held_tokens) if batch else 0.0)
+            if not batch:
+                return base_s + decode_s + held_s
+            return (
+                base_s
+                + decode_s
+                + held_s
+                + self.weights_read_s
+                + self.kv_read_token_s * held_tokens
+            )
         prompt_s = prompt_tokens * self.prompt_token_s + prompts_ended * self.prefill_per_request_s
-        if self.is_roofline:
+        if self.weights_read_s or self.prefill_per_attended_token_s or self.kv_read_token_s:
             prompt_s = max(prompt_s + self.attention_s(attended), self.read_s(held_tokens))
         return max(base_s, self.prefill_base_s) + decode_s + held_s + prompt_s
 

@@ -415,7 +415,7 @@ class SimReplica:
         if prefilled and p.is_roofline:
             return self._mixed(now_s, batch, steps, prefilled, ended)
         first_s = p.step_s(batch, self._context_tokens, tokens, ended)
-        growth_s = p.context_token_s * batch
+        growth_s = (p.decode_per_context_token_s + p.kv_read_token_s) * batch
         if steps > 1:
             growth_s += p.decode_per_context_token_s * tokens * (batch > 0)
         return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)

@@ -63,6 +63,13 @@ def test_a_turn_waits_for_its_replica_when_that_has_no_room_now() -> None:
     assert decision.replica_id == "b"
 
 
+def test_a_full_batch_at_home_counts_as_long_as_its_next_place_takes() -> None:
+    full = {"cached": 99_000, "is_home": True, "held": 256}
+    soon, late = a_card("b", **full, wait_s=1.0), a_card("b", **full, wait_s=100.0)  # type: ignore[arg-type]
+    assert isinstance(LeastLateness().route(a_turn(), a_pool_of(a_card("a"), full=(soon,))), Hold)
+    assert chosen(LeastLateness().route(a_turn(), a_pool_of(a_card("a"), full=(late,)))) == "a"
+
+
 def test_a_new_session_goes_where_the_working_set_leaves_room() -> None:
     crowded = a_card("a", working_set_tokens=590_000)
     roomy = a_card("b", working_set_tokens=400_000, prompts_ahead_s=0.5)

@@ -45,13 +45,14 @@ class Homes:
         return self._homes.get(session)
 
     def working_set(self, id: ReplicaId) -> WorkingSet:
-        return self._sets.get(id) or _NO_SESSIONS
+        """The one that is kept up to date until the replica is lost."""
+        return self._sets.setdefault(id, WorkingSet())
 
     def note(self, session: str, id: ReplicaId, context_tokens: int, now_s: float) -> None:
         """A call of `session` was sent to the replica: it is at home there."""
         self._leave(session)
         self._homes[session] = Home(id, context_tokens, now_s)
-        own = self._sets.setdefault(id, WorkingSet())
+        own = self.working_set(id)
         own.sessions += 1
         own.tokens += context_tokens
 
@@ -74,6 +75,3 @@ class Homes:
             own = self._sets[home.replica_id]
             own.sessions -= 1
             own.tokens -= home.context_tokens
-
-
-_NO_SESSIONS = WorkingSet()

@@ -21,7 +21,8 @@ class LeastLateness:
     seconds: expected lateness; `move_s` and the recomputation when it leaves a warm cache;
     what its replica's working set exceeds the KV cache by, as the part of a whole prefill that each
     later turn will pay for it; `spread_s_per_mtoken` of the working set, so that new sessions are
-    spread; and a little of the expected time. Ties: most cached, then id.
+    spread; a little of the expected time; and `harm_weight` times what its prompt takes for each
+    answer that runs there and stands still meanwhile. Ties: most cached, then id.
 
     A replica without room now may be the best: then the turn waits for it.
     """
@@ -30,7 +31,7 @@ class LeastLateness:
     shortage_s: float = 1.0
     spread_s_per_mtoken: float = 0.5
     time_weight: float = 0.05
-    harm_weight: float = 0.0
+    harm_weight: float = 0.3
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         replicas = pool.accepting or pool.replicas
@@ -53,12 +54,15 @@ class LeastLateness:
     def _cost_s(self, turn: _Turn, replica: ReplicaView, cached: int, now_s: float) -> float:
         profile, invocation = replica.profile, turn.invocation
         own_s, saved_s, whole_s = turn.times_s(profile, cached)
+        held, capacity_tokens = replica.held, profile.kv_capacity_tokens
         first_s = replica.prompts_ahead_s + replica.awaited_s + replica.dispatch_s + own_s
-        missing = replica.context_tokens + turn.context_tokens - profile.kv_capacity_tokens
-        if missing > 0 and replica.held:
+        if held >= replica.max_running:
+            first_s += replica.wait_s
+        missing = replica.context_tokens + turn.context_tokens - capacity_tokens
+        if missing > 0 and held:
             tokens = min(missing, invocation.prompt_tokens)
             first_s += self.shortage_s + profile.prefill_s(tokens)
-        cost_s = self.time_weight * first_s + self.harm_weight * own_s * replica.held
+        cost_s = self.time_weight * first_s + self.harm_weight * own_s * held
         if invocation.deadline_s == inf:
             cost_s += first_s
         elif now_s + first_s > invocation.deadline_s:
@@ -70,7 +74,7 @@ class LeastLateness:
             working_set += turn.context_tokens
             if turn.most_cached:
                 cost_s += self.move_s
-        excess = working_set - profile.kv_capacity_tokens
+        excess = working_set - capacity_tokens
         if excess > 0:
             cost_s += excess / working_set * whole_s
         return cost_s + self.spread_s_per_mtoken * working_set / _MILLION

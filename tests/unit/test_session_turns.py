@@ -1,0 +1,118 @@
+"""Turns of sessions through a pool's orchestrator, with the default scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cato.core.commands import Command, Dispatch
+from cato.core.events import (
+    FirstTokenSent,
+    InvocationEnded,
+    InvocationOffered,
+    InvocationWithdrawn,
+    ReplicaLost,
+    ReplicaReported,
+)
+from cato.core.ids import DeploymentName, PoolName, ReplicaId
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
+from cato.lab.agents import LARGE
+from cato.policies.schedulers import foresight
+from cato.testing.builders import an_invocation
+
+NODES = 1000
+
+
+def a_pool(replicas: int = 2, kv_nodes: int = 9000) -> PoolOrchestrator:
+    pool = PoolOrchestrator(PoolName("p"), foresight())
+    profile = replace(LARGE, kv_capacity_tokens=kv_nodes * PREFIX_BLOCK_TOKENS)
+    for i in range(replicas):
+        report = ReplicaReported(
+            0.0, ReplicaId(f"r{i}"), DeploymentName("d"), profile, 256, 0, True, (), True, 2048
+        )
+        pool.handle(report)
+    return pool
+
+
+def a_turn(session: str, number: int, nodes: int = NODES, at_s: float = 0.0) -> Invocation:
+    first = 10_000 * int(session)
+    turn = an_invocation(
+        f"{session}-{number}",
+        prompt=nodes * PREFIX_BLOCK_TOKENS + 10,
+        deadline_s=at_s + 2.0,
+        arrived_at_s=at_s,
+        until_first_token=True,
+    )
+    return replace(turn, session=session, prefix=tuple(range(first, first + nodes)))
+
+
+def the_dispatch(commands: tuple[Command, ...]) -> Dispatch:
+    (command,) = commands
+    assert isinstance(command, Dispatch)
+    return command
+
+
+def served(pool: PoolOrchestrator, turn: Invocation, cached_tokens: int | None = None) -> Dispatch:
+    now_s = turn.arrived_at_s
+    dispatch = the_dispatch(pool.handle(InvocationOffered(now_s, turn)))
+    pool.handle(FirstTokenSent(now_s + 0.5, turn.id))
+    pool.handle(InvocationEnded(now_s + 1.0, turn.id, 1, 50, "done", cached_tokens))
+    return dispatch
+
+
+def test_turns_of_a_session_stay_together_and_their_service_counts_what_is_cached() -> None:
+    pool = a_pool()
+    cold = served(pool, a_turn("1", 1))
+    other = served(pool, a_turn("2", 1, at_s=5.0))
+    warm = served(pool, a_turn("1", 2, NODES + 10, at_s=10.0))
+    assert other.replica_id != cold.replica_id  # new sessions are spread
+    assert warm.replica_id == cold.replica_id
+    assert warm.remaining_s < cold.remaining_s / 20
+
+
+def test_an_answer_with_less_cached_than_believed_corrects_the_picture() -> None:
+    for reported, believed in ((None, True), (0, False)):
+        pool = a_pool(replicas=1)
+        served(pool, a_turn("1", 1))
+        served(pool, a_turn("2", 1, at_s=5.0))
+        served(pool, a_turn("2", 2, at_s=10.0), cached_tokens=reported)
+        again = the_dispatch(pool.handle(InvocationOffered(20.0, a_turn("1", 2, at_s=20.0))))
+        assert (again.remaining_s < 1.0) is believed
+
+
+def test_a_turn_waits_for_its_replica_and_its_prompt_counts_there_meanwhile() -> None:
+    pool = a_pool()
+    home = served(pool, a_turn("1", 1)).replica_id
+    served(pool, a_turn("2", 1, at_s=5.0))
+    # A prompt of 300 nodes fills the window for a second; the session's turn fits behind it.
+    other = a_turn("1", 2, NODES + 300, at_s=10.0)
+    assert the_dispatch(pool.handle(InvocationOffered(10.0, other))).replica_id == home
+    turn = a_turn("1", 3, NODES + 330, at_s=10.1)
+    turn = replace(turn, prefix=(*turn.prefix[:NODES], *range(1, 331)))
+    assert pool.handle(InvocationOffered(10.1, turn)) == ()
+    waited = {r.id: r.awaited_s for r in pool.picture(10.1).replicas}
+    assert waited[home] > 0.5
+    assert sum(waited.values()) == waited[home]
+    command = the_dispatch(pool.handle(FirstTokenSent(11.0, other.id)))
+    assert (command.invocation_id, command.replica_id) == (turn.id, home)
+    assert all(r.awaited_s == 0.0 for r in pool.picture(11.0).replicas)
+
+
+def test_a_waiting_turn_that_is_withdrawn_no_longer_counts() -> None:
+    pool = a_pool(replicas=1)
+    first = a_turn("1", 1)
+    pool.handle(InvocationOffered(0.0, first))
+    waiting = a_turn("2", 1)
+    assert pool.handle(InvocationOffered(0.0, waiting)) == ()
+    assert pool.picture(0.0).replicas[0].awaited_s > 1.0
+    pool.handle(InvocationWithdrawn(0.1, waiting.id, 1, "left"))
+    assert pool.picture(0.1).replicas[0].awaited_s == 0.0
+
+
+def test_sessions_of_a_lost_replica_begin_anew_elsewhere() -> None:
+    pool = a_pool()
+    home = served(pool, a_turn("1", 1)).replica_id
+    pool.handle(ReplicaLost(5.0, home, "died"))
+    moved = served(pool, a_turn("1", 2, at_s=10.0))
+    assert moved.replica_id != home
+    assert moved.remaining_s > 1.0

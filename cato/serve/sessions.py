@@ -12,7 +12,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 
 from cato.core.session import Prompt
 from cato.wire.counting import SAMPLED_CHARS, SECTION_TOKENS, estimated_tokens
@@ -151,8 +150,8 @@ class SessionMemory:
             return  # another call of the session was read meanwhile
         added, seen = reading.uncounted_raw_tokens, known.growth or _within(ratio)
         if not reading.is_corrected:
-            # Tools and system text, which are most of a first prompt, tell little of what follows.
-            known.growth = self._growths.get(known.hashing.model, _within(sqrt(ratio)))
+            # What a first prompt tells of the model's vocabulary.
+            known.growth = self._growths.get(known.hashing.model, _within(ratio))
         elif added >= LEAST_NEW_TOKENS:
             seen = _within((prompt_tokens - reading.counted_tokens) / added)
             weight = added / (added + GROWTH_TOKENS)

@@ -44,7 +44,9 @@ def test_openais_sdk_for_javascript(served: Cato, shell: Shell, modules: Path) -
     assert said["responses"][-1] == "response.completed"
     assert said["response"]
     assert said["error"] == {"kind": "NotFoundError", "status": 404, "code": "model_not_found"}
-    served.answered("openai-js", "model:demo-coder")  # the last request that was answered
+    served.answered(
+        "openai-js", "model:demo-coder", is_agent=False
+    )  # the last request that was answered
 
 
 def test_continues_adapters_complete_chat_and_leave(
@@ -57,7 +59,7 @@ def test_continues_adapters_complete_chat_and_leave(
     assert 0 < said["aborted"] < CHAT_TOKENS / 2
     served.answered("continue-fim", "code-completion")
     served.answered("continue-completion", "code-completion")
-    served.answered("continue-chat", "model:demo-coder")
+    served.answered("continue-chat", "model:demo-coder", is_agent=False)
     left = served.receipt("continue-abort")
     assert (left["status"], left["problem"]) == ("cancelled", "the client left")
     assert left["nodes"][0]["llm"] is None or left["nodes"][0]["llm"]["output_tokens"] < CHAT_TOKENS

@@ -29,7 +29,7 @@ def test_litellm_in_five_dialects(served: Cato, shell: Shell) -> None:
     }
     for dialect, task in tasks.items():
         assert said[dialect].strip(), dialect
-        served.answered(f"litellm-{dialect}", task)
+        served.answered(f"litellm-{dialect}", task, is_agent=False)
 
 
 @pytest.mark.parametrize("form", ["chat", "completion"])
@@ -55,7 +55,8 @@ def test_llm(served: Cato, shell: Shell, form: str) -> None:
         LLM_USER_PATH=str(shell.home / "llm"),
     )
     assert said.stdout.strip()
-    served.answered(f"llm-{form}", "model:demo-coder" if form == "chat" else "code-completion")
+    task = "model:demo-coder" if form == "chat" else "code-completion"
+    served.answered(f"llm-{form}", task, is_agent=False)
 
 
 def test_aider(served: Cato, shell: Shell) -> None:
@@ -82,4 +83,4 @@ def test_aider(served: Cato, shell: Shell) -> None:
     # which aider tells at length.
     assert "litellm." not in done.stdout, done.stdout  # how it names an error of the server
     assert "Tokens:" in done.stdout or "has hit a token limit" in done.stdout, done.stdout
-    served.answered("aider", "model:demo-coder")
+    served.answered("aider", "model:demo-coder", is_agent=False)

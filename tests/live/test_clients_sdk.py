@@ -187,7 +187,7 @@ def test_anthropics_sdk_streams_and_counts(app: App) -> None:
         message = stream.get_final_message()
     assert counted.input_tokens > 0
     assert message.usage.output_tokens > 0
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(
             model="demo-coder",
             max_tokens=8,

@@ -31,8 +31,8 @@ TESTED = [a for a in AGENTS if ALL or a.name in SMALL]
 CACHED_SHARE = 0.95
 # CATO's count of a prompt against the engine's: before it has seen the session's usage, and after.
 FIRST_ERROR, LATER_ERROR = 0.25, 0.05
-# cn does not cut what tools say: one turn triples its prompt with rows of code and digits, estimated
-# 6 % low before any like them were counted. The goal is 5 %.
+# cn does not cut what tools say: one turn triples its prompt with rows of code and digits that are
+# estimated 6 % low before any like them were counted. The goal is 5 %.
 LATER_ERRORS = {"cn": 0.07}
 RETRY_AFTER_S = (3, 40)
 TURNS = 10

@@ -89,7 +89,7 @@ class InputError(CatoError):
 class ContextLengthError(InputError):
     """Prompt and output do not fit the model's context.
 
-    The numbers are None where whoever refused did not say them.
+    The numbers are None where the refusal did not say them.
     """
 
     def __init__(

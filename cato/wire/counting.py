@@ -8,7 +8,6 @@ for what agents send.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable
 
 # Tokens a character of each kind, and tokens more for each run of letters, digits and punctuation.
 # Fitted by non-negative least squares of the relative error to Qwen's vocabulary (152,000 tokens)
@@ -63,11 +62,6 @@ def estimated_tokens(text: str) -> float:
     starts = (int(i * stride) for i in range(_WINDOWS))
     sample = b"".join(data[start : start + _WINDOW_BYTES] for start in starts)
     return _tokens(sample) * len(data) / size
-
-
-def estimated_prompt_tokens(sections: Iterable[str]) -> float:
-    """Tokens of a conversation with these sections."""
-    return sum(estimated_tokens(section) + SECTION_TOKENS for section in sections)
 
 
 def _tokens(data: bytes) -> float:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.serve.sessions import Hashing, SessionMemory
-from cato.wire.counting import estimated_prompt_tokens, estimated_tokens
+from cato.wire.counting import SECTION_TOKENS, estimated_tokens
 from cato.wire.prefix import chain
 
 HASHING = Hashing(block_chars=16, model="m")
@@ -43,7 +43,9 @@ def test_a_session_that_grows_keeps_its_hashes_and_counts_what_is_new(sections: 
 def test_the_estimate_of_a_prompt_is_that_of_its_sections() -> None:
     sections = ["def add(a, b):\n    return a + b", "What does it do?"]
     raw = a_memory().read("s", sections, HASHING, kind="k").raw_tokens
-    assert raw == pytest.approx(estimated_prompt_tokens(sections), rel=0.05)
+    assert raw == pytest.approx(
+        sum(estimated_tokens(section) + SECTION_TOKENS for section in sections), rel=0.05
+    )
 
 
 def test_the_engines_count_corrects_the_next_turn_of_the_session() -> None:

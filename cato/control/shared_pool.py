@@ -67,7 +67,7 @@ from cato.core.slots import (
     SlotState,
 )
 from cato.core.snapshot import Invocation
-from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec
+from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec, TemplateFacts
 from cato.policies.eviction.registry import card_policies
 from cato.telemetry.decisions import LOAD, Decided, DecisionBook, dispatched
 
@@ -150,6 +150,7 @@ class SharedPool:
         self._leases: dict[InvocationId, _Lease] = {}
         self._orders: dict[CopyId, tuple[float, Load]] = {}
         self._counts = LoadCounts()
+        self._templates: dict[ModelName, TemplateFacts] = {}
         self.decisions = DecisionBook(spec.name)
         self._core = self._new_core(settle_s=settle_s)
 
@@ -278,6 +279,7 @@ class SharedPool:
                 profile=self.profiles[name],
                 simulated=self.spec.slots.engine.is_simulated,
                 slots=slots,
+                template=self._templates.get(name),
             )
             for name, hosted in sorted(self._hosted.items())
         )
@@ -517,6 +519,8 @@ class SharedPool:
         if report.number < slot.report.number:
             return
         slot.report = report
+        if report.model is not None and report.template is not None:
+            self._templates[report.model] = report.template
         if slot.loan is not None:
             self._check_loan(slot, slot.loan)
             return

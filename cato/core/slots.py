@@ -8,7 +8,7 @@ from enum import StrEnum
 from cato.core.eviction import CopyId
 from cato.core.ids import HostId, InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.profile import Profile
-from cato.core.topology import HostedModel, ModelSpec
+from cato.core.topology import HostedModel, ModelSpec, TemplateFacts
 
 
 class SlotState(StrEnum):
@@ -24,6 +24,7 @@ class SlotReport:
     `copy_id` and `model` are what it was last ordered to hold. When that failed or its engine died
     the slot is empty and `problem` says why. `held` are the invocations that run there, with their
     attempts. `load_s` is what the last load took. `asleep` are models whose engines sleep there.
+    `template` is what a loaded engine says of its model.
     """
 
     slot: ReplicaId
@@ -37,6 +38,7 @@ class SlotReport:
     load_s: float = 0.0
     pid: int | None = None
     asleep: tuple[ModelName, ...] = ()
+    template: TemplateFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class SlotOrder:
 
 @dataclass(frozen=True, slots=True)
 class HostedPart:
-    """One model of a shared pool as an ingress knows it. `slots` can hold a model now."""
+    """One model of a shared pool as an ingress knows it. `slots` can hold a model now; `template`
+    is known once a slot has held it."""
 
     name: PoolName
     pool: PoolName
@@ -68,6 +71,7 @@ class HostedPart:
     profile: Profile
     simulated: bool
     slots: int
+    template: TemplateFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,20 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What of a conversation the model's chat template renders.
+
+    `is_system_first`: its system text comes before the tools. `takes_late_system`: a system text
+    among the messages stays in its place; otherwise it is refused, dropped or moved.
+    """
+
+    renders_tools: bool = True
+    renders_system: bool = True
+    is_system_first: bool = False
+    takes_late_system: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model and the names it answers to.
 

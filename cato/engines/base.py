@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from cato.core.topology import AdapterSpec
+from cato.core.topology import AdapterSpec, TemplateFacts
 from cato.wire.endpoint import Endpoint as Endpoint
 
 
@@ -68,20 +68,6 @@ class EngineLoad:
     running: int
     waiting: int
     kv_cache_usage: float
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateFacts:
-    """What of a conversation the model's chat template renders.
-
-    `is_system_first`: its system text comes before the tools. `takes_late_system`: a system text
-    among the messages stays in its place; otherwise it is refused, dropped or moved.
-    """
-
-    renders_tools: bool = True
-    renders_system: bool = True
-    is_system_first: bool = False
-    takes_late_system: bool = True
 
 
 @dataclass(frozen=True, slots=True)

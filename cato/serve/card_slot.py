@@ -119,6 +119,7 @@ class CardSlot:
             load_s=self._load_s,
             pid=None if self._engine is None else self._engine.pid,
             asleep=self._loader.asleep,
+            template=None if self._engine is None else self._engine.facts.template,
         )
 
     async def attend_forever(self) -> None:

@@ -27,14 +27,13 @@ from cato.core.events import ReplicaReported
 from cato.core.ids import HostId, InvocationId, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Resident
-from cato.core.topology import DeploymentSpec, ModelSpec
+from cato.core.topology import DeploymentSpec, ModelSpec, TemplateFacts
 from cato.engines.base import (
     PREEMPTED,
     Engine,
     EngineChunk,
     EngineRequest,
     EngineState,
-    TemplateFacts,
 )
 from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.simulated import SimulatedEngine

@@ -10,8 +10,8 @@ from cato.core.commands import Dispatch
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
-from cato.core.topology import ModelSpec, model_called
-from cato.engines.base import EngineChunk, EngineRequest, TemplateFacts
+from cato.core.topology import ModelSpec, TemplateFacts, model_called
+from cato.engines.base import EngineChunk, EngineRequest
 
 
 @dataclass(frozen=True, slots=True)

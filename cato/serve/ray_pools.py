@@ -44,10 +44,11 @@ from cato.core.topology import (
     DeploymentSpec,
     ModelSpec,
     PoolSpec,
+    TemplateFacts,
     Topology,
     model_called,
 )
-from cato.engines.base import EngineChunk, EngineRequest, TemplateFacts
+from cato.engines.base import EngineChunk, EngineRequest
 from cato.estimators.dag_match import StageShare
 from cato.estimators.output_lengths import OutputLengths
 from cato.estimators.stages import PastRuns

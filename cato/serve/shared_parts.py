@@ -29,7 +29,9 @@ class SharedParts:
     def info(self, name: PoolName) -> PoolInfo:
         """Every slot can take any model of the pool: all are its replicas."""
         part = self._parts[name]
-        return PoolInfo(name, part.model, part.profile, part.simulated, part.slots)
+        return PoolInfo(
+            name, part.model, part.profile, part.simulated, part.slots, template=part.template
+        )
 
     def model_of(self, name: PoolName) -> str:
         return self._parts[name].model.name

@@ -20,9 +20,9 @@ import pytest_asyncio
 
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.ids import ModelName
-from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
+from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec, TemplateFacts
 from cato.demo import demo_model_path
-from cato.engines.base import EngineState, TemplateFacts
+from cato.engines.base import EngineState
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.testing.checkpoints import write_adapter

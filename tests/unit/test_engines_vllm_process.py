@@ -22,8 +22,8 @@ import pytest_asyncio
 
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.ids import ModelName
-from cato.core.topology import EngineSpec, ModelSpec
-from cato.engines.base import EngineLoad, EngineState, TemplateFacts
+from cato.core.topology import EngineSpec, ModelSpec, TemplateFacts
+from cato.engines.base import EngineLoad, EngineState
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.testing.engine_conformance import a_request, collect, text_of

@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from cato.engines.base import TemplateFacts
+from cato.core.topology import TemplateFacts
 from cato.engines.vllm.template import (
     Body,
     late_probe,

@@ -13,7 +13,7 @@ import pytest
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, an_access, workflows_of
 from test_keys import foreign
 
-from cato.engines.base import TemplateFacts
+from cato.core.topology import TemplateFacts
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo

@@ -47,6 +47,7 @@ from cato.core.topology import (
     ModelSpec,
     SharedPoolPolicies,
     SharedPoolSpec,
+    TemplateFacts,
 )
 from cato.engines.base import Endpoint, Engine, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine, simulated_seed, simulated_text
@@ -328,6 +329,19 @@ def test_a_call_that_new_books_found_and_that_is_left_frees_its_slot() -> None:
     asyncio.run(scenario())
 
 
+def test_a_model_that_a_slot_has_held_says_what_its_template_drops() -> None:
+    async def scenario() -> None:
+        pool = SharedPool(a_pool(JAVA, GO), {JAVA: QUICK, GO: QUICK})
+        drops = TemplateFacts(renders_tools=False)
+        slot, host = ReplicaId("s"), HostId("h")
+        loaded = SlotReport(slot, 1, host, SlotState.READY, CopyId("copy-1"), JAVA, template=drops)
+        for report in (loaded, SlotReport(slot, 2, host, SlotState.EMPTY)):
+            pool.report(report)
+            assert {p.model.name: p.template for p in pool.parts()} == {JAVA: drops, GO: None}
+
+    asyncio.run(scenario())
+
+
 def test_new_books_order_nothing_until_all_slots_have_spoken() -> None:
     """A model that must be loaded is, in the slot that speaks last."""
 
@@ -516,7 +530,9 @@ def test_a_model_in_use_is_removed_when_those_who_asked_for_it_are_served() -> N
                     await pool.lease(GO, an_invocation("2"))
                 again = await pool.lease(GO, an_invocation("1"))  # its answer went astray
                 assert again.replica_id == lease.replica_id
-                assert [p.name for p in books(pool).parts()] == ["cards/go", "cards/java"]
+                parts = books(pool).parts()
+                assert [p.name for p in parts] == ["cards/go", "cards/java"]
+                assert [p.template for p in parts] == [TemplateFacts(), None]  # go was loaded
                 assert not removed.done()
                 assert not task.done()
             await asyncio.wait_for(removed, 10)

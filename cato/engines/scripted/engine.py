@@ -19,7 +19,7 @@ from pathlib import Path
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
 from cato.core.prefix_cache import PrefixCache, block_hashes
 from cato.core.profile import Profile
-from cato.core.topology import EngineSpec
+from cato.core.topology import EngineSpec, TemplateFacts
 from cato.engines.base import (
     Endpoint,
     EngineChunk,
@@ -27,7 +27,6 @@ from cato.engines.base import (
     EngineLoad,
     EngineRequest,
     EngineState,
-    TemplateFacts,
 )
 from cato.engines.scripted.answer import Answer
 from cato.engines.scripted.script import Chosen, Fault, Script, choose, load_script

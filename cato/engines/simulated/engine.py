@@ -9,14 +9,13 @@ from collections.abc import AsyncGenerator
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.prefix_cache import BLOCK_TOKENS
 from cato.core.profile import Profile
-from cato.core.topology import EngineSpec
+from cato.core.topology import EngineSpec, TemplateFacts
 from cato.engines.base import (
     EngineChunk,
     EngineFacts,
     EngineLoad,
     EngineRequest,
     EngineState,
-    TemplateFacts,
 )
 from cato.engines.simulated.asked import Asked, read_asked, read_prompt
 from cato.engines.simulated.batch import DEFAULT_BATCHED_TOKENS, Batch, Run

@@ -17,14 +17,13 @@ import aiohttp
 
 from cato.config import places
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError, InputError
-from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
+from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec, TemplateFacts
 from cato.engines.base import (
     EngineChunk,
     EngineFacts,
     EngineLoad,
     EngineRequest,
     EngineState,
-    TemplateFacts,
 )
 from cato.engines.vllm import dialects, stream, template, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cato.engines.base import TemplateFacts
+from cato.core.topology import TemplateFacts
 
 # Words that no template writes by itself, in letters that every tokenizer gives back.
 _SYSTEM, _LATE, _TOOL = "catosystem", "catolate", "catotool"

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.demand import PoolDemand, PoolMeter
@@ -43,8 +43,16 @@ INGRESS_SILENCE_S = 15.0
 # Longer than an ingress looks for a replica that it does not know yet.
 ORDERED_FOR_S = 10.0
 
-Ended = tuple[InvocationId, int, int, str]
-"""An invocation that has left its replica: id, attempt, output tokens, outcome."""
+
+class Ended(NamedTuple):
+    """An invocation that has left its replica; what its engine said of its prompt, if it did."""
+
+    id: InvocationId
+    attempt: int
+    output_tokens: int
+    outcome: str
+    cached_tokens: int | None = None
+    prompt_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -171,8 +179,8 @@ class ReplicaRouter:
         """What happened on a replica since it last told."""
         for id in first_tokens:
             self._handle(FirstTokenSent(_now_s(), id))
-        for id, attempt, tokens, outcome in ended:
-            self._handle(InvocationEnded(_now_s(), id, attempt, tokens, outcome))
+        for call in ended:
+            self._handle(InvocationEnded(_now_s(), *call))
 
     async def lost(self, replica: ReplicaId, reason: str) -> None:
         """A stream to the replica broke; if it lives, its next report brings it back."""

@@ -11,7 +11,7 @@ class Dispatch:
     """Lease `replica_id` to the invocation. `slack_s` is what was left at the decision.
 
     `predicted_queue_s` is how long it was expected to wait in front of the engine, `service_s` how
-    long to run there.
+    long to run there. `cached_tokens` of its prompt are believed to be in that replica's KV cache.
     """
 
     invocation_id: InvocationId
@@ -25,6 +25,7 @@ class Dispatch:
     reason: str
     predicted_queue_s: float = 0.0
     service_s: float = 0.0
+    cached_tokens: int = 0
 
 
 @record

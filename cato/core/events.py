@@ -81,7 +81,7 @@ class ReplicaProgressed:
 class InvocationEnded:
     """The replica no longer holds the invocation: finished, failed or cancelled.
 
-    `cached_tokens`: of its prompt, as its engine reported (None: it did not).
+    `cached_tokens` of `prompt_tokens`: its prompt as its engine counted it (None: it did not say).
     """
 
     now_s: float
@@ -90,6 +90,7 @@ class InvocationEnded:
     output_tokens: int
     outcome: str
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
 
 
 @record

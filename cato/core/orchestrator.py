@@ -31,7 +31,7 @@ from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, MappingPolicy, Policies, Work
 from cato.core.pool.caches import CachePicture
-from cato.core.pool.sessions import Homes, WorkingSet
+from cato.core.pool.sessions import Home, Homes, WorkingSet
 from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
 from cato.core.record import record
@@ -478,7 +478,10 @@ class _Replica:
     def cached_tokens(self, invocation: Invocation) -> int:
         if not self.has_prefix_cache:
             return 0
-        cached = self.picture.cached_nodes(self.id, invocation.prefix) * PREFIX_BLOCK_TOKENS
+        nodes = self.picture.cached_nodes(self.id, invocation.prefix)
+        if not nodes:
+            return 0
+        cached = int(_tokens_of(nodes, invocation, self.homes.of(invocation.session)))
         # The last token of a prompt is always computed: it gives the first one of the answer.
         return cached if cached < invocation.prompt_tokens else invocation.prompt_tokens - 1
 
@@ -852,10 +855,18 @@ class PoolOrchestrator:
         # Its end and the order to take it back may cross: nobody will come for the next attempt.
         has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
         if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
+            invocation = lease.running.invocation
+            if event.prompt_tokens is not None and invocation.session:
+                nodes = len(invocation.prefix)
+                self._homes.count(invocation.session, nodes, event.prompt_tokens)
             if event.cached_tokens is not None:
-                believed = lease.running.invocation.prompt_tokens - lease.uncached_tokens
+                estimated = invocation.prompt_tokens
+                counted = event.prompt_tokens or estimated
                 self._picture.correct(
-                    lease.replica_id, believed, lease.cache_age, event.cached_tokens
+                    lease.replica_id,
+                    estimated - lease.uncached_tokens,
+                    lease.cache_age,
+                    event.cached_tokens * estimated / counted,
                 )
             freed += self._release(id, event.output_tokens)
         elif has_crossed and id in self._waiting:
@@ -1327,6 +1338,7 @@ class PoolOrchestrator:
             reason=f"{rank.reason}; {reason}",
             predicted_queue_s=waiting.predicted_s,
             service_s=work.service_s - saved_s,
+            cached_tokens=cached,
         )
         if self._waiting:
             self._unqueue(waiting)
@@ -1423,6 +1435,27 @@ def _left_alone_s(running: Running, profile: Profile) -> float:
     if running.first_token_at_s is None:
         prompt_s = profile.prefill_s(running.invocation.prompt_tokens)
     return prompt_s + running.left_tokens * profile.decode_step_s(1, running.context_tokens)
+
+
+def _tokens_of(nodes: int, invocation: Invocation, home: Home | None) -> float:
+    """Tokens of the prompt's first nodes, which are cut by characters.
+
+    Up to the end of an earlier prompt of the session an engine has counted them.
+    """
+    prompt_tokens, length = invocation.prompt_tokens, len(invocation.prefix)
+    if home is None or not 0 < home.counted_nodes < length:
+        return nodes * _node_tokens(prompt_tokens, length)
+    counted, tokens = home.counted_nodes, home.counted_tokens
+    if nodes <= counted:
+        return nodes * _node_tokens(tokens, counted)
+    return tokens + (nodes - counted) * max(0, prompt_tokens - tokens) / (length - counted)
+
+
+def _node_tokens(tokens: int, nodes: int) -> float:
+    """Of each node of a prompt; half a node stands for the text behind the last one."""
+    if 0 <= tokens - nodes * PREFIX_BLOCK_TOKENS < PREFIX_BLOCK_TOKENS:
+        return PREFIX_BLOCK_TOKENS
+    return tokens / (nodes + 0.5)
 
 
 def _work(invocation: Invocation, profile: Profile, batch: int = 1, cached_tokens: int = 0) -> Work:

@@ -17,8 +17,8 @@ class LlmFacts:
     """How an invocation was served. `reasons` holds one decision per attempt.
 
     `expected_prompt_tokens`, `expected_tokens` and `length_bound_tokens` (0: no belief) were
-    predicted on arrival, the queue and the service when it was leased; `service_s` is from the
-    dispatch to the last token.
+    predicted on arrival, the queue, the service and `expected_cached_tokens` (of its prompt, in
+    the replica's KV cache) when it was leased; `service_s` is from the dispatch to the last token.
     """
 
     model: str
@@ -43,6 +43,7 @@ class LlmFacts:
     service_s: float = 0.0
     predicted_service_s: float = 0.0
     expected_prompt_tokens: int = 0
+    expected_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,12 +117,13 @@ class EngineReplica:
         self._held[id] = attempt
         self._progress.begin(id)
         tokens, outcome, is_first = 0, "cancelled", True
+        prompt_tokens = cached_tokens = None
         if not request.stream:
             self._expect_first_token(id, request)
 
         async def noting() -> AsyncGenerator[EngineChunk, None]:
             """The engine's chunks, up to the one at which the router takes the call back."""
-            nonlocal tokens, outcome, is_first
+            nonlocal tokens, outcome, is_first, prompt_tokens, cached_tokens
             generated = self._engine.generate(request)
             if not request.stream:
                 generated = _unless_stopped(generated, self._progress.stop_of(id))
@@ -133,6 +134,8 @@ class EngineReplica:
                         yield chunk
                         return
                     tokens = chunk.output_tokens
+                    if chunk.cached_tokens >= 0 and chunk.prompt_tokens > 0:
+                        prompt_tokens, cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
                     if is_first and tokens > 0:
                         is_first = False
                         self._news.first_token(id)
@@ -160,7 +163,8 @@ class EngineReplica:
                 del self._held[id]
                 self._progress.end(id)
             if outcome != PREEMPTED:  # the router ordered it
-                self._news.ended(id, attempt, tokens, outcome)
+                ended = Ended(id, attempt, tokens, outcome, cached_tokens, prompt_tokens)
+                self._news.ended(ended)
 
     def _expect_first_token(self, id: InvocationId, request: EngineRequest) -> None:
         """An answer that comes whole shows no first token: news of it when its prompt should be
@@ -296,12 +300,14 @@ class EngineReplica:
                     self._profile,
                     context_tokens=facts.context_tokens or self._profile.context_tokens,
                     max_running=facts.max_running,
+                    kv_capacity_tokens=facts.kv_capacity_tokens or self._profile.kv_capacity_tokens,
                 ),
                 max_running=facts.max_running,
                 standby=self._spec.standby,
                 accepting=state is EngineState.READY,
                 held=tuple(self._held),
-                prefix_caching=self._spec.engine.prefix_caching,
+                # An engine that died has lost what it had cached.
+                prefix_caching=self._spec.engine.prefix_caching and state is EngineState.READY,
                 step_tokens=self._spec.engine.max_num_batched_tokens or 0,
             )
         )
@@ -338,8 +344,8 @@ class _News:
         self._first_tokens.append(id)
         self._send_within(FIRST_TOKEN_NEWS_WITHIN_S)
 
-    def ended(self, id: InvocationId, attempt: int, tokens: int, outcome: str) -> None:
-        self._ended.append((id, attempt, tokens, outcome))
+    def ended(self, call: Ended) -> None:
+        self._ended.append(call)
         self._send_within(ENDED_NEWS_WITHIN_S)
 
     def _send_within(self, delay_s: float) -> None:

@@ -560,6 +560,7 @@ class RunningTask:
             slack_s=lease.slack_s if lease else 0.0,
             predicted_s=lease.remaining_s if lease else 0.0,
             expected_prompt_tokens=progress.asked_tokens,
+            expected_cached_tokens=lease.cached_tokens if lease else 0,
             expected_tokens=progress.expected_tokens,
             length_bound_tokens=_bound(progress.length),
             service_s=progress.service_s,

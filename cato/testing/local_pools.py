@@ -70,6 +70,7 @@ class LocalPool:
         slots: int = 8,
         policies: PoolPolicies | None = None,
         seed: int = 0,
+        prefix_caching: bool = False,
     ) -> None:
         self.name = PoolName(f"{model.name}-pool")
         self.model = model
@@ -81,6 +82,7 @@ class LocalPool:
             for i in range(replicas)
         }
         self._slots = slots
+        self._caches_prefixes = prefix_caching
         self._orchestrator = PoolOrchestrator(
             self.name, policies_of(policies or PoolPolicies(), profile)
         )
@@ -141,16 +143,19 @@ class LocalPool:
         self._handle(Ticked(time.monotonic()))
 
     def _report(self, id: ReplicaId) -> None:
+        is_ready, facts = self.engines[id].state is EngineState.READY, self.engines[id].facts
+        capacity_tokens = facts.kv_capacity_tokens or self.profile.kv_capacity_tokens
         self._handle(
             ReplicaReported(
                 now_s=time.monotonic(),
                 replica_id=id,
                 deployment=DeploymentName(f"{self.model.name}-local"),
-                profile=self.profile,
+                profile=replace(self.profile, kv_capacity_tokens=capacity_tokens),
                 max_running=self._slots,
                 standby=0,
-                accepting=self.engines[id].state is EngineState.READY,
+                accepting=is_ready,
                 held=tuple(self._held[id]),
+                prefix_caching=is_ready and self._caches_prefixes,
             )
         )
 
@@ -218,6 +223,7 @@ class LocalPool:
         self, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
         id, tokens, told, outcome = lease.invocation_id, 0, 0, "cancelled"
+        counts: tuple[int, ...] = ()
         engine, held = self.engines[lease.replica_id], self._held[lease.replica_id]
         held.add(id)
         if not request.stream:
@@ -234,6 +240,8 @@ class LocalPool:
                     if tokens == 0 and chunk.output_tokens > 0:
                         self._handle(FirstTokenSent(time.monotonic(), id))
                     tokens = self._tokens[id] = chunk.output_tokens
+                    if chunk.cached_tokens >= 0 and chunk.prompt_tokens > 0:
+                        counts = chunk.cached_tokens, chunk.prompt_tokens
                     if tokens - told >= PROGRESS_TOKENS:
                         told = tokens
                         self._report_progress(lease.replica_id)
@@ -255,8 +263,8 @@ class LocalPool:
             self._tokens.pop(id, None)
             if outcome != PREEMPTED:
                 self._taken_back.pop(id, None)
-                ended = InvocationEnded(time.monotonic(), id, lease.attempt, tokens, outcome)
-                self._handle(ended)
+                now_s = time.monotonic()
+                self._handle(InvocationEnded(now_s, id, lease.attempt, tokens, outcome, *counts))
 
     def _note_expected(self, held: set[InvocationId], id: InvocationId) -> None:
         if id in held:

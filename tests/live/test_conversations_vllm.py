@@ -7,11 +7,12 @@ system text. What it says is nonsense, so the turns that follow have a scripted 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from fastapi import FastAPI
 
-from cato.core.ids import ModelName, ReplicaId
+from cato.core.ids import ModelName, ReplicaId, TaskName
 from cato.core.tenancy import Access
 from cato.core.topology import EngineSpec, ModelSpec, OutputCaps
+from cato.core.workflow import Workflow
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.serve import loopback
@@ -52,6 +55,7 @@ pytestmark = [
 
 CONTEXT_TOKENS = 65_536
 BLOCK_TOKENS = 128
+SESSIONS, TURNS = 20, 15
 # ChatML, with the tools in the first system message, as Qwen's templates have it.
 TEMPLATE = """
 {%- for tool in tools or [] %}{{ '<|tool|>' + (tool | tojson) + '\n' }}{% endfor %}
@@ -91,12 +95,34 @@ CAPS = OutputCaps(chat=1024, agent=16)
 
 @dataclass(frozen=True)
 class Stage:
-    """An ingress, served at `url`, over two engines of one model."""
+    """Two ingresses, the first served at `url`, over two engines of one model."""
 
     url: str
     http: httpx.AsyncClient
+    other: httpx.AsyncClient
     pool: LocalPool
     engines: dict[ReplicaId, VllmEngine]
+    new_engine: Callable[[int], VllmEngine]
+
+    async def restart(self, id: ReplicaId) -> None:
+        """Kill the replica's engine, and start another in its place."""
+        pid = self.engines[id].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await self.engines[id].wait_dead()
+        await self.engines[id].stop()
+        self.pool.beat()
+        self.engines[id] = self.pool.engines[id] = self.new_engine(len(self.engines))
+        await self.pool.revive(id)
+
+
+def an_ingress(pools: LocalPools, workflows: dict[TaskName, Workflow], seed: int) -> FastAPI:
+    service = TaskService(workflows, pools, NodeRunner({}), LocalRecords(pools), seed=seed)
+    access = AccessControl()
+    access.learn(Access())
+    return create_app(
+        service, max_body_bytes=4_000_000, ready=lambda: (True, ""), access=access, caps=CAPS
+    )
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -110,32 +136,27 @@ async def stage() -> AsyncIterator[Stage]:
         zygote = Zygote(folder / "z.sock")
         await zygote.ready()
         profile = replace(a_profile(), context_tokens=CONTEXT_TOKENS, chars_per_token=2.2)
-        pool = LocalPool(MODEL, profile, replicas=0, slots=4)
-        engines = {}
-        for number in range(2):
+        pool = LocalPool(MODEL, profile, replicas=0, slots=4, prefix_caching=True)
+
+        def new_engine(number: int) -> VllmEngine:
             home = folder / str(number)
             home.mkdir()
-            engine = VllmEngine(spec, MODEL, source, str(home), zygote.socket)
-            engines[pool.add(engine)] = engine
+            return VllmEngine(spec, MODEL, source, str(home), zygote.socket)
+
+        made = [new_engine(number) for number in range(2)]
+        engines = {pool.add(engine): engine for engine in made}
         async with LocalPools(pool) as pools:
             (folder / "workflows").mkdir()
             (folder / "workflows" / "generation.yaml").write_text(GENERATION, encoding="utf-8")
             workflows = dict(load_workflows(folder / "workflows"))
-            service = TaskService(workflows, pools, NodeRunner({}), LocalRecords(pools), seed=1)
-            access = AccessControl()
-            access.learn(Access())
-            app = create_app(
-                service,
-                max_body_bytes=4_000_000,
-                ready=lambda: (True, ""),
-                access=access,
-                caps=CAPS,
-            )
-            async with (
-                loopback.served(app) as url,
-                httpx.AsyncClient(base_url=url, timeout=120) as http,
-            ):
-                yield Stage(url, http, pool, engines)
+            async with contextlib.AsyncExitStack() as served:
+                urls, clients = [], []
+                for seed in (1, 2):
+                    app = an_ingress(pools, workflows, seed)
+                    urls.append(await served.enter_async_context(loopback.served(app)))
+                    client = httpx.AsyncClient(base_url=urls[-1], timeout=120)
+                    clients.append(await served.enter_async_context(client))
+                yield Stage(urls[0], *clients, pool, engines, new_engine)
         await zygote.stop()
 
 
@@ -143,12 +164,14 @@ def endpoint_of(shape: Shape) -> Endpoint:
     return Endpoint(shape.endpoint.removeprefix("/v1/"))
 
 
-async def asked(stage: Stage, shape: Shape, body: dict[str, Any], session: str) -> dict[str, Any]:
+async def asked(
+    http: httpx.AsyncClient, shape: Shape, body: dict[str, Any], session: str
+) -> dict[str, Any]:
     """The receipt of an answer of a few tokens, which came whole."""
     limit = "max_output_tokens" if shape.endpoint == "/v1/responses" else "max_tokens"
     short = {k: v for k, v in body.items() if k != "stream_options"}
     short |= {"model": "random", "stream": False, limit: 8}
-    answer = await stage.http.post(shape.endpoint, json=short, headers=shape.headers(session))
+    answer = await http.post(shape.endpoint, json=short, headers=shape.headers(session))
     assert answer.status_code == 200, answer.text
     receipt: dict[str, Any] = answer.json()["cato"]
     return receipt
@@ -164,7 +187,7 @@ async def test_turns_are_accepted_rendered_whole_and_cached(stage: Stage, shape:
     (engine, *_) = stage.engines.values()
     before: dict[str, Any] | None = None
     for number in range(3):
-        receipt = await asked(stage, shape, body, session)
+        receipt = await asked(stage.http, shape, body, session)
         llm = receipt["nodes"][0]["llm"]
         assert not receipt["simulated"]
         better, _ = stable(endpoint_of(shape), body)
@@ -237,3 +260,22 @@ async def test_a_cut_stream_is_continued_as_one_on_the_other_engine(stage: Stage
     assert ends[-1] == "length"
     assert not any(ends[:-1])
     assert len({c["id"] for c in chunks}) == 1
+
+
+async def test_the_router_knows_what_engines_have_cached(stage: Stage) -> None:
+    """Through two ingresses; one engine dies on the way and comes back without its cache."""
+    shapes = [replace(s, rules=6) for s in SHAPES if s.name in ("claude", "codex", "opencode")]
+    sessions = [(shapes[i % len(shapes)], f"picture-{i}") for i in range(SESSIONS)]
+    bodies = [shape.first(session) for shape, session in sessions]
+    off: list[int] = []
+    for number in range(TURNS):
+        if number == TURNS // 2:
+            await stage.restart(min(stage.engines))
+        for i, (shape, session) in enumerate(sessions):
+            http = (stage.http, stage.other)[(number + i) % 2]
+            receipt = await asked(http, shape, bodies[i], session)
+            llm = receipt["nodes"][0]["llm"]
+            off.append(llm["expected_cached_tokens"] - llm["cached_prompt_tokens"])
+            bodies[i] = shape.next(bodies[i], SCRIPTED, f"{number} {RESULT}")
+    right = sum(abs(tokens) <= BLOCK_TOKENS for tokens in off)
+    assert right >= 0.95 * len(off), f"{right} of {len(off)}: {sorted(off)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cato.control import router as module
-from cato.control.router import ReplicaRouter
+from cato.control.router import Ended, ReplicaRouter
 from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError
 from cato.core.events import PoliciesChanged
@@ -82,11 +82,11 @@ async def test_a_restarted_router_gets_the_same_offers_again_and_leaks_no_slot()
     waiting = asyncio.ensure_future(second.offer(an_invocation("waits"), "me"))
     await asyncio.sleep(0.01)
     assert not waiting.done(), "the one slot is still held"
-    await second.news((), ((lease.invocation_id, lease.attempt, 5, "done"),))
+    await second.news((), (Ended(lease.invocation_id, lease.attempt, 5, "done"),))
     assert (await waiting).replica_id == ReplicaId("r")
     again = await second.offer(an_invocation("waits"), "me")
     assert again == await waiting, "an offer that was answered is answered the same"
-    await second.news((), ((InvocationId("waits"), 1, 5, "done"),))
+    await second.news((), (Ended(InvocationId("waits"), 1, 5, "done"),))
     assert [r.held for r in (await second.picture()).replicas] == [0]
 
 

@@ -52,11 +52,14 @@ def the_dispatch(commands: tuple[Command, ...]) -> Dispatch:
     return command
 
 
-def served(pool: PoolOrchestrator, turn: Invocation, cached_tokens: int | None = None) -> Dispatch:
+def served(
+    pool: PoolOrchestrator, turn: Invocation, counts: tuple[int, int] | None = None
+) -> Dispatch:
+    """`counts`: cached tokens and prompt tokens, as the engine counts them."""
     now_s = turn.arrived_at_s
     dispatch = the_dispatch(pool.handle(InvocationOffered(now_s, turn)))
     pool.handle(FirstTokenSent(now_s + 0.5, turn.id))
-    pool.handle(InvocationEnded(now_s + 1.0, turn.id, 1, 50, "done", cached_tokens))
+    pool.handle(InvocationEnded(now_s + 1.0, turn.id, 1, 50, "done", *(counts or ())))
     return dispatch
 
 
@@ -71,13 +74,22 @@ def test_turns_of_a_session_stay_together_and_their_service_counts_what_is_cache
 
 
 def test_an_answer_with_less_cached_than_believed_corrects_the_picture() -> None:
-    for reported, believed in ((None, True), (0, False)):
+    half = (32 * NODES, 32 * NODES + 5)  # of an engine that counts half of what was estimated
+    for reported, believed in ((None, True), (half, True), ((0, half[1]), False)):
         pool = a_pool(replicas=1)
         served(pool, a_turn("1", 1))
         served(pool, a_turn("2", 1, at_s=5.0))
-        served(pool, a_turn("2", 2, at_s=10.0), cached_tokens=reported)
+        served(pool, a_turn("2", 2, at_s=10.0), reported)
         again = the_dispatch(pool.handle(InvocationOffered(20.0, a_turn("1", 2, at_s=20.0))))
         assert (again.remaining_s < 1.0) is believed
+
+
+def test_tokens_of_what_is_cached_follow_the_engines_count() -> None:
+    pool = a_pool(replicas=1)
+    counted = 50 * NODES
+    served(pool, a_turn("1", 1), (0, counted))
+    again = served(pool, a_turn("1", 2, 2 * NODES, at_s=10.0))
+    assert abs(again.cached_tokens - counted) < PREFIX_BLOCK_TOKENS
 
 
 def test_a_turn_waits_for_its_replica_and_its_prompt_counts_there_meanwhile() -> None:

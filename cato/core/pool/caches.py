@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from cato.core.ids import ReplicaId
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 
-# A report counts engine blocks of up to 128 tokens; less than this is no difference.
+# A report counts engine blocks of up to 128 tokens, and the parts of a prompt have more or fewer
+# tokens than its mean tells; less than this is no difference.
 LEAST_SHORTFALL_TOKENS = 2 * PREFIX_BLOCK_TOKENS
+LEAST_SHORTFALL_SHARE = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -107,13 +109,14 @@ class CachePicture:
             cache.by_session = {s: n for s, n in kept if n in cache.touched}
         self._shrink(cache)
 
-    def correct(self, id: ReplicaId, believed_tokens: int, age: int, cached_tokens: int) -> None:
+    def correct(self, id: ReplicaId, believed_tokens: int, age: int, cached_tokens: float) -> None:
         """An answer told how much of its prompt was cached; `age` was that of what was believed.
 
         What its engine used before what it has forgotten is forgotten, too.
         """
         cache = self._caches.get(id)
-        if cache is None or cached_tokens > believed_tokens - LEAST_SHORTFALL_TOKENS:
+        least = max(LEAST_SHORTFALL_TOKENS, LEAST_SHORTFALL_SHARE * believed_tokens)
+        if cache is None or cached_tokens > believed_tokens - least:
             return
         self._asked = ()
         for number in list(cache.touched):

@@ -7,7 +7,7 @@ set of the replica that served it. Thinking of a tool or a person takes seconds 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cato.core.ids import ReplicaId
 
@@ -16,11 +16,17 @@ MEMORY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Of one session, since its last call."""
+    """Of one session, since its last call.
+
+    An engine counted `counted_tokens` in the prompt of one of its calls, which had `counted_nodes`
+    nodes; 0 before any answer.
+    """
 
     replica_id: ReplicaId
     context_tokens: int
     seen_at_s: float
+    counted_nodes: int = 0
+    counted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -50,11 +56,18 @@ class Homes:
 
     def note(self, session: str, id: ReplicaId, context_tokens: int, now_s: float) -> None:
         """A call of `session` was sent to the replica: it is at home there."""
-        self._leave(session)
-        self._homes[session] = Home(id, context_tokens, now_s)
+        known = self._leave(session)
+        counted = (known.counted_nodes, known.counted_tokens) if known else ()
+        self._homes[session] = Home(id, context_tokens, now_s, *counted)
         own = self.working_set(id)
         own.sessions += 1
         own.tokens += context_tokens
+
+    def count(self, session: str, nodes: int, tokens: int) -> None:
+        """An engine counted `tokens` in a prompt of the session that has so many nodes."""
+        home = self._homes.get(session)
+        if home is not None:
+            self._homes[session] = replace(home, counted_nodes=nodes, counted_tokens=tokens)
 
     def forget_old(self, now_s: float) -> None:
         while self._homes:
@@ -69,9 +82,10 @@ class Homes:
             self._leave(session)
         self._sets.pop(id, None)
 
-    def _leave(self, session: str) -> None:
+    def _leave(self, session: str) -> Home | None:
         home = self._homes.pop(session, None)
         if home is not None:
             own = self._sets[home.replica_id]
             own.sessions -= 1
             own.tokens -= home.context_tokens
+        return home

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cato.core.prefix_cache import BLOCK_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Linear latency models (SLO-SA, section "latency model"), in seconds and tokens.
+    """What a step of the engine takes, in seconds and tokens. One law for planning, the simulator
+    and the simulated engine (`step_s`), fitted by `cato profile`:
 
-    prefill(b, l)      = prefill_per_batch_token_s · b·l + prefill_per_request_s · b
-                         + prefill_per_token_s · l + prefill_base_s
-    decode step(b, c)  = decode_per_context_token_s · b·c + decode_per_request_s · b + decode_base_s
-    with b requests in the batch, l prompt tokens each, c mean context tokens. The decode form has
-    no term in c alone: measured, its coefficient is noise. `latency_s` is what a request spends
-    outside the engine's steps (network, server, tokenizer): it delays that request and no other.
+    step = base + decode_per_request_s · b + decode_per_context_token_s · held
+           + prefill_per_request_s · (prompts that end) + max(reads, computation)
+    reads       = weights_read_s + kv_read_token_s · held
+    computation = prompt_token_s · tokens + prefill_per_attended_token_s · attended
 
-    Long contexts need three terms more, 0 where they were not measured. A prompt token costs
-    `prefill_per_attended_token_s` for each position before it. Every step reads the weights
-    (`weights_read_s`) and the KV cache of what runs (`kv_read_token_s` a token); the processing of
-    prompt tokens hides behind these reads, or they behind it: the longer of both counts.
+    with b decoding requests, `held` tokens in the KV cache of what runs, `tokens` processed in the
+    step and `attended` the positions before each of them, added up. Base is `decode_base_s`,
+    `prefill_base_s` in a step without decoding, the larger of both in a mixed one. `latency_s` is
+    what a request spends outside the engine's steps (network, server, tokenizer): it delays that
+    request and no other.
+
+    Where no weights are read (0 in profiles of short contexts) the law is linear (SLO-SA, section
+    "latency model"), and `decode_per_request_s` is all that a decoding request costs. Otherwise its
+    token counts among the `tokens`, hidden behind the reads until the batch is large.
+
+    `step_tokens`: prompt tokens of one step of the engine that was measured (0: no limit), and
+    `block_tokens`: tokens of a block of its KV cache, of which whole ones serve later prompts. What
+    leaves the KV cache stays in the host's memory as far as `host_capacity_tokens` go (0: there is
+    none), and comes back at `host_load_token_s` a token.
     """
 
     model: str
@@ -41,58 +52,10 @@ class Profile:
     prefill_per_attended_token_s: float = 0.0
     weights_read_s: float = 0.0
     kv_read_token_s: float = 0.0
-
-    def prefill_s(self, prompt_tokens: int, batch: int = 1, cached_tokens: int = 0) -> float:
-        """Time to process `batch` prompts of `prompt_tokens` each, together; never negative.
-
-        `cached_tokens` of each are in the KV cache: the others attend to them.
-        """
-        tokens = prompt_tokens - cached_tokens
-        time_s = (
-            self.prefill_per_batch_token_s * batch * tokens
-            + self.prefill_per_request_s * batch
-            + self.prefill_per_token_s * tokens
-            + self.prefill_base_s
-        )
-        if self.weights_read_s or self.prefill_per_attended_token_s or self.kv_read_token_s:
-            computed_s = time_s - self.prefill_base_s
-            computed_s += self.attention_s(batch * tokens * (cached_tokens + tokens / 2))
-            time_s = self.prefill_base_s + max(computed_s, self.read_s(batch * prompt_tokens))
-        return time_s if time_s > 0.0 else 0.0
-
-    @property
-    def is_roofline(self) -> bool:
-        """Whether it has any of the terms of long contexts."""
-        if self.weights_read_s or self.prefill_per_attended_token_s:
-            return True
-        return self.kv_read_token_s > 0
-
-    def attention_s(self, attended: float) -> float:
-        """Of prompt tokens: `attended` is the sum of the positions that each attends to."""
-        return self.prefill_per_attended_token_s * attended
-
-    def read_s(self, held_tokens: float) -> float:
-        """What a step takes at least: weights and KV cache are read."""
-        return self.weights_read_s + self.kv_read_token_s * held_tokens
-
-    @property
-    def step_base_s(self) -> float:
-        """Of a decode step, whatever is in it."""
-        return self.decode_base_s + self.weights_read_s
-
-    @property
-    def context_token_s(self) -> float:
-        """Of a decode step, for each token of context."""
-        return self.decode_per_context_token_s + self.kv_read_token_s
-
-    def decode_step_s(self, batch: int, context_tokens: float = 0.0) -> float:
-        """Time of one decode step: one more token for each of `batch` running requests."""
-        time_s = (
-            (self.decode_per_context_token_s + self.kv_read_token_s) * batch * context_tokens
-            + self.decode_per_request_s * batch
-            + (self.decode_base_s + self.weights_read_s)
-        )
-        return time_s if time_s > 0.0 else 0.0
+    step_tokens: int = 0
+    block_tokens: int = BLOCK_TOKENS
+    host_capacity_tokens: int = 0
+    host_load_token_s: float = 0.0
 
     def step_s(
         self,
@@ -105,32 +68,96 @@ class Profile:
         """Time of one step of an engine that mixes pieces of prompts with decoding.
 
         `batch` requests get a token each, `held_tokens` are in the KV cache, `prompt_tokens` are
-        processed beside them. Its base is shared; what a prompt costs as such
-        (`prefill_per_request_s`) comes with the last of its pieces, whose step is also its first
-        token's. `attended`: see `attention_s`.
+        processed beside them, and `attended` are the positions before each of these, added up.
+        What a prompt costs as such comes with the last of its pieces, whose step is also its first
+        token's.
         """
-        decode_s = self.decode_per_request_s * batch
-        held_s = self.decode_per_context_token_s * held_tokens * (batch > 0)
         base_s = self.decode_base_s if batch else 0.0
-        if not prompt_tokens:
-            if not batch:
-                return base_s + decode_s + held_s
-            return (
-                base_s
-                + decode_s
-                + held_s
-                + self.weights_read_s
-                + self.kv_read_token_s * held_tokens
-            )
-        prompt_s = prompt_tokens * self.prompt_token_s + prompts_ended * self.prefill_per_request_s
-        if self.weights_read_s or self.prefill_per_attended_token_s or self.kv_read_token_s:
-            prompt_s = max(prompt_s + self.attention_s(attended), self.read_s(held_tokens))
-        return max(base_s, self.prefill_base_s) + decode_s + held_s + prompt_s
+        if prompt_tokens and self.prefill_base_s > base_s:
+            base_s = self.prefill_base_s
+        base_s += self.decode_per_request_s * batch + self.prefill_per_request_s * prompts_ended
+        if batch:
+            base_s += self.decode_per_context_token_s * held_tokens
+        token_s = self.prefill_per_batch_token_s + self.prefill_per_token_s
+        if not (self.weights_read_s or self.prefill_per_attended_token_s or self.kv_read_token_s):
+            return base_s + token_s * prompt_tokens
+        tokens = prompt_tokens
+        if self.weights_read_s:
+            tokens += batch
+            attended += held_tokens * (batch > 0)
+        computed_s = token_s * tokens + self.prefill_per_attended_token_s * attended
+        read_s = self.weights_read_s + self.kv_read_token_s * held_tokens
+        if computed_s > read_s:
+            return base_s + computed_s
+        return base_s + read_s
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it has none of the terms of long contexts."""
+        return not (
+            self.weights_read_s or self.prefill_per_attended_token_s or self.kv_read_token_s
+        )
 
     @property
     def prompt_token_s(self) -> float:
         """What each token more of a prompt costs."""
         return self.prefill_per_batch_token_s + self.prefill_per_token_s
+
+    def prefill_s(self, prompt_tokens: int, batch: int = 1, cached_tokens: int = 0) -> float:
+        """Time to process `batch` prompts of `prompt_tokens` each, together; never negative.
+
+        `cached_tokens` of each are in the KV cache: the others attend to them. Prompts beyond
+        `step_tokens` take several steps; each reads the weights, and all that is held by then.
+        """
+        tokens = prompt_tokens - cached_tokens
+        time_s = (
+            self.prefill_per_batch_token_s * batch * tokens
+            + self.prefill_per_request_s * batch
+            + self.prefill_per_token_s * tokens
+        )
+        steps = 1
+        if self.step_tokens and batch * tokens > self.step_tokens:
+            steps = -(-batch * tokens // self.step_tokens)
+        if self.weights_read_s or self.prefill_per_attended_token_s or self.kv_read_token_s:
+            attended = batch * tokens * (cached_tokens + tokens / 2)
+            time_s += self.prefill_per_attended_token_s * attended
+            held = prompt_tokens if steps == 1 else cached_tokens + tokens / 2
+            read_s = self.weights_read_s + self.kv_read_token_s * batch * held
+            time_s = max(time_s, steps * read_s)
+        time_s += steps * self.prefill_base_s
+        return time_s if time_s > 0.0 else 0.0
+
+    def decode_step_s(self, batch: int, context_tokens: float = 0.0) -> float:
+        """Time of one decode step: one more token for each of `batch` running requests.
+
+        `step_s` of a batch without prompts; spelled out, since a router asks for it all the time.
+        """
+        held = batch * context_tokens
+        time_s = (
+            (self.decode_per_context_token_s + self.kv_read_token_s) * held
+            + self.decode_per_request_s * batch
+            + (self.decode_base_s + self.weights_read_s)
+        )
+        if self.weights_read_s:
+            computed_s = self.prompt_token_s * batch + self.prefill_per_attended_token_s * held
+            read_s = self.weights_read_s + self.kv_read_token_s * held
+            if computed_s > read_s:
+                time_s += computed_s - read_s
+        return time_s if time_s > 0.0 else 0.0
+
+    def read_s(self, held_tokens: float) -> float:
+        """What a step takes at least, beside its base: weights and KV cache are read."""
+        return self.weights_read_s + self.kv_read_token_s * held_tokens
+
+    @property
+    def step_base_s(self) -> float:
+        """Of a decode step, whatever is in it."""
+        return self.decode_base_s + self.weights_read_s
+
+    @property
+    def context_token_s(self) -> float:
+        """Of a decode step, for each token of context."""
+        return self.decode_per_context_token_s + self.kv_read_token_s
 
     def service_s(
         self, prompt_tokens: int, output_tokens: int, batch: int = 1, cached_tokens: int = 0
@@ -165,6 +192,7 @@ class Profile:
             prefill_per_attended_token_s=factor * self.prefill_per_attended_token_s,
             weights_read_s=factor * self.weights_read_s,
             kv_read_token_s=factor * self.kv_read_token_s,
+            host_load_token_s=factor * self.host_load_token_s,
         )
 
     @property

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from cato.config.paths import resolve
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
 from cato.lab.study import NO_POLICIES, Cell, Study
 from cato.policies.schedulers import FORESIGHT
+from cato.profiles.load import load_profile
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, lines, save
@@ -27,46 +29,8 @@ from cato.sim.report import Report, Sample, Target, mean_and_stderr
 from cato.sim.sessions import PlayedTurn, RecordedSession, Users, read_sessions
 
 POOL = PoolName("agents")
-# Assumed cards; `profiles/` has the same two.
-LARGE = Profile(
-    model="reference-large-32b",
-    accelerator="gpu-80gb",
-    engine="simulated",
-    prefill_per_batch_token_s=6.3077e-05,
-    prefill_per_request_s=0.0,
-    prefill_per_token_s=0.0,
-    prefill_base_s=0.003,
-    decode_per_context_token_s=0.0,
-    decode_per_request_s=0.0,
-    decode_base_s=0.003,
-    kv_capacity_tokens=600_000,
-    max_running=256,
-    context_tokens=131_072,
-    load_s=60.0,
-    prefill_per_attended_token_s=1.2603e-09,
-    weights_read_s=0.0098214,
-    kv_read_token_s=3.901e-08,
-)
-SMALL = Profile(
-    model="reference-small-7b",
-    accelerator="gpu-24gb",
-    engine="simulated",
-    prefill_per_batch_token_s=0.00010133,
-    prefill_per_request_s=0.0,
-    prefill_per_token_s=0.0,
-    prefill_base_s=0.003,
-    decode_per_context_token_s=0.0,
-    decode_per_request_s=0.0,
-    decode_base_s=0.003,
-    kv_capacity_tokens=250_000,
-    max_running=256,
-    context_tokens=65_536,
-    load_s=60.0,
-    prefill_per_attended_token_s=2.6761e-09,
-    weights_read_s=0.010857,
-    kv_read_token_s=8.192e-08,
-)
-CARDS = {"large": LARGE, "small": SMALL}
+# Assumed cards, by the names of their files in `profiles/`.
+CARDS = {"large": "reference-large-32b@gpu-80gb", "small": "reference-small-7b@gpu-24gb"}
 USERS = {"large": (4.0, 5.0, 6.0, 7.0, 8.0), "small": (2.0, 3.0, 4.0, 5.0)}
 QUICK_USERS = {"large": (5.0, 7.0), "small": (2.0, 4.0)}
 REPLICAS = 4
@@ -88,6 +52,12 @@ def _halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSes
     return tuple(sessions[:middle]), tuple(sessions[middle:])
 
 
+@cache
+def card_profile(card: str) -> Profile:
+    """Of one of `CARDS`."""
+    return load_profile(resolve(f"profiles/{CARDS[card]}.yaml"))
+
+
 def cells(options: Options) -> list[Cell]:
     """Each card with each number of users; without a trace nothing of them can be measured."""
     usual = QUICK_USERS if options.quick else USERS
@@ -96,14 +66,14 @@ def cells(options: Options) -> list[Cell]:
             {"profile": card, "users_per_card": users},
             PoolSetup(
                 POOL,
-                (profile,) * REPLICAS,
+                (card_profile(card),) * REPLICAS,
                 NO_POLICIES,
                 chunk_tokens=CHUNK_TOKENS,
                 cache_block_tokens=BLOCK_TOKENS,
             ),
             partial(measure, options, users, False),
         )
-        for card, profile in CARDS.items()
+        for card in CARDS
         for users in options.users or usual[card]
     ]
 

@@ -16,13 +16,15 @@ from cato.core.topology import Topology
 from cato.profiles.schema import ProfileFile, Provenance
 
 _HEADER = """\
-# Service times of a model on an accelerator, in seconds; b requests in the batch, l prompt tokens
-# and c context tokens each:
-#   prefill     = per_batch_token_s*b*l + per_request_s*b + per_token_s*l + base_s
-#   decode step = per_context_token_s*b*c + per_request_s*b + base_s
-# Long contexts: a prompt token costs per_attended_token_s for each position before it; a step lasts
-# at least weights_read_s + kv_read_token_s*(tokens held), beside its base_s.
-# latency_s is what a request spends beside the engine's steps; it delays no other request.
+# Service times of a model on an accelerator, in seconds (`cato.core.profile.Profile`). A step with
+# b decoding requests, h tokens in the KV cache and n prompt tokens lasts
+#   base_s + decode.per_request_s*b + decode.per_context_token_s*h
+#   + prefill.per_request_s*(prompts that end) + the longer of
+#     weights_read_s + kv_read_token_s*h and
+#     (prefill.per_batch_token_s + prefill.per_token_s)*n + per_attended_token_s*(positions before)
+# Where weights are read, the tokens of decoding requests count in n, too. step_tokens: the engine's
+# budget of prompt tokens a step. latency_s is what a request spends beside the engine's steps; it
+# delays no other request.
 """
 
 

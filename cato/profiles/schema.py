@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from cato.config.yaml_file import NonEmpty, StrictModel
+from cato.core.prefix_cache import BLOCK_TOKENS
 from cato.core.profile import Profile
 
 Coefficient = Annotated[float, Field(ge=0)]
@@ -31,6 +32,13 @@ class DecodeSection(StrictModel):
     base_s: Coefficient = 0.0
     weights_read_s: Coefficient = 0.0
     kv_read_token_s: Coefficient = 0.0
+
+
+class HostSection(StrictModel):
+    """Host memory behind the KV cache, and what a token costs that is loaded from it."""
+
+    capacity_tokens: int = Field(default=0, ge=0)
+    load_token_s: Coefficient = 0.0
 
 
 class Provenance(StrictModel):
@@ -64,6 +72,9 @@ class ProfileFile(StrictModel):
     max_running: int = Field(ge=1)
     context_tokens: int = Field(ge=1)
     load_s: Coefficient
+    step_tokens: int = Field(default=0, ge=0)
+    block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
+    host: HostSection = HostSection()
     chars_per_token: float = Field(default=3.5, gt=0)
     latency_s: Coefficient = 0.0
     provenance: Provenance
@@ -89,6 +100,10 @@ class ProfileFile(StrictModel):
             prefill_per_attended_token_s=self.prefill.per_attended_token_s,
             weights_read_s=self.decode.weights_read_s,
             kv_read_token_s=self.decode.kv_read_token_s,
+            step_tokens=self.step_tokens,
+            block_tokens=self.block_tokens,
+            host_capacity_tokens=self.host.capacity_tokens,
+            host_load_token_s=self.host.load_token_s,
         )
 
     @classmethod
@@ -116,6 +131,12 @@ class ProfileFile(StrictModel):
             max_running=profile.max_running,
             context_tokens=profile.context_tokens,
             load_s=profile.load_s,
+            step_tokens=profile.step_tokens,
+            block_tokens=profile.block_tokens,
+            host=HostSection(
+                capacity_tokens=profile.host_capacity_tokens,
+                load_token_s=profile.host_load_token_s,
+            ),
             chars_per_token=profile.chars_per_token,
             latency_s=profile.latency_s,
             provenance=provenance,

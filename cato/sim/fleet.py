@@ -59,6 +59,8 @@ class PoolSetup:
     news_s: float = 0.0
     # Tokens of a block of the engines' prefix caches; 0: they have none.
     cache_block_tokens: int = 0
+    # Most tokens of one prompt in a step beside other requests; 0: the whole budget.
+    prompt_cap_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +109,7 @@ class SimPool:
             PrefixCache(profile.kv_capacity_tokens, setup.cache_block_tokens)
             if setup.cache_block_tokens
             else None,
+            setup.prompt_cap_tokens,
         )
         self.hosts[id] = _Host(id, engine, self._kernel.now_s)
         self._report(self.hosts[id])

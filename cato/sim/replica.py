@@ -3,12 +3,11 @@
 The engine runs steps. A step gives each decoding sequence one token and may process prompts:
 without chunking a prompt step stalls the decoding (vLLM's first scheduler, SABER's testbed), with
 chunking each step has a token budget that decoding uses first (vLLM V1). Step times come from a
-`Profile`: decode_base + decode_per_request · b + decode_per_context_token · Σ context. What a
-prompt costs as such (prefill_per_request) is charged with the last of its chunks.
+`Profile`'s law (`Profile.step_s`).
 
-Steps in which nothing but decoding happens are not run one by one: k steps of the same batch take
-k·(base + per_request·b + per_context·S) + per_context·b·k(k-1)/2 with S the context at the first,
-so a stretch costs the same however long it is. A newcomer cuts the stretch at the next step's end.
+Steps of the same batch and the same pieces of prompts are not run one by one: each takes a constant
+time longer than the one before, so a stretch costs the same however long it is. A newcomer cuts the
+stretch at the next step's end.
 
 With a prefix cache a request is let in when the blocks of its prompt and its answer are free: the
 length is known here, so nothing is preempted, as in the simulated engine. What is cached of its
@@ -111,7 +110,9 @@ class _Stretch:
 class SimReplica:
     """`chunk_tokens` None: a prompt step stalls the decoding. `report_steps`: how often the tokens
     of all are reported (0: never). `cache`: the KV blocks that later prompts may use (None: prompts
-    are computed whole). The caller wakes it at `wake_s` and acts on the facts.
+    are computed whole). `prompt_cap_tokens`: most tokens of one prompt in a step while there are
+    other requests (vLLM's `long_prefill_token_threshold`; 0: the whole budget). The caller wakes it
+    at `wake_s` and acts on the facts.
     """
 
     profile: Profile
@@ -120,6 +121,7 @@ class SimReplica:
     report_steps: int = 0
     prefill_together: bool = True
     cache: PrefixCache | None = None
+    prompt_cap_tokens: int = 0
     wake_s: float = math.inf
     busy_s: float = 0.0
     preemptions: int = 0
@@ -358,7 +360,7 @@ class SimReplica:
         if self._prefilling:
             if self.chunk_tokens is None:
                 return self._plan_prompts(now_s)
-            return self._plan_chunk(now_s, batch, self._chunk_budget())
+            return self._plan_chunk(now_s, batch)
         return self._decode(now_s, batch, self._steps_left(batch))
 
     def _plan_prompts(self, now_s: float) -> _Stretch:
@@ -372,35 +374,33 @@ class SimReplica:
                 break
             together.append((sequence, sequence.prefill_left))
             tokens += sequence.prefill_left
-        n = len(together)
-        profile = self.profile
-        if profile.is_roofline:
-            step_s = profile.step_s(0, self._context_tokens, tokens, n, _attended(together))
-        else:
-            step_s = profile.prefill_s(1, n) + profile.prompt_token_s * (tokens - n)
+        held, attended = self._context_tokens, _attended(together)
+        step_s = self.profile.step_s(0, held, tokens, len(together), attended)
         return _Stretch(now_s, step_s, 0.0, 1, 0, tuple(together))
 
-    def _chunk_budget(self) -> int:
-        """Prompt tokens of one step: decoding comes first, but prompts never stand still."""
+    def _pieces(self) -> list[tuple[Sequence, int]]:
+        """Prompt tokens of the next step: decoding comes first, but prompts never stand still."""
         assert self.chunk_tokens is not None
-        return max(1, self.chunk_tokens - len(self._decoding))
-
-    def _plan_chunk(self, now_s: float, batch: int, budget: int) -> _Stretch:
-        head = self._prefilling[0]
-        full = (head.prefill_left - 1) // budget
-        if full >= 1:
-            steps = min(full, self._steps_left(batch + budget))
-            return self._decode(now_s, batch, steps, ((head, budget),))
-        chunk: list[tuple[Sequence, int]] = []
-        left = budget
+        most = left = max(1, self.chunk_tokens - len(self._decoding))
+        if self.prompt_cap_tokens and self.held > 1:
+            most = min(left, self.prompt_cap_tokens)
+        pieces: list[tuple[Sequence, int]] = []
         for sequence in self._prefilling:
-            tokens = min(left, sequence.prefill_left)
+            tokens = min(left, most, sequence.prefill_left)
             if tokens == 0:
                 break
-            chunk.append((sequence, tokens))
+            pieces.append((sequence, tokens))
             left -= tokens
-        ended = sum(tokens == sequence.prefill_left for sequence, tokens in chunk)
-        return self._decode(now_s, batch, 1, tuple(chunk), ended)
+        return pieces
+
+    def _plan_chunk(self, now_s: float, batch: int) -> _Stretch:
+        pieces = tuple(self._pieces())
+        steps = min([(sequence.prefill_left - 1) // tokens for sequence, tokens in pieces])
+        if steps:  # after so many steps all of these prompts still go on
+            steps = min(steps, self._steps_left(batch + sum([n for _, n in pieces])))
+            return self._decode(now_s, batch, steps, pieces)
+        ended = sum([tokens == sequence.prefill_left for sequence, tokens in pieces])
+        return self._decode(now_s, batch, 1, pieces, ended)
 
     def _decode(
         self,
@@ -410,41 +410,29 @@ class SimReplica:
         prefilled: tuple[tuple[Sequence, int], ...] = (),
         ended: int = 0,
     ) -> _Stretch:
-        p = self.profile
-        tokens = sum(n for _, n in prefilled)
-        if prefilled and p.is_roofline:
-            return self._mixed(now_s, batch, steps, prefilled, ended)
-        first_s = p.step_s(batch, self._context_tokens, tokens, ended)
-        growth_s = (p.decode_per_context_token_s + p.kv_read_token_s) * batch
-        if steps > 1:
-            growth_s += p.decode_per_context_token_s * tokens * (batch > 0)
-        return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
-
-    def _mixed(
-        self,
-        now_s: float,
-        batch: int,
-        steps: int,
-        prefilled: tuple[tuple[Sequence, int], ...],
-        ended: int,
-    ) -> _Stretch:
-        """Steps with prompt tokens, which hide behind what is read, or the other way round."""
         p, held = self.profile, self._context_tokens
         tokens = sum(n for _, n in prefilled)
-        attended, grown = _attended(prefilled), tokens + batch
+        if p.is_linear:
+            first_s = p.step_s(batch, held, tokens, ended)
+            growth_s = p.decode_per_context_token_s * (batch + tokens) if batch else 0.0
+            return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
+        attended = _attended(prefilled)
+        # Each of several steps attends to the pieces of the steps before it.
+        grown, more_attended = tokens + batch, sum(n * n for _, n in prefilled)
 
         def at(step: int) -> float:
-            # One prompt alone has several steps: each attends to all pieces before it.
-            positions = attended + step * tokens * tokens
+            positions = attended + step * more_attended
             return p.step_s(batch, held + step * grown, tokens, ended, positions)
 
-        if steps > 1:
-            # Equal growth from step to step only where the same of the two is longer throughout.
-            first_s, last_s = at(0), at(steps - 1)
-            growth_s = (last_s - first_s) / (steps - 1)
+        first_s = at(0)
+        while steps > 1:
+            # Equal growth from step to step only where the same of the two is longer throughout:
+            # what is read, or what is computed.
+            growth_s = (at(steps - 1) - first_s) / (steps - 1)
             if abs(at(1) - first_s - growth_s) < 1e-9:
                 return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
-        return _Stretch(now_s, at(0), 0.0, 1, batch, prefilled)
+            steps //= 2
+        return _Stretch(now_s, first_s, 0.0, 1, batch, prefilled)
 
     def _steps_left(self, grown: int) -> int:
         """Steps until something new may happen, when each adds `grown` tokens to the KV cache."""
@@ -494,7 +482,7 @@ class SimReplica:
         """
         tokens = len(self._decoding)
         if self.chunk_tokens is not None and self._prefilling:
-            tokens += min(self._chunk_budget(), sum(s.prefill_left for s in self._prefilling))
+            tokens += sum([n for _, n in self._pieces()])
         return tokens
 
 

@@ -25,6 +25,13 @@ DYADIC = replace(
     decode_per_request_s=2.0**-10,
     decode_base_s=2.0**-7,
 )
+# Where contexts are long: what a step reads and what it computes hide behind each other.
+ROOFLINE = replace(
+    DYADIC,
+    prefill_per_attended_token_s=2.0**-19,
+    weights_read_s=2.0**-7,
+    kv_read_token_s=2.0**-13,
+)
 TICK_S = 2.0**-9
 ROOMY, TIGHT_KV = 100_000, 60
 
@@ -36,6 +43,7 @@ class Setup:
     chunk_tokens: int | None = None
     report_steps: int = 0
     prefill_together: bool = True
+    prompt_cap_tokens: int = 0
 
     def replica(self) -> SimReplica:
         return SimReplica(
@@ -44,6 +52,7 @@ class Setup:
             self.chunk_tokens,
             self.report_steps,
             self.prefill_together,
+            prompt_cap_tokens=self.prompt_cap_tokens,
         )
 
 
@@ -177,9 +186,10 @@ class PlainEngine:
                 together.append((job, job.whole))
             return together
         left = max(1, self.setup.chunk_tokens - len(self.decoding))
+        cap = self.setup.prompt_cap_tokens if len(self.everyone) > 1 else 0
         chunk = []
         for job in self.prefilling:
-            tokens = min(left, job.whole - job.processed)
+            tokens = min(left, cap or left, job.whole - job.processed)
             left -= tokens
             if tokens:
                 chunk.append((job, tokens))
@@ -191,21 +201,11 @@ class PlainEngine:
         if not prompts and not batch:
             return None
         tokens = sum(n for _, n in prompts)
-        token_s = p.prefill_per_batch_token_s + p.prefill_per_token_s
+        attended = sum(n * (job.processed + n / 2) for job, n in prompts)
+        ended = sum(job.processed + n == job.whole for job, n in prompts)
         self.under_way = prompts
         self.decodes = not prompts or self.setup.chunk_tokens is not None
-        if not self.decodes:
-            n = len(prompts)
-            return p.prefill_s(1, n) + token_s * (tokens - n)
-        base_s = p.decode_base_s if batch else 0.0
-        if prompts:
-            base_s = max(base_s, p.prefill_base_s)
-        ended = sum(job.processed + n == job.whole for job, n in prompts)
-        step_s = base_s + token_s * tokens + p.prefill_per_request_s * ended
-        if batch:
-            step_s += p.decode_per_request_s * batch
-            step_s += p.decode_per_context_token_s * self.context()
-        return step_s
+        return p.step_s(batch if self.decodes else 0, self.context(), tokens, ended, attended)
 
     def end_step(self, now_s: float) -> None:
         facts: list[tuple[str, Job]] = []
@@ -281,11 +281,16 @@ def stepping(setup: Setup, orders: list[Order]) -> PlainEngine:
 
 setups = st.builds(
     Setup,
-    st.sampled_from([ROOMY, TIGHT_KV]).map(lambda n: replace(DYADIC, kv_capacity_tokens=n)),
+    st.builds(
+        lambda profile, n: replace(profile, kv_capacity_tokens=n),
+        st.sampled_from([DYADIC, ROOFLINE]),
+        st.sampled_from([ROOMY, TIGHT_KV]),
+    ),
     st.integers(1, 5),
     st.sampled_from([None, None, 1, 4, 16]),
     st.sampled_from([0, 0, 1, 7]),
     st.booleans(),
+    st.sampled_from([0, 0, 3]),
 )
 
 

@@ -22,6 +22,7 @@ from cato.sim.fleet import PoolSetup
 from cato.sim.report import Sample
 from cato.sim.sessions import MAX_GAP_S, PlayedTurn, Users, read_sessions
 
+LARGE = agents.card_profile("large")
 LENGTH = LengthBelief.of([50, 100, 200])
 
 
@@ -55,7 +56,7 @@ SHORT = a_session("short", *(a_turn(9_000 + 500 * k, 9_000 * (k > 0)) for k in r
 def played(
     path: Path,
     scheduler: str = "sticky",
-    profile: Profile = agents.LARGE,
+    profile: Profile = LARGE,
     users: int = 1,
     replicas: int = 1,
     until_s: float = 900.0,
@@ -99,7 +100,7 @@ def test_a_warm_turn_is_told_as_cached_and_is_in_time(tmp_path: Path) -> None:
 
 
 def test_a_session_ends_before_its_first_turn_above_the_window(tmp_path: Path) -> None:
-    card = replace(agents.LARGE, context_tokens=21_500)
+    card = replace(LARGE, context_tokens=21_500)
     turns = played(a_trace(tmp_path, LONG), profile=card, until_s=60.0)
     assert [p.outcome.task.nodes[0].prompt_tokens for p in turns[:2]] == [20_000, 21_000]
     with pytest.raises(InputError, match="within 10000 tokens"):

@@ -8,13 +8,14 @@ from dataclasses import replace
 from cato.core.decision import Hold, Route
 from cato.core.ids import PoolName
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
-from cato.lab.agents import LARGE
+from cato.lab.agents import card_profile
 from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.lateness import LeastLateness
 from cato.policies.routing.prefix_score import PrefixScore
 from cato.policies.routing.sticky import SessionHash, Sticky
 from cato.testing.builders import a_replica, an_invocation
 
+LARGE = card_profile("large")
 PROMPT = 100_000
 
 

@@ -16,10 +16,11 @@ from cato.core.events import (
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
-from cato.lab.agents import LARGE
+from cato.lab.agents import card_profile
 from cato.policies.schedulers import foresight
 from cato.testing.builders import an_invocation
 
+LARGE = card_profile("large")
 NODES = 1000
 
 

@@ -56,11 +56,19 @@ class Batch:
     """The requests of one engine, waiting and running. Knows no clock."""
 
     def __init__(
-        self, profile: Profile, max_running: int, batched_tokens: int, block_tokens: int
+        self,
+        profile: Profile,
+        max_running: int,
+        batched_tokens: int,
+        block_tokens: int,
+        prompt_cap_tokens: int = 0,
     ) -> None:
+        """`batched_tokens` is the budget of a step, `prompt_cap_tokens` the most of it that one
+        prompt gets while there are other requests (0: all)."""
         self._profile = profile
         self._max_running = max_running
         self._batched_tokens = batched_tokens
+        self._prompt_cap_tokens = prompt_cap_tokens
         self._cache = PrefixCache(profile.kv_capacity_tokens, block_tokens)
         self._arrivals = itertools.count()
         self._waiting: list[tuple[int, int, Run]] = []
@@ -112,19 +120,22 @@ class Batch:
         self._admit()
         emitting = [run for run in self.running if run.prefilled_tokens >= run.prompt.tokens]
         held = sum(run.prefilled_tokens + run.emitted_tokens for run in self.running)
-        batch, prompt_tokens = len(emitting), 0
-        room = max(1, self._batched_tokens - batch)  # decoding comes first
+        batch, prompt_tokens, attended = len(emitting), 0, 0.0
+        most = room = max(1, self._batched_tokens - batch)  # decoding comes first
+        if self._prompt_cap_tokens and len(self.running) + len(self._waiting) > 1:
+            most = min(room, self._prompt_cap_tokens)
         for run in self.running:
-            piece = min(run.prompt.tokens - run.prefilled_tokens, room)
+            piece = min(run.prompt.tokens - run.prefilled_tokens, room, most)
             if piece > 0:
                 room -= piece
                 prompt_tokens += piece
+                attended += piece * (run.prefilled_tokens + piece / 2)
                 run.prefilled_tokens += piece
                 self._note_computed(run, run.prefilled_tokens)
                 if run.prefilled_tokens == run.prompt.tokens:
                     emitting.append(run)
         ended = len(emitting) - batch
-        return emitting, self._profile.step_s(batch, held, prompt_tokens, ended)
+        return emitting, self._profile.step_s(batch, held, prompt_tokens, ended, attended)
 
     def end_step(self, emitting: Sequence[Run]) -> None:
         """The step is over: a token for each that is still wanted."""

@@ -21,6 +21,7 @@ from cato.config.deploy_file import load_deploy_file
 from cato.config.paths import resolve
 from cato.config.places import run_dir
 from cato.core.errors import ConfigError
+from cato.core.topology import Topology
 from cato.serve import haproxy
 from cato.serve.engines_app import UNPLACEABLE
 from cato.serve.ports import free_port
@@ -91,7 +92,7 @@ def serve(
         )
     try:
         _wait_ready(process, url, log_path)
-        _greet(url, path, log_path)
+        _greet(url, path, log_path, deploy.topology)
         code = process.wait()
         console.print(f"Serve ended with {code}; the end of {log_path}:")
         _show_end(log_path)
@@ -155,7 +156,7 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _greet(url: str, path: Path, log_path: Path) -> None:
+def _greet(url: str, path: Path, log_path: Path, topology: Topology) -> None:
     try:
         tasks = [t["name"] for t in httpx.get(f"{url}/v1/tasks", timeout=10).json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError):
@@ -164,6 +165,8 @@ def _greet(url: str, path: Path, log_path: Path) -> None:
     if tasks:
         console.print(f"tasks: {', '.join(tasks)}", highlight=False)
     console.print(f"status page: {url}/ui", highlight=False)
+    for line in steps_of_engines(topology):
+        console.print(line, markup=False, highlight=False)
     for note in _notes(url):
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     console.print("\nTry, in another terminal:\n", highlight=False)
@@ -181,6 +184,22 @@ def _greet(url: str, path: Path, log_path: Path) -> None:
         highlight=False,
     )
     console.print(f"\nLog: {log_path}   Stop: Ctrl-C", highlight=False)
+
+
+def steps_of_engines(topology: Topology) -> list[str]:
+    """What vLLM does in one step, by deployment: mostly defaults that nobody wrote down."""
+    deployments = [d for p in topology.pools for d in p.deployments]
+    deployments += [shared.slots for shared in topology.shared_pools]
+    lines = []
+    for deployment in deployments:
+        engine = deployment.engine
+        if engine.is_simulated:
+            continue
+        line = f"{deployment.name}: steps of {engine.max_num_batched_tokens} tokens"
+        if engine.long_prefill_token_threshold:
+            line += f", {engine.long_prefill_token_threshold} of one prompt beside other calls"
+        lines.append(line)
+    return lines
 
 
 def _notes(url: str) -> list[str]:

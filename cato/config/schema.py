@@ -62,9 +62,6 @@ from cato.policies.registry import (
 from cato.policies.scaling.registry import scaling_names
 from cato.workflows.fim import FAMILIES, family_of
 
-CPU_KV_CACHE_BYTES = 1024**3
-"""KV cache of a vLLM engine on CPU when the file names none: vLLM would take 92 % of the RAM."""
-
 _DEFAULT_POLICIES = PoolPolicies()
 _DEFAULT_SCALING = PoolScaling()
 _DEFAULT_SHARED = SharedPoolPolicies()
@@ -196,6 +193,7 @@ class EngineArgs(StrictModel):
     max_num_seqs: int = Field(default=64, ge=1)
     max_model_len: int | None = Field(default=None, ge=1)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    long_prefill_token_threshold: int | None = Field(default=None, ge=0)
     kv_cache_memory: Annotated[ByteSize, Field(ge=1)] | None = None
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     prefix_caching: bool = True
@@ -228,9 +226,6 @@ class EngineArgs(StrictModel):
         return value
 
     def to_spec(self, accelerator: str, profile: str | None) -> EngineSpec:
-        kv_cache_bytes = self.kv_cache_memory
-        if kv_cache_bytes is None and self.kind == "vllm" and accelerator == "cpu":
-            kv_cache_bytes = CPU_KV_CACHE_BYTES
         return EngineSpec(
             kind=self.kind,
             python=self.python,
@@ -239,7 +234,8 @@ class EngineArgs(StrictModel):
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            kv_cache_memory_bytes=kv_cache_bytes,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            kv_cache_memory_bytes=self.kv_cache_memory,
             gpu_memory_utilization=self.gpu_memory_utilization,
             prefix_caching=self.prefix_caching,
             priority_scheduling=self.priority_scheduling,
@@ -252,7 +248,7 @@ class EngineArgs(StrictModel):
             script=self.script,
             swap=self.swap,
             sleep=self.sleep,
-        )
+        ).on(accelerator)
 
 
 class ReplicasArgs(StrictModel):

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from cato.config.deploy_file import load_deploy_file
 from cato.config.paths import resolve, resolve_index
 from cato.config.schema import (
-    CPU_KV_CACHE_BYTES,
     EnginesArgs,
     IngressArgs,
     ray_actor_options,
@@ -24,7 +23,16 @@ from cato.config.schema import (
 from cato.config.yaml_file import validate
 from cato.core.errors import ConfigError
 from cato.core.ids import DeploymentName
-from cato.core.topology import DeploymentSpec, EngineSpec, IngressSpec, PoolPolicies
+from cato.core.topology import (
+    CARD_PROMPT_TOKENS,
+    CARD_STEP_TOKENS,
+    CPU_KV_CACHE_BYTES,
+    CPU_STEP_TOKENS,
+    DeploymentSpec,
+    EngineSpec,
+    IngressSpec,
+    PoolPolicies,
+)
 
 
 def a_deployment(**changes: Any) -> dict[str, Any]:
@@ -75,7 +83,8 @@ def test_every_setting_of_an_engine_arrives() -> None:
     engine = {
         "kind": "vllm", "python": "/opt/py", "zygote": True, "dtype": "bfloat16",
         "max_num_seqs": 16, "max_model_len": 1024, "max_num_batched_tokens": 256,
-        "kv_cache_memory": "256MiB", "prefix_caching": False, "priority_scheduling": False,
+        "long_prefill_token_threshold": 64, "kv_cache_memory": "256MiB",
+        "prefix_caching": False, "priority_scheduling": False,
         "enforce_eager": True, "start_timeout": "2m", "args": ["--swap-space", 4],
         "env": {"OMP_NUM_THREADS": 8}, "profile": "q", "seed": 7,
     }  # fmt: skip
@@ -87,6 +96,7 @@ def test_every_setting_of_an_engine_arrives() -> None:
         max_num_seqs=16,
         max_model_len=1024,
         max_num_batched_tokens=256,
+        long_prefill_token_threshold=64,
         kv_cache_memory_bytes=256 * 1024**2,
         prefix_caching=False,
         priority_scheduling=False,
@@ -105,6 +115,21 @@ def test_vllm_on_cpu_never_takes_all_memory_for_its_cache() -> None:
     )
     on_gpu = the_deployment(accelerator="gpu", engine={"kind": "vllm"})
     assert on_gpu.engine.kv_cache_memory_bytes is None
+
+
+def test_steps_of_vllm_suit_the_accelerator_unless_the_file_says_otherwise() -> None:
+    def steps(accelerator: str, **engine: object) -> tuple[int | None, int | None]:
+        spec = the_deployment(accelerator=accelerator, engine={"kind": "vllm", **engine}).engine
+        return spec.max_num_batched_tokens, spec.long_prefill_token_threshold
+
+    assert steps("gpu") == steps("npu") == (CARD_STEP_TOKENS, CARD_PROMPT_TOKENS)
+    assert steps("cpu") == (CPU_STEP_TOKENS, 0)
+    assert steps("gpu", max_num_seqs=4096) == (4096, CARD_PROMPT_TOKENS)
+    assert steps("gpu", max_model_len=128) == (CARD_STEP_TOKENS, 128)  # vLLM refuses more
+    chosen = {"max_num_batched_tokens": 8192, "long_prefill_token_threshold": 0}
+    assert steps("gpu", **chosen) == (8192, 0)
+    simulated = the_deployment().engine
+    assert simulated.max_num_batched_tokens is None
 
 
 def test_a_card_is_the_default_on_gpu_and_npu() -> None:

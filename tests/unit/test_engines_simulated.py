@@ -6,6 +6,7 @@ These tests run in real time, with costs of fractions of a millisecond; none ass
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -395,6 +396,40 @@ def test_cached_tokens_cost_no_time() -> None:
     token_s = QUICK.prefill_per_batch_token_s
     new = warm.prompt.tokens - warm.cached_tokens
     assert cold_s - warm_s == pytest.approx(token_s * (cold.prompt.tokens - new))
+
+
+def steps_to_first_token(prompt_cap_tokens: int) -> int:
+    """Of a short prompt that came just after a long one."""
+    batch = Batch(QUICK, 4, 64, BLOCK_TOKENS, prompt_cap_tokens)
+    long, short = a_run("word " * 500), a_run("other")
+    batch.add(long, 0)
+    batch.plan_step()
+    batch.add(short, 0)
+    for step in itertools.count(1):
+        emitting, _ = batch.plan_step()
+        if short in emitting:
+            return step
+    raise AssertionError
+
+
+def test_short_prompts_pass_a_long_one_whose_pieces_are_capped() -> None:
+    assert steps_to_first_token(prompt_cap_tokens=16) == 1
+    assert steps_to_first_token(prompt_cap_tokens=0) > 5
+
+
+def test_a_prompt_alone_has_the_whole_budget() -> None:
+    batch, run = Batch(QUICK, 4, 64, BLOCK_TOKENS, prompt_cap_tokens=16), a_run("word " * 500)
+    batch.add(run, 0)
+    batch.plan_step()
+    assert run.prefilled_tokens == 64
+
+
+def test_positions_that_a_prompt_attends_to_take_time() -> None:
+    profile = replace(QUICK, prefill_per_attended_token_s=1e-6)
+    prompt = "word " * 50
+    attended = QUICK.count_tokens(prompt) ** 2 / 2
+    more_s = serve(a_batch(profile), a_run(prompt)) - serve(a_batch(), a_run(prompt))
+    assert more_s == pytest.approx(1e-6 * attended)
 
 
 def test_a_prompt_that_is_being_processed_is_there_for_the_next() -> None:

@@ -279,12 +279,23 @@ def test_a_folder_that_is_no_adapter_says_so(tmp_path: Path, config: str, words:
         adapter_argv(replace(MODEL, adapters=(AdapterSpec(ModelName("a"), str(tmp_path)),)), "gpu")
 
 
-def test_accelerator_gets_only_what_the_spec_says() -> None:
+def test_an_engine_on_a_card_gets_steps_in_which_short_prompts_pass_long_ones() -> None:
     argv = an_argv(EngineSpec("vllm", args=("--seed", "1")), "npu", cards=4)
-    for flag in ("--kv-cache-memory-bytes", "--max-num-batched-tokens", "--enforce-eager"):
+    for flag in ("--kv-cache-memory-bytes", "--enforce-eager"):
         assert flag not in argv
-    assert argv[argv.index("--tensor-parallel-size") + 1] == "4"
+    for flag, value in (
+        ("--max-num-batched-tokens", "2048"),
+        ("--long-prefill-token-threshold", "256"),
+        ("--scheduling-policy", "priority"),
+        ("--tensor-parallel-size", "4"),
+    ):
+        assert argv[argv.index(flag) + 1] == value
     assert argv[-2:] == ["--seed", "1"]
+
+
+def test_a_cap_of_zero_is_no_flag() -> None:
+    argv = an_argv(EngineSpec("vllm", long_prefill_token_threshold=0), "gpu", cards=1)
+    assert "--long-prefill-token-threshold" not in argv
 
 
 def test_size_and_blocks_of_the_kv_cache_are_read_from_metrics() -> None:

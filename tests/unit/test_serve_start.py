@@ -56,6 +56,19 @@ def a_file(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def test_the_steps_of_real_engines_are_told() -> None:
+    def told(name: str) -> list[str]:
+        deploy = load_deploy_file(ROOT / "deployments" / name)
+        return serve_command.steps_of_engines(deploy.topology)
+
+    assert told("nvidia.yaml") == [
+        "fast-gpu: steps of 2048 tokens, 256 of one prompt beside other calls",
+        "large-gpu: steps of 2048 tokens, 256 of one prompt beside other calls",
+    ]
+    assert told("local-cpu.yaml") == ["demo-cpu: steps of 256 tokens"]
+    assert told("simulated.yaml") == []
+
+
 def problems(path: Path) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         check_files(load_deploy_file(path))

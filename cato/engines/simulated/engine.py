@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncGenerator
 
 from cato.core.errors import EngineDeadError, EngineError
-from cato.core.prefix_cache import BLOCK_TOKENS
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec, TemplateFacts
 from cato.engines.base import (
@@ -33,10 +32,10 @@ _MAX_LAG_S = 0.25
 
 
 class SimulatedEngine:
-    """Runs a `Batch` with the timings of `profile`.
+    """Runs a `Batch` with the timings of `profile`, and the steps that `spec` says.
 
-    `block_tokens` are those of a block of its prefix cache. `start` may be called again after a
-    death or a stop.
+    `block_tokens` are those of a block of its prefix cache (None: the profile's). `start` may be
+    called again after a death or a stop.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class SimulatedEngine:
         spec: EngineSpec,
         served_model: str = "",
         *,
-        block_tokens: int = BLOCK_TOKENS,
+        block_tokens: int | None = None,
     ) -> None:
         self._profile = profile
         self._seed = spec.seed
@@ -55,8 +54,14 @@ class SimulatedEngine:
             context = min(context, spec.max_model_len)
         self._context_tokens = context
         batched_tokens = spec.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-        self._batch = Batch(profile, self._max_running, batched_tokens, block_tokens)
-        self._block_tokens = block_tokens
+        self._block_tokens = block_tokens or profile.block_tokens
+        self._batch = Batch(
+            profile,
+            self._max_running,
+            batched_tokens,
+            self._block_tokens,
+            spec.long_prefill_token_threshold or 0,
+        )
         self._has_prefix_caching = spec.prefix_caching
         self._has_priority = spec.priority_scheduling
         self._served_model = served_model or profile.model

@@ -30,11 +30,6 @@ from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
 
-# CPU only, when the deployment file says nothing. vLLM would reserve 92 % of the host's memory.
-DEFAULT_CPU_KV_CACHE_BYTES = 1 << 30
-# A long prompt stalls the running streams for one such piece: ITL p99 1006 -> 146 ms on two cores.
-DEFAULT_CPU_BATCHED_TOKENS = 256
-
 log = logging.getLogger("cato.engines")
 
 SWAP_EXTENSION = "cato.engines.vllm.worker_extension.SwapExtension"
@@ -60,18 +55,14 @@ def server_argv(
     spec: EngineSpec, model: ModelSpec, model_path: str, uds: str, *, accelerator: str, cards: int
 ) -> list[str]:
     """Arguments of vLLM's server; `spec.args` come last and so win."""
-    batched_tokens, kv_bytes = spec.max_num_batched_tokens, spec.kv_cache_memory_bytes
-    enforce_eager = spec.enforce_eager
-    if accelerator == "cpu":
-        batched_tokens = batched_tokens or max(DEFAULT_CPU_BATCHED_TOKENS, spec.max_num_seqs)
-        kv_bytes = kv_bytes or DEFAULT_CPU_KV_CACHE_BYTES
-        enforce_eager = True  # dynamo is off
+    spec = spec.on(accelerator)
     argv = ["--model", model_path, "--served-model-name", model.name, "--uds", uds]
     argv += ["--dtype", spec.dtype, "--max-num-seqs", str(spec.max_num_seqs)]
     for flag, value in (
         ("--max-model-len", spec.max_model_len),
-        ("--max-num-batched-tokens", batched_tokens),
-        ("--kv-cache-memory-bytes", kv_bytes),
+        ("--max-num-batched-tokens", spec.max_num_batched_tokens),
+        ("--long-prefill-token-threshold", spec.long_prefill_token_threshold or None),
+        ("--kv-cache-memory-bytes", spec.kv_cache_memory_bytes),
         ("--gpu-memory-utilization", None if accelerator == "cpu" else spec.gpu_memory_utilization),
         ("--tensor-parallel-size", cards if cards > 1 else None),
     ):
@@ -84,7 +75,7 @@ def server_argv(
     argv.append("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching")
     if spec.priority_scheduling:
         argv += ["--scheduling-policy", "priority"]
-    if enforce_eager:
+    if spec.enforce_eager:
         argv.append("--enforce-eager")
     argv += adapter_argv(model, accelerator)
     argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
@@ -187,6 +178,13 @@ class VllmEngine:
                     ) from exc
                 raise
             self._state = EngineState.READY
+            spec = self._spec.on(self._accelerator)
+            log.info(
+                "%s: steps of %d tokens, at most %d of one prompt beside other calls",
+                self._model.name,
+                spec.max_num_batched_tokens,
+                spec.long_prefill_token_threshold or spec.max_num_batched_tokens,
+            )
 
     async def stop(self) -> None:
         self._state = EngineState.STOPPED  # first: what ends from here on was meant to

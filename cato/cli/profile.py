@@ -29,6 +29,7 @@ from cato.profiles.load import profile_name, save_profile
 from cato.profiles.schema import ProfileFile, Provenance
 
 if TYPE_CHECKING:
+    from cato.control.profile_check import EngineSteps
     from cato.control.profile_sweep import Plan, SweepResult
     from cato.core.profile import Profile
 
@@ -61,11 +62,12 @@ def profile(
         bool,
         typer.Option(
             "--check",
-            help="Measure nothing: how well does the profile in use foretell a mixed run?",
+            help="Measure no profile: how well does the one in use predict a mixed run? Ends with "
+            "1 when it is off by more than 10 %, and by more than 1.3 times what repeating is.",
         ),
     ] = False,
 ) -> None:
-    """Measure prefill and decode of one replica and write profiles/MODEL@ACCELERATOR.yaml.
+    """Measure the steps of one replica's engine and write profiles/MODEL@ACCELERATOR.yaml.
 
     The deployment goes on serving; other work on the replica disturbs the numbers. Nothing is
     written before all is measured; a file that is there is kept as .bak.
@@ -82,7 +84,9 @@ def profile(
         command += f" --seconds {seconds:g}"
     try:
         if check:
-            asyncio.run(_check_alone(deployment, seed))
+            is_good = asyncio.run(_check_alone(deployment, seed))
+            if not is_good:
+                raise typer.Exit(1)
         else:
             asyncio.run(_profile(deployment, out, command, plan, seed))
     except CatoError as error:
@@ -113,35 +117,69 @@ class Found:
     profile: Profile
 
 
-async def _check_alone(deployment: str, seed: int) -> None:
+async def _check_alone(deployment: str, seed: int) -> bool:
     found = await _find(deployment)
     caller = ReplicaCaller(deployment, found.replica)
-    await _check(caller, found, found.profile, seed)
+    return await _check(caller, found.profile, await _steps(caller, found), seed)
 
 
-async def _check(caller: ReplicaCaller, found: Found, profile: Profile, seed: int) -> None:
-    """A mixed run that the profile was not made from, foretold by the simulator and measured."""
-    from cato.control.profile_check import check, median_error, mixed_run
+async def _steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
+    """What the replica's engine does in a step, by its own words and the deployment's."""
+    from cato.control.profile_check import EngineSteps
     from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
 
-    chunk_tokens = found.spec.engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
-    calls = mixed_run(profile, seed)
+    engine = found.spec.engine
+    block_tokens = _whole((await caller.load()).get("block_tokens"))
+    return EngineSteps(
+        engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+        engine.long_prefill_token_threshold or 0,
+        block_tokens if engine.prefix_caching else 0,
+    )
+
+
+async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, seed: int) -> bool:
+    """A mixed run that the profile was not made from, predicted by the simulator and measured."""
+    from cato.control.profile_check import Verdict, check, mixed_run
+
+    calls = mixed_run(profile, seed, shares=steps.block_tokens > 0)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("a mixed run", total=len(calls))
-
-        def progress(done: int) -> None:
-            bar.update(task, completed=done)
-
-        checked = await check(caller, profile, chunk_tokens, calls, seed, progress)
-    error = median_error(checked)
-    mean = statistics.fmean(c.error for c in checked)
+        task = bar.add_task("a mixed run, twice", total=2 * len(calls))
+        checked = await check(caller, profile, steps, calls, seed, lambda: bar.advance(task))
     console.print(
-        f"A mixed run of {len(calls)} calls (seed {seed}): E2E foretold with a median error of "
-        f"{error:.1%}, {mean:+.1%} on average.",
-        style=None if error <= ROUGH else "yellow",
+        f"A mixed run of {len(calls)} calls, twice (seed {seed}); E2E, median errors:",
         highlight=False,
     )
+    cold = [c for c in checked if not c.call.shared_tokens]
+    warm = [c for c in checked if c.call.shared_tokens]
+    verdicts = []
+    for what, some in (("without cache hits", cold), ("with cache hits", warm)):
+        if not some:
+            continue
+        verdict = Verdict.of(some)
+        verdicts.append(verdict.is_good)
+        console.print(
+            f"  {what}: {verdict.calls} calls, predicted {verdict.error:.1%} off "
+            f"({verdict.bias:+.1%} on average); the second run is {verdict.repeat_error:.1%} off "
+            f"the first",
+            style=None if verdict.is_good else "yellow",
+            highlight=False,
+        )
+    if warm:
+        console.print(
+            f"  cached tokens: {sum(c.measured.cached_tokens for c in warm)} by the engine's "
+            f"count, {sum(c.predicted.cached_tokens for c in warm)} predicted",
+            highlight=False,
+        )
+    is_good = all(verdicts)
+    console.print(
+        "The profile predicts this engine."
+        if is_good
+        else "The profile is off: measure it again, when the machine is quiet.",
+        style=None if is_good else "yellow",
+        highlight=False,
+    )
+    return is_good
 
 
 async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: int) -> None:
@@ -151,7 +189,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     found = await _find(deployment)
     caller = ReplicaCaller(deployment, found.replica)
     load = await caller.load()
-    spec = found.spec
+    spec, steps = found.spec, await _steps(caller, found)
     target = Target(
         model=found.pool.model.name,
         accelerator=spec.accelerator_type or spec.accelerator,
@@ -160,6 +198,9 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
         max_running=found.max_running,
         kv_capacity_tokens=_whole(load.get("kv_capacity_tokens")),
         load_s=found.load_s,
+        step_tokens=steps.step_tokens,
+        prompt_cap_tokens=steps.prompt_cap_tokens,
+        block_tokens=steps.block_tokens,
     )
     path = out / f"{profile_name(target.model, target.accelerator)}.yaml"
     console.print(
@@ -191,8 +232,8 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
         date=datetime.date.today().isoformat(),
         machine=machine(),
         samples=result.samples,
-        prefill_r2=round(result.prefill.r2, 4),
-        decode_r2=round(result.decode.r2, 4),
+        prefill_r2=round(result.prefill_r2, 4),
+        decode_r2=round(result.decode_r2, 4),
         simulated=is_simulated,
         note="; ".join(notes),
     )
@@ -212,7 +253,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
             "measurements; measure again when it is quiet.",
             style="yellow",
         )
-    await _check(caller, found, result.profile, seed)
+    await _check(caller, result.profile, steps, seed)
     kept = f" (the old one is {backup.name})" if backup else ""
     console.print(f"Wrote {path}{kept}.", highlight=False)
     if spec.profile != path.stem:
@@ -370,16 +411,18 @@ def _report(result: SweepResult) -> None:
         )
     console.print(table)
     console.print(
-        f"prefill     = {_us(profile.prefill_per_batch_token_s)} us x b x l"
-        f" + {_us(profile.prefill_per_request_s)} us x b"
-        f" + {_us(profile.prefill_per_token_s)} us x l"
-        f" + {_us(profile.prefill_base_s)} us   R2 {result.prefill.r2:.3f}\n"
-        f"decode step = {_us(profile.decode_per_context_token_s)} us x b x c"
+        f"step = {_us(profile.decode_base_s)} us"
         f" + {_us(profile.decode_per_request_s)} us x b"
-        f" + {_us(profile.decode_base_s)} us   R2 {result.decode.r2:.3f}\n"
-        f"latency     = {_us(profile.latency_s)} us beside the engine's steps\n"
+        f" + {_us(profile.decode_per_context_token_s)} us x h"
+        f" + {_us(profile.prefill_per_request_s)} us x prompts that end + the longer of\n"
+        f"       {_us(profile.weights_read_s)} us + {_us(profile.kv_read_token_s)} us x h and"
+        f" {_us(profile.prompt_token_s)} us x n"
+        f" + {_us(profile.prefill_per_attended_token_s)} us x positions before\n"
+        f"R2 {result.prefill_r2:.3f} of first tokens, {result.decode_r2:.3f} of decode steps; "
+        f"latency {_us(profile.latency_s)} us beside the engine's steps\n"
         f"{profile.chars_per_token:.2f} characters a token, load {profile.load_s:.2f} s, "
-        f"context {profile.context_tokens}, KV cache {profile.kv_capacity_tokens} tokens",
+        f"context {profile.context_tokens}, KV cache {profile.kv_capacity_tokens} tokens in "
+        f"blocks of {profile.block_tokens}, {profile.step_tokens} tokens a step",
         highlight=False,
     )
     for what in dict.fromkeys(c.what for c in result.comparisons):

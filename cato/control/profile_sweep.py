@@ -2,11 +2,12 @@
 
 Time is taken where the ingress takes it, at the caller: what is fitted holds the engine, its
 server and one hop of Serve, which is what a lease really costs. Prompts are random token ids, so
-lengths are exact and no two share a prefix that a cache could serve.
+lengths are exact and no two share a prefix that a cache could serve, unless that is measured.
 
-Three kinds of points: a prompt's first token alone; a decode step; and how long a prompt holds up
-streams that run beside it. What of a first token beside streams holds up none of them is latency:
-network, server and tokenizer, which work beside the engine, and on shared cores share them with it.
+Four kinds of points: a prompt's first token alone; one whose beginning is cached; a decode step;
+and how long a prompt holds up streams that run beside it. What of a first token beside streams
+holds up none of them is latency: network, server and tokenizer, which work beside the engine, and
+on shared cores share them with it. Each is written down as the steps that the engine took.
 """
 
 from __future__ import annotations
@@ -15,23 +16,16 @@ import asyncio
 import contextlib
 import random
 import statistics
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
 from cato.core.errors import InputError
-from cato.core.profile import Profile
+from cato.core.prefix_cache import BLOCK_TOKENS
+from cato.core.profile import UNMEASURED, Profile
 from cato.engines.base import EngineChunk
-from cato.profiles.fit import (
-    DecodeFit,
-    DecodeSample,
-    PrefillFit,
-    PrefillSample,
-    fit_decode,
-    fit_prefill,
-)
+from cato.profiles.fit import Sample, Step, fit, r2
 
 # Token ids that every vocabulary has and that are hardly ever special ones.
 TOKEN_IDS = range(300, 2_000)
@@ -47,6 +41,8 @@ STALLED_STREAMS = 4
 STALLED_TOKENS = 512
 CALM_TOKENS = 16
 WARM_UPS = 3
+# Of a prompt whose beginning is cached: new tokens after it.
+NEW_TOKENS = 24
 
 
 class EngineCaller(Protocol):
@@ -65,7 +61,9 @@ class EngineCaller(Protocol):
 class Target:
     """What is measured, and the limits that the sweep must keep.
 
-    `kv_capacity_tokens` 0 means unknown.
+    `kv_capacity_tokens` 0 means unknown. `step_tokens` is the engine's budget of a step (0: none),
+    `prompt_cap_tokens` the most of it that one prompt gets beside other requests (0: all of it),
+    `block_tokens` those of a block of its prefix cache (0: it has none).
     """
 
     model: str
@@ -75,6 +73,9 @@ class Target:
     max_running: int
     kv_capacity_tokens: int
     load_s: float
+    step_tokens: int = 0
+    prompt_cap_tokens: int = 0
+    block_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,7 @@ class Plan:
     """
 
     prompt_tokens: tuple[int, ...]
-    batches: tuple[int, ...]
-    batch_prompt_tokens: tuple[int, ...]
+    cached_tokens: tuple[int, ...]
     contexts: tuple[int, ...]
     concurrencies: tuple[int, ...]
     stalling_prompt_tokens: tuple[int, ...]
@@ -98,8 +98,7 @@ class Plan:
 
 QUICK = Plan(
     prompt_tokens=(32, 128, 384, 896, 1792),
-    batches=(2, 4),
-    batch_prompt_tokens=(64, 192),
+    cached_tokens=(256, 768, 3072),
     contexts=(64, 384, 1536),
     concurrencies=(1, 4, 8),
     stalling_prompt_tokens=(32, 192),
@@ -108,10 +107,9 @@ QUICK = Plan(
     total_s=40.0,
 )
 FULL = Plan(
-    prompt_tokens=(16, 32, 64, 128, 256, 448, 704, 960, 1536, 2048, 4096, 8192),
-    batches=(2, 4, 8),
-    batch_prompt_tokens=(64, 192, 512),
-    contexts=(48, 192, 448, 832, 1536, 4096, 8192),
+    prompt_tokens=(16, 32, 64, 128, 256, 448, 704, 960, 1536, 2048, 4096, 8192, 24576, 65536),
+    cached_tokens=(128, 384, 768, 2048, 8192, 32768),
+    contexts=(48, 192, 448, 832, 1536, 4096, 8192, 32768),
     concurrencies=(1, 2, 4, 8, 16, 32, 64),
     stalling_prompt_tokens=(16, 64, 256),
     rounds=7,
@@ -122,13 +120,14 @@ FULL = Plan(
 
 class _Kind(Enum):
     FIRST_TOKEN = "first token, prompt"
+    CACHED = "first token after cached"
     DECODE = "decode step, context"
     STALL = "stall by prompts of"
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """One thing to measure: a batch of prompts, one that decodes, or prompts beside a stream."""
+    """One thing to measure: a prompt, a batch that decodes, or prompts beside a stream."""
 
     kind: _Kind
     batch: int
@@ -140,34 +139,47 @@ class _Point:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstTokens:
-    """`batch` prompts of `prompt_tokens`, sent together: seconds until all have a token."""
+class FirstToken:
+    """Seconds until the first token of a prompt of `prompt_tokens`, of which `cached_tokens` were
+    in the engine's prefix cache, as the engine says."""
 
-    batch: int
     prompt_tokens: int
     duration_s: float
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One decode step of `batch` requests with `context_tokens` each on average."""
+
+    batch: int
+    context_tokens: float
+    step_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What a prompt of `prompt_tokens` did to streams whose steps took `step_s` without it.
+    """What a prompt of `prompt_tokens` did to `streams` whose steps took `step_s` without it.
 
     `stall_s`: how much later their tokens came; below zero when the machine was faster than before
-    and after. `first_token_s`: how long its own took.
+    and after. `first_token_s`: how long its own took. `held_tokens`: the streams' contexts, added
+    up.
     """
 
     prompt_tokens: int
     step_s: float
     stall_s: float
     first_token_s: float
+    streams: int = STALLED_STREAMS
+    held_tokens: float = 0.0
 
 
 @dataclass(slots=True)
 class Measured:
     """What a sweep saw. `disturbed` counts measurements beside other work on the replica."""
 
-    first_tokens: list[FirstTokens] = field(default_factory=list)
-    decode: list[DecodeSample] = field(default_factory=list)
+    first_tokens: list[FirstToken] = field(default_factory=list)
+    decode: list[DecodeStep] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
     chars: int = 0
     text_tokens: int = 0
@@ -199,8 +211,8 @@ class SweepResult:
     """The profile and how well it says what was measured."""
 
     profile: Profile
-    prefill: PrefillFit
-    decode: DecodeFit
+    prefill_r2: float
+    decode_r2: float
     comparisons: tuple[Comparison, ...]
     samples: int
 
@@ -225,12 +237,12 @@ class Sweep:
         total = len(points) * self._plan.rounds
         progress(0, total, "warming up")
         for _ in range(WARM_UPS):
-            await self._first_token_s(random_prompt(self._random, MIN_PROMPT_TOKENS), 2)
+            await self._first_token(random_prompt(self._random, MIN_PROMPT_TOKENS), 2)
         await self._count_characters(texts)
-        started_s = time.monotonic()
+        started_s = _now_s()
         done = 0
         for number in range(self._plan.rounds):
-            round_started_s = time.monotonic()
+            round_started_s = _now_s()
             if number:
                 # The first round goes from small to large and learns what takes too long.
                 self._random.shuffle(points)
@@ -243,15 +255,15 @@ class Sweep:
                     self.measured.skipped.append(f"{_what(point)}: would take too long")
                     continue
                 progress(done, total, _what(point))
-                point_started_s = time.monotonic()
+                point_started_s = _now_s()
                 await self._measure(point)
                 done += 1
                 kept.append(point)
-                if time.monotonic() - point_started_s > self._plan.point_limit_s and not number:
+                if _now_s() - point_started_s > self._plan.point_limit_s and not number:
                     too_long[point.kind] = point.work
             points = kept
             self.measured.rounds += 1
-            now_s = time.monotonic()
+            now_s = _now_s()
             if now_s - started_s + (now_s - round_started_s) > self._plan.total_s:
                 break
         progress(done, done, "done")
@@ -267,11 +279,21 @@ class Sweep:
         if point.kind is _Kind.STALL:
             await self._measure_stall(point)
             return
-        prompts = [random_prompt(self._random, point.tokens) for _ in range(point.batch)]
-        started_s = time.monotonic()
-        await asyncio.gather(*(self._first_token_s(p, 1) for p in prompts))
-        duration_s = time.monotonic() - started_s
-        self.measured.first_tokens.append(FirstTokens(point.batch, point.tokens, duration_s))
+        if point.kind is _Kind.CACHED:
+            await self._measure_cached(point)
+            return
+        prompt = random_prompt(self._random, point.tokens)
+        self.measured.first_tokens.append(await self._first_token(prompt))
+
+    async def _measure_cached(self, point: _Point) -> None:
+        """The same beginning twice, and what follows is new each time."""
+        beginning = random_prompt(self._random, point.tokens)
+        await self._first_token([*beginning, *random_prompt(self._random, NEW_TOKENS)])
+        again = await self._first_token([*beginning, *random_prompt(self._random, NEW_TOKENS)])
+        if not again.cached_tokens:
+            self.measured.skipped.append(f"{_what(point)}: the engine had not kept it")
+            return
+        self.measured.first_tokens.append(again)
 
     async def _measure_decode(self, point: _Point) -> None:
         """Only the time in which the whole batch decodes counts, and the tokens of that time."""
@@ -295,7 +317,7 @@ class Sweep:
             return
         step_s = sum(last[0] - first[0] for first, last in spans) / steps
         tokens = sum(first[1] + last[1] for first, last in spans) / (2 * len(spans))
-        self.measured.decode.append(DecodeSample(point.batch, point.tokens + tokens, step_s))
+        self.measured.decode.append(DecodeStep(point.batch, point.tokens + tokens, step_s))
 
     async def _measure_stall(self, point: _Point) -> None:
         """Prompts one after the other beside streams, which are compared with themselves alone."""
@@ -311,7 +333,7 @@ class Sweep:
             body = completion_body(random_prompt(self._random, MIN_PROMPT_TOKENS), most)
             async with contextlib.aclosing(self._caller.stream(body)) as chunks:
                 async for chunk in chunks:
-                    trace.append((time.monotonic(), chunk.output_tokens))
+                    trace.append((_now_s(), chunk.output_tokens))
                     if all(t and t[-1][1] > CALM_TOKENS for t in traces):
                         calm.set()
                     if over.is_set() and _tokens_since(trace, end_s) >= CALM_TOKENS:
@@ -322,14 +344,14 @@ class Sweep:
         async def disturb() -> None:
             nonlocal begin_s, end_s
             await calm.wait()
-            begin_s = time.monotonic()
+            begin_s = _now_s()
             longest = max(traces, key=len)  # one that ended at once sets `calm` before all began
             step_s = (begin_s - longest[0][0]) / CALM_TOKENS
             for i, prompt in enumerate(prompts):
                 # A first token comes with a step's end: at once, all would meet the same phase.
                 await asyncio.sleep(step_s * (i + 0.5) / len(prompts))
-                firsts_s.append(await self._first_token_s(prompt, 1))
-            end_s = time.monotonic()
+                firsts_s.append((await self._first_token(prompt)).duration_s)
+            end_s = _now_s()
             over.set()
 
         await asyncio.gather(disturb(), *(stream(trace) for trace in traces))
@@ -344,13 +366,22 @@ class Sweep:
                 statistics.fmean(steps_s),
                 statistics.fmean(stalls_s) / point.batch,
                 statistics.fmean(firsts_s),
+                streams,
+                sum(MIN_PROMPT_TOKENS + trace[-1][1] / 2 for trace in traces),
             )
         )
 
-    async def _first_token_s(self, prompt: list[int], output: int) -> float:
-        started_s = time.monotonic()
-        first_s, _ = (await self._trace(prompt, output))[0]
-        return first_s - started_s
+    async def _first_token(self, prompt: list[int], output: int = 1) -> FirstToken:
+        started_s, first_s, cached = _now_s(), None, 0
+        body = completion_body(prompt, output)
+        async with contextlib.aclosing(self._caller.stream(body)) as chunks:
+            async for chunk in chunks:
+                if first_s is None and chunk.output_tokens > 0:
+                    first_s = _now_s()
+                cached = max(cached, chunk.cached_tokens)
+        if first_s is None:
+            raise InputError(_NO_TOKEN)
+        return FirstToken(len(prompt), first_s - started_s, cached)
 
     async def _trace(self, prompt: list[int], output: int) -> list[tuple[float, int]]:
         """When a chunk came, and how many tokens there were by then."""
@@ -360,7 +391,7 @@ class Sweep:
         ) as chunks:
             async for chunk in chunks:
                 if chunk.output_tokens > (trace[-1][1] if trace else 0):
-                    trace.append((time.monotonic(), chunk.output_tokens))
+                    trace.append((_now_s(), chunk.output_tokens))
         _check_answered(trace)
         return trace
 
@@ -375,55 +406,83 @@ class Sweep:
                 self.measured.text_tokens += last.prompt_tokens
 
 
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+_NO_TOKEN = "the engine answered without a token; nothing can be measured"
+
+
 def _check_answered(trace: Sequence[tuple[float, int]]) -> None:
     if not trace:
-        raise InputError("the engine answered without a token; nothing can be measured")
+        raise InputError(_NO_TOKEN)
 
 
 def evaluate(target: Target, measured: Measured) -> SweepResult:
     """Fit a profile to what was measured; raise `InputError` when it is too little."""
-    decode = fit_decode(measured.decode)
-    prefill = fit_prefill(
-        [PrefillSample(f.batch, f.prompt_tokens, f.duration_s) for f in measured.first_tokens]
-    )
-    base_s, per_request_s, latency_s = _split(prefill, decode, measured.stalls)
-    profile = Profile(
+    prompts = [_first_sample(target, f) for f in measured.first_tokens]
+    decode = [_decode_sample(d) for d in measured.decode]
+    beside = [sample for s in measured.stalls for sample in _stall_samples(target, s)]
+    blank = replace(
+        UNMEASURED,
         model=target.model,
         accelerator=target.accelerator,
         engine=target.engine,
-        prefill_per_batch_token_s=prefill.per_batch_token_s,
-        prefill_per_request_s=per_request_s,
-        prefill_per_token_s=prefill.per_token_s,
-        prefill_base_s=base_s,
-        decode_per_context_token_s=decode.per_context_token_s,
-        decode_per_request_s=decode.per_request_s,
-        decode_base_s=decode.base_s,
         kv_capacity_tokens=target.kv_capacity_tokens or target.max_running * target.context_tokens,
         max_running=target.max_running,
         context_tokens=target.context_tokens,
         load_s=target.load_s,
-        latency_s=latency_s,
+        step_tokens=target.step_tokens,
+        block_tokens=target.block_tokens or BLOCK_TOKENS,
     )
+    profile = fit([*prompts, *decode, *beside], blank, knows_latency=bool(beside))
     if measured.text_tokens > 0:
         profile = replace(profile, chars_per_token=measured.chars / measured.text_tokens)
     samples = len(measured.first_tokens) + len(measured.decode) + len(measured.stalls)
-    return SweepResult(profile, prefill, decode, _comparisons(profile, measured), samples)
+    comparisons = _comparisons(target, profile, measured)
+    return SweepResult(profile, r2(prompts, profile), r2(decode, profile), comparisons, samples)
 
 
-def _split(
-    prefill: PrefillFit, decode: DecodeFit, stalls: Sequence[Stall]
-) -> tuple[float, float, float]:
-    """Of the seconds that any prompt costs: a step's base, what holds up others, latency.
+def prompt_steps(
+    target: Target, prompt_tokens: int, cached_tokens: int, streams: int = 0, held: float = 0.0
+) -> list[Step]:
+    """The steps in which the engine computes one prompt, alone or beside `streams` that decode."""
+    most = max(1, (target.step_tokens or prompt_tokens) - streams)
+    if streams and target.prompt_cap_tokens:
+        most = min(most, target.prompt_cap_tokens)
+    steps, done = [], cached_tokens
+    while done < prompt_tokens:
+        piece = min(most, prompt_tokens - done)
+        is_last = done + piece == prompt_tokens
+        attended = piece * (done + piece / 2)
+        steps.append(Step(streams, held + done, piece, int(is_last), attended))
+        done += piece
+    return steps
 
-    A prompt beside streams waits for half a step on average, then shares the next. Without stalls
-    nothing is known to be latency.
+
+def _first_sample(target: Target, first: FirstToken) -> Sample:
+    steps = prompt_steps(target, first.prompt_tokens, first.cached_tokens)
+    return Sample(tuple(steps), first.duration_s, has_latency=True)
+
+
+def _decode_sample(step: DecodeStep) -> Sample:
+    one = Step(step.batch, step.batch * step.context_tokens)
+    return Sample((one,), step.step_s, has_latency=False)
+
+
+def _stall_samples(target: Target, stall: Stall) -> list[Sample]:
+    """The steps in which streams and prompt met; and the prompt's way through them.
+
+    A prompt beside streams waits for half a step on average, then shares the next ones.
     """
-    if not stalls:
-        return prefill.base_s, prefill.per_request_s, 0.0
-    token_s = prefill.per_batch_token_s + prefill.per_token_s
-    stall_s = statistics.median(s.stall_s - token_s * s.prompt_tokens for s in stalls)
-    latency_s = statistics.median(s.first_token_s - s.stall_s - 1.5 * s.step_s for s in stalls)
-    return decode.base_s, max(0.0, stall_s), max(0.0, latency_s)
+    streams, held = stall.streams, stall.held_tokens
+    mixed = tuple(prompt_steps(target, stall.prompt_tokens, 0, streams, held))
+    waits = Step(streams, held, count=0.5)
+    mixed_s = stall.stall_s + len(mixed) * stall.step_s
+    found = [Sample((waits, *mixed), stall.first_token_s, has_latency=True)]
+    if mixed_s > 0:  # the machine may have been faster than before and after
+        found.append(Sample(mixed, mixed_s, has_latency=False))
+    return found
 
 
 def _tokens_since(trace: Sequence[tuple[float, int]], since_s: float) -> int:
@@ -452,44 +511,44 @@ def _stalled(
     return step_s, after[0][0] - before[-1][0] - steps * step_s
 
 
-def _comparisons(profile: Profile, measured: Measured) -> tuple[Comparison, ...]:
-    firsts: dict[tuple[int, int], list[float]] = {}
+def _comparisons(target: Target, profile: Profile, measured: Measured) -> tuple[Comparison, ...]:
+    """Of each point, in the order of its kind and size."""
+    found: dict[tuple[str, int, int], list[tuple[float, Sample]]] = {}
     for first in measured.first_tokens:
-        firsts.setdefault((first.batch, first.prompt_tokens), []).append(first.duration_s)
-    steps: dict[tuple[int, int], list[float]] = {}
+        what = "first token, cached" if first.cached_tokens else "first token"
+        sample = _first_sample(target, first)
+        key = (what, 1, first.prompt_tokens)
+        found.setdefault(key, []).append((first.duration_s, sample))
     for step in measured.decode:
         # Contexts of one point differ by a token or two between rounds.
-        steps.setdefault((step.batch, round(step.context_tokens / 16) * 16), []).append(step.step_s)
+        key = ("decode step", step.batch, round(step.context_tokens / 16) * 16)
+        found.setdefault(key, []).append((step.step_s, _decode_sample(step)))
+    for stall in measured.stalls:
+        sample = _stall_samples(target, stall)[0]
+        key = ("first token beside streams", stall.streams, stall.prompt_tokens)
+        found.setdefault(key, []).append((stall.first_token_s, sample))
     rows = []
-    for (batch, tokens), times in sorted(firsts.items()):
-        predicted_s = profile.latency_s + profile.prefill_s(tokens, batch)
-        rows.append(
-            Comparison(
-                "first token", batch, tokens, len(times), statistics.median(times), predicted_s
-            )
-        )
-    for (batch, tokens), times in sorted(steps.items()):
-        predicted_s = profile.decode_step_s(batch, tokens)
-        rows.append(
-            Comparison(
-                "decode step", batch, tokens, len(times), statistics.median(times), predicted_s
-            )
-        )
-    return tuple(rows)
+    for (what, batch, tokens), pairs in found.items():
+        measured_s = statistics.median(s for s, _ in pairs)
+        predicted_s = statistics.median(sample.predicted_s(profile) for _, sample in pairs)
+        rows.append(Comparison(what, batch, tokens, len(pairs), measured_s, predicted_s))
+    kinds = list(dict.fromkeys(row.what for row in rows))
+    return tuple(sorted(rows, key=lambda r: (kinds.index(r.what), r.batch, r.tokens)))
 
 
 def _points(target: Target, plan: Plan) -> list[_Point]:
     """All points that fit the engine, the smallest work first."""
     capacity = target.kv_capacity_tokens or target.max_running * target.context_tokens
     points = [_Point(_Kind.FIRST_TOKEN, 1, n) for n in plan.prompt_tokens]
-    points += [
-        _Point(_Kind.FIRST_TOKEN, b, n) for b in plan.batches for n in plan.batch_prompt_tokens
-    ]
+    if target.block_tokens:
+        # In whole blocks, and one at least: less is never found.
+        blocks = {max(1, n // target.block_tokens) for n in plan.cached_tokens}
+        points += [_Point(_Kind.CACHED, 1, b * target.block_tokens) for b in sorted(blocks)]
     points += [_Point(_Kind.DECODE, b, c) for b in plan.concurrencies for c in plan.contexts]
 
     def fits(point: _Point) -> bool:
-        output = _output_tokens(point) if point.kind is _Kind.DECODE else 1
-        tokens = point.tokens + output
+        more = {_Kind.DECODE: _output_tokens(point), _Kind.CACHED: NEW_TOKENS + 1}
+        tokens = point.tokens + more.get(point.kind, 1)
         return (
             point.batch <= target.max_running
             and tokens < target.context_tokens

@@ -198,6 +198,7 @@ class EngineReplica:
             "pid": self._engine.pid,
             "socket": getattr(self._engine, "socket", None),
             "kv_capacity_tokens": self._engine.facts.kv_capacity_tokens,
+            "block_tokens": self._engine.facts.block_tokens,
         }
 
     async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:

@@ -20,14 +20,14 @@ from cato.core.profile import UNMEASURED, Profile
 from cato.core.slots import SlotOrder
 from cato.core.topology import DeploymentSpec, HostedModel
 from cato.engines.base import Endpoint, Engine, EngineChunk, EngineRequest
+from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.card_slot import Loader
 
 # Enough to tell a model's speed within a few percent; `cato profile` measures what runs in full.
 PLAN = Plan(
     prompt_tokens=(32, 128, 384, 896),
-    batches=(2,),
-    batch_prompt_tokens=(64, 192),
+    cached_tokens=(),
     contexts=(64, 384),
     concurrencies=(1, 4),
     stalling_prompt_tokens=(64,),
@@ -76,14 +76,17 @@ async def _staged(
         max_running=facts.max_running,
         kv_capacity_tokens=facts.kv_capacity_tokens,
         load_s=load_s,
+        step_tokens=slots.engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+        prompt_cap_tokens=slots.engine.long_prefill_token_threshold or 0,
+        block_tokens=facts.block_tokens,
     )
     sweep = await Sweep(_Caller(engine), target, PLAN).run((), lambda *_: None)
     result = evaluate(target, sweep)
     provenance = Provenance(
         command="cato models",
         samples=result.samples,
-        prefill_r2=result.prefill.r2,
-        decode_r2=result.decode.r2,
+        prefill_r2=result.prefill_r2,
+        decode_r2=result.decode_r2,
         simulated=facts.simulated,
     )
     weights_bytes = sum(f.stat().st_size for f in files) or hosted.weights_bytes

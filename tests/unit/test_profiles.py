@@ -1,19 +1,17 @@
-"""Profiles are written, read back the same, and fitted from samples with outliers."""
+"""Profiles are written and read back the same."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cato.config.schema import EnginesArgs
-from cato.core.errors import ConfigError, InputError
+from cato.core.errors import ConfigError
 from cato.core.profile import Profile
-from cato.profiles.fit import DecodeSample, PrefillSample, fit_decode, fit_prefill
 from cato.profiles.load import (
     check_profiles,
     load_profile,
@@ -122,103 +120,3 @@ def test_a_profile_that_a_deployment_names_must_be_there() -> None:
         ("pools.p.deployments.d.engine.profile", "no file of this name (did you mean 'm@cpu'?)"),
     ]
     check_profiles(topology, {"m@cup": a_profile(), "x@cpu": a_profile()})
-
-
-def prefills(
-    alpha: float, beta: float, gamma: float, delta: float, noise: float = 0.0
-) -> list[PrefillSample]:
-    draw = np.random.default_rng(1)
-    return [
-        PrefillSample(
-            b, t, (alpha * b * t + beta * b + gamma * t + delta) * (1 + noise * draw.normal())
-        )
-        for b in (1, 2, 4, 8)
-        for t in (16, 64, 256, 1024)
-    ]
-
-
-def decodes(alpha: float, beta: float, delta: float, noise: float = 0.0) -> list[DecodeSample]:
-    draw = np.random.default_rng(2)
-    return [
-        DecodeSample(b, c, (alpha * b * c + beta * b + delta) * (1 + noise * draw.normal()))
-        for b in (1, 2, 4, 8, 16)
-        for c in (64.0, 256.0, 1024.0)
-    ]
-
-
-def test_exact_samples_give_their_coefficients() -> None:
-    prefill = fit_prefill(prefills(3e-5, 5e-4, 1e-5, 2e-3))
-    assert (
-        prefill.per_batch_token_s,
-        prefill.per_request_s,
-        prefill.per_token_s,
-        prefill.base_s,
-        prefill.r2,
-    ) == pytest.approx((3e-5, 5e-4, 1e-5, 2e-3, 1.0), rel=1e-6)
-    decode = fit_decode(decodes(3e-7, 7e-5, 3e-3))
-    assert (
-        decode.per_context_token_s,
-        decode.per_request_s,
-        decode.base_s,
-        decode.r2,
-    ) == pytest.approx((3e-7, 7e-5, 3e-3, 1.0), rel=1e-6)
-
-
-def test_a_few_disturbed_samples_hardly_move_the_fit() -> None:
-    samples = decodes(3e-7, 7e-5, 3e-3, noise=0.02)
-    disturbed = [
-        DecodeSample(s.batch, s.context_tokens, s.step_s * (10 if i in (3, 11) else 1))
-        for i, s in enumerate(samples)
-    ]
-    fit = fit_decode(disturbed)
-    for b, c in ((1, 64.0), (16, 1024.0), (4, 256.0)):
-        predicted = fit.per_context_token_s * b * c + fit.per_request_s * b + fit.base_s
-        assert predicted == pytest.approx(3e-7 * b * c + 7e-5 * b + 3e-3, rel=0.1)
-    assert fit.r2 < 0.9  # and the quality says that something disturbed it
-
-
-def test_short_prompts_are_fitted_as_well_as_long_ones() -> None:
-    fit = fit_prefill(prefills(3e-5, 0.0, 0.0, 2e-3, noise=0.05))
-    for tokens in (16, 1024):
-        predicted = (fit.per_batch_token_s + fit.per_token_s) * tokens
-        predicted += fit.per_request_s + fit.base_s
-        assert predicted == pytest.approx(3e-5 * tokens + 2e-3, rel=0.1)
-
-
-@given(
-    st.lists(
-        st.builds(PrefillSample, st.integers(1, 64), st.integers(1, 8192), st.floats(1e-6, 1e3)),
-        min_size=4,
-        max_size=20,
-    )
-)
-def test_no_fit_has_a_negative_or_infinite_coefficient(samples: list[PrefillSample]) -> None:
-    if len({s.prompt_tokens for s in samples}) < 2:
-        return
-    fit = fit_prefill(samples)
-    coefficients = (fit.per_batch_token_s, fit.per_request_s, fit.per_token_s, fit.base_s)
-    assert all(c >= 0 for c in coefficients)
-    assert np.isfinite([*coefficients, fit.r2]).all()
-    assert fit.r2 <= 1
-
-
-def test_one_batch_size_is_enough_for_prefill_and_one_context_for_decode() -> None:
-    prefill = fit_prefill([PrefillSample(1, t, 1e-5 * t + 0.01) for t in (10, 100, 500, 1000)])
-    assert (prefill.per_batch_token_s, prefill.base_s) == pytest.approx((1e-5, 0.01))
-    assert (prefill.per_request_s, prefill.per_token_s) == (0.0, 0.0)
-    decode = fit_decode([DecodeSample(b, 64, 1e-4 * b + 0.01) for b in (1, 2, 4, 8)])
-    assert (decode.per_request_s, decode.base_s) == pytest.approx((1e-4, 0.01))
-    assert decode.per_context_token_s == 0.0
-
-
-def test_samples_that_cannot_tell_are_refused_with_what_to_measure() -> None:
-    with pytest.raises(InputError, match="at least 4 samples, there are 1: measure more"):
-        fit_prefill([PrefillSample(1, 16, 0.1)])
-    with pytest.raises(InputError, match="two prompt lengths"):
-        fit_prefill([PrefillSample(b, 16, 0.1) for b in (1, 2, 3, 4)])
-    with pytest.raises(InputError, match="two batch sizes"):
-        fit_decode([DecodeSample(1, c, 0.1) for c in (1, 2, 3, 4)])
-    with pytest.raises(InputError, match="not positive"):
-        fit_decode([DecodeSample(b, 1, 0.0) for b in (1, 2, 3, 4)])
-    with pytest.raises(InputError, match="batch below 1"):
-        fit_prefill([PrefillSample(0, t, 0.1) for t in (1, 2, 3, 4)])

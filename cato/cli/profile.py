@@ -134,6 +134,7 @@ async def _steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
         engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
         engine.long_prefill_token_threshold or 0,
         block_tokens if engine.prefix_caching else 0,
+        found.profile.host_capacity_tokens if engine.host_memory else 0,
     )
 
 

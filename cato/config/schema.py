@@ -207,6 +207,7 @@ class EngineArgs(StrictModel):
     script: NonEmpty | None = None
     swap: bool = False
     sleep: bool = False
+    host_memory: bool = False
 
     @field_validator("max_num_batched_tokens")
     @classmethod
@@ -248,6 +249,7 @@ class EngineArgs(StrictModel):
             script=self.script,
             swap=self.swap,
             sleep=self.sleep,
+            host_memory=self.host_memory,
         ).on(accelerator)
 
 
@@ -382,6 +384,9 @@ def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
         found.append((("sleep",), True, rule))
     if engine.sleep and engine.swap:
         found.append((("sleep",), True, "an engine whose weights are swapped has none to sleep"))
+    if engine.host_memory and engine.kind != "simulated":
+        rule = "for simulated engines; vllm has its own flag: args: [--kv-offloading-size, GIB]"
+        found.append((("host_memory",), True, rule))
     if engine.gpu_memory_utilization is not None and accelerator == "cpu":
         rule = "not on cpu; set kv_cache_memory"
         found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))

@@ -53,11 +53,15 @@ class MixedCall:
 
 @dataclass(frozen=True, slots=True)
 class EngineSteps:
-    """What the engine does in a step, and the blocks of its prefix cache (0: it has none)."""
+    """What the engine does in a step, and the blocks of its prefix cache (0: it has none).
+
+    `host_tokens` that leave the cache stay in host memory.
+    """
 
     step_tokens: int
     prompt_cap_tokens: int = 0
     block_tokens: int = 0
+    host_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,9 @@ def _beginnings(calls: Sequence[MixedCall]) -> dict[int, int]:
 def predict(profile: Profile, calls: Sequence[MixedCall], steps: EngineSteps) -> list[Timed]:
     """How long each takes on the simulator's engine, with the beginnings in its cache."""
     size = steps.block_tokens
-    cache = PrefixCache(profile.kv_capacity_tokens, size) if size else None
+    cache = None
+    if size:
+        cache = PrefixCache(profile.kv_capacity_tokens, size, steps.host_tokens)
     engine = SimReplica(
         profile,
         profile.max_running,

@@ -6,6 +6,10 @@ request holds keeps its content until the space is needed: the longest free goes
 request its last blocks first. Partial blocks are never shared, and the last token of a prompt is
 always computed, since the first token of the answer comes from it.
 
+Host memory behind the cache takes what loses its place, and loses in turn what was longest unused.
+A prompt whose blocks are there takes them back instead of computing them; the engine knows how long
+that takes. Saving them costs nothing: transfers run beside the computation.
+
 One thing is simpler than in vLLM: two requests that compute the same block at the same time share
 it as soon as it is whole, where vLLM keeps both copies until they end. Hits are the same.
 """
@@ -37,7 +41,7 @@ class Holding:
     """The blocks of one running request.
 
     `hashes` are those of its whole blocks as far as they are known; `cached_tokens` of its prompt
-    were there when it came. Only `PrefixCache` changes it.
+    were there when it came, `loaded_tokens` of these in host memory. Only `PrefixCache` changes it.
     """
 
     hashes: Sequence[int]
@@ -45,18 +49,25 @@ class Holding:
     reserved: int
     allocated: int
     filled: int
+    loaded_tokens: int = 0
 
 
 @dataclass(slots=True)
 class PrefixCache:
-    """The blocks of one engine. Deterministic; every method costs what it touches."""
+    """The blocks of one engine, and those in host memory behind it (`host_tokens`; 0: it has none).
+
+    Deterministic; every method costs what it touches.
+    """
 
     capacity_tokens: int
     block_tokens: int = BLOCK_TOKENS
+    host_tokens: int = 0
     # Whole blocks by hash: those of running requests with the number of holders, and free ones in
     # the order in which they lose their content.
     _held: dict[int, int] = field(default_factory=dict)
     _free: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    # Those in host memory, in the same order.
+    _host: OrderedDict[int, None] = field(default_factory=OrderedDict)
     # Blocks of running requests beyond their whole ones: promised, and of these in use.
     _promised: int = 0
     _partial: int = 0
@@ -91,14 +102,19 @@ class PrefixCache:
         is no room for them."""
         hits = self._hits(hashes, prompt_tokens)
         reserved = self.blocks_for(tokens)
-        free_hits = sum(1 for i in range(hits) if hashes[i] in self._free)
-        new = reserved - hits
-        if self.held_blocks + free_hits + new > self.capacity_blocks:
+        free_hits = sum([hashes[i] in self._free for i in range(hits)])
+        host_hits = 0
+        if self._host:
+            host_hits = sum([hashes[i] in self._host for i in range(hits)])
+        if self.held_blocks + free_hits + host_hits + reserved - hits > self.capacity_blocks:
             return None
         for i in range(hits):
             self._hold(hashes[i])
-        self._promised += new
-        return Holding(hashes, hits * self.block_tokens, reserved, hits, hits)
+        self._promised += reserved - hits
+        if host_hits:
+            self._make_room()
+        loaded = host_hits * self.block_tokens
+        return Holding(hashes, hits * self.block_tokens, reserved, hits, hits, loaded)
 
     def compute(self, holding: Holding, tokens: int) -> None:
         """From now on the first `tokens` tokens of a request are in its blocks."""
@@ -131,19 +147,27 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget what no running request holds."""
         self._free.clear()
+        self._host.clear()
 
     def _hits(self, hashes: Sequence[int], prompt_tokens: int) -> int:
         most = min(len(hashes), max(0, prompt_tokens - 1) // self.block_tokens)
         for i in range(most):
-            if hashes[i] not in self._held and hashes[i] not in self._free:
+            block = hashes[i]
+            if block not in self._held and block not in self._free and block not in self._host:
                 return i
         return most
 
     def _hold(self, block: int) -> None:
         self._free.pop(block, None)
+        self._host.pop(block, None)
         self._held[block] = self._held.get(block, 0) + 1
 
     def _make_room(self) -> None:
         room = self.capacity_blocks - len(self._held) - self._partial
         while len(self._free) > room:
-            self._free.popitem(last=False)
+            block, _ = self._free.popitem(last=False)
+            if self.host_tokens:
+                self._host[block] = None
+                self._host.move_to_end(block)
+                if len(self._host) > self.host_tokens // self.block_tokens:
+                    self._host.popitem(last=False)

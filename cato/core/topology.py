@@ -141,7 +141,8 @@ class EngineSpec:
     `kind` is `vllm`, `simulated` or `scripted`. `python` names the interpreter that has vLLM (None:
     the replica's own). `zygote` forks engines from a preloaded process (CPU only).
     `max_num_batched_tokens` is the budget of a step, `long_prefill_token_threshold` the most of it
-    that one prompt gets beside other calls (0: all of it). `profile` and
+    that one prompt gets beside other calls (0: all of it). `host_memory`: a simulated engine keeps
+    KV blocks that leave its cache in the host's memory, as far as its profile's goes. `profile` and
     `seed` belong to the simulated engine: its timings and its text. `script` is the file by which
     the scripted engine answers; of a profile it has the sizes. `swap`: weights of checkpoints of
     one architecture take each other's place in a running vLLM, for slots of shared pools. `sleep`:
@@ -170,6 +171,7 @@ class EngineSpec:
     script: str | None = None
     swap: bool = False
     sleep: bool = False
+    host_memory: bool = False
 
     @property
     def is_simulated(self) -> bool:

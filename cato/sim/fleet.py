@@ -61,6 +61,8 @@ class PoolSetup:
     cache_block_tokens: int = 0
     # Most tokens of one prompt in a step beside other requests; 0: the whole budget.
     prompt_cap_tokens: int = 0
+    # Blocks that leave a prefix cache go to the host's memory, as far as the profile's goes.
+    host_memory: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +108,11 @@ class SimPool:
             setup.chunk_tokens,
             setup.report_steps,
             setup.prefill_together,
-            PrefixCache(profile.kv_capacity_tokens, setup.cache_block_tokens)
+            PrefixCache(
+                profile.kv_capacity_tokens,
+                setup.cache_block_tokens,
+                profile.host_capacity_tokens if setup.host_memory else 0,
+            )
             if setup.cache_block_tokens
             else None,
             setup.prompt_cap_tokens,

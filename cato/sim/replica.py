@@ -11,13 +11,15 @@ stretch at the next step's end.
 
 With a prefix cache a request is let in when the blocks of its prompt and its answer are free: the
 length is known here, so nothing is preempted, as in the simulated engine. What is cached of its
-prompt is not computed.
+prompt is not computed. What of that lies in host memory is loaded first, one request after the
+other, beside the steps.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -128,6 +130,9 @@ class SimReplica:
     tokens_out: int = 0
     _waiting: list[tuple[int, int, Sequence]] = field(default_factory=list)
     _prefilling: list[Sequence] = field(default_factory=list)
+    # Let in, and waiting for their blocks from host memory; with when these are there.
+    _loading: deque[tuple[float, Sequence]] = field(default_factory=deque)
+    _loads_end_s: float = -math.inf
     _decoding: dict[InvocationId, Sequence] = field(default_factory=dict)
     _ends: list[tuple[int, int, Sequence]] = field(default_factory=list)
     _context_tokens: int = 0
@@ -142,7 +147,11 @@ class SimReplica:
 
     @property
     def held(self) -> int:
-        return len(self._waiting) + len(self._prefilling) + len(self._decoding)
+        return len(self._waiting) + self._running
+
+    @property
+    def _running(self) -> int:
+        return len(self._loading) + len(self._prefilling) + len(self._decoding)
 
     @property
     def is_idle(self) -> bool:
@@ -168,6 +177,7 @@ class SimReplica:
         decoding = self._decoding.get(id)
         held = [] if decoding is None else [decoding]
         held += self._prefilling
+        held += [s for _, s in self._loading]
         held += [s for _, _, s in self._waiting]
         for sequence in held:
             if sequence.id == id and not sequence._is_cancelled:
@@ -184,8 +194,9 @@ class SimReplica:
         found = [
             (id, step - s._zero_step) for id, s in self._decoding.items() if not s._is_cancelled
         ]
-        if self._prefilling or self._waiting:
-            others = (*self._prefilling, *(s for _, _, s in self._waiting))
+        if self._prefilling or self._waiting or self._loading:
+            loading = (s for _, s in self._loading)
+            others = (*self._prefilling, *loading, *(s for _, _, s in self._waiting))
             found += [(s.id, s.generated) for s in others if not s._is_cancelled]
         return found
 
@@ -244,15 +255,20 @@ class SimReplica:
                 self._remove(sequence)
             self._cancelled.clear()
         if self._waiting:
-            self._admit()
+            self._admit(now_s)
+        while self._loading and self._loading[0][0] <= now_s:
+            self._join(self._loading.popleft()[1])
         running = len(self._decoding) + len(self._prefilling)
         if running == 0:
-            self._stretch, self.wake_s = None, math.inf
+            self._stretch = None
+            self.wake_s = self._loading[0][0] if self._loading else math.inf
             return
         has_freed = running > 1 and self.cache is None and self._make_room()
         stretch = self._stretch = self._plan(now_s)
         if has_freed:
             stretch.steps = 1  # who waits may fit into what was freed, from the next step on
+        if self._loading and stretch.steps > 1:
+            stretch.steps = stretch.steps_until(self._loading[0][0])
         self.wake_s = stretch.after(stretch.steps)
 
     def _cut(self, now_s: float) -> None:
@@ -299,6 +315,9 @@ class SimReplica:
             self._prefilling.remove(sequence)
             self._forget_prompt(sequence)
             self._give_back_blocks(sequence)
+        elif sequence._holding is not None:
+            self._loading = deque(x for x in self._loading if x[1] is not sequence)
+            self._give_back_blocks(sequence)
         else:
             self._waiting = [w for w in self._waiting if w[2] is not sequence]
             heapq.heapify(self._waiting)
@@ -316,9 +335,14 @@ class SimReplica:
             sequence._holding = None
             self._lacks_blocks = None
 
-    def _admit_to(self, cache: PrefixCache) -> None:
+    def _join(self, sequence: Sequence) -> None:
+        """All that is cached of its prompt is there."""
+        self._context_tokens += sequence.cached_tokens
+        self._prefilling.append(sequence)
+
+    def _admit_to(self, cache: PrefixCache, now_s: float) -> None:
         """In order, for as long as there are free blocks for prompt and answer."""
-        running = len(self._decoding) + len(self._prefilling)
+        running = self._running
         while self._waiting and running < self.max_running:
             sequence = self._waiting[0][2]
             if sequence is self._lacks_blocks:
@@ -333,13 +357,17 @@ class SimReplica:
             sequence._holding = holding
             sequence.cached_tokens = holding.cached_tokens
             sequence.prefill_left = prompt_tokens - holding.cached_tokens
-            self._context_tokens += holding.cached_tokens
-            self._prefilling.append(sequence)
             running += 1
+            if holding.loaded_tokens:
+                load_s = holding.loaded_tokens * self.profile.host_load_token_s
+                self._loads_end_s = max(now_s, self._loads_end_s) + load_s
+                self._loading.append((self._loads_end_s, sequence))
+            else:
+                self._join(sequence)
 
-    def _admit(self) -> None:
+    def _admit(self, now_s: float) -> None:
         if self.cache is not None:
-            self._admit_to(self.cache)
+            self._admit_to(self.cache, now_s)
             return
         capacity = self.profile.kv_capacity_tokens
         running = len(self._decoding) + len(self._prefilling)

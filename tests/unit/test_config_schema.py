@@ -223,6 +223,8 @@ def test_an_engine_fits_its_deployment() -> None:
         "engine.zygote: only a vllm engine on cpu can be forked from a zygote (found True)",
         "engine.gpu_memory_utilization: not on cpu; set kv_cache_memory (found 0.5)",
     ]
+    (host,) = problems_of_deployment(engine={"kind": "vllm", "host_memory": True})
+    assert "vllm has its own flag" in host
     assert problems_of_deployment(accelerator="gpu", engine={"kind": "vllm", "zygote": True}) == [
         "engine.zygote: only a vllm engine on cpu can be forked from a zygote (found True)"
     ]

@@ -381,7 +381,7 @@ def serve(batch: Batch, run: Run) -> float:
     batch.add(run, 0)
     first_s = 0.0
     while not run.is_finished:
-        emitting, step_s = batch.plan_step()
+        emitting, step_s = batch.plan_step(0.0)
         first_s = first_s or step_s
         batch.end_step(emitting)
     return first_s
@@ -403,10 +403,10 @@ def steps_to_first_token(prompt_cap_tokens: int) -> int:
     batch = Batch(QUICK, 4, 64, BLOCK_TOKENS, prompt_cap_tokens)
     long, short = a_run("word " * 500), a_run("other")
     batch.add(long, 0)
-    batch.plan_step()
+    batch.plan_step(0.0)
     batch.add(short, 0)
     for step in itertools.count(1):
-        emitting, _ = batch.plan_step()
+        emitting, _ = batch.plan_step(0.0)
         if short in emitting:
             return step
     raise AssertionError
@@ -420,7 +420,7 @@ def test_short_prompts_pass_a_long_one_whose_pieces_are_capped() -> None:
 def test_a_prompt_alone_has_the_whole_budget() -> None:
     batch, run = Batch(QUICK, 4, 64, BLOCK_TOKENS, prompt_cap_tokens=16), a_run("word " * 500)
     batch.add(run, 0)
-    batch.plan_step()
+    batch.plan_step(0.0)
     assert run.prefilled_tokens == 64
 
 
@@ -436,9 +436,9 @@ def test_a_prompt_that_is_being_processed_is_there_for_the_next() -> None:
     batch, prompt = a_batch(), "x = 1\n" * 200
     first, second = a_run(prompt), a_run(prompt)
     batch.add(first, 0)
-    batch.plan_step()
+    batch.plan_step(0.0)
     batch.add(second, 0)
-    batch.plan_step()
+    batch.plan_step(0.0)
     assert second.cached_tokens >= first.prompt.tokens - BLOCK_TOKENS
 
 
@@ -448,9 +448,9 @@ def test_prompts_that_share_their_beginning_fit_where_others_do_not() -> None:
     prompt = "x = 1\n" * 200  # 343 tokens
     for cache, second in ((batch, prompt), (other, "y" + prompt)):
         cache.add(a_run(prompt), 0)
-        cache.plan_step()
+        cache.plan_step(0.0)
         cache.add(a_run(second), 0)
-        cache.plan_step()
+        cache.plan_step(0.0)
     assert (len(batch.running), len(other.running)) == (2, 1)
 
 
@@ -458,7 +458,7 @@ def test_removing_a_run_frees_its_blocks() -> None:
     batch = a_batch()
     run = a_run("x = 1\n" * 200)
     batch.add(run, 0)
-    batch.plan_step()
+    batch.plan_step(0.0)
     assert batch.kv_cache_usage > 0
     batch.remove(run)
     batch.remove(run)
@@ -470,10 +470,10 @@ def test_a_run_that_outlives_a_crash_leaves_the_next_lifes_blocks_alone() -> Non
     batch = a_batch()
     before, after = a_run("x = 1\n" * 200), a_run("x = 1\n" * 200)
     batch.add(before, 0)
-    batch.plan_step()
+    batch.plan_step(0.0)
     assert batch.clear() == [before]
     batch.add(after, 0)
-    batch.plan_step()
+    batch.plan_step(0.0)
     usage = batch.kv_cache_usage
     batch.remove(before)  # its reader notices the crash only now
     assert batch.kv_cache_usage == usage > 0

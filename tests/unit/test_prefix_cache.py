@@ -108,6 +108,21 @@ def test_free_content_is_lost_only_when_space_is_used_not_when_it_is_promised() 
     assert cache.cached_tokens(hashes_of([1] * 12), 13) == 8
 
 
+def test_host_memory_keeps_what_the_cache_lost_until_it_is_full_itself() -> None:
+    cache = PrefixCache(4 * BLOCK, BLOCK, host_tokens=4 * BLOCK)
+    prompts = [[n] * 13 for n in range(3)]  # three whole blocks each
+    for prompt in prompts:
+        run(cache, prompt)
+    holding = cache.admit(hashes_of(prompts[1]), 13, 13)
+    assert holding is not None
+    assert (holding.cached_tokens, holding.loaded_tokens) == (12, 12)
+    cache.release(holding)
+    assert cache.cached_tokens(hashes_of(prompts[0]), 13) < 12  # the oldest made room
+    again = cache.admit(hashes_of(prompts[1]), 13, 13)
+    assert again is not None
+    assert (again.cached_tokens, again.loaded_tokens) == (12, 0)
+
+
 @given(st.lists(st.lists(st.integers(0, 1), max_size=14), max_size=8))
 def test_with_room_for_all_hits_are_the_longest_common_beginnings(prompts: list[list[int]]) -> None:
     cache = a_cache(100)
@@ -137,7 +152,7 @@ class Blocks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = a_cache(8)
+        self.cache = PrefixCache(8 * BLOCK, BLOCK, host_tokens=3 * BLOCK)
         self.running: list[tuple[Holding, list[int], int]] = []  # with its tokens and how many done
 
     @rule(tokens=TOKENS, more=st.integers(0, 8))
@@ -179,6 +194,8 @@ class Blocks(RuleBasedStateMachine):
         assert len(cache._held) + len(cache._free) + cache._partial <= cache.capacity_blocks
         assert 0 <= cache._partial <= cache._promised
         assert not cache._held.keys() & cache._free.keys()
+        assert len(cache._host) <= 3
+        assert not cache._host.keys() & (cache._held.keys() | cache._free.keys())
 
     @invariant()
     def holders_are_those_that_run(self) -> None:

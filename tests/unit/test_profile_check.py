@@ -56,12 +56,18 @@ def a_check(
         max_num_batched_tokens=steps.step_tokens,
         long_prefill_token_threshold=steps.prompt_cap_tokens,
         prefix_caching=steps.block_tokens > 0,
+        host_memory=steps.host_tokens > 0,
     )
 
     async def ask(caller: LocalCaller) -> list[CheckedCall]:
         return await check(caller, profile, steps, calls, 3, lambda: told.append(None))
 
-    checked, _ = asked(replace(profile, block_tokens=steps.block_tokens or 16), spec, ask)
+    profile = replace(
+        profile,
+        block_tokens=steps.block_tokens or 16,
+        host_capacity_tokens=steps.host_tokens,
+    )
+    checked, _ = asked(profile, spec, ask)
     return checked, len(told)
 
 
@@ -112,6 +118,20 @@ def test_the_simulated_engine_takes_as_long_as_the_simulator_says(
     for c in checked:
         assert c.predicted.cached_tokens == c.measured.cached_tokens
         assert c.predicted.e2e_s == pytest.approx(c.measured.e2e_s, rel=1e-6)
+
+
+def test_what_left_the_cache_is_loaded_from_host_memory_in_the_same_time() -> None:
+    # Beginnings of 2,000 tokens that push each other out of a cache of 4,800.
+    card = replace(CARD, kv_capacity_tokens=4_800, host_load_token_s=2e-5)
+    calls = [MixedCall(0.4 * (i + 1) * 1.234567, 2_050, 5 + i % 7, i % 4, 2_000) for i in range(24)]
+    steps = replace(STEPS, host_tokens=100_000)
+    checked, _ = a_check(card, calls, steps)
+    for c in checked:
+        assert c.predicted.cached_tokens == c.measured.cached_tokens == 2_000
+        assert c.predicted.e2e_s == pytest.approx(c.measured.e2e_s, rel=1e-6)
+    without, _ = a_check(card, calls, STEPS)
+    assert sum(c.measured.cached_tokens for c in without) < 24 * 2_000
+    assert sum(c.measured.e2e_s for c in checked) < sum(c.measured.e2e_s for c in without)
 
 
 def test_half_of_the_calls_share_a_beginning_where_that_is_wanted() -> None:

@@ -3,7 +3,8 @@
 One step is the next piece of waiting prompt work plus one token for every running request, as in
 vLLM. A request is admitted when its prompt and its whole answer fit the KV cache: the length is
 known here, so nothing is ever preempted, which flatters a full cache a little. What is cached of a
-prompt costs no time.
+prompt costs no time, unless it lies in host memory: then it is loaded first, one request after the
+other, beside the steps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +38,8 @@ class Run:
     emitted_tokens: int = 0
     emitted_chars: int = 0
     holding: Holding | None = None
+    # When its blocks have come from host memory.
+    loaded_s: float = -math.inf
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -53,7 +57,7 @@ class Run:
 
 
 class Batch:
-    """The requests of one engine, waiting and running. Knows no clock."""
+    """The requests of one engine, waiting and running. Is told what time it is."""
 
     def __init__(
         self,
@@ -62,14 +66,17 @@ class Batch:
         batched_tokens: int,
         block_tokens: int,
         prompt_cap_tokens: int = 0,
+        host_tokens: int = 0,
     ) -> None:
         """`batched_tokens` is the budget of a step, `prompt_cap_tokens` the most of it that one
-        prompt gets while there are other requests (0: all)."""
+        prompt gets while there are other requests (0: all). `host_tokens` that leave the KV cache
+        stay in host memory."""
         self._profile = profile
         self._max_running = max_running
         self._batched_tokens = batched_tokens
         self._prompt_cap_tokens = prompt_cap_tokens
-        self._cache = PrefixCache(profile.kv_capacity_tokens, block_tokens)
+        self._cache = PrefixCache(profile.kv_capacity_tokens, block_tokens, host_tokens)
+        self._loads_end_s = -math.inf
         self._arrivals = itertools.count()
         self._waiting: list[tuple[int, int, Run]] = []
         self.running: list[Run] = []
@@ -112,19 +119,26 @@ class Batch:
         self.running, self._waiting = [], []
         for run in runs:
             run.holding = None
-        self._cache = PrefixCache(self._cache.capacity_tokens, self._cache.block_tokens)
+        old, self._loads_end_s = self._cache, -math.inf
+        self._cache = PrefixCache(old.capacity_tokens, old.block_tokens, old.host_tokens)
         return runs
 
-    def plan_step(self) -> tuple[list[Run], float]:
-        """Who gets a token in the next step, and how long it takes: `Profile.step_s`."""
-        self._admit()
-        emitting = [run for run in self.running if run.prefilled_tokens >= run.prompt.tokens]
-        held = sum(run.prefilled_tokens + run.emitted_tokens for run in self.running)
+    def plan_step(self, now_s: float) -> tuple[list[Run], float | None]:
+        """Who gets a token in the next step, and how long it takes: `Profile.step_s`.
+
+        None where nothing can run before `next_load_s`: all wait for blocks from host memory.
+        """
+        self._admit(now_s)
+        running = [run for run in self.running if run.loaded_s <= now_s]
+        if not running:
+            return [], None
+        emitting = [run for run in running if run.prefilled_tokens >= run.prompt.tokens]
+        held = sum(run.prefilled_tokens + run.emitted_tokens for run in running)
         batch, prompt_tokens, attended = len(emitting), 0, 0.0
         most = room = max(1, self._batched_tokens - batch)  # decoding comes first
         if self._prompt_cap_tokens and len(self.running) + len(self._waiting) > 1:
             most = min(room, self._prompt_cap_tokens)
-        for run in self.running:
+        for run in running:
             piece = min(run.prompt.tokens - run.prefilled_tokens, room, most)
             if piece > 0:
                 room -= piece
@@ -155,12 +169,20 @@ class Batch:
         assert run.holding is not None, "a running request holds blocks"
         self._cache.compute(run.holding, min(tokens, run.prompt.tokens_with(run.emitted_chars)))
 
-    def _admit(self) -> None:
+    @property
+    def next_load_s(self) -> float:
+        """When the blocks of the first of those that wait for theirs have come."""
+        return min(run.loaded_s for run in self.running)
+
+    def _admit(self, now_s: float) -> None:
         while self._waiting and len(self.running) < self._max_running:
             run = self._waiting[0][2]
             run.holding = self._cache.admit(run.hashes, run.prompt.tokens, run.kv_tokens)
             if run.holding is None:
                 return  # strict order: a smaller one behind it must not starve it
             run.prefilled_tokens = run.holding.cached_tokens
+            if run.holding.loaded_tokens:
+                load_s = run.holding.loaded_tokens * self._profile.host_load_token_s
+                self._loads_end_s = run.loaded_s = max(now_s, self._loads_end_s) + load_s
             heapq.heappop(self._waiting)
             self.running.append(run)

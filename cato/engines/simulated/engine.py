@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
 
@@ -61,6 +62,7 @@ class SimulatedEngine:
             batched_tokens,
             self._block_tokens,
             spec.long_prefill_token_threshold or 0,
+            profile.host_capacity_tokens if spec.host_memory else 0,
         )
         self._has_prefix_caching = spec.prefix_caching
         self._has_priority = spec.priority_scheduling
@@ -217,7 +219,15 @@ class SimulatedEngine:
                 self._work.clear()
                 await self._work.wait()
                 due_s = clock()
-            emitting, step_s = self._batch.plan_step()
+            emitting, step_s = self._batch.plan_step(due_s)
+            if step_s is None:  # until blocks have come from host memory, or somebody comes
+                load_s = self._batch.next_load_s
+                self._work.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(load_s):
+                        await self._work.wait()
+                due_s = min(clock(), load_s)
+                continue
             # Against absolute times: a late wake-up shortens the next sleep.
             due_s = max(due_s, clock() - _MAX_LAG_S) + step_s
             await asyncio.sleep(max(0.0, due_s - clock()))

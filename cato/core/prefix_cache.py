@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 BLOCK_TOKENS = 16  # vLLM's default on a GPU
@@ -37,6 +37,84 @@ def block_hashes(root: str, blocks: Iterable[bytes]) -> list[int]:
 
 
 @dataclass(eq=False, slots=True)
+class _Run:
+    """Whole blocks, one after the other, that the same requests hold, or none does.
+
+    Runs make a tree: what follows on a run in one sequence or another are its `children`, by their
+    first block. Equal hashes mean equal beginnings, so runs are compared by their ends.
+    """
+
+    hashes: list[int]
+    parent: _Run | None = None
+    children: dict[int, _Run] = field(default_factory=dict)
+    holders: int = 0
+
+    def shared(self, hashes: Sequence[int], at: int, end: int) -> int:
+        """How many of its blocks are those of `hashes` from `at` on; the first one is."""
+        most = min(len(self.hashes), end - at)
+        if self.hashes[most - 1] == hashes[at + most - 1]:
+            return most
+        equal, unequal = 1, most
+        while unequal - equal > 1:
+            middle = (equal + unequal) // 2
+            if self.hashes[middle - 1] == hashes[at + middle - 1]:
+                equal = middle
+            else:
+                unequal = middle
+        return equal
+
+    def beginning(self, blocks: int) -> _Run:
+        """Its first `blocks` as a run of their own; it keeps the others, and its place in line."""
+        if blocks == len(self.hashes):
+            return self
+        assert self.parent is not None, "the root has no blocks"
+        first = _Run(self.hashes[:blocks], self.parent, {}, self.holders)
+        self.parent.children[first.hashes[0]] = first
+        del self.hashes[:blocks]
+        self.parent = first
+        first.children[self.hashes[0]] = self
+        return first
+
+    def ending(self, blocks: int) -> _Run:
+        """Its last `blocks` as a run of their own; it keeps the others, and its place in line."""
+        if blocks == len(self.hashes):
+            return self
+        last = _Run(self.hashes[-blocks:], self, self.children)
+        for child in last.children.values():
+            child.parent = last
+        del self.hashes[-blocks:]
+        self.children = {last.hashes[0]: last}
+        return last
+
+    def forget(self) -> None:
+        """Nothing follows on it, and nothing will find it."""
+        assert self.parent is not None, "the root is never forgotten"
+        del self.parent.children[self.hashes[0]]
+
+
+@dataclass(slots=True)
+class _Line:
+    """Runs that nobody holds, in the order in which they lose their content, and their blocks."""
+
+    runs: OrderedDict[_Run, None] = field(default_factory=OrderedDict)
+    blocks: int = 0
+
+    def add(self, run: _Run) -> None:
+        self.runs[run] = None
+        self.blocks += len(run.hashes)
+
+    def lost(self, most: int) -> Iterator[_Run]:
+        """The ends of runs that go until at most so many blocks are left."""
+        while self.blocks > most:
+            first = next(iter(self.runs))
+            blocks = min(len(first.hashes), self.blocks - most)
+            self.blocks -= blocks
+            if blocks == len(first.hashes):
+                del self.runs[first]
+            yield first.ending(blocks)
+
+
+@dataclass(eq=False, slots=True)
 class Holding:
     """The blocks of one running request.
 
@@ -49,26 +127,25 @@ class Holding:
     reserved: int
     allocated: int
     filled: int
-    loaded_tokens: int = 0
+    loaded_tokens: int
+    _last: _Run
 
 
 @dataclass(slots=True)
 class PrefixCache:
     """The blocks of one engine, and those in host memory behind it (`host_tokens`; 0: it has none).
 
-    Deterministic; every method costs what it touches.
+    Deterministic. Methods cost what there are of runs of blocks, not of blocks.
     """
 
     capacity_tokens: int
     block_tokens: int = BLOCK_TOKENS
     host_tokens: int = 0
-    # Whole blocks by hash: those of running requests with the number of holders, and free ones in
-    # the order in which they lose their content.
-    _held: dict[int, int] = field(default_factory=dict)
-    _free: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    # Those in host memory, in the same order.
-    _host: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    # Blocks of running requests beyond their whole ones: promised, and of these in use.
+    _root: _Run = field(default_factory=lambda: _Run([]))
+    _free: _Line = field(default_factory=_Line)
+    _host: _Line = field(default_factory=_Line)
+    # Whole blocks of running requests; beyond them blocks promised to these, and of those in use.
+    _held: int = 0
     _promised: int = 0
     _partial: int = 0
 
@@ -83,7 +160,7 @@ class PrefixCache:
     @property
     def held_blocks(self) -> int:
         """Blocks that running requests hold or have been promised."""
-        return len(self._held) + self._promised
+        return self._held + self._promised
 
     @property
     def usage(self) -> float:
@@ -95,26 +172,28 @@ class PrefixCache:
 
     def cached_tokens(self, hashes: Sequence[int], prompt_tokens: int) -> int:
         """How many tokens of a prompt need not be computed now."""
-        return self._hits(hashes, prompt_tokens) * self.block_tokens
+        return sum([n for _, n in self._hits(hashes, prompt_tokens)]) * self.block_tokens
 
     def admit(self, hashes: Sequence[int], prompt_tokens: int, tokens: int) -> Holding | None:
         """Hold what is cached of a prompt and promise blocks for `tokens` in all; None when there
         is no room for them."""
-        hits = self._hits(hashes, prompt_tokens)
+        found = self._hits(hashes, prompt_tokens)
+        hits = sum([n for _, n in found])
+        unheld = sum([n for run, n in found if not run.holders])
+        from_host = 0
+        if self._host.blocks:
+            from_host = sum([n for run, n in found if run in self._host.runs])
         reserved = self.blocks_for(tokens)
-        free_hits = sum([hashes[i] in self._free for i in range(hits)])
-        host_hits = 0
-        if self._host:
-            host_hits = sum([hashes[i] in self._host for i in range(hits)])
-        if self.held_blocks + free_hits + host_hits + reserved - hits > self.capacity_blocks:
+        if self.held_blocks + unheld + reserved - hits > self.capacity_blocks:
             return None
-        for i in range(hits):
-            self._hold(hashes[i])
+        last = self._root
+        for run, n in found:
+            last = self._hold(run, n)
         self._promised += reserved - hits
-        if host_hits:
+        if from_host:
             self._make_room()
-        loaded = host_hits * self.block_tokens
-        return Holding(hashes, hits * self.block_tokens, reserved, hits, hits, loaded)
+        size = self.block_tokens
+        return Holding(hashes, hits * size, reserved, hits, hits, from_host * size, last)
 
     def compute(self, holding: Holding, tokens: int) -> None:
         """From now on the first `tokens` tokens of a request are in its blocks."""
@@ -123,51 +202,87 @@ class PrefixCache:
         self._partial += allocated - holding.allocated
         holding.allocated = allocated
         self._make_room()
-        whole = min(tokens // self.block_tokens, len(holding.hashes))
-        for i in range(holding.filled, whole):
-            self._hold(holding.hashes[i])
-            self._promised -= 1
-            self._partial -= 1
-            holding.filled = i + 1
+        hashes, i = holding.hashes, holding.filled
+        whole = min(tokens // self.block_tokens, len(hashes))
+        if whole <= i:
+            return
+        self._promised -= whole - i
+        self._partial -= whole - i
+        holding.filled = whole
+        while i < whole:
+            last = holding._last
+            child = last.children.get(hashes[i])
+            if child is not None:  # another has computed it
+                n = child.shared(hashes, i, whole)
+                holding._last = self._hold(child, n)
+                i += n
+                continue
+            new = list(hashes[i:whole])
+            self._held += len(new)
+            if last.holders == 1 and not last.children:
+                last.hashes += new
+            else:
+                holding._last = last.children[new[0]] = _Run(new, last, {}, 1)
+            return
 
     def release(self, holding: Holding) -> None:
         """A request has ended; its whole blocks stay until their space is needed."""
         self._promised -= holding.reserved - holding.filled
         self._partial -= holding.allocated - holding.filled
-        for i in reversed(range(holding.filled)):
-            block = holding.hashes[i]
-            holders = self._held[block] - 1
-            if holders:
-                self._held[block] = holders
-            else:
-                del self._held[block]
-                self._free[block] = None
+        run = holding._last
+        while run.parent is not None:
+            run.holders -= 1
+            if not run.holders:
+                self._held -= len(run.hashes)
+                self._free.add(run)
+            run = run.parent
+        holding._last = self._root
         holding.reserved = holding.allocated = holding.filled = 0
 
     def clear(self) -> None:
         """Forget what no running request holds."""
-        self._free.clear()
-        self._host.clear()
+        for line in (self._free, self._host):
+            for run in line.lost(0):
+                run.forget()
 
-    def _hits(self, hashes: Sequence[int], prompt_tokens: int) -> int:
+    def _hits(self, hashes: Sequence[int], prompt_tokens: int) -> list[tuple[_Run, int]]:
+        """The runs that a prompt begins with, and how many blocks of each."""
         most = min(len(hashes), max(0, prompt_tokens - 1) // self.block_tokens)
-        for i in range(most):
-            block = hashes[i]
-            if block not in self._held and block not in self._free and block not in self._host:
-                return i
-        return most
+        found: list[tuple[_Run, int]] = []
+        run, i = self._root, 0
+        while i < most:
+            child = run.children.get(hashes[i])
+            if child is None:
+                break
+            n = child.shared(hashes, i, most)
+            found.append((child, n))
+            i += n
+            if n < len(child.hashes):
+                break
+            run = child
+        return found
 
-    def _hold(self, block: int) -> None:
-        self._free.pop(block, None)
-        self._host.pop(block, None)
-        self._held[block] = self._held.get(block, 0) + 1
+    def _hold(self, run: _Run, blocks: int) -> _Run:
+        """One request more holds the first `blocks` of the run; returns these."""
+        first = run.beginning(blocks)
+        if not run.holders:
+            line = self._free if run in self._free.runs else self._host
+            line.blocks -= blocks
+            if first is run:
+                del line.runs[run]
+            self._held += blocks
+        first.holders += 1
+        return first
 
     def _make_room(self) -> None:
-        room = self.capacity_blocks - len(self._held) - self._partial
-        while len(self._free) > room:
-            block, _ = self._free.popitem(last=False)
-            if self.host_tokens:
-                self._host[block] = None
-                self._host.move_to_end(block)
-                if len(self._host) > self.host_tokens // self.block_tokens:
-                    self._host.popitem(last=False)
+        room = self.capacity_blocks - self._held - self._partial
+        if self._free.blocks <= room:
+            return
+        most = self.host_tokens // self.block_tokens
+        for run in self._free.lost(room):
+            if most:
+                self._host.add(run)
+            else:
+                run.forget()
+        for run in self._host.lost(most):
+            run.forget()

@@ -158,7 +158,7 @@ async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, se
         if not some:
             continue
         verdict = Verdict.of(some)
-        verdicts.append(verdict.is_good)
+        verdicts.append(verdict)
         console.print(
             f"  {what}: {verdict.calls} calls, predicted {verdict.error:.1%} off "
             f"({verdict.bias:+.1%} on average); the second run is {verdict.repeat_error:.1%} off "
@@ -172,7 +172,7 @@ async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, se
             f"count, {sum(c.predicted.cached_tokens for c in warm)} predicted",
             highlight=False,
         )
-    is_good = all(verdicts)
+    is_good = all(v.is_good for v in verdicts)
     console.print(
         "The profile predicts this engine."
         if is_good
@@ -180,6 +180,12 @@ async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, se
         style=None if is_good else "yellow",
         highlight=False,
     )
+    if max(v.repeat_error for v in verdicts) > ROUGH:
+        console.print(
+            "The same calls take so much longer or shorter the second time that this says little: "
+            "check again when the machine is quiet.",
+            style="yellow",
+        )
     return is_good
 
 

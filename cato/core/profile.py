@@ -149,6 +149,16 @@ class Profile:
         """What a step takes at least, beside its base: weights and KV cache are read."""
         return self.weights_read_s + self.kv_read_token_s * held_tokens
 
+    def decodes_evenly(self, batch: int, held_tokens: float) -> bool:
+        """Whether each decode step of `batch` takes `context_token_s * batch` longer than the one
+        before: what is read takes longer than what is computed, now and as contexts grow."""
+        if not self.weights_read_s:
+            return True
+        if self.prefill_per_attended_token_s > self.kv_read_token_s:
+            return False
+        computed_s = self.prompt_token_s * batch + self.prefill_per_attended_token_s * held_tokens
+        return computed_s <= self.read_s(held_tokens)
+
     @property
     def step_base_s(self) -> float:
         """Of a decode step, whatever is in it."""

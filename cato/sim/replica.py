@@ -444,6 +444,8 @@ class SimReplica:
             first_s = p.step_s(batch, held, tokens, ended)
             growth_s = p.decode_per_context_token_s * (batch + tokens) if batch else 0.0
             return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
+        if not prefilled and p.decodes_evenly(batch, held):
+            return _Stretch(now_s, p.step_s(batch, held), p.context_token_s * batch, steps, batch)
         attended = _attended(prefilled)
         # Each of several steps attends to the pieces of the steps before it.
         grown, more_attended = tokens + batch, sum(n * n for _, n in prefilled)

@@ -139,11 +139,13 @@ class Profile:
             + (self.decode_base_s + self.weights_read_s)
         )
         if self.weights_read_s:
-            computed_s = self.prompt_token_s * batch + self.prefill_per_attended_token_s * held
-            read_s = self.weights_read_s + self.kv_read_token_s * held
-            if computed_s > read_s:
-                time_s += computed_s - read_s
+            time_s += self.beyond_reads_s(batch, held)
         return time_s if time_s > 0.0 else 0.0
+
+    def beyond_reads_s(self, batch: int, held_tokens: float) -> float:
+        """How much longer a decode step computes than it reads, where it reads the weights."""
+        computed_s = self.prompt_token_s * batch + self.prefill_per_attended_token_s * held_tokens
+        return max(0.0, computed_s - self.read_s(held_tokens))
 
     def read_s(self, held_tokens: float) -> float:
         """What a step takes at least, beside its base: weights and KV cache are read."""
@@ -156,8 +158,7 @@ class Profile:
             return True
         if self.prefill_per_attended_token_s > self.kv_read_token_s:
             return False
-        computed_s = self.prompt_token_s * batch + self.prefill_per_attended_token_s * held_tokens
-        return computed_s <= self.read_s(held_tokens)
+        return not self.beyond_reads_s(batch, held_tokens)
 
     @property
     def step_base_s(self) -> float:

@@ -74,7 +74,8 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
 
     0 where nothing is due: what can neither be won nor lost counts as nothing. All get a token per
     step. Whoever is expected to be done leaves, and the steps of the others become shorter:
-    step(b, S) = base + per_request · b + per_context_token · S.
+    step(b, S) = base + per_request · b + per_context_token · S, and more where a batch is so large
+    that it computes for longer than it reads.
     """
     batch = len(prospects)
     context = 0.0
@@ -82,14 +83,17 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
         context += p.context_tokens
     # A profile may say that steps take no time at all; tokens per second are finite.
     base_s, request_s = profile.step_base_s or _LEAST_STEP_S, profile.decode_per_request_s
-    token_s = profile.context_token_s
+    token_s, reads = profile.context_token_s, profile.weights_read_s > 0.0
     knots_s, knot_tokens, steps_s = [start_s], [0.0], []
     t, done, step_s = start_s, 0.0, 0.0
     for p in prospects:
         left = p.left_tokens
         steps = left - done
         if steps > 0:
-            step_s = base_s + request_s * batch + token_s * (context + batch * steps / 2)
+            held = context + batch * steps / 2
+            step_s = base_s + request_s * batch + token_s * held
+            if reads:
+                step_s += profile.beyond_reads_s(batch, held)
             t += steps * step_s
             context += batch * steps
             done = left

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cato.core.length import LengthBelief
 from cato.core.profile import UNMEASURED, Profile
+from cato.policies.outlook import Prospect, chances
 from cato.profiles.load import load_profile, save_profile
 from cato.profiles.schema import Provenance
+from cato.testing.builders import an_invocation
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 LARGE = load_profile(PROFILES / "reference-large-32b@gpu-80gb.yaml")
@@ -104,3 +107,14 @@ def test_a_file_without_the_terms_loads_as_before() -> None:
     assert (saber.step_tokens, saber.block_tokens, saber.host_capacity_tokens) == (0, 16, 0)
     assert saber.prefill_s(1000) == pytest.approx(0.038)
     assert saber.step_s(10, 5000, prompt_tokens=100) == pytest.approx(0.008 + 0.0035 + 0.003)
+
+
+def test_a_projection_of_a_large_batch_counts_what_it_computes() -> None:
+    steps = 50
+    for batch in (4, 256):
+        step_s = LARGE.decode_step_s(batch, steps / 2)
+        for due_s, chance in ((0.99 * steps * step_s, 0.0), (1.01 * steps * step_s, 1.0)):
+            length = LengthBelief.of([steps])
+            invocation = an_invocation("i", prompt=1)
+            one = Prospect(steps, 0.0, due_s, invocation, 0, length, length.points, 0)
+            assert chances(LARGE, 0.0, [one] * batch) == [chance] * batch

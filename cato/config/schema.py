@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_network
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -660,6 +661,19 @@ def _network(name: str) -> str:
     return name
 
 
+def _origin(text: str) -> str:
+    parts = urlsplit(text)
+    if text != "*" and (not parts.netloc or text != f"{parts.scheme}://{parts.netloc}".lower()):
+        raise ValueError("a scheme and a host in small letters, such as https://ide.example:8443")
+    return text
+
+
+def _host_name(text: str) -> str:
+    if not text or text != text.lower() or set(text) & set(":/@?#* "):
+        raise ValueError("a name in small letters and without a port, such as cato.internal")
+    return text
+
+
 class IngressArgs(StrictModel):
     """`args` of the application `cato`."""
 
@@ -674,6 +688,8 @@ class IngressArgs(StrictModel):
         Literal["billing-block", "deferred-tools", "late-system", "one-json"]
     ] = Field(default_factory=list)
     proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=list)
+    origins: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
+    hosts: list[Annotated[str, AfterValidator(_host_name)]] = Field(default_factory=list)
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
@@ -686,6 +702,8 @@ class IngressArgs(StrictModel):
             tuple(step.to_step() for step in self.brownout),
             frozenset(self.prompt_rules_off),
             tuple(self.proxies),
+            tuple(self.origins),
+            tuple(self.hosts),
         )
 
 

@@ -383,7 +383,8 @@ class IngressSpec:
     `cato.serve.access.control.KeyRule`. `output_caps` bounds what one call may write. `brownout`
     says what runs go without while their pools are full. `prompt_rules_off` names rules of
     `cato.wire.stable` that are not applied. `proxies` are the addresses and networks of proxies
-    that are believed when they say for whom they ask.
+    that are believed when they say for whom they ask. `origins` are those of web pages that may
+    ask, `hosts` further names by which clients without an API key call the server.
     """
 
     workflows_dir: str = "workflows"
@@ -395,3 +396,5 @@ class IngressSpec:
     brownout: tuple[BrownoutStep, ...] = ()
     prompt_rules_off: frozenset[str] = frozenset()
     proxies: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from cato.serve.control_plane import ControlPlane
 from cato.serve.engine_replica import EngineReplica
 from cato.serve.ingress.app import create_app
 from cato.serve.ingress.forwarded import Proxies
+from cato.serve.ingress.pages import Pages
 from cato.serve.nodes.code_index import CodeIndex
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.ray_pools import RayPools, RayRecords
@@ -169,6 +170,7 @@ class Ingress:
             access=self._access,
             is_private=self._is_private,
             proxies=Proxies.of(self._spec.proxies),
+            pages=Pages(self._spec.origins, self._spec.hosts),
             feedback=self._records,
             caps=self._spec.output_caps,
             prompt_rules_off=self._spec.prompt_rules_off,

@@ -32,6 +32,7 @@ from cato.wire.endpoint import Endpoint
 from cato.workflows.load import load_workflows
 
 MAX_BODY_BYTES = 100_000
+OF_JSON = {"Content-Type": "application/json"}
 
 COMPLETION = """
 name: code-completion
@@ -184,7 +185,9 @@ class Kit:
 
     def http(self) -> httpx.AsyncClient:
         """A client of the application itself; answers come whole, even streamed ones."""
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://cato")
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://localhost", headers=OF_JSON
+        )
 
     def server(self) -> contextlib.AbstractAsyncContextManager[str]:
         """A real server on a free port of this machine; gives its URL."""

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from ingress_kit import COMPLETION, GENERATION, a_fast_pool, served
+from ingress_kit import COMPLETION, GENERATION, OF_JSON, a_fast_pool, served
 
 from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import ConfigError, Problem
@@ -142,7 +142,7 @@ def post(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., htt
     folder = tmp_path_factory.mktemp("workflows")
     with (
         served(folder, a_fast_pool(), workflows=(COMPLETION, GENERATION)) as url,
-        httpx.Client(base_url=url, timeout=ANSWER_WITHIN_S) as client,
+        httpx.Client(base_url=url, timeout=ANSWER_WITHIN_S, headers=OF_JSON) as client,
     ):
         yield client.post
 

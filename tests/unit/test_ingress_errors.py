@@ -16,6 +16,7 @@ from ingress_kit import (
     COMPLETION,
     GENERATION,
     MAX_BODY_BYTES,
+    OF_JSON,
     SLOW,
     a_fast_pool,
     a_pool,
@@ -282,7 +283,7 @@ async def test_a_prompt_that_no_engine_counted_to_its_end_is_told_as_estimated(
             service, max_body_bytes=99_999, ready=lambda: (True, ""), access=an_access()
         )
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://cato") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             body = {"model": "fast", "max_tokens": 9, "messages": messages}
             message = (await http.post("/v1/messages", json=body)).json()["error"]["message"]
     told = re.fullmatch(r"prompt is too long: (\d+) tokens > 4096 maximum", message)
@@ -344,7 +345,7 @@ async def test_a_body_without_a_length_is_bounded_too(tmp_path: Path) -> None:
     async with (
         running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit,
         kit.server() as url,
-        httpx.AsyncClient(base_url=url) as http,
+        httpx.AsyncClient(base_url=url, headers=OF_JSON) as http,
     ):
         response = await http.post("/v1/completions", content=endless())
     assert response.status_code == 413

@@ -15,6 +15,7 @@ from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.ingress.app import create_app
 from cato.serve.ingress.forwarded import Proxies, named
 
+HERE = "http://localhost"
 PROXY = "10.0.0.9"
 ANN, BOB = "203.0.113.7", "203.0.113.8"
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
@@ -87,8 +88,12 @@ async def test_a_client_cannot_end_the_work_of_the_one_it_claims_to_be(tmp_path:
         proxied = httpx.ASGITransport(app, client=("127.0.0.1", 1))
         direct = httpx.ASGITransport(app, client=(BOB, 1))
         async with (
-            httpx.AsyncClient(transport=proxied, base_url="http://cato", headers=headers) as ann,
-            httpx.AsyncClient(transport=direct, base_url="http://cato", headers=headers) as bob,
+            httpx.AsyncClient(
+                transport=proxied, base_url="http://localhost", headers=headers
+            ) as ann,
+            httpx.AsyncClient(
+                transport=direct, base_url="http://localhost", headers=headers
+            ) as bob,
         ):
             first = asyncio.create_task(ann.post("/v1/completions", json=PROMPT))
             await until_busy(pool)

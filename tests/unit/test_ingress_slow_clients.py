@@ -13,7 +13,7 @@ from cato.serve.ingress import body, exchange
 
 
 def head(path: str, length: int) -> bytes:
-    lines = (f"POST {path} HTTP/1.1", "Host: cato", "Content-Type: application/json")
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
     return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 

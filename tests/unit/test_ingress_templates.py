@@ -59,7 +59,7 @@ async def an_app(folder: Path, template: TemplateFacts | None) -> AsyncIterator[
 
 
 def near(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://cato")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 @pytest.mark.parametrize("model", ["fast", "cato-generation"])

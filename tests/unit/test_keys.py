@@ -55,7 +55,7 @@ def bearer(secret: str) -> dict[str, str]:
 def foreign(app: Any) -> httpx.AsyncClient:
     """A client on another machine."""
     transport = httpx.ASGITransport(app, client=FOREIGN)
-    return httpx.AsyncClient(transport=transport, base_url="http://cato")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 # Keys

@@ -208,7 +208,7 @@ async def test_only_this_machine_is_told_the_details(tmp_path: Path) -> None:
             ready=lambda: (False, "the engines failed to deploy: fast\n/secret/path"),
             access=an_access(),
         )
-        near = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://cato")
+        near = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
         async with near, foreign(app) as far:
             here, there = await near.get("/readyz"), await far.get("/readyz")
     assert (here.status_code, there.status_code) == (503, 503)
@@ -311,7 +311,7 @@ async def test_a_context_that_is_not_known_yet_is_not_made_up(tmp_path: Path) ->
             workflows_of(tmp_path, COMPLETION), pools, NodeRunner({}), LocalRecords(pools), seed=1
         )
         app = create_app(service, max_body_bytes=1000, ready=lambda: (True, ""), access=an_access())
-        near = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://cato")
+        near = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
         async with near:
             listed = (await near.get("/v1/models")).json()["data"]
     assert {m["id"]: m["max_model_len"] for m in listed} == {

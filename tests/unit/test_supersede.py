@@ -298,8 +298,8 @@ async def two_ingresses(folder: Path, pool: LocalPool) -> AsyncIterator[tuple[An
             )
         transports = [httpx.ASGITransport(app) for app in apps]
         async with (
-            httpx.AsyncClient(transport=transports[0], base_url="http://a") as a,
-            httpx.AsyncClient(transport=transports[1], base_url="http://b") as b,
+            httpx.AsyncClient(transport=transports[0], base_url="http://localhost") as a,
+            httpx.AsyncClient(transport=transports[1], base_url="http://localhost") as b,
         ):
             yield a, b
 

@@ -128,6 +128,11 @@ class AccessControl:
             "" if self._is_known or self._rule is KeyRule.IGNORED else "no API keys are known yet"
         )
 
+    @property
+    def serves_by_place(self) -> bool:
+        """Whether clients without a key are served because of where they ask from."""
+        return self._rule is not KeyRule.IGNORED
+
     def caller(self, credentials: str, *, is_local: bool) -> Caller:
         """Who comes with `credentials` (empty: none); raise `AccessError`.
 

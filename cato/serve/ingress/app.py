@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import cato
 from cato.core.topology import OutputCaps
@@ -34,6 +35,7 @@ from cato.serve.ingress.feedback import FeedbackSink, LoggedFeedback
 from cato.serve.ingress.forwarded import Proxies
 from cato.serve.ingress.gate import Gate
 from cato.serve.ingress.naming import TaskPrefix
+from cato.serve.ingress.pages import Pages
 from cato.serve.service import TaskService
 from cato.serve.ui import routes as ui
 
@@ -52,6 +54,7 @@ def create_app(
     access: AccessControl,
     is_private: bool | None = None,
     proxies: Proxies = Proxies(),  # noqa: B008  # frozen
+    pages: Pages = Pages(),  # noqa: B008  # frozen
     feedback: FeedbackSink | None = None,
     caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
     prompt_rules_off: frozenset[str] = frozenset(),
@@ -59,9 +62,10 @@ def create_app(
     """All dialects over `service`.
 
     `ready` says whether tasks can be served, and why not; `access` who may ask for them, and
-    `is_private` and `proxies` what `Gate` must know of the clients' connections; `feedback` is told
-    what people did with completions (None: the log). `caps` bound what direct calls may write;
-    `prompt_rules_off` names rules of `cato.wire.stable` that are not applied.
+    `is_private` and `proxies` what `Gate` must know of the clients' connections; `pages` says which
+    web pages may ask; `feedback` is told what people did with completions (None: the log). `caps`
+    bound what direct calls may write; `prompt_rules_off` names rules of `cato.wire.stable` that are
+    not applied.
     """
     ingress = Ingress(
         service,
@@ -84,8 +88,16 @@ def create_app(
     )
     for dialect in DIALECTS:
         app.include_router(dialect.routes(ingress))
-    app.add_middleware(Gate, access=access, is_private=is_private, proxies=proxies)
+    app.add_middleware(Gate, access=access, is_private=is_private, proxies=proxies, pages=pages)
     app.add_middleware(TaskPrefix)  # outside the gate, which looks at paths
+    if pages.origins:  # outside the gate: what a browser asks beforehand carries no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=pages.origins,
+            allow_methods=["GET", "HEAD", "POST"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
     errors.install(app, ingress.has_replicas)
     document.install(app)
     return app

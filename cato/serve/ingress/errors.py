@@ -232,7 +232,7 @@ def _too_long(error: ContextLengthError, estimated_tokens: int = 0) -> Failure:
 
 
 def _not_let_in(error: AccessError) -> Failure:
-    kinds = {401: "authentication_error", 403: "permission_error"}
+    kinds = {401: "authentication_error", 403: "permission_error", 415: "invalid_request_error"}
     headers = NO_RETRY if error.retry_after_s is None else _retry_after(error.retry_after_s)
     kind = kinds.get(error.status, "server_error")
     return Failure(error.status, error.message, kind, error.code, headers=headers)

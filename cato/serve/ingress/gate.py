@@ -14,6 +14,7 @@ from cato.serve.access.control import AccessControl, is_own
 from cato.serve.ingress.context import remember_caller
 from cato.serve.ingress.errors import answer, failure_of_error
 from cato.serve.ingress.forwarded import Proxies, named
+from cato.serve.ingress.pages import Pages
 from cato.telemetry.tracing import HEADER, TRACEPARENT
 
 # Probes carry no keys, and their answers say nothing but to this machine; nor does the status page
@@ -29,7 +30,7 @@ class Gate:
 
     `is_private`: the proxy in front listens on loopback alone; None without a proxy, where the
     connection itself shows who the client is. `proxies` are believed when they say for whom they
-    ask.
+    ask. `pages` tells people's own requests without a key from those of web pages.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Gate:
         access: AccessControl,
         is_private: bool | None,
         proxies: Proxies = Proxies(),  # noqa: B008  # frozen
+        pages: Pages = Pages(),  # noqa: B008  # frozen
     ) -> None:
         self._app = app
+        self._pages = pages
         self._proxies = proxies
         self._access = access
         self._is_private = is_private
@@ -49,12 +52,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        request.state.cato_is_local = is_local = self._is_local(request)
+        is_local = self._is_local(request)
+        request.state.cato_is_local = is_local and self._is_person(request)
         if scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         try:
             caller = self._access.caller(credentials(request), is_local=is_local)
+            if not caller.key:
+                self._pages.check(request.headers, is_named=self._access.serves_by_place)
         except AccessError as error:
             refusal = answer(request, failure_of_error(error, lambda _: True))
             await refusal(scope, receive, send)
@@ -70,9 +76,17 @@ class Gate:
             return False
         return all(map(is_own, named(request.headers)))
 
+    def _is_person(self, request: Request) -> bool:
+        """Whether no web page sent the request."""
+        try:
+            self._pages.check(request.headers, is_named=True)
+        except AccessError:
+            return False
+        return True
+
 
 def comes_from_here(request: Request) -> bool:
-    """Whether the gate found that the client is on this machine."""
+    """Whether the gate found that the client is on this machine, and is no foreign web page."""
     return bool(getattr(request.state, "cato_is_local", False))
 
 

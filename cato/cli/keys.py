@@ -20,7 +20,7 @@ from cato.cli.client import fail
 from cato.config.deploy_file import load_deploy_file
 from cato.config.paths import resolve
 from cato.core.errors import ConfigError
-from cato.core.tenancy import SLA_CLASSES, ApiKey, Tenant, Usage
+from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant, Usage
 from cato.core.topology import model_called
 from cato.serve.access.keys import new_key
 from cato.serve.access.usage import as_csv
@@ -58,6 +58,9 @@ def create(
     model: Annotated[
         list[str] | None, typer.Option(help="A model it may call; all when none is named.")
     ] = None,
+    role: Annotated[
+        Role, typer.Option(help="An operator also sees the metrics and what all tenants do.")
+    ] = Role.USER,
     default_task: Annotated[str, typer.Option(help="Of conversations that name no task.")] = "",
     deployment: Annotated[
         str | None, typer.Option(help="The deployment file whose tasks and models are meant.")
@@ -83,7 +86,7 @@ def create(
     secret, id, digest = new_key()
     key = ApiKey(
         id, digest, tenant, name, sla, tasks, tuple(model or ()), default_task, now_s,
-        None if days is None else now_s + days * 86_400,
+        None if days is None else now_s + days * 86_400, role,
     )  # fmt: skip
     with _opened(store) as opened:
         opened.add_key(key)
@@ -96,12 +99,21 @@ def list_keys(store: Store = None) -> None:
     with _opened(store) as opened:
         keys, tenants = opened.api_keys(), opened.tenants()
     table = Table(
-        Column("id", no_wrap=True), "tenant", "name", "sla", "tasks", "models", "made", "until"
+        Column("id", no_wrap=True),
+        "tenant",
+        "name",
+        "role",
+        "sla",
+        "tasks",
+        "models",
+        "made",
+        "until",
     )
     for key in keys:
         table.add_row(
-            key.id, key.tenant, key.name, key.sla_class, ", ".join(key.tasks) or "all",
-            ", ".join(key.models) or "all", _moment(key.created_at_s), _until(key),
+            key.id, key.tenant, key.name, key.role.value, key.sla_class,
+            ", ".join(key.tasks) or "all", ", ".join(key.models) or "all",
+            _moment(key.created_at_s), _until(key),
         )  # fmt: skip
     limits = Table("tenant", "requests/min", "tokens/min", "tokens/month", "weight")
     for tenant in tenants:

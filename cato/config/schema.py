@@ -690,6 +690,7 @@ class IngressArgs(StrictModel):
     proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=list)
     origins: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
     hosts: list[Annotated[str, AfterValidator(_host_name)]] = Field(default_factory=list)
+    shared_prompts: bool = False
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
@@ -704,6 +705,7 @@ class IngressArgs(StrictModel):
             tuple(self.proxies),
             tuple(self.origins),
             tuple(self.hosts),
+            self.shared_prompts,
         )
 
 

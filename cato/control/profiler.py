@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cato.core.estimates import Baselines, PredictionErrors
-from cato.core.ids import NodeId, RunId, TaskName
+from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import SlaReceipt
 from cato.core.runs import NodeEstimate
 from cato.core.tenancy import Access, KeyHistory, TurnUsage, Usage
@@ -67,7 +67,7 @@ class Profiler:
         self._errors = PredictionErrors()
         self._metrics = RunMetrics()
         self._recent = RecentRuns()
-        self._receipts: OrderedDict[str, SlaReceipt] = OrderedDict()
+        self._receipts: OrderedDict[tuple[str, str], SlaReceipt] = OrderedDict()
         self._length_history = LengthHistory()
         self._run_history = RunHistory()
         self._lengths = OutputLengths()
@@ -77,7 +77,7 @@ class Profiler:
         self._learning: asyncio.Task[None] | None = None
         self._learnt_at_s = -RELEARN_S
         self._earlier: Learnt | None = None
-        self._reactions: OrderedDict[str, set[tuple[str, int, str]]] = OrderedDict()
+        self._reactions: OrderedDict[tuple[str, str], set[tuple[str, int, str]]] = OrderedDict()
         self._access: Access | None = None
         self._reading_access = asyncio.Lock()
         self._access_at_s = -ACCESS_AGE_S
@@ -86,7 +86,7 @@ class Profiler:
         self._writer.start()
 
     async def record(self, finished: tuple[Finished, ...], usage: tuple[Usage, ...] = ()) -> None:
-        """Keep and learn. Of two runs with one id, which clients may choose, the newer is kept."""
+        """Keep and learn. Of a tenant's runs with one id, which it chooses, the newest is kept."""
         self._take_earlier()
         self._writer.put(usage)
         for receipt, all_nodes in finished:
@@ -95,8 +95,9 @@ class Profiler:
 
     def _record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> list[Record]:
         """Learn from a run; return what the store should keep of it."""
-        self._receipts[receipt.request_id] = receipt
-        self._receipts.move_to_end(receipt.request_id)
+        name = (receipt.tenant, receipt.request_id)
+        self._receipts[name] = receipt
+        self._receipts.move_to_end(name)
         if len(self._receipts) > KEPT_RECEIPTS:
             self._receipts.popitem(last=False)
         self._metrics.record(receipt)
@@ -123,8 +124,9 @@ class Profiler:
         was told before, or is more than people do with one completion, is left out.
         """
         for feedback in told:
-            receipt = self._receipts.get(RunId(feedback.request_id))
-            if receipt is None or receipt.tenant != feedback.tenant:
+            run = (feedback.tenant, feedback.request_id)
+            receipt = self._receipts.get(run)
+            if receipt is None:
                 continue
             models = [n.llm.model for n in receipt.nodes if n.llm is not None]
             reaction = Reaction(
@@ -138,8 +140,9 @@ class Profiler:
                 models[-1] if models else "",
                 receipt.e2e_s,
                 time.time(),
+                feedback.tenant,
             )
-            known = self._reactions.setdefault(receipt.request_id, set())
+            known = self._reactions.setdefault(run, set())
             if len(self._reactions) > KEPT_RECEIPTS:
                 self._reactions.popitem(last=False)
             name = (reaction.reaction, reaction.choice, reaction.view_id)
@@ -169,13 +172,19 @@ class Profiler:
         self._version = max(self._version, known_version)
         return self._past_runs if self._past_runs.version > known_version else None
 
-    async def receipt(self, request_id: str) -> Mapping[str, object] | None:
-        """A receipt as plain values; one from before a restart comes without its free text."""
-        known = self._receipts.get(request_id)
+    async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
+        """A receipt of `tenant` (None: the newest of anybody) as plain values; one from before a
+        restart comes without its free text."""
+        known = self._receipts.get((tenant or "", request_id))
+        if known is None and tenant is None:
+            newest_first = reversed(self._receipts.values())
+            known = next((r for r in newest_first if r.request_id == request_id), None)
         if known is not None:
             return known.as_dict()
         try:
-            return await asyncio.to_thread(self._writer.read, lambda s: s.receipt(request_id))
+            return await asyncio.to_thread(
+                self._writer.read, lambda s: s.receipt(request_id, tenant)
+            )
         except StoreError as error:
             log.warning("receipt of %s: %s", request_id, error)
             return None

@@ -11,6 +11,14 @@ SLA_CLASSES = ("interactive", "standard", "batch")
 """Classes of an SLA, the most urgent first."""
 
 
+class Role(StrEnum):
+    """What a key shows: a user's what its tenant did, an operator's what all did, and the metrics
+    of the deployment."""
+
+    USER = "user"
+    OPERATOR = "operator"
+
+
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Who pays; None sets no limit. Tokens are those of prompts and outputs together.
@@ -45,6 +53,7 @@ class ApiKey:
     default_task: str = ""
     created_at_s: float = 0.0
     expires_at_s: float | None = None
+    role: Role = Role.USER
 
     def is_valid(self, now_s: float) -> bool:
         return self.expires_at_s is None or now_s < self.expires_at_s

@@ -384,7 +384,8 @@ class IngressSpec:
     says what runs go without while their pools are full. `prompt_rules_off` names rules of
     `cato.wire.stable` that are not applied. `proxies` are the addresses and networks of proxies
     that are believed when they say for whom they ask. `origins` are those of web pages that may
-    ask, `hosts` further names by which clients without an API key call the server.
+    ask, `hosts` further names by which clients without an API key call the server. With
+    `shared_prompts` a tenant's prompts use what engines have cached of another's.
     """
 
     workflows_dir: str = "workflows"
@@ -398,3 +399,4 @@ class IngressSpec:
     proxies: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    shared_prompts: bool = False

@@ -174,6 +174,7 @@ class Ingress:
             feedback=self._records,
             caps=self._spec.output_caps,
             prompt_rules_off=self._spec.prompt_rules_off,
+            shared_prompts=self._spec.shared_prompts,
         )
         return _leaving_request_id_to_serve(app)
 

@@ -138,14 +138,17 @@ class RunningTask:
         head_start_s: float = 0.0,
         buffer: str = "",
         user: str = "",
+        salt: str = "",
     ) -> None:
         """Pools are shared by `tenant` and `weight`, `retries` by all runs of the process.
         `head_start_s` is how long before its arrival the run stands in the pools' queues;
-        of one `buffer` they serve the latest run alone. `user` is whoever asks."""
+        of one `buffer` they serve the latest run alone. `user` is whoever asks; prompts of
+        one `salt` share what engines have cached."""
         self.run = run
         self.head_start_s = head_start_s
         self._buffer = buffer
         self._user = user
+        self._salt = salt
         self._tenant = tenant
         self._weight = weight
         self.finish: FinishRun | None = None
@@ -373,7 +376,7 @@ class RunningTask:
         shrink, answer = 1.0, progress.answer
         lost: ReplicaLostError | EngineDeadError | None = None
         while True:
-            call = engine_call(settings, command.names, pool, shrink)
+            call = engine_call(settings, command.names, pool, shrink, self._salt)
             try:
                 while not await self._attempt(
                     command, pool, answer.next_call(call), id, progress, started_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -50,14 +51,16 @@ def engine_call(
     names: Mapping[str, object],
     pool: PoolInfo,
     shrink: float = 1.0,
+    salt: str = "",
 ) -> EngineCall:
     """The call for `settings` rendered with `names`.
 
     A fill-in-the-middle prompt is cut to the model's context, context first; other prompts must
-    fit. `shrink` below 1 asks for a shorter one after the engine found it too long.
+    fit. `shrink` below 1 asks for a shorter one after the engine found it too long. Engines share
+    what they have cached among prompts of one `salt`.
     """
     if isinstance(settings, CallSettings):
-        return _passthrough(settings, pool)
+        return _passthrough(settings, pool, salt)
     profile = pool.profile
     limit = settings.limit_of(names)
     room = profile.context_tokens - limit
@@ -93,12 +96,12 @@ def engine_call(
     model = pool.model.called(settings.model)
     return EngineCall(
         endpoint=endpoint,
-        body=body,
+        body=_salted(body, salt),
         prompt_tokens=profile.count_tokens(text),
         expected_tokens=min(settings.expected_tokens, limit),
         max_tokens=limit,
         model=model,
-        prefix=chain(text, block_chars(profile.chars_per_token), model),
+        prefix=chain(text, block_chars(profile.chars_per_token), model, salt),
     )
 
 
@@ -111,11 +114,22 @@ def fim_stops(stop: object, family: str) -> dict[str, object]:
     return {"stop": [*_strings(stop), *stop_strings(family)], "skip_special_tokens": False}
 
 
-def _passthrough(settings: CallSettings, pool: PoolInfo) -> EngineCall:
-    prompt = settings.prompt
+def _salted(body: Mapping[str, object], salt: str) -> Mapping[str, object]:
+    """`body` with `salt` in vLLM's field; a salt that it has itself only separates more."""
+    if not salt:
+        return body
+    own = body.get("cache_salt")
+    if own is not None:
+        salt = hashlib.blake2b(f"{salt}\0{own!r}".encode(), digest_size=16).hexdigest()
+    return {**body, "cache_salt": salt}
+
+
+def _passthrough(settings: CallSettings, pool: PoolInfo, salt: str) -> EngineCall:
+    prompt, endpoint = settings.prompt, Endpoint(settings.endpoint)
+    has_cache = endpoint.generates or endpoint is Endpoint.EMBEDDINGS
     return EngineCall(
-        endpoint=Endpoint(settings.endpoint),
-        body=settings.body,
+        endpoint=endpoint,
+        body=_salted(settings.body, salt if has_cache else ""),
         prompt_tokens=prompt.tokens,
         expected_tokens=settings.expected_tokens,
         max_tokens=settings.max_tokens or pool.profile.context_tokens,

@@ -465,11 +465,12 @@ class RayRecords:
     def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
         return self._past_runs.share(task, executions)
 
-    async def receipt(self, request_id: str) -> Mapping[str, object] | None:
+    async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
         if self._profiler is None:
             return None
         self._send()  # what was just recorded can be asked for
-        receipt: Mapping[str, object] | None = await self._profiler.receipt.remote(request_id)
+        found = await self._profiler.receipt.remote(request_id, tenant)
+        receipt: Mapping[str, object] | None = found
         return receipt
 
     async def usage(self, tenant: str | None) -> Sequence[Usage]:

@@ -55,7 +55,8 @@ class Origin:
 
     `replaces` is the run of the same buffer that this ingress replica knows; the pools know those
     of all. `weight` is the tenant's in a full pool; `spend` is told the tokens that the run has
-    used when it has ended. `user` tells whoever asks from others, and says nothing else.
+    used when it has ended. `user` tells whoever asks from others, and says nothing else. Prompts of
+    one `salt` share what engines have cached.
     """
 
     key: str = ""
@@ -64,6 +65,7 @@ class Origin:
     replaces: RunningTask | None = None
     buffer: str = ""
     user: str = ""
+    salt: str = ""
     spend: Callable[[int], None] = lambda _: None
 
 
@@ -121,8 +123,9 @@ class Records(Protocol):
         blocks."""
         ...
 
-    async def receipt(self, request_id: str) -> Mapping[str, object] | None:
-        """A receipt as plain values; None when it is not (or no longer) known."""
+    async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
+        """A receipt of `tenant` (None: of anybody) as plain values; None when it is not (or no
+        longer) known."""
         ...
 
     async def usage(self, tenant: str | None) -> Sequence[Usage]:
@@ -295,6 +298,7 @@ class TaskService:
             head_start_s=_head_start_s(run, origin.replaces),
             buffer=origin.buffer,
             user=origin.user,
+            salt=origin.salt,
         )
         _start_instead(task, origin.replaces)
         return task

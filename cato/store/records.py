@@ -28,7 +28,7 @@ class Reaction:
 
     `view_id` and `choice` tell showings apart; `select_kind` is `line` when a part was taken.
     `after_s` is the time since it was shown, None when the client did not say; `e2e_s` what the
-    completion took. The same reaction twice counts once.
+    completion took. Of a `tenant` the same reaction twice counts once.
     """
 
     request_id: str
@@ -41,11 +41,12 @@ class Reaction:
     model: str
     e2e_s: float
     at_s: float
+    tenant: str = ""
 
 
 Record = Reaction | LengthSample | NodeMean | PoolErrors | FinishedStages | KeptReceipt | Usage
 """What a writer takes. Usage is added to what is known of its name; of means and errors of the same
-name, and of receipts with the same request id, the newest is kept."""
+name, and of a tenant's receipts with the same request id, the newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ receipts = Table(
     Column("met", Boolean, nullable=False),
     Column("ended_at_s", Double, nullable=False),
     Column("document", Text, nullable=False),
-    Column("tenant", String, nullable=False, server_default=""),
+    Column("tenant", String, primary_key=True, server_default=""),
     Column("session", String, nullable=False, server_default=""),
     Index("ix_receipts_ended_at_s", "ended_at_s"),
     Index("ix_receipts_session", "session"),
@@ -146,6 +146,7 @@ api_keys = Table(
     Column("default_task", String, nullable=False),
     Column("created_at_s", Double, nullable=False),
     Column("expires_at_s", Double),
+    Column("role", String, nullable=False, server_default="user"),
 )
 
 reactions = Table(
@@ -161,6 +162,7 @@ reactions = Table(
     Column("model", String, nullable=False),
     Column("e2e_s", Double, nullable=False),
     Column("at_s", Double, nullable=False),
+    Column("tenant", String, primary_key=True, server_default=""),
     Index("ix_reactions_at_s", "at_s"),
 )
 

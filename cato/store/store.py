@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
-from cato.core.tenancy import Access, ApiKey, KeyHistory, Tenant, TurnUsage, Usage, turn_usage
+from cato.core.tenancy import Access, ApiKey, KeyHistory, Role, Tenant, TurnUsage, Usage, turn_usage
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
@@ -165,11 +165,15 @@ class MetadataStore:
             raise StoreCorruptError(self.name, f"a row of dag_runs is unreadable ({exc})") from exc
         return Learnt(means, errors, samples, runs)
 
-    def receipt(self, request_id: str) -> Mapping[str, object] | None:
-        """A receipt as plain values, its free text withheld; None when it is not kept."""
+    def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
+        """A receipt of `tenant` (None: the newest of anybody) as plain values, its free text
+        withheld; None when it is not kept."""
         query = select(receipts.c.document).where(receipts.c.request_id == request_id)
+        if tenant is not None:
+            query = query.where(receipts.c.tenant == tenant)
         with self._reading() as connection:
-            document = connection.execute(query).scalar_one_or_none()
+            newest = query.order_by(receipts.c.ended_at_s.desc()).limit(1)
+            document = connection.execute(newest).scalar_one_or_none()
         if document is None:
             return None
         try:
@@ -284,9 +288,10 @@ class MetadataStore:
     def _key(self, row: Any) -> ApiKey:
         try:
             tasks, models = tuple(json.loads(row.tasks)), tuple(json.loads(row.models))
+            role = Role(row.role)
         except (TypeError, ValueError) as exc:
             raise StoreCorruptError(self.name, f"API key {row.id} is unreadable") from exc
-        return ApiKey(**{**row._asdict(), "tasks": tasks, "models": models})
+        return ApiKey(**{**row._asdict(), "tasks": tasks, "models": models, "role": role})
 
     # Measured
 
@@ -485,14 +490,15 @@ class _Rows:
                 self._replace(node_means, (task, node, quantity), _row(record))
             case PoolErrors(pool):
                 self._replace(pool_errors, pool, _row(record))
-            case Reaction(request_id, reaction, choice, view_id):
-                key = (request_id, reaction, choice, view_id)
+            case Reaction(request_id, reaction, choice, view_id, tenant=tenant):
+                key = (request_id, reaction, choice, view_id, tenant)
                 self._replace(reactions, key, asdict(record))
             case Usage():
                 known = self._used.get(record.name)
                 self._used[record.name] = record if known is None else known.plus(record)
             case KeptReceipt():
-                self._replace(receipts, record.receipt.request_id, _receipt_row(record))
+                name = (record.receipt.request_id, record.receipt.tenant)
+                self._replace(receipts, name, _receipt_row(record))
             case _:
                 assert_never(record)
 

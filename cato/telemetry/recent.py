@@ -116,7 +116,7 @@ class RecentRuns:
         for name in [n for n, bins in self._bins.items() if bins[-1].at_s < since_s]:
             del self._bins[name], self._slos[name]
         lines = {
-            line.request_id: line
+            (whose, line.request_id): line
             for whose, line in (*self._missed, *self._newest)
             if tenant in (None, whose) and line.ended_at_s >= since_s
         }

@@ -358,14 +358,14 @@ class LocalRecords:
 
     def __init__(self, pools: LocalPools | None = None, belief: LengthBelief | None = None) -> None:
         self._belief = belief
-        self.receipts: OrderedDict[str, SlaReceipt] = OrderedDict()
+        self.receipts: OrderedDict[tuple[str, str], SlaReceipt] = OrderedDict()
         self._pools = pools
         self._metrics = RunMetrics()
         self._recent = RecentRuns()
         self._usage: dict[tuple[str, ...], Usage] = {}
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage] = ()) -> None:
-        self.receipts[receipt.request_id] = receipt
+        self.receipts[receipt.tenant, receipt.request_id] = receipt
         if len(self.receipts) > MAX_RECEIPTS:
             self.receipts.popitem(last=False)
         self._metrics.record(receipt)
@@ -385,9 +385,11 @@ class LocalRecords:
     def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
         return None
 
-    async def receipt(self, request_id: str) -> Mapping[str, object] | None:
-        receipt = self.receipts.get(request_id)
-        return None if receipt is None else receipt.as_dict()
+    async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
+        for (whose, id), receipt in reversed(self.receipts.items()):
+            if id == request_id and tenant in (None, whose):
+                return receipt.as_dict()
+        return None
 
     async def usage(self, tenant: str | None) -> Sequence[Usage]:
         return [u for _, u in sorted(self._usage.items()) if tenant in (None, u.tenant)]

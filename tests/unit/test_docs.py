@@ -65,7 +65,7 @@ async def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
     assert "replicas ready" in output, "cato top"
     assert "tutorial-1" in output, "cato explain"
     assert "code-review: 2 nodes, ttft 2000 ms" in output, "cato workflows check"
-    receipt = records.receipts["tutorial-2"]
+    receipt = records.receipts["", "tutorial-2"]
     assert [n.node for n in receipt.nodes] == ["parts", "review"]
     assert receipt.status == "done"
     assert receipt.target_s == 2

@@ -546,7 +546,7 @@ async def test_a_whole_direct_answer_is_the_engines_bytes(tmp_path: Path) -> Non
 
 async def test_a_run_is_found_by_its_request_id_when_it_has_ended(tmp_path: Path) -> None:
     async def ask(kit: Kit, id: str) -> object:
-        found = await kit.service.records.receipt(id)
+        found = await kit.service.records.receipt(id, None)
         return None if found is None else found["status"]
 
     async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:

@@ -125,14 +125,14 @@ async def test_a_receipt_can_be_asked_for_after_a_restart_without_its_text(
     )
     async with life() as first:
         await seen(first, [receipt])
-        now = await first.receipt("a")
+        now = await first.receipt("a", None)
         assert now == receipt.as_dict()
     async with life() as second:
-        later = await second.receipt("a")
+        later = await second.receipt("a", None)
         assert later is not None
         assert later["problem"] == WITHHELD
         assert later["e2e_s"] == receipt.e2e_s
-        assert await second.receipt("unknown") is None
+        assert await second.receipt("unknown", None) is None
     for file in path.parent.iterdir():
         assert b"hunter2" not in file.read_bytes(), f"{file.name} quotes a request"
 
@@ -189,8 +189,8 @@ async def test_without_a_store_the_profiler_learns_and_says_so(
     profiler = Profiler(in_the_way / "metadata.db")
     await seen(profiler, some_receipts())
     assert NODE in (await profiler.estimates())[TASK]
-    assert await profiler.receipt("req-1") is not None
-    assert await profiler.receipt("unknown") is None
+    assert await profiler.receipt("req-1", None) is not None
+    assert await profiler.receipt("unknown", None) is None
     assert await gauge(profiler, "cato_store_up") == {(): 0.0}
     assert "serving goes on, records wait" in caplog.text
     await profiler.close()
@@ -228,6 +228,6 @@ async def test_a_store_of_a_later_version_is_left_alone(life: Alive, path: Path)
     async with life() as second:
         await seen(second, [a_receipt(id="new")])
         assert await gauge(second, "cato_store_up") == {(): 0.0}
-        assert await second.receipt("new") is not None
+        assert await second.receipt("new", None) is not None
     assert connection.execute("SELECT count(*) FROM receipts").fetchall() == before
     connection.close()

@@ -156,12 +156,12 @@ def test_a_receipt_comes_back_as_plain_values_and_the_newer_of_one_id_wins(
 ) -> None:
     receipt = a_receipt(an_execution(llm=facts(slack_s=float("inf"))), id="a")
     store.write([KeptReceipt(a_receipt(id="a", met=False), 1.0), KeptReceipt(receipt, 2.0)])
-    found = store.receipt("a")
+    found = store.receipt("a", None)
     assert found is not None
     assert found["met"] is True
     (node,) = found["nodes"]  # type: ignore[misc]
     assert node["llm"]["slack_s"] == float("inf")
-    assert store.receipt("b") is None
+    assert store.receipt("b", None) is None
 
 
 def test_a_profile_comes_back_with_its_provenance_and_the_newest_counts(
@@ -176,7 +176,7 @@ def test_free_text_of_a_receipt_is_withheld(store: MetadataStore) -> None:
     node = an_execution(llm=facts(), status="failed", problem="cannot parse 'my secret'")
     receipt = a_receipt(node, id="a", problem="node 'x': my secret", notes=["x: my secret", "y"])
     store.write([KeptReceipt(receipt, 1.0)])
-    found = store.receipt("a")
+    found = store.receipt("a", None)
     assert found is not None
     assert "secret" not in str(found)
     assert found["problem"] == WITHHELD
@@ -210,14 +210,14 @@ def test_only_the_newest_samples_runs_and_receipts_are_kept(store: MetadataStore
         ("b", 5),
     ]
     assert [run.task for run in learnt.runs] == ["a"] * 3 + ["b"] * 3
-    assert [n for n in range(5) if store.receipt(f"r{n}") is not None] == [2, 3, 4]
+    assert [n for n in range(5) if store.receipt(f"r{n}", None) is not None] == [2, 3, 4]
 
 
 def test_old_receipts_go_however_few_there_are(store: MetadataStore) -> None:
     store.write([kept("old", 10.0), kept("new", 50.0)])
     store.prune(Limits(receipt_age_s=60.0), now_s=100.0)
-    assert store.receipt("old") is None
-    assert store.receipt("new") is not None
+    assert store.receipt("old", None) is None
+    assert store.receipt("new", None) is not None
 
 
 # Schema
@@ -238,7 +238,7 @@ def test_a_file_of_version_1_is_migrated_with_all_it_holds(tmp_path: Path) -> No
     connection.close()
     store = MetadataStore.open(path)
     assert store.learnt() == Learnt((a_mean(),), (), (a_sample(),), ())
-    assert store.receipt("req") == {"request_id": "req"}
+    assert store.receipt("req", None) == {"request_id": "req"}
     store.write([ERRORS])
     assert store.learnt().errors == (ERRORS,)
     store.close()
@@ -251,7 +251,7 @@ def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:
     engine = create_engine(store_url(location))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0007.*name another"):
+    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0008.*name another"):
         MetadataStore.open(location)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM length_samples").scalar() == 1

@@ -252,7 +252,7 @@ async def type_bursts(kit: Kit, *, has_sessions: bool) -> Typed:
     generated = sum(u.output_tokens for u in await kit.records.usage(None))
     wanted = sum(
         r.output_tokens
-        for id, r in kit.records.receipts.items()
+        for (_, id), r in kit.records.receipts.items()
         if r.status == "done" and id.endswith(f".{KEYSTROKES - 1}")
     )
     return Typed(generated, generated - wanted, last_ttft_s, misdelivered)

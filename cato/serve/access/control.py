@@ -18,7 +18,7 @@ from functools import lru_cache
 from socket import AddressFamily
 
 from cato.core.errors import AccessError, QuotaError
-from cato.core.tenancy import Access, ApiKey, KeyHistory
+from cato.core.tenancy import Access, ApiKey, KeyHistory, Role
 from cato.serve.access.keys import is_secret_of, parts
 from cato.serve.access.limits import EventLimits, TenantLimits, until_next_month_s
 
@@ -64,6 +64,16 @@ class Caller:
     models: tuple[str, ...] = ()
     default_task: str = ""
     weight: float = 1.0
+    role: Role = Role.USER
+
+    @property
+    def is_operator(self) -> bool:
+        return not self.key or self.role is Role.OPERATOR
+
+    @property
+    def sees(self) -> str | None:
+        """The tenant whose runs and usage are shown; None: those of all."""
+        return None if self.is_operator else self.tenant
 
     def may_run(self, task: str) -> bool:
         return not self.tasks or task in self.tasks
@@ -170,6 +180,7 @@ class AccessControl:
             key.models,
             key.default_task,
             1.0 if limits is None else limits.tenant.weight,
+            key.role,
         )
 
     def begin(self, caller: Caller, requests: int = 1) -> None:

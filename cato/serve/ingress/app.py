@@ -58,6 +58,7 @@ def create_app(
     feedback: FeedbackSink | None = None,
     caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
     prompt_rules_off: frozenset[str] = frozenset(),
+    shared_prompts: bool = False,
 ) -> FastAPI:
     """All dialects over `service`.
 
@@ -65,7 +66,7 @@ def create_app(
     `is_private` and `proxies` what `Gate` must know of the clients' connections; `pages` says which
     web pages may ask; `feedback` is told what people did with completions (None: the log). `caps`
     bound what direct calls may write; `prompt_rules_off` names rules of `cato.wire.stable` that are
-    not applied.
+    not applied. With `shared_prompts` tenants share what engines have cached of prompts.
     """
     ingress = Ingress(
         service,
@@ -77,6 +78,7 @@ def create_app(
         buffers=Buffers(),
         caps=caps,
         prompt_rules_off=prompt_rules_off,
+        shared_prompts=shared_prompts,
     )
     app = FastAPI(
         title="CATO",

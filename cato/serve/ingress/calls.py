@@ -37,17 +37,18 @@ def engine_body(body: Mapping[str, object], *, is_streamed: bool) -> dict[str, o
     return passed
 
 
-def text_prompt(prompt: object, pool: PoolInfo, model: str) -> Prompt:
-    """A completion's prompt: text, tokens, or a list of either. Raise `InputError` for none."""
+def text_prompt(prompt: object, pool: PoolInfo, model: str, salt: str) -> Prompt:
+    """A completion's prompt: text, tokens, or a list of either; see `Ingress.salt_of`. Raise
+    `InputError` for none."""
     match prompt:
         case str():
             tokens = pool.profile.count_tokens(prompt)
             size = block_chars(pool.profile.chars_per_token)
-            return Prompt(tokens, tokens, chain(prompt, size, model))
+            return Prompt(tokens, tokens, chain(prompt, size, model, salt))
         case list() if prompt and all(type(token) is int for token in prompt):
             return Prompt(len(prompt), len(prompt))
         case list() if prompt:
-            tokens = sum(text_prompt(one, pool, model).tokens for one in prompt)
+            tokens = sum(text_prompt(one, pool, model, salt).tokens for one in prompt)
             return Prompt(tokens, tokens)
         case None:
             return Prompt(1, 1)  # an embedded prompt, or none: the engine says

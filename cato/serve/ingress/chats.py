@@ -210,7 +210,8 @@ def start_model(
         )
         return start_call(ingress, request, call)
     memory, kind = _memory_of(request, turn), f"{chat.client.name}:{model}"
-    reading = _reading(ingress, pool, model, memory, kind, chat.conversation)
+    hashing = Hashing(block_chars(pool.profile.chars_per_token), model, ingress.salt_of(request))
+    reading = _reading(ingress, pool, hashing, memory, kind, chat.conversation)
     body, limit = limited(
         body,
         chat.endpoint,
@@ -247,18 +248,17 @@ def _memory_of(request: Request, turn: Turn) -> str:
 def _reading(
     ingress: Ingress,
     pool: PoolInfo,
-    model: str,
+    hashing: Hashing,
     memory: str,
     kind: str,
     conversation: Conversation,
 ) -> Reading:
-    profile = pool.profile
     return ingress.sessions.read(
         memory,
         tuple(conversation.sections()),
-        Hashing(block_chars(profile.chars_per_token), model),
+        hashing,
         kind=kind,
-        scale=REFERENCE_CHARS_PER_TOKEN / profile.chars_per_token,
+        scale=REFERENCE_CHARS_PER_TOKEN / pool.profile.chars_per_token,
     )
 
 

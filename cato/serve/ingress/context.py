@@ -28,7 +28,8 @@ class Ingress:
     """The parts of an ingress replica.
 
     `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write;
-    `prompt_rules_off` names the rules of `cato.wire.stable` that are switched off.
+    `prompt_rules_off` names the rules of `cato.wire.stable` that are switched off. With
+    `shared_prompts` tenants share what engines have cached of prompts.
     """
 
     service: TaskService
@@ -41,10 +42,21 @@ class Ingress:
     caps: OutputCaps
     sessions: SessionMemory = field(default_factory=SessionMemory)
     prompt_rules_off: frozenset[str] = frozenset()
+    shared_prompts: bool = False
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""
         return any(p.ready_replicas > 0 for p in self.service.pools() if p.name == pool)
+
+    def salt_of(self, request: Request) -> str:
+        """What keeps the caller's prompts apart in the caches of engines; empty where they are
+        shared."""
+        tenant = caller_of(request).tenant
+        if self.shared_prompts or not tenant:
+            return ""
+        return hashlib.blake2b(
+            b"tenant\0" + tenant.encode("utf-8", "replace"), digest_size=16
+        ).hexdigest()
 
     def started(
         self,
@@ -66,7 +78,8 @@ class Ingress:
             self.access.spend(caller, tokens)
 
         user = hashlib.blake2b(repr(whose(request)).encode(), digest_size=8).hexdigest()
-        origin = Origin(caller.key, caller.tenant, caller.weight, user=user, spend=spend)
+        salt = self.salt_of(request)
+        origin = Origin(caller.key, caller.tenant, caller.weight, user=user, salt=salt, spend=spend)
         return self.buffers.started(buffer, origin, start)
 
 

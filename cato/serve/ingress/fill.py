@@ -161,7 +161,8 @@ def _start_model(
         "max_tokens": fill.max_tokens or DEFAULT_TOKENS,
         **fim_stops(list(fill.stops), family),
     }
-    prompt = text_prompt(body["prompt"], pool, pool.model.called(model))
+    called, salt = pool.model.called(model), ingress.salt_of(request)
+    prompt = text_prompt(body["prompt"], pool, called, salt)
     limited_body, limit = limited(
         body, Endpoint.COMPLETIONS, prompt.tokens, pool.profile.context_tokens, ingress.caps
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cato.core.errors import AccessError
 from cato.serve.ingress import document
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.errors import Failure, answer
@@ -51,23 +50,24 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", response_class=Response, responses=document.METRICS)
-    async def metrics() -> Response:
-        """All metrics in Prometheus' text form."""
+    async def metrics(request: Request) -> Response:
+        """All metrics in Prometheus' text form; for keys of operators, as they tell what all
+        tenants do. A tenant's own numbers are at `/v1/usage`."""
+        if not caller_of(request).is_operator:
+            raise AccessError(
+                403, "operators_only",
+                "This page is for operators: `cato keys create --role operator` makes a key; a "
+                "tenant's own numbers are at /v1/usage.",
+            )  # fmt: skip
         page = await ingress.service.records.metrics()
         return Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @router.get("/v1/requests/{request_id}", responses=document.RECEIPT)
     async def receipt(request: Request, request_id: str) -> Response:
         """The SLA receipt of a finished task."""
-        found = await ingress.service.records.receipt(request_id)
-        if found is None or not _may_see(request, found):
+        found = await ingress.service.records.receipt(request_id, caller_of(request).sees)
+        if found is None:
             return answer(request, UNKNOWN_REQUEST)
         return JsonAnswer(as_json(found))
 
     return router
-
-
-def _may_see(request: Request, receipt: Mapping[str, object]) -> bool:
-    """Receipts are for those whose request it was: the tenant of its key."""
-    caller = caller_of(request)
-    return not caller.key or receipt.get("tenant") == caller.tenant

@@ -35,13 +35,13 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/v1/usage", **document.USAGE)
     async def usage(request: Request) -> Response:
-        """What the tenant of the API key used; without keys, what everybody did. With `session`,
-        what each turn of it used that is still kept."""
+        """What the tenant of the API key used; for operators and without keys, what all did. With
+        `session`, what each turn of it used that is still kept."""
         form = request.query_params.get("format", FORMATS[0])
         if form not in FORMATS:
             raise InputError(f"format must be one of {', '.join(FORMATS)}", "format")
         caller, records = caller_of(request), ingress.service.records
-        tenant = caller.tenant if caller.key else None
+        tenant = caller.sees
         session = request.query_params.get("session")
         used: Sequence[Usage] | Sequence[TurnUsage]
         try:

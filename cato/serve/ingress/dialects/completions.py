@@ -97,7 +97,8 @@ async def _call(
     is_streamed = flag(body, "stream")
     pool = pool_of(ingress, target.model)
     passed = engine_body(_in_its_own_form(pool, body), is_streamed=is_streamed)
-    prompt = text_prompt(passed.get("prompt"), pool, pool.model.called(target.model))
+    called, salt = pool.model.called(target.model), ingress.salt_of(request)
+    prompt = text_prompt(passed.get("prompt"), pool, called, salt)
     passed, limit = limited(
         passed, Endpoint.COMPLETIONS, prompt.tokens, pool.profile.context_tokens, ingress.caps
     )

@@ -6,6 +6,7 @@ CatoError
 ├── InputError             the caller's input cannot be served as it is (HTTP 400)
 │   └── ContextLengthError prompt and output do not fit the model's context
 ├── ExpressionError        a template or condition of a workflow failed to evaluate
+│   └── WorkLimitError     it asked for more work than it may do at once
 ├── NodeError              a node of a run failed
 ├── DeadlineError          a run passed its hard deadline (HTTP 504)
 ├── AccessError            the caller may not do this, or nobody can say who it is (HTTP 401, 403)
@@ -118,6 +119,10 @@ class ExpressionError(CatoError):
 
     def __str__(self) -> str:
         return f"expression {self.source!r}: {self.problem}"
+
+
+class WorkLimitError(ExpressionError):
+    """A template or expression asked for more work than it may do."""
 
 
 class NodeError(CatoError):

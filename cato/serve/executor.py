@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import assert_never
 
@@ -23,6 +24,7 @@ from cato.core.errors import (
     NodeError,
     ReplicaLostError,
     SupersededError,
+    WorkLimitError,
 )
 from cato.core.ids import InvocationId, NodeId, TaskName
 from cato.core.length import LengthBelief
@@ -50,6 +52,7 @@ from cato.serve.pools import PoolInfo, Pools
 from cato.serve.prompts import EngineCall, engine_call, with_room
 from cato.telemetry.tracing import TRACEPARENT
 from cato.wire.answer import AnswerWriter
+from cato.workflows.templates import little_work
 
 log = logging.getLogger("cato.executor")
 
@@ -339,8 +342,12 @@ class RunningTask:
             }
             return result, self._facts(command, progress)
         if isinstance(settings, TransformSettings):
-            # Rendering is bounded by the sandbox and too short to be worth a thread.
-            result = dict(self._nodes.run(command.node.id, settings, command.names))
+            run = partial(self._nodes.run, command.node.id, settings, command.names)
+            try:
+                with little_work():
+                    result = dict(run())
+            except WorkLimitError:
+                result = dict(await asyncio.to_thread(run))
             self._emit(command, Piece(str(result["text"])))
             return result, None
         return (
@@ -376,7 +383,7 @@ class RunningTask:
         shrink, answer = 1.0, progress.answer
         lost: ReplicaLostError | EngineDeadError | None = None
         while True:
-            call = engine_call(settings, command.names, pool, shrink, self._salt)
+            call = await self._engine_call(settings, command.names, pool, shrink)
             try:
                 while not await self._attempt(
                     command, pool, answer.next_call(call), id, progress, started_s
@@ -415,6 +422,21 @@ class RunningTask:
                     raise
                 progress.reasons[-1] += f"; did not go on: {error}"
                 raise lost from error
+
+    async def _engine_call(
+        self,
+        settings: LlmSettings | CallSettings,
+        names: Mapping[str, object],
+        pool: PoolInfo,
+        shrink: float,
+    ) -> EngineCall:
+        """The prompt is rendered here when that takes milliseconds, else in a thread."""
+        make = partial(engine_call, settings, names, pool, shrink, self._salt)
+        try:
+            with little_work():
+                return make()
+        except WorkLimitError:
+            return await asyncio.to_thread(make)
 
     def _may_retry(self, progress: _Progress, error: ReplicaLostError | EngineDeadError) -> bool:
         """Whether a lost attempt may be followed by another; counts it."""

@@ -5,20 +5,32 @@ a template again. A name that has no value (a node that has not run) is falsy an
 as do its attributes: `refine.text`, `check.ok`.
 
 Allowed are output, `if`, `for`, `set`, operators but `**`, `range`, and what `FILTERS` and
-`_MEMBERS` list. The work of one rendering is bounded: see the `MAX_...` below.
+`_MEMBERS` list. The work of one rendering is counted before it is done, and bounded: see `Bounds`.
+A count is of what an operation may touch, all that is inside of a value included, so that no single
+one takes long either.
 Blocks (`{% ... %}`) take their line with them when they stand alone on it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import jinja2
-from jinja2 import ChainableUndefined, TemplateSyntaxError, Undefined, meta, nodes, pass_context
+from jinja2 import (
+    ChainableUndefined,
+    TemplateSyntaxError,
+    Undefined,
+    meta,
+    nodes,
+    pass_context,
+    pass_environment,
+)
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.parser import Parser
@@ -27,7 +39,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from cato.config.yaml_file import did_you_mean
-from cato.core.errors import ExpressionError
+from cato.core.errors import ExpressionError, WorkLimitError
 from cato.workflows.fim import fit_prompt
 
 MAX_SOURCE_CHARS = 64_000
@@ -39,11 +51,28 @@ MAX_STEPS = 10_000
 MAX_OUTPUT_CHARS = 1_000_000
 """Longest text rendered: some 250,000 tokens, more than most models' context."""
 
-MAX_WORK_CHARS = 4 * MAX_OUTPUT_CHARS
-"""Characters written into intermediate texts by operators and filters of one rendering."""
 
-MAX_READ_CHARS = 50 * MAX_OUTPUT_CHARS
-"""Characters read by filters and methods of one rendering: about a second of a core at worst."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one rendering may do at most.
+
+    `nodes` are parts of the source, those in a loop once for each iteration. Characters are written
+    into intermediate texts by operators and filters, read by filters, methods, tests and
+    comparisons, and put out.
+    """
+
+    steps: int = MAX_STEPS
+    nodes: int = 3_000_000
+    chars: int = 4 * MAX_OUTPUT_CHARS
+    read_chars: int = 50 * MAX_OUTPUT_CHARS
+    output_chars: int = MAX_OUTPUT_CHARS
+
+
+WHOLE = Bounds()
+"""About a second of a core at worst: for a thread of its own."""
+
+LITTLE = Bounds(nodes=30_000, chars=400_000, read_chars=4_000_000, output_chars=400_000)
+"""Some milliseconds at worst, which others may wait for. Expressions never do more."""
 
 MAX_NUMBER_BITS = 256
 """Largest product of whole numbers; keeps repeated squaring from filling the memory."""
@@ -55,39 +84,98 @@ _MAX_SOURCE_SHOWN_CHARS = 80
 # A blank in the name: no template can spell it.
 _WORK = "work of this rendering"
 _COUNTED = "counted items"
-_MEASURED = "measured value"
+_COMPARED = "compared value"
+_SEARCHED = "searched value"
+_COPIED = "copied part"
 _RESULT = "_result"
 
+# An item of a list or mapping counts for as many characters as are read in its time.
+_ITEM_CHARS = 100
+# Texts are compared this many characters at a time.
+_COMPARED_AT_ONCE = 16
+# The time to strip a text grows with the number of characters to strip.
+_MAX_STRIPPED = 100
 
-@dataclass(slots=True)
+_bounds: ContextVar[Bounds] = ContextVar("bounds of a rendering", default=WHOLE)
+
+
+@contextmanager
+def little_work() -> Generator[None, None, None]:
+    """Within it templates do no more than `LITTLE`, and raise `WorkLimitError` beyond."""
+    token = _bounds.set(LITTLE)
+    try:
+        yield
+    finally:
+        _bounds.reset(token)
+
+
+class _TooMuch(SecurityError):
+    """The work of a rendering is beyond its bounds."""
+
+
 class _Work:
     """What one rendering may still do."""
 
-    steps: int = MAX_STEPS
-    chars: int = MAX_WORK_CHARS
-    read_chars: int = MAX_READ_CHARS
-    output_chars: int = MAX_OUTPUT_CHARS
+    __slots__ = ("_bounds", "_chars", "_nodes", "_output_chars", "_read_chars", "_steps")
 
-    def step(self, count: int) -> None:
-        self.steps -= count
-        if self.steps < 0:
-            raise SecurityError(f"more than {MAX_STEPS:,} loop iterations")
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._steps, self._nodes, self._chars = bounds.steps, bounds.nodes, bounds.chars
+        self._read_chars, self._output_chars = bounds.read_chars, bounds.output_chars
+
+    def loop(self, iterations: int, nodes: int) -> None:
+        """So many iterations of a loop whose body has `nodes` parts."""
+        self._steps -= iterations
+        self._nodes -= iterations * nodes
+        if self._steps < 0:
+            raise _TooMuch(f"more than {self._bounds.steps:,} loop iterations")
+        if self._nodes < 0:
+            raise _TooMuch(f"more than {self._bounds.nodes:,} steps in loops")
 
     def write(self, chars: int) -> None:
-        self.chars -= chars
-        if self.chars < 0:
-            raise SecurityError(f"more than {MAX_WORK_CHARS:,} characters of intermediate text")
+        self._chars -= chars
+        if self._chars < 0:
+            raise _TooMuch(f"more than {self._bounds.chars:,} characters of intermediate text")
 
-    def read(self, value: object) -> None:
+    def read(self, chars: int) -> None:
+        self._read_chars -= chars
+        if self._read_chars < 0:
+            raise _TooMuch(f"more than {self._bounds.read_chars:,} characters gone through")
+
+    def read_all(self, value: object) -> None:
+        """All of `value`, with what is inside of what it holds."""
+        self.read(len(value) if isinstance(value, str) else _weight(value, self._read_chars))
+
+    def read_items(self, value: object) -> None:
+        """The items of `value`, but not what they hold."""
         if isinstance(value, str | list | tuple):
-            self.read_chars -= len(value)
-            if self.read_chars < 0:
-                raise SecurityError(f"more than {MAX_READ_CHARS:,} characters gone through")
+            self.read(len(value))
 
     def output(self, chars: int) -> None:
-        self.output_chars -= chars
-        if self.output_chars < 0:
-            raise SecurityError(f"more than {MAX_OUTPUT_CHARS:,} characters of output")
+        self._output_chars -= chars
+        if self._output_chars < 0:
+            raise _TooMuch(f"more than {self._bounds.output_chars:,} characters of output")
+
+
+def _weight(value: object, most: int) -> int:
+    """Characters to be gone through for all of `value`, counted until they are more than `most`.
+
+    What is held twice counts twice, as it would be written twice.
+    """
+    total, waiting = 0, [value]
+    while waiting and total <= most:
+        part = waiting.pop()
+        if isinstance(part, str):
+            total += len(part)
+        elif isinstance(part, list | tuple | dict | set | frozenset):
+            total += len(part) * _ITEM_CHARS
+            if total <= most:
+                waiting.extend(part)
+                if isinstance(part, dict):
+                    waiting.extend(part.values())
+        elif isinstance(part, Mapping):
+            waiting.append(dict(part))
+    return total
 
 
 def _work(context: Context) -> _Work:
@@ -160,8 +248,41 @@ def _fit(text: object, chars: int) -> str:
 def _tojson(context: Context, value: object, indent: int | None = None) -> str:
     """`value` as JSON, not escaped for HTML; an absent value is null."""
     width = None if indent is None else max(0, min(indent, 8))
-    text = json.dumps(value, ensure_ascii=False, indent=width, default=_plain)
+
+    def plain(inner: object) -> object:
+        found = _plain(inner)
+        _work(context).read_all(found)
+        return found
+
+    text = json.dumps(value, ensure_ascii=False, indent=width, default=plain)
     return _written(context, text)
+
+
+@pass_context
+def _string(context: Context, value: object) -> str:
+    """`value` as text; an absent one is the empty text."""
+    return _written(context, _text(value))
+
+
+def _trim(value: object, chars: str | None = None) -> str:
+    """`value` without white space, or `chars`, at its ends."""
+    _check_stripped(chars)
+    return _text(value).strip(chars)
+
+
+def _check_stripped(chars: object) -> None:
+    if isinstance(chars, str) and len(chars) > _MAX_STRIPPED:
+        raise SecurityError(f"more than {_MAX_STRIPPED} characters to strip")
+
+
+@pass_environment
+def _sum(
+    environment: jinja2.Environment, values: Any, attribute: Any = None, start: float = 0
+) -> Any:
+    """Jinja's `sum`, of numbers alone: adding up lists copies them again and again."""
+    if not isinstance(start, int | float):
+        raise SecurityError("sum adds numbers")
+    return JINJA_FILTERS["sum"](environment, values, attribute, start)
 
 
 @pass_context
@@ -189,18 +310,70 @@ def _round(value: float, precision: int = 0) -> float:
 
 
 @pass_context
-def _counted(context: Context, value: object) -> Sequence[object]:
-    """What a `for` loops over, its length charged beforehand: every loop is rewritten to this."""
+def _counted(context: Context, value: object, nodes: int = 1) -> Sequence[object]:
+    """What a `for` with `nodes` parts loops over, its work charged beforehand: every loop is
+    rewritten to this."""
     items = _items(value)
-    _work(context).step(len(items))
+    _work(context).loop(len(items), nodes)
     return items
 
 
 @pass_context
-def _measured(context: Context, value: object) -> object:
-    """`value`, its length charged: what every filter is given."""
-    _work(context).read(value)
+def _compared(context: Context, value: object) -> object:
+    """An operand of a comparison, all of it charged."""
+    if isinstance(value, str):
+        _work(context).read(len(value) // _COMPARED_AT_ONCE)
+    else:
+        _work(context).read_all(value)
     return value
+
+
+@pass_context
+def _searched(context: Context, value: object) -> object:
+    """What `in` looks into, all of it charged; a mapping finds its keys by their hashes."""
+    if not isinstance(value, Mapping):
+        _work(context).read_all(value)
+    return value
+
+
+@pass_context
+def _copied(context: Context, value: object) -> object:
+    """A slice, its length charged."""
+    if isinstance(value, str | list | tuple):
+        _work(context).write(len(value))
+    return value
+
+
+@pass_context
+def _put_out(context: Context, value: object) -> object:
+    """What becomes output, charged before it is turned into text."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        _work(context).read_all(value)
+    return value
+
+
+def _charged(name: str, function: Callable[..., Any], cheap: frozenset[str]) -> Callable[..., Any]:
+    """A filter or test that charges all that it is given; of those that are `cheap` the items."""
+    passed = getattr(function, "jinja_pass_arg", None)
+
+    @pass_context
+    def charged(context: Context, *args: Any, **kwargs: Any) -> Any:
+        work = _work(context)
+        charge = work.read_items if name in cheap else work.read_all
+        for value in (*args, *kwargs.values()):
+            charge(value)
+        if passed is None:
+            return function(*args, **kwargs)
+        first: dict[str, object] = {
+            "context": context,
+            "eval_context": context.eval_ctx,
+            "environment": context.environment,
+        }
+        return function(first[passed.name], *args, **kwargs)
+
+    return charged
 
 
 def _items(value: object) -> Sequence[object]:
@@ -228,24 +401,40 @@ def _written(context: Context, text: str) -> str:
     return text
 
 
+# Filters that look at items and not into them; what is done to each item is charged by itself.
+_LOOKING_AT_ITEMS = _words(
+    "abs count d default first items last length list map reject rejectattr reverse round select "
+    "selectattr"
+)
+_LOOKING_AT_KIND = _words(
+    "boolean callable defined divisibleby escaped even false filter float integer iterable mapping "
+    "none number odd sameas sequence string test true undefined"
+)
+
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    **{
-        name: JINJA_FILTERS[name]
-        for name in _words(
-            "abs capitalize count d default dictsort first float groupby int items last length "
-            "list lower map max min reject rejectattr reverse select selectattr sort string sum "
-            "title trim truncate unique upper wordcount"
-        )
-    },
-    "comment": _comment,
-    "indent": _indent,
-    "truncate_lines": _truncate_lines,
-    "last_lines": _last_lines,
-    "fit": _fit,
-    "tojson": _tojson,
-    "join": _join,
-    "replace": _replace,
-    "round": _round,
+    name: _charged(name, function, _LOOKING_AT_ITEMS)
+    for name, function in {
+        **{
+            name: JINJA_FILTERS[name]
+            for name in _words(
+                "abs capitalize count d default dictsort first float groupby int items last length "
+                "list lower map max min reject rejectattr reverse select selectattr sort title "
+                "truncate unique upper wordcount"
+            )
+        },
+        "comment": _comment,
+        "indent": _indent,
+        "truncate_lines": _truncate_lines,
+        "last_lines": _last_lines,
+        "fit": _fit,
+        "tojson": _tojson,
+        "join": _join,
+        "replace": _replace,
+        "round": _round,
+        "string": _string,
+        "sum": _sum,
+        "trim": _trim,
+    }.items()
 }
 """The filters a template may use: some of Jinja's own, and ours (see their docstrings)."""
 
@@ -341,7 +530,18 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _work(context).read(getattr(obj, "__self__", None))
+        work, owner = _work(context), getattr(obj, "__self__", None)
+        name = getattr(obj, "__name__", "")
+        if isinstance(owner, str):
+            work.read(len(owner))
+            if name.endswith("strip"):
+                _check_stripped(next(iter(args), None))
+            elif name.startswith(("split", "rsplit")):
+                work.write(len(owner))
+        elif isinstance(owner, Sequence):
+            work.read_all(owner)
+        for value in (*args, *kwargs.values()):
+            work.read_all(value)
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -366,39 +566,54 @@ def _charge(work: _Work, sign: str, left: Any, right: Any) -> None:
 
 
 class _Bounded(NodeTransformer):
-    """Puts filters that count where loops, filters and `~` take their values."""
+    """Puts filters that count where loops, comparisons, slices and `~` take their values."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         parts = nodes.List(node.nodes, lineno=node.lineno)
         return _filtered(parts, "join")
 
-    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        if node.node is not None:
-            node.node = _filtered(node.node, _MEASURED)
+        node.expr = _filtered(node.expr, _COMPARED)
+        for operand in node.ops:
+            is_search = operand.op in ("in", "notin")
+            operand.expr = _filtered(operand.expr, _SEARCHED if is_search else _COMPARED)
         return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        return _filtered(node, _COPIED) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
+        inside = sum(1 for _ in node.find_all(nodes.Node))
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, _COUNTED)
+        node.iter = _filtered(node.iter, _COUNTED, nodes.Const(inside, lineno=node.lineno))
         return node
 
 
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def _filtered(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
 def _new_environment() -> _Environment:
     environment = _Environment(
         autoescape=False,
         undefined=ChainableUndefined,
-        finalize=lambda value: "" if value is None else value,
+        finalize=_put_out,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.globals = {"range": _range}
-    environment.filters = {**FILTERS, _COUNTED: _counted, _MEASURED: _measured}
+    environment.filters = {
+        **FILTERS,
+        _COUNTED: _counted,
+        _COMPARED: _compared,
+        _SEARCHED: _searched,
+        _COPIED: _copied,
+    }
+    tests: dict[str, Any] = environment.tests
+    environment.tests = {n: _charged(n, test, _LOOKING_AT_KIND) for n, test in tests.items()}
     return environment
 
 
@@ -420,7 +635,7 @@ class JinjaTemplate:
     _compiled: jinja2.Template = field(compare=False, repr=False)
 
     def render(self, names: Mapping[str, object]) -> str:
-        work, pieces = _Work(), []
+        work, pieces = _Work(_bounds.get()), []
         try:
             for piece in self._compiled.generate({**names, _WORK: work}):
                 work.output(len(piece))
@@ -443,7 +658,7 @@ class JinjaExpression:
 
     def evaluate(self, names: Mapping[str, object]) -> object:
         """The value as plain data: a missing one is None, anything that counts up is a list."""
-        work = _Work()
+        work = _Work(LITTLE)
         try:
             context = self._compiled.new_context({**names, _WORK: work})
             for _ in self._compiled.root_render_func(context):
@@ -455,7 +670,8 @@ class JinjaExpression:
                 isinstance(value, Iterable)
                 and not isinstance(value, str | bytes | Mapping | list | tuple)
             ):
-                return list(_counted(context, value))
+                value = list(_counted(context, value))
+            work.read_all(value)
         except Exception as exc:  # as in `render`
             raise _error(self.source, exc) from exc
         return value
@@ -535,9 +751,10 @@ def _error(source: str, exc: Exception) -> ExpressionError:
         words = "nested too deeply"
     else:
         words = f"{type(exc).__name__}: {exc}"
+    kind = WorkLimitError if isinstance(exc, _TooMuch) else ExpressionError
     if len(words) > _MAX_PROBLEM_CHARS and not isinstance(exc, TemplateSyntaxError):
         words = words[: _MAX_PROBLEM_CHARS - 1] + "…"
     first, *more = source.strip().split("\n", 1)
     if more or len(first) > _MAX_SOURCE_SHOWN_CHARS:
         first = first[: _MAX_SOURCE_SHOWN_CHARS - 1] + "…"
-    return ExpressionError(first, words)
+    return kind(first, words)

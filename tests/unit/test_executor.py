@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,12 +31,14 @@ from cato.core.errors import CapacityError, EngineDeadError
 from cato.core.ids import ReplicaId
 from cato.core.length import LengthBelief
 from cato.core.receipt import SUPERSEDED, SlaReceipt
+from cato.core.workflow import LlmSettings, TransformSettings
 from cato.engines.simulated import simulated_text
 from cato.serve.executor import MAX_LOSSES
 from cato.serve.service import Origin
 from cato.testing.local_pools import LocalPool
 from cato.wire.answer import Text
 from cato.wire.endpoint import Endpoint
+from cato.workflows.templates import compile_template
 
 CONTEXT = """
 name: with-context
@@ -554,6 +558,47 @@ async def test_a_run_is_found_by_its_request_id_when_it_has_ended(tmp_path: Path
         assert await ask(kit, "r") is None
         await task.wait()
         assert await ask(kit, "r") == "done"
+
+
+class Watched:
+    """A template that notes the threads in which it was rendered to its end."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.threads: list[int] = []
+
+    def render(self, names: Mapping[str, object]) -> str:
+        text = compile_template(self.source).render(names)
+        self.threads.append(threading.get_ident())
+        return text
+
+
+@pytest.mark.parametrize(
+    ("source", "is_here"),
+    [
+        ("{{ draft.text | upper }}", True),
+        ("{% for i in range(9999) %}{{ i }}{% endfor %}", False),
+        ("{{ 'x' * 900_000 }}", False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["transform", "prompt"])
+async def test_rendering_that_takes_long_does_not_hold_up_the_loop(
+    tmp_path: Path, source: str, is_here: bool, kind: str
+) -> None:
+    template = Watched(source)
+    async with running(tmp_path, a_fast_pool(), workflows=(GENERATION,)) as kit:
+        workflow = kit.service.workflow("code-generation")
+        draft, final = workflow.nodes
+        if kind == "prompt":
+            assert isinstance(draft.settings, LlmSettings)
+            draft = replace(draft, settings=replace(draft.settings, prompt=template))
+        else:
+            final = replace(final, settings=TransformSettings(template))
+        task = kit.service.run_workflow(
+            replace(workflow, nodes=(draft, final)), {"instruction": "x"}, request_id="r"
+        )
+        await task.wait()
+    assert [thread == threading.get_ident() for thread in template.threads] == [is_here]
 
 
 @pytest.mark.parametrize("endpoint", ["chat/completions", "completions"])

@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cato.core.errors import ExpressionError
+from cato.core.errors import ExpressionError, WorkLimitError
 from cato.workflows.templates import (
     MAX_OUTPUT_CHARS,
     MAX_SOURCE_CHARS,
     MAX_STEPS,
     compile_expression,
     compile_template,
+    little_work,
 )
+
+# 2^40 texts, once it is written out.
+NESTED = "{% set a = ['x'] %}" + "{% set a = [a, a] %}" * 40
 
 
 def rendered(source: str, **names: object) -> str:
@@ -121,12 +125,62 @@ def test_a_refused_escape_changes_nothing() -> None:
         "{% for i in range(9999) %}{{ text.count('xxy') }}{% endfor %}",
         "{{ ([text] * 5000) | map('upper') | join }}",
         "{{ text }}{{ text }}",
+        NESTED + "{{ a }}",
+        NESTED + "{{ a | string }}",
+        NESTED + "{{ a | tojson }}",
+        NESTED + "{{ a | join }}",
+        NESTED + "{{ a ~ '' }}",
+        NESTED + "{{ [a] | map('string') | join }}",
+        NESTED + "{{ [a] | map('default') | tojson }}",
+        NESTED + "{{ a is lower }}",
+        NESTED + "{{ [a] | sort }}",
+        NESTED + "{{ [a, 1].count(a) }}",
+        NESTED + "{% set b = ['y'] %}" + "{% set b = [b, b] %}" * 40 + "{{ a == b }}",
+        "{{ ([0] * 9999) | map('default', text, true) | list }}",
+        "{{ ([text] * 9999) | select('in', text ~ 'y') | list | length }}",
+        "{% for i in range(9999) %}{{ 'xxy' in text }}{% endfor %}",
+        "{% for i in range(9999) %}{{ [text, 'a'] < [text, 'b'] }}{% endfor %}",
+        "{% for i in range(9999) %}{{ text[1:] | length }}{% endfor %}",
+        "{% for i in range(9999) %}{{ text.splitlines() | length }}{% endfor %}",
+        "{{ (text ~ 'y').strip(text) }}",
+        "{{ (text ~ 'y') | trim(text) }}",
+        "{{ ([[0] * 1000] * 5000) | sum(start=[]) | length }}",
+        "{% for i in range(9999) %}" + "{% set x = i + 1 %}" * 2000 + "{% endfor %}",
     ],
 )
 def test_the_work_of_a_rendering_is_bounded(source: str) -> None:
     started_s = time.perf_counter()
     problem_of(source, text="x" * MAX_OUTPUT_CHARS)
     assert time.perf_counter() - started_s < 5
+
+
+def test_a_condition_does_less_than_a_prompt_may() -> None:
+    text = "x" * MAX_OUTPUT_CHARS
+    assert value("'y' in text", text=text) is False
+    assert value("text | upper | length > 10", text=text) is True
+    with pytest.raises(WorkLimitError):
+        value(" or ".join(["'y' in text"] * 10), text=text)
+    with pytest.raises(WorkLimitError):
+        value("[[text] * 9999] * 9999", text=text)
+
+
+def test_a_template_may_be_held_to_little_work() -> None:
+    many = compile_template("{% for x in items %}{{ x | upper }}{{ loop.index }}{% endfor %}")
+    items = ["x"] * MAX_STEPS
+    with little_work():
+        assert many.render({"items": items[:100]})
+        with pytest.raises(WorkLimitError, match="steps in loops"):
+            many.render({"items": items})
+    assert many.render({"items": items})
+
+
+def test_work_is_counted_for_what_is_touched_alone() -> None:
+    things = [{"kind": "a", "code": "x" * 100_000}] * 9
+    source = (
+        "{% for i in range(99) %}{{ things | length }}{{ (things | first).kind == 'a' }}"
+        "{{ things | selectattr('kind', 'eq', 'a') | map(attribute='kind') | first }}{% endfor %}"
+    )
+    assert rendered(source, things=things) == "9Truea" * 99
 
 
 def test_a_text_of_the_longest_allowed_size_is_rendered() -> None:

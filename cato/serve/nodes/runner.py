@@ -28,7 +28,8 @@ class NodeRunner:
     def run(
         self, node: NodeId, settings: NodeSettings, names: Mapping[str, object]
     ) -> Mapping[str, object]:
-        """The node's result. Raise `NodeError` if it fails, `TypeError` if it calls a model."""
+        """The node's result. Raise `NodeError` or `WorkLimitError` if it fails, `TypeError` if it
+        calls a model."""
         match settings:
             case RetrieveSettings():
                 return retrieve.run(node, settings, names, self._indexes)

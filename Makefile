@@ -60,8 +60,9 @@ fuzz: $(STAMP)  ## 110,000 malformed requests, 20,000 broken files (half an hour
 	$(say) '50,000 bodies of every dialect changed, 50,000 that are no JSON'
 	@CATO_FUZZ_CASES=50000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k 'bodies or bytes'
 
-soak: $(STAMP)  ## an hour of work and faults in one process; memory must stay flat
+soak: $(STAMP)  ## two hours of work, with faults in one process, then on Ray; memory must stay flat
 	@$(BIN)/cato chaos --plan deployments/drills/soak.yaml --growth 20
+	@$(BIN)/cato chaos --ray --plan deployments/drills/soak-ray.yaml --growth 2.4
 
 audit: $(STAMP)  ## known holes of what is installed, and its bill of materials (build/)
 	@.ci/audit

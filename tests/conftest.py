@@ -8,6 +8,7 @@ import tempfile
 import pytest
 from hypothesis import settings
 
+from cato.cli.serve import QUIET
 from cato.serve import haproxy
 from cato.serve.ports import own_cluster
 
@@ -18,7 +19,6 @@ os.environ.update(
     XDG_STATE_HOME=os.path.join(_RUN_DIR, "state"),
     HF_HUB_OFFLINE="1",
     RAY_AUTH_MODE="disabled",
-    RAY_USAGE_STATS_ENABLED="0",
     RAY_SERVE_THROUGHPUT_OPTIMIZED="1",
     RAY_SERVE_ENABLE_HA_PROXY="1",
     RAY_SERVE_HAPROXY_BINARY_PATH=haproxy.path(),
@@ -26,6 +26,7 @@ os.environ.update(
     # On a busy machine HAProxy's actor takes longer than the 5 s after which Serve kills it.
     RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="90",
     **haproxy.RETRIES,
+    **QUIET,
     **own_cluster(_RUN_DIR),
 )
 

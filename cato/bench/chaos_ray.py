@@ -42,6 +42,7 @@ _ACTORS = {
 }
 _CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 _RAY_PROCESS = "ray::"
+_SERVERS = frozenset({"gcs_server", "raylet", "haproxy"})
 
 
 class RayStage:
@@ -116,12 +117,15 @@ class RayStage:
         return held
 
     def memory(self) -> dict[str, int]:
-        """Of the processes that Ray started; a restarted one has another number."""
+        """Of Ray's own processes and those that it started; a restarted one has another number."""
         found: dict[str, int] = {}
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 title = " ".join(process.cmdline()[:1]).split(".")[0]
-                if title.startswith(_RAY_PROCESS) and title != "ray::IDLE":
+                is_actor = title.startswith(_RAY_PROCESS) and title != "ray::IDLE"
+                if process.name() in _SERVERS:
+                    title = process.name()
+                if is_actor or process.name() in _SERVERS:
                     found[f"{title} {process.pid}"] = process.memory_info().rss
         return found
 

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cato.control.fitting import needs_forest, refitted_apart
 from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import SlaReceipt
@@ -38,21 +39,38 @@ from cato.telemetry.recent import RecentOverview, RecentRuns
 log = logging.getLogger("cato.profiler")
 
 # Receipts kept for `cato explain`, newest last; about 5 kB each. The store has more.
-KEPT_RECEIPTS = 10_000
+KEPT_RECEIPTS = 1_000
+# Runs that people may still react to: what is needed of each takes 300 bytes.
+KEPT_RUNS = 4_000
 # Of one request: a few choices, each shown, taken or dismissed.
 KEPT_REACTIONS = 32
 # Passed-through calls differ too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
-# Learning anew costs up to a tenth of a second for each node, in a thread.
+# Learning anew costs milliseconds for each node, in a thread; with forests some seconds of a core
+# in a process of its own.
 RELEARN_S = 5.0
+REGROW_S = 60.0
 SEED = 0
 # How old the API keys may be that all ingress replicas are told.
 ACCESS_AGE_S = 0.5
 # What was just used can be asked for; a store that hangs does not hold the answer up for longer.
 FLUSH_S = 1.0
 
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What is known of a run whose answer people may react to, and how they did."""
+
+    task: str
+    model: str
+    e2e_s: float
+    reactions: set[tuple[str, int, str]] = field(default_factory=set)
+
+
 Finished = tuple[SlaReceipt, tuple[NodeId, ...]]
 """A receipt, and all nodes of its workflow: those without an execution were skipped."""
+
+Fit = Callable[[OutputLengths, Due, int, int], OutputLengths]
 
 
 class Profiler:
@@ -76,8 +94,9 @@ class Profiler:
         self._version = 0
         self._learning: asyncio.Task[None] | None = None
         self._learnt_at_s = -RELEARN_S
+        self._grown_at_s = -REGROW_S
         self._earlier: Learnt | None = None
-        self._reactions: OrderedDict[tuple[str, str], set[tuple[str, int, str]]] = OrderedDict()
+        self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
         self._access: Access | None = None
         self._reading_access = asyncio.Lock()
         self._access_at_s = -ACCESS_AGE_S
@@ -100,6 +119,12 @@ class Profiler:
         self._receipts.move_to_end(name)
         if len(self._receipts) > KEPT_RECEIPTS:
             self._receipts.popitem(last=False)
+        models = [n.llm.model for n in receipt.nodes if n.llm is not None]
+        model = models[-1] if models else ""
+        self._shown.pop(name, None)
+        self._shown[name] = _Shown(receipt.task, model, receipt.e2e_s)
+        if len(self._shown) > KEPT_RUNS:
+            self._shown.popitem(last=False)
         self._metrics.record(receipt)
         self._recent.record(receipt, time.time())
         samples = samples_of(receipt)
@@ -124,31 +149,24 @@ class Profiler:
         was told before, or is more than people do with one completion, is left out.
         """
         for feedback in told:
-            run = (feedback.tenant, feedback.request_id)
-            receipt = self._receipts.get(run)
-            if receipt is None:
+            shown = self._shown.get((feedback.tenant, feedback.request_id))
+            if shown is None:
                 continue
-            models = [n.llm.model for n in receipt.nodes if n.llm is not None]
+            name = (feedback.reaction.value, feedback.choice, feedback.view_id)
+            if name in shown.reactions or len(shown.reactions) >= KEPT_REACTIONS:
+                continue
+            shown.reactions.add(name)
             reaction = Reaction(
                 feedback.request_id,
-                feedback.reaction.value,
-                feedback.choice,
-                feedback.view_id,
+                *name,
                 feedback.select_kind,
                 feedback.after_s,
-                receipt.task,
-                models[-1] if models else "",
-                receipt.e2e_s,
+                shown.task,
+                shown.model,
+                shown.e2e_s,
                 time.time(),
                 feedback.tenant,
             )
-            known = self._reactions.setdefault(run, set())
-            if len(self._reactions) > KEPT_RECEIPTS:
-                self._reactions.popitem(last=False)
-            name = (reaction.reaction, reaction.choice, reaction.view_id)
-            if name in known or len(known) >= KEPT_REACTIONS:
-                continue
-            known.add(name)
             self._metrics.record_reaction(
                 reaction.task, reaction.model, reaction.reaction, reaction.e2e_s
             )
@@ -266,17 +284,24 @@ class Profiler:
         if is_busy or now_s - self._learnt_at_s < RELEARN_S:
             return
         due = self._length_history.due(self._lengths)
+        grows = needs_forest(due)
+        if grows and now_s - self._grown_at_s < REGROW_S:
+            due = {key: seen for key, seen in due.items() if not needs_forest({key: seen})}
+            grows = False
         if not due and not self._new_runs:
             return
         self._learnt_at_s = now_s
-        self._learning = asyncio.get_running_loop().create_task(self._relearn(due))
+        if grows:
+            self._grown_at_s = now_s
+        fit = refitted_apart if grows else refitted
+        self._learning = asyncio.get_running_loop().create_task(self._relearn(due, fit))
         self._learning.add_done_callback(_report_failure)
 
-    async def _relearn(self, due: Due) -> None:
+    async def _relearn(self, due: Due, fit: Fit) -> None:
         """In a thread, from copies; what it returns replaces the old in one assignment."""
         if due:
             version = self._next_version()
-            self._lengths = await asyncio.to_thread(refitted, self._lengths, due, version, SEED)
+            self._lengths = await asyncio.to_thread(fit, self._lengths, due, version, SEED)
         if self._new_runs:
             self._new_runs = False
             version = self._next_version()

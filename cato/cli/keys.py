@@ -24,6 +24,7 @@ from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant, Usage
 from cato.core.topology import model_called
 from cato.serve.access.keys import new_key
 from cato.serve.access.usage import as_csv
+from cato.serve.ingress.bounds import NAMES
 from cato.store.errors import StoreError
 from cato.store.location import STORE_VARIABLE, default_location
 from cato.store.store import MetadataStore
@@ -62,6 +63,13 @@ def create(
         Role, typer.Option(help="An operator also sees the metrics and what all tenants do.")
     ] = Role.USER,
     default_task: Annotated[str, typer.Option(help="Of conversations that name no task.")] = "",
+    bound: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help=f"What one call may ask of an engine instead of the usual: {', '.join(NAMES)}.",
+        ),
+    ] = None,
     deployment: Annotated[
         str | None, typer.Option(help="The deployment file whose tasks and models are meant.")
     ] = None,
@@ -87,6 +95,7 @@ def create(
     key = ApiKey(
         id, digest, tenant, name, sla, tasks, tuple(model or ()), default_task, now_s,
         None if days is None else now_s + days * 86_400, role,
+        tuple(map(_bound, bound or ())),
     )  # fmt: skip
     with _opened(store) as opened:
         opened.add_key(key)
@@ -216,6 +225,13 @@ def usage(
         numbers = (u.requests, u.prompt_tokens, u.cached_prompt_tokens, u.output_tokens)
         table.add_row(*u.name, *(f"{n:,}" for n in numbers))
     Console().print(table)
+
+
+def _bound(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if name not in NAMES or not number.isdecimal():
+        fail(f"--bound takes NAME=NUMBER, with one of {', '.join(NAMES)}; not {text!r}")
+    return name, int(number)
 
 
 def _check_names(

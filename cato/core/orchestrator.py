@@ -367,6 +367,8 @@ class _Replica:
     queue: _Queue = field(default_factory=_Queue)
     queued_s: dict[InvocationId, float] = field(default_factory=dict)
     held: int = 0
+    # Places that leases take beyond one each: those of several answers.
+    wide: int = 0
     prefilling: int = 0
     prompt_tokens_ahead: int = 0
     context_tokens: int = 0
@@ -414,6 +416,10 @@ class _Replica:
             return 0.0
         ends = [r.expected_end_s for r in self.leases.values()]
         running_s = [max(0.0, end_s - now_s) for end_s in ends] + [0.0] * len(self.adopted)
+        if self.wide:
+            for running in self.leases.values():
+                end_s = max(0.0, running.expected_end_s - now_s)
+                running_s += [end_s] * (running.invocation.calls - 1)
         wait_s = expected_wait_s(running_s, self.queued_s.values(), self.max_running)
         # What has overrun its expected end is expected to end at once, for as long as it runs.
         first_end_s = min(ends, default=inf)
@@ -458,7 +464,7 @@ class _Replica:
         self._prompts_end_s = min(self._prompts_end_s, latest_s)
 
     def changed(self) -> None:
-        self.held = len(self.leases) + len(self.adopted)
+        self.held = len(self.leases) + len(self.adopted) + self.wide
         self._free_holds_until_s = -inf
         if self._derived:
             self._derived.clear()
@@ -924,6 +930,7 @@ class PoolOrchestrator:
         for id in replica.leases:
             self._release(id)
         replica.leases.clear()
+        replica.wide = 0
         self._picture.remove(replica_id)
         self._homes.lose(replica_id)
         self._adopt(replica, frozenset())
@@ -996,11 +1003,13 @@ class PoolOrchestrator:
         if lease is not None:
             served = lease.running.invocation
             tokens = max(output_tokens, lease.running.tokens)
-            self._shares.charge(served.tenant, served.weight, 0, tokens - served.expected_tokens)
+            paid = served.expected_tokens * served.calls
+            self._shares.charge(served.tenant, served.weight, 0, tokens - paid)
         replica = self._replicas.get(lease.replica_id) if lease is not None else None
         if replica is None or lease is None:
             return []
         running = replica.leases.pop(id)
+        replica.wide -= running.invocation.calls - 1
         if running.first_token_at_s is None:
             replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
         replica.context_tokens -= running.context_tokens
@@ -1350,7 +1359,7 @@ class PoolOrchestrator:
             invocation.tenant,
             invocation.weight,
             invocation.prompt_tokens,
-            invocation.expected_tokens,
+            invocation.expected_tokens * invocation.calls,
         )
         if self._unbound and invocation.deadline_s < inf:
             share = self._policies.reserve
@@ -1369,6 +1378,7 @@ class PoolOrchestrator:
             replica.id, running, command, uncached_tokens, prompt_s, age, went_first
         )
         replica.leases[invocation.id] = running
+        replica.wide += invocation.calls - 1
         replica.prompt_sent(invocation, uncached_tokens, prompt_s)
         if invocation.prefix and replica.has_prefix_cache:
             self._picture.use(replica.id, invocation.session, invocation.prefix)

@@ -41,7 +41,8 @@ class Invocation:
     `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
     at which the run began: of two runs of a buffer the later one supersedes the earlier.
     `user` tells whoever asks from others. `was_taken`: the pool's router has had it before and was
-    restarted, so that it is not turned away as a newcomer.
+    restarted, so that it is not turned away as a newcomer. It asks for `calls` answers at once: it
+    takes so many places, and its tenant pays for so many.
     """
 
     id: InvocationId
@@ -70,6 +71,7 @@ class Invocation:
     user: str = ""
     began_at_s: float = 0.0
     was_taken: bool = False
+    calls: int = 1
 
     def continued(self, attempt: int, tokens: int) -> Invocation:
         """What is left once this attempt has generated `tokens`: they become part of the prompt."""

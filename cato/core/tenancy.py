@@ -40,7 +40,8 @@ class ApiKey:
     `id` is its public part. `sla_class` is the most urgent one that it may claim; empty `tasks` and
     `models` allow all; a conversation that names no task is one of `default_task`. Moments are
     seconds since the epoch; `expires_at_s` is None for a key that stays valid, and in the past for
-    one that was revoked.
+    one that was revoked. `bounds` says what one call may ask of an engine where that is not the
+    usual, by the names of `cato.serve.ingress.bounds.Bounds`.
     """
 
     id: str
@@ -54,6 +55,7 @@ class ApiKey:
     created_at_s: float = 0.0
     expires_at_s: float | None = None
     role: Role = Role.USER
+    bounds: tuple[tuple[str, int], ...] = ()
 
     def is_valid(self, now_s: float) -> bool:
         return self.expires_at_s is None or now_s < self.expires_at_s

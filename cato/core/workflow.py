@@ -125,7 +125,7 @@ class CallSettings:
     """An OpenAI body passed to a model as it is: the one node of a plain model's workflow.
 
     `endpoint` is the path below `/v1/` in the engine's dialect, `max_tokens` what the body asks for
-    at the most (None: no limit of its own).
+    at the most (None: no limit of its own). It asks for `calls` answers at once.
     """
 
     model: str
@@ -135,6 +135,7 @@ class CallSettings:
     expected_tokens: int
     prompt: Prompt
     max_tokens: int | None = None
+    calls: int = 1
 
 
 NodeSettings = (

@@ -558,6 +558,7 @@ class RunningTask:
             prefix=call.prefix,
             session=call.session,
             shared_blocks=call.shared_blocks,
+            calls=call.calls,
             tenant=self._tenant,
             weight=self._weight,
             buffer=self._buffer,

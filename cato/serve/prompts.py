@@ -37,6 +37,7 @@ class EngineCall:
     prefix: tuple[int, ...] = ()
     session: str = ""
     shared_blocks: int = 0
+    calls: int = 1
     stream: bool = True
     raw: bool = False
 
@@ -137,6 +138,7 @@ def _passthrough(settings: CallSettings, pool: PoolInfo, salt: str) -> EngineCal
         prefix=prompt.prefix,
         session=prompt.session,
         shared_blocks=prompt.shared_blocks,
+        calls=settings.calls,
         stream=settings.stream,
         raw=True,
     )

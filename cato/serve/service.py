@@ -54,8 +54,9 @@ class Origin:
     """Whose task it is, and which editor's buffer it is about.
 
     `replaces` is the run of the same buffer that this ingress replica knows; the pools know those
-    of all. `weight` is the tenant's in a full pool; `spend` is told the tokens that the run has
-    used when it has ended. `user` tells whoever asks from others, and says nothing else. Prompts of
+    of all. `weight` is the tenant's in a full pool; `reserve` is told the tokens that the run is
+    expected to use and the most that it may, before it begins, and `spend` what it has used when it
+    has ended. `user` tells whoever asks from others, and says nothing else. Prompts of
     one `salt` share what engines have cached.
     """
 
@@ -66,6 +67,7 @@ class Origin:
     buffer: str = ""
     user: str = ""
     salt: str = ""
+    reserve: Callable[[int, int], None] = lambda _, __: None
     spend: Callable[[int], None] = lambda _: None
 
 
@@ -77,7 +79,7 @@ class ModelCall:
     """One call of a model by its name, with a body in its engine's dialect.
 
     `passed` says why no workflow runs; `counted` is told how many tokens the engine found in the
-    prompt.
+    prompt. It asks for `calls` answers at once.
     """
 
     model: str
@@ -90,6 +92,7 @@ class ModelCall:
     slo: Slo = CALL_SLO
     turn: Turn | None = None
     passed: str = ""
+    calls: int = 1
     counted: Callable[[int], None] = lambda _: None
 
 
@@ -245,6 +248,7 @@ class TaskService:
             call.expected_tokens,
             call.prompt,
             call.max_tokens,
+            call.calls,
         )
         node = _node_of(call.turn)
         workflow = Workflow(
@@ -300,6 +304,7 @@ class TaskService:
             user=origin.user,
             salt=origin.salt,
         )
+        origin.reserve(*_tokens_of(workflow))
         _start_instead(task, origin.replaces)
         return task
 
@@ -354,6 +359,21 @@ class TaskService:
                 runs=1.0 if node.when is None else CONDITIONAL_RUNS,
             )
         return known
+
+
+def _tokens_of(workflow: Workflow) -> tuple[int, int]:
+    """How many tokens one run is expected to use, and the most that its calls may, once each."""
+    expected = most = 0
+    for node in workflow.nodes:
+        settings = node.settings
+        if isinstance(settings, CallSettings):
+            limit = settings.max_tokens or settings.expected_tokens
+            expected += settings.prompt.tokens + settings.expected_tokens * settings.calls
+            most += settings.prompt.tokens + limit * settings.calls
+        elif isinstance(settings, LlmSettings):
+            expected += PRIOR_PROMPT_TOKENS + settings.expected_tokens
+            most += PRIOR_PROMPT_TOKENS + settings.max_tokens
+    return expected, most
 
 
 def _head_start_s(run: Run, older: RunningTask | None) -> float:

@@ -147,6 +147,7 @@ api_keys = Table(
     Column("created_at_s", Double, nullable=False),
     Column("expires_at_s", Double),
     Column("role", String, nullable=False, server_default="user"),
+    Column("bounds", Text, nullable=False, server_default="[]"),
 )
 
 reactions = Table(

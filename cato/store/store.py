@@ -288,10 +288,11 @@ class MetadataStore:
     def _key(self, row: Any) -> ApiKey:
         try:
             tasks, models = tuple(json.loads(row.tasks)), tuple(json.loads(row.models))
-            role = Role(row.role)
+            role, bounds = Role(row.role), tuple((n, int(v)) for n, v in json.loads(row.bounds))
         except (TypeError, ValueError) as exc:
             raise StoreCorruptError(self.name, f"API key {row.id} is unreadable") from exc
-        return ApiKey(**{**row._asdict(), "tasks": tasks, "models": models, "role": role})
+        parsed = {"tasks": tasks, "models": models, "role": role, "bounds": bounds}
+        return ApiKey(**{**row._asdict(), **parsed})
 
     # Measured
 
@@ -537,7 +538,8 @@ def _receipt_row(kept: KeptReceipt) -> Row:
 
 
 def _key_row(key: ApiKey) -> Row:
-    return {**asdict(key), "tasks": json.dumps(key.tasks), "models": json.dumps(key.models)}
+    texts = {name: json.dumps(getattr(key, name)) for name in ("tasks", "models", "bounds")}
+    return {**asdict(key), **texts}
 
 
 def _upsert(connection: Connection, table: Table, *, is_sum: bool = False) -> Any:

@@ -82,16 +82,45 @@ def test_requests_beyond_the_rate_wait_for_their_turn() -> None:
     assert begun(control) == 1
 
 
-def test_tokens_are_paid_afterwards_and_a_debt_is_waited_for() -> None:
+def test_tokens_are_taken_beforehand_and_a_debt_is_waited_for() -> None:
     clock = Clock()
     control = a_control(Tenant("a", tokens_per_minute=600), clock)
-    control.spend(Caller("k", "a"), 400)  # of a burst of 100
+    control.reserve(Caller("k", "a"), 400, 4000)  # of a burst of 100
     with pytest.raises(QuotaError) as refused:
         control.begin(Caller("k", "a"))
     assert refused.value.limit == "tokens per minute"
     assert refused.value.retry_after_s == pytest.approx(30.0)
     clock.now_s += 30.0
     assert begun(control, tries=5) == 5
+
+
+def test_tokens_that_were_not_used_are_given_back_and_others_are_taken() -> None:
+    clock = Clock()
+    control = a_control(Tenant("a", tokens_per_minute=600), clock)
+    settle = control.reserve(Caller("k", "a"), 400, 4000)
+    assert begun(control) == 0
+    settle(10)
+    assert begun(control, tries=5) == 5
+    control.reserve(Caller("k", "a"), 1, 4000)(700)
+    with pytest.raises(QuotaError) as refused:
+        control.begin(Caller("k", "a"))
+    assert refused.value.retry_after_s == pytest.approx(61.0)
+
+
+def test_what_runs_may_not_use_more_than_is_left_of_a_months_budget() -> None:
+    clock = Clock()
+    control = a_control(Tenant("a", tokens_per_month=1_000), clock)
+    settle = [control.reserve(Caller("k", "a"), 10, 400) for _ in range(3)]
+    with pytest.raises(QuotaError) as refused:
+        control.begin(Caller("k", "a"))
+    assert (refused.value.is_budget, refused.value.retry_after_s) == (False, 5.0)
+    settle[0](50)
+    assert begun(control, tries=1) == 1
+    settle[1](900)  # counts until the store has told of it
+    assert begun(control, tries=1) == 0
+    clock.now_s += 6.0
+    assert begun(control, tries=1) == 1
+    assert begun(control, "b", tries=1) == 1
 
 
 def test_replicas_share_a_tenants_rate() -> None:

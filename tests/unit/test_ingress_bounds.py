@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ingress_kit import COMPLETION, a_fast_pool, an_access, running
+from typer.testing import CliRunner
 
+from cato.cli import app as cli
 from cato.core.errors import InputError
 from cato.core.tenancy import Access, ApiKey, Tenant
 from cato.serve.access.keys import new_key
 from cato.serve.ingress.bounds import DEFAULT, check_call
+from cato.store.store import MetadataStore
 
 WIDE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(5000)}}
 COMPLETE = {"model": "fast", "prompt": "x", "max_tokens": 2}
@@ -140,6 +143,39 @@ async def test_several_answers_count_as_several_requests(tmp_path: Path) -> None
     assert "the simulated engine gives one answer" in first.text  # it got there
     assert second.status_code == 429
     assert int(second.headers["Retry-After"]) >= 6
+
+
+async def test_a_key_may_have_bounds_of_its_own(tmp_path: Path) -> None:
+    keys = [new_key() for _ in range(3)]
+    bounds = ((), (("answers", 1), ("regex_chars", 3)), (("answers", 100),))
+    known = tuple(
+        ApiKey(id, digest, "a", bounds=own)
+        for (_, id, digest), own in zip(keys, bounds, strict=True)
+    )
+    path = tmp_path / "metadata.db"
+    store = MetadataStore.open(path)
+    for key in known:
+        store.add_key(key)
+    access = an_access(store.access("2026-11"))
+    store.close()
+    asked = [COMPLETE | more for more in ({"n": 2}, {"n": 50}, {"guided_regex": "aaaa"})]
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), access=access) as kit,
+        kit.http() as http,
+    ):
+        told = []
+        for secret, _, _ in keys:
+            http.headers["api-key"] = secret
+            told.append([(await http.post("/v1/completions", json=body)).text for body in asked])  # fmt: skip
+    refused = [["must be at most" in t or "has at most" in t for t in texts] for texts in told]
+    assert refused == [[False, True, False], [True, True, True], [False, False, False]]
+
+
+def test_bounds_of_a_key_are_checked_when_it_is_made(tmp_path: Path) -> None:
+    create = ("keys", "create", "--tenant", "a", "--store", str(tmp_path / "metadata.db"))
+    assert CliRunner().invoke(cli, (*create, "--bound", "answers=1")).exit_code == 0
+    for wrong in ("answer=1", "answers=x", "answers"):
+        assert CliRunner().invoke(cli, (*create, "--bound", wrong)).exit_code == 1
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-" + "9" * 30, "1e400", "1" * 5000])

@@ -186,7 +186,9 @@ async def test_agents_are_never_told_to_wait_for_longer_than_they_do(
 ) -> None:
     key = ApiKey("0123456789", digest_of("x" * 43), "team")
     access = an_access(Access((key,), (Tenant("team", tokens_per_minute=60),)))
-    access.spend(Caller(key.id, "team"), 310)  # one flows in each second, after a burst of 10
+    access.reserve(Caller(key.id, "team"), 310, 310)(
+        310
+    )  # one flows in each second, after a burst of 10
     body = {
         "model": "fast", "prompt": "x", "input": "x", "max_tokens": 1,
         "messages": [{"role": "user", "content": "x"}],

@@ -1175,6 +1175,19 @@ def test_a_higher_attempt_replaces_the_lease_of_the_one_before() -> None:
     assert pool.picture(2.0).replicas[0].held == 1
 
 
+@pytest.mark.parametrize("policies", [LATE_CATO, PLAIN[0]])
+def test_a_call_for_several_answers_takes_their_places(policies: Policies) -> None:
+    pool = a_pool(policies)
+    pool.handle(a_report("r", slots=4))
+    wide = replace(offer("wide").invocation, calls=4)
+    assert dispatched(pool.handle(InvocationOffered(0.0, wide))) == [("wide", "r")]
+    picture = pool.picture(0.1).replicas[0]
+    assert (picture.held, picture.wait_s > 0) == (4, True)
+    pool.handle(offer("next", 0.1))
+    assert dispatched(pool.handle(ended("wide", 1.0))) in ([("next", "r")], [])
+    assert pool.picture(1.0).replicas[0].held == 1
+
+
 def test_a_late_copy_of_an_earlier_attempt_does_not_replace_the_newer_one() -> None:
     pool = a_pool()
     pool.handle(offer("i", attempt=2))

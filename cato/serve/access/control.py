@@ -20,11 +20,13 @@ from socket import AddressFamily
 from cato.core.errors import AccessError, QuotaError
 from cato.core.tenancy import Access, ApiKey, KeyHistory, Role
 from cato.serve.access.keys import is_secret_of, parts
-from cato.serve.access.limits import EventLimits, TenantLimits, until_next_month_s
+from cato.serve.access.limits import EventLimits, Reserved, TenantLimits, until_next_month_s
 
 log = logging.getLogger("cato.access")
 
 UNKNOWN_RETRY_S = 3.0
+# Requests that are under way may use less than they may, and end within seconds.
+RESERVED_RETRY_S = 5.0
 NO_KEYS = (
     "no API key is configured: only clients of this machine are served; `cato keys create` makes "
     "the first key"
@@ -65,6 +67,7 @@ class Caller:
     default_task: str = ""
     weight: float = 1.0
     role: Role = Role.USER
+    bounds: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_operator(self) -> bool:
@@ -108,6 +111,7 @@ class AccessControl:
         self._spent: dict[str, int] = {}
         self._limits: dict[str, TenantLimits] = {}
         self._events = EventLimits()
+        self._reserved = Reserved()
 
     def learn(self, access: Access | None) -> None:
         """All keys as the store has them now; None when it has never been readable."""
@@ -181,6 +185,7 @@ class AccessControl:
             key.default_task,
             1.0 if limits is None else limits.tenant.weight,
             key.role,
+            key.bounds,
         )
 
     def begin(self, caller: Caller, requests: int = 1) -> None:
@@ -190,8 +195,11 @@ class AccessControl:
             return
         now_s = self._clock()
         budget = limits.tenant.tokens_per_month
-        if budget is not None and self._spent.get(caller.tenant, 0) >= budget:
+        spent = self._spent.get(caller.tenant, 0)
+        if budget is not None and spent >= budget:
             raise QuotaError("tokens per month", until_next_month_s(now_s), is_budget=True)
+        if budget is not None and spent + self._reserved.of(caller.tenant, now_s) >= budget:
+            raise QuotaError("tokens per month, of requests under way", RESERVED_RETRY_S)
         wait_s, limit = limits.wait_s(now_s)
         if wait_s > 0:
             raise QuotaError(limit, wait_s)
@@ -203,11 +211,24 @@ class AccessControl:
         if wait_s > 0:
             raise QuotaError("events per minute", wait_s)
 
-    def spend(self, caller: Caller, tokens: int) -> None:
-        """A request of `caller` has ended and used `tokens`."""
-        limits = self._limits.get(caller.tenant)
-        if limits is not None:
-            limits.spend(self._clock(), tokens)
+    def reserve(self, caller: Caller, expected: int, most: int) -> Callable[[int], None]:
+        """A request of `caller` begins that is expected to use so many tokens, and `most` at the
+        most; to be called with what it has used when it has ended."""
+        tenant = caller.tenant
+        limits = self._limits.get(tenant)
+        if limits is None:
+            return lambda _: None
+        limits.spend(self._clock(), expected)
+        self._reserved.add(tenant, most)
+
+        def settle(used: int) -> None:
+            now_s = self._clock()
+            self._reserved.settle(tenant, most, used, now_s)
+            known = self._limits.get(tenant)
+            if known is not None:
+                known.spend(now_s, used - expected)
+
+        return settle
 
     def _key_of(self, credentials: str) -> ApiKey:
         if not credentials:

@@ -1,12 +1,14 @@
 """What a tenant may still ask for: requests and tokens a minute, tokens a month.
 
-Every ingress replica keeps its own buckets, with its share of a tenant's rates. Tokens are paid
-when a run has ended, for their number is known only then: a bucket may sink below zero, and nothing
-new begins until it has filled up to zero again. That moment is what `Retry-After` says.
+Every ingress replica keeps its own buckets, with its share of a tenant's rates. A run takes the
+tokens that it is expected to use when it begins, and the difference when it has ended: a bucket may
+sink below zero, and nothing new begins until it has filled up to zero again. That moment is what
+`Retry-After` says. Of a month's budget a run reserves the most that it may use.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -69,9 +71,40 @@ class TenantLimits:
             self._requests.take(now_s, float(requests))
 
     def spend(self, now_s: float, tokens: int) -> None:
-        """A run ended that used `tokens`."""
+        """A run uses `tokens`; fewer than none were not used after all."""
         if self._tokens is not None:
             self._tokens.take(now_s, float(tokens))
+
+
+class Reserved:
+    """What runs under way may use of their tenants' budgets in one ingress replica.
+
+    What a run has used stays reserved for as long as the store may not have told of it.
+    """
+
+    TOLD_WITHIN_S = 5.0
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+        self._ended: deque[tuple[float, str, int]] = deque()
+
+    def of(self, tenant: str, now_s: float) -> int:
+        while self._ended and self._ended[0][0] <= now_s:
+            _, whose, used = self._ended.popleft()
+            self.add(whose, -used)
+        return self._tokens.get(tenant, 0)
+
+    def add(self, tenant: str, tokens: int) -> None:
+        left = self._tokens.pop(tenant, 0) + tokens
+        if left:
+            self._tokens[tenant] = left
+
+    def settle(self, tenant: str, reserved: int, used: int, now_s: float) -> None:
+        """A run that had `reserved` tokens has ended and used others."""
+        self.add(tenant, used - reserved)
+        if used:
+            self._ended.append((now_s + self.TOLD_WITHIN_S, tenant, used))
+        self.of(tenant, now_s)
 
 
 class EventLimits:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 from cato.core.errors import InputError
 
@@ -31,6 +32,14 @@ class Bounds:
 
 
 DEFAULT = Bounds()
+NAMES = tuple(field.name for field in fields(Bounds))
+
+
+@lru_cache(maxsize=256)
+def bounds_of(own: tuple[tuple[str, int], ...]) -> Bounds:
+    """The bounds with those of an API key in their places."""
+    return replace(DEFAULT, **dict(own))
+
 
 _ANSWERS = ("n", "best_of")
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")

@@ -14,9 +14,9 @@ from cato.core.runs import FinishRun
 from cato.core.session import Prompt
 from cato.serve.access.buffers import BufferId
 from cato.serve.executor import RunningTask
-from cato.serve.ingress.bounds import check_call
+from cato.serve.ingress.bounds import bounds_of, check_call
 from cato.serve.ingress.buffers import named_buffer
-from cato.serve.ingress.context import Ingress, finish_of, request_id
+from cato.serve.ingress.context import Ingress, caller_of, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, whole
 from cato.serve.pools import PoolInfo
 from cato.serve.service import ModelCall
@@ -66,8 +66,8 @@ def start_call(
 ) -> RunningTask:
     """Start `call`. It takes the place of the latest run of `buffer`, or of the one that the
     request names itself. Raise `InputError` when it asks too much of an engine."""
-    calls = check_call(call.body)
-    call = replace(call, expected_tokens=call.expected_tokens * calls)
+    calls = check_call(call.body, bounds_of(caller_of(request).bounds))
+    call = replace(call, calls=calls)
     return ingress.started(
         request,
         buffer or named_buffer(request),

@@ -74,12 +74,21 @@ class Ingress:
         caller = caller_of(request)
         self.access.begin(caller, calls)
 
+        settle: list[Callable[[int], None]] = []
+
+        def reserve(expected: int, most: int) -> None:
+            settle.append(self.access.reserve(caller, expected, most))
+
         def spend(tokens: int) -> None:
-            self.access.spend(caller, tokens)
+            for one in settle:
+                one(tokens)
 
         user = hashlib.blake2b(repr(whose(request)).encode(), digest_size=8).hexdigest()
         salt = self.salt_of(request)
-        origin = Origin(caller.key, caller.tenant, caller.weight, user=user, salt=salt, spend=spend)
+        origin = Origin(
+            caller.key, caller.tenant, caller.weight, user=user, salt=salt, reserve=reserve,
+            spend=spend,
+        )  # fmt: skip
         return self.buffers.started(buffer, origin, start)
 
 

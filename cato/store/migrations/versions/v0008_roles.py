@@ -1,4 +1,4 @@
-"""The role of each API key; receipts and reactions are a tenant's own, whatever their ids."""
+"""Roles and bounds of API keys; receipts and reactions are a tenant's own, whatever their ids."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,6 +10,7 @@ down_revision = "0007"
 def upgrade() -> None:
     with op.batch_alter_table("api_keys") as batch:
         batch.add_column(sa.Column("role", sa.String, nullable=False, server_default="user"))
+        batch.add_column(sa.Column("bounds", sa.Text, nullable=False, server_default="[]"))
 
     op.drop_index("ix_receipts_ended_at_s", "receipts")
     op.drop_index("ix_receipts_session", "receipts")

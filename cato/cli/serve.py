@@ -6,14 +6,15 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import httpx
-import psutil
 import typer
 from rich.console import Console
 
@@ -23,7 +24,17 @@ from cato.config.places import run_dir
 from cato.core.errors import ConfigError
 from cato.core.topology import Topology
 from cato.serve import haproxy
+from cato.serve.draining import drain as drained
+from cato.serve.draining import forget
 from cato.serve.engines_app import UNPLACEABLE
+from cato.serve.keeper import (
+    MARK_VARIABLE,
+    STOP_TIMEOUT_S,
+    is_left,
+    marked,
+    new_mark,
+    start_keeper,
+)
 from cato.serve.ports import free_port
 from cato.serve.preflight import check_files
 
@@ -43,8 +54,9 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "
 # take as long as an engine's start.
 GIVE_UP = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "2"}
 START_TIMEOUT_S = 900.0
+# With what Serve takes to end within the 90 s that the Compose file grants.
+DRAIN_S = 25.0
 POLL_S = 0.3
-STOP_TIMEOUT_S = 60.0
 LAST_LINES = 25
 # For an application that was given up: Serve's own words, from its proxy, and the ingress's.
 FAILED = "failed to deploy"
@@ -57,6 +69,9 @@ def serve(
     transport: Annotated[
         bool, typer.Option(help="Use HAProxy and gRPC between Serve's processes.")
     ] = True,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds that running requests may take to end at a stop.")
+    ] = DRAIN_S,
 ) -> None:
     """Run a deployment file on this machine until Ctrl-C; says when it is ready and where."""
     try:
@@ -69,10 +84,9 @@ def serve(
     options = deploy.raw.get("http_options")
     options = options if isinstance(options, dict) else {}
     url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
-    if _answers(url):
-        console.print(f"Something already answers at {url}; stop it or change http_options.port.")
-        raise typer.Exit(2)
-    env = GIVE_UP | QUIET | os.environ
+    _check_free(url)
+    mark = new_mark()
+    env = GIVE_UP | QUIET | os.environ | {MARK_VARIABLE: mark}
     if transport:
         # Another Serve on this machine has the default fallback port, which HAProxy would use.
         fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}
@@ -92,6 +106,7 @@ def serve(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C comes to this process, which stops that one in order
         )
+    keeper = start_keeper(mark, process.pid)
     try:
         _wait_ready(process, url, log_path)
         _greet(url, path, log_path, deploy.topology)
@@ -100,9 +115,10 @@ def serve(
         _show_end(log_path)
         raise typer.Exit(1)
     except KeyboardInterrupt:
-        console.print("\nStopping ...")
+        _drain(mark, drain)
     finally:
-        _stop(process)
+        _stop(process, keeper)
+        forget(run_dir(), mark)
 
 
 def _as_interrupt(*_: object) -> None:
@@ -156,6 +172,42 @@ def _answers(url: str) -> bool:
     except httpx.HTTPError:
         return False
     return True
+
+
+def _check_free(url: str) -> None:
+    """End the command when the port is taken, with what may free it."""
+    left = marked(is_left)
+    if left:
+        console.print(
+            f"{len(left)} processes of an earlier `cato serve` that was killed are left; "
+            "`cato down --left` ends them."
+        )
+    if not _is_taken(url):
+        return
+    if not left:
+        console.print(
+            f"Something already answers at {url}; stop it (another `cato serve`: Ctrl-C there, a "
+            "Ray cluster: `cato down`) or change http_options.port."
+        )
+    raise typer.Exit(2)
+
+
+def _is_taken(url: str) -> bool:
+    parts = urlsplit(url)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((parts.hostname or "", parts.port or 0))
+        except OSError:
+            return True
+    return _answers(url)
+
+
+def _drain(mark: str, limit_s: float) -> None:
+    console.print("\nStopping; another Ctrl-C stops at once ...")
+    with contextlib.suppress(KeyboardInterrupt):
+        if not drained(run_dir(), mark, limit_s):
+            console.print(f"Some requests took longer than {limit_s:g} s and are cut.")
 
 
 def _greet(url: str, path: Path, log_path: Path, topology: Topology) -> None:
@@ -218,18 +270,15 @@ def _show_end(log_path: Path) -> None:
     console.print("\n".join(lines), markup=False, highlight=False)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Serve drains and ends on SIGINT; what is left after a while is killed with all it started."""
-    if process.poll() is not None:
-        return
-    # Taken now: a killed Ray leaves HAProxy behind, which would keep the port.
-    started = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_TIMEOUT_S)
+def _stop(process: subprocess.Popen[bytes], keeper: subprocess.Popen[bytes]) -> None:
+    """Serve ends in order on SIGINT; the keeper kills what is left: Ray leaves HAProxy behind."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
     if process.poll() is None:
         process.kill()
         process.wait()
-    for left in started:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            left.kill()
+    assert keeper.stdin is not None, "the keeper was started with a pipe"
+    keeper.stdin.close()
+    keeper.wait()

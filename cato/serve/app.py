@@ -22,6 +22,7 @@ from cato.core.topology import RAY_SERVE, DeploymentSpec, HostedModel, IngressSp
 from cato.profiles.load import check_profiles, load_profiles
 from cato.serve.access.control import AccessControl, KeyRule, is_loopback
 from cato.serve.control_plane import ControlPlane
+from cato.serve.draining import Drain
 from cato.serve.engine_replica import EngineReplica
 from cato.serve.ingress.app import create_app
 from cato.serve.ingress.forwarded import Proxies
@@ -155,6 +156,8 @@ class Ingress:
         records.start()
         following = self._files.follow(self._take_workflows)
         self._following = asyncio.get_running_loop().create_task(following)
+        self._drain = Drain(run_dir())
+        self._draining = asyncio.get_running_loop().create_task(self._drain.follow())
 
     def _take_workflows(self) -> None:
         workflows = self._files.workflows
@@ -175,6 +178,7 @@ class Ingress:
             caps=self._spec.output_caps,
             prompt_rules_off=self._spec.prompt_rules_off,
             shared_prompts=self._spec.shared_prompts,
+            drain=self._drain,
         )
         return _leaving_request_id_to_serve(app)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -97,6 +98,52 @@ def test_cato_serve_says_where_it_answers_and_stops_on_ctrl_c(
     assert process.returncode == 0
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://127.0.0.1:{port}/health", timeout=2)
+
+
+def a_cato_serve(tmp_path: Path, env: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
+    port = free_port()
+    process = subprocess.Popen(
+        [str(BIN / "cato"), "serve", str(simulated_file(tmp_path, port))],
+        env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    wait_ready(url, 200)
+    return process, url
+
+
+def test_streams_end_before_cato_serve_does(tmp_path: Path, env: dict[str, str]) -> None:
+    process, url = a_cato_serve(tmp_path, env)
+    body = {"model": "simulated-1.5b", "prompt": "x", "max_tokens": 400, "stream": True}
+    body |= {"ignore_eos": True}
+    seen = ""
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            for text in answer.iter_text():
+                if not seen:
+                    process.send_signal(signal.SIGTERM)
+                seen += text
+    finally:
+        process.communicate(timeout=120)
+    assert seen.endswith("data: [DONE]\n\n")
+    assert process.returncode == 0
+
+
+def test_nothing_keeps_the_port_after_cato_serve_was_killed(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    process, url = a_cato_serve(tmp_path, env)
+    process.kill()
+    process.communicate(timeout=10)
+    port, until_s = int(url.rpartition(":")[2]), time.monotonic() + 100
+    while True:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+                break
+            except OSError:
+                assert time.monotonic() < until_s, "something keeps the port"
+        time.sleep(0.5)
 
 
 def test_cato_serve_tells_why_a_pool_cannot_come_up_and_ends(

@@ -20,8 +20,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cato.cli.serve import STOP_TIMEOUT_S, TRANSPORT
+from cato.cli.serve import DRAIN_S, TRANSPORT
 from cato.config.deploy_file import load_deploy_file
+from cato.serve.keeper import STOP_TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -242,7 +243,7 @@ def test_a_compose_service_is_locked_down_and_agrees_with_the_image(name: str) -
     # What the image must be able to write, as docker/entrypoint.sh checks.
     assert any(mount.startswith("/tmp:") for mount in service["tmpfs"])
     assert service["volumes"] == [f"home:{environment('image')['HOME']}"]
-    assert int(service["stop_grace_period"].removesuffix("s")) > STOP_TIMEOUT_S
+    assert int(service["stop_grace_period"].removesuffix("s")) > STOP_TIMEOUT_S + DRAIN_S
 
 
 def entrypoint(*command: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ import cato
 from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import Buffers
 from cato.serve.access.control import AccessControl
+from cato.serve.draining import Drain
 from cato.serve.ingress import (
     document,
     errors,
@@ -59,6 +60,7 @@ def create_app(
     caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
     prompt_rules_off: frozenset[str] = frozenset(),
     shared_prompts: bool = False,
+    drain: Drain | None = None,
 ) -> FastAPI:
     """All dialects over `service`.
 
@@ -66,7 +68,8 @@ def create_app(
     `is_private` and `proxies` what `Gate` must know of the clients' connections; `pages` says which
     web pages may ask; `feedback` is told what people did with completions (None: the log). `caps`
     bound what direct calls may write; `prompt_rules_off` names rules of `cato.wire.stable` that are
-    not applied. With `shared_prompts` tenants share what engines have cached of prompts.
+    not applied. With `shared_prompts` tenants share what engines have cached of prompts. `drain`
+    is told of requests under way.
     """
     ingress = Ingress(
         service,
@@ -90,7 +93,9 @@ def create_app(
     )
     for dialect in DIALECTS:
         app.include_router(dialect.routes(ingress))
-    app.add_middleware(Gate, access=access, is_private=is_private, proxies=proxies, pages=pages)
+    app.add_middleware(
+        Gate, access=access, is_private=is_private, proxies=proxies, pages=pages, drain=drain
+    )
     app.add_middleware(TaskPrefix)  # outside the gate, which looks at paths
     if pages.origins:  # outside the gate: what a browser asks beforehand carries no key
         app.add_middleware(

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cato.core.errors import AccessError
 from cato.serve.access.control import AccessControl, is_own
+from cato.serve.draining import Drain
 from cato.serve.ingress.context import remember_caller
 from cato.serve.ingress.errors import answer, failure_of_error
 from cato.serve.ingress.forwarded import Proxies, named
@@ -22,6 +23,8 @@ from cato.telemetry.tracing import HEADER, TRACEPARENT
 OPEN_PATHS = frozenset(
     {"/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/page.js", "/ui/page.css"}
 )
+# A restart takes longer; others may serve meanwhile.
+STOPPING_RETRY_S = 5.0
 KEY_HEADERS = ("x-api-key", "api-key")
 
 
@@ -31,6 +34,7 @@ class Gate:
     `is_private`: the proxy in front listens on loopback alone; None without a proxy, where the
     connection itself shows who the client is. `proxies` are believed when they say for whom they
     ask. `pages` tells people's own requests without a key from those of web pages.
+    Once `drain` is asked for, nothing new is let in.
     """
 
     def __init__(
@@ -40,8 +44,10 @@ class Gate:
         is_private: bool | None,
         proxies: Proxies = Proxies(),  # noqa: B008  # frozen
         pages: Pages = Pages(),  # noqa: B008  # frozen
+        drain: Drain | None = None,
     ) -> None:
         self._app = app
+        self._drain = drain
         self._pages = pages
         self._proxies = proxies
         self._access = access
@@ -58,6 +64,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
+            if self._drain is not None and self._drain.is_asked:
+                raise AccessError(503, "stopping", "The server is being stopped.", STOPPING_RETRY_S)
             caller = self._access.caller(credentials(request), is_local=is_local)
             if not caller.key:
                 self._pages.check(request.headers, is_named=self._access.serves_by_place)
@@ -68,7 +76,14 @@ class Gate:
         peer = "" if request.client is None else request.client.host
         remember_caller(request, caller, self._proxies.client(peer, request.headers))
         TRACEPARENT.set(request.headers.get(HEADER, ""))
-        await self._app(scope, receive, send)
+        if self._drain is None:
+            await self._app(scope, receive, send)
+            return
+        self._drain.under_way += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._drain.under_way -= 1
 
     def _is_local(self, request: Request) -> bool:
         """Whether the client is on this machine, and nothing says that it speaks for another."""

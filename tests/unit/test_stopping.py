@@ -1,0 +1,111 @@
+"""`cato serve` lets requests end before it stops, and leaves nothing behind when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from ingress_kit import COMPLETION, a_slow_pool, an_access, running, until, until_busy
+from typer import Exit
+from typer.testing import CliRunner
+
+from cato.cli import app as cli
+from cato.cli import serve
+from cato.serve.draining import Drain, drain, forget
+from cato.serve.ingress.app import create_app
+from cato.serve.keeper import MARK_VARIABLE
+
+MARK = "1:2.0"
+SLOW = {"model": "slow", "prompt": "x", "max_tokens": 60, "stream": True, "ignore_eos": True}
+
+
+async def test_what_runs_ends_before_the_stop_and_nothing_new_begins(tmp_path: Path) -> None:
+    pool, asked = a_slow_pool(), Drain(tmp_path, MARK)
+    following = asyncio.create_task(asked.follow())
+    async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
+        app = create_app(
+            kit.service,
+            max_body_bytes=100_000,
+            ready=lambda: (True, ""),
+            access=an_access(),
+            drain=asked,
+        )
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            stream = asyncio.create_task(http.post("/v1/completions", json=SLOW))
+            await until_busy(pool)
+            assert not await asyncio.to_thread(drain, tmp_path, MARK, 0.5)  # too short
+            stopping = asyncio.create_task(asyncio.to_thread(drain, tmp_path, MARK, 60.0))
+            await until(lambda: asked.is_asked, within_s=5)
+            refused = await http.post("/v1/completions", json=SLOW)
+            alive = await http.get("/livez")
+            assert await stopping
+            whole = await stream
+            forget(tmp_path, MARK)
+            await until(lambda: not asked.is_asked, within_s=5)
+    following.cancel()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+    assert refused.headers["retry-after"] == "5"
+    assert alive.status_code == 200
+    assert whole.text.endswith("data: [DONE]\n\n")
+
+
+# Stands in for `cato serve`: what it starts starts a process that ignores every signal that it can,
+# in a session of its own, as Ray's actor starts HAProxy.
+SERVE = """
+import os, subprocess, sys, time
+from cato.serve.keeper import MARK_VARIABLE, new_mark, start_keeper
+mark = new_mark()
+deaf = "import signal as s, time; [s.signal(n, s.SIG_IGN) for n in (1, 2, 15)]; time.sleep(600)"
+child = (
+    "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], "
+    "start_new_session=True); print(p.pid, flush=True); time.sleep(600)"
+)
+run = subprocess.Popen([sys.executable, "-c", child, deaf], env={**os.environ, MARK_VARIABLE: mark})
+keeper = start_keeper(mark, run.pid)
+print(run.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["all", "child"])
+def test_nothing_is_left_after_a_kill(victim: str) -> None:
+    serve = subprocess.Popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True)
+    assert serve.stdout is not None
+    pids = [int(serve.stdout.readline()) for _ in range(2)]
+    left = [psutil.Process(pid) for pid in pids]
+    if victim == "child":  # what ran the rest dies first
+        min(left, key=lambda p: p.create_time()).kill()
+    serve.kill()
+    gone, alive = psutil.wait_procs(left, timeout=60)
+    serve.wait()
+    for process in alive:
+        process.kill()
+    assert len(gone) == 2
+
+
+def test_a_second_start_says_what_ends_what_is_left() -> None:
+    env = {**os.environ, MARK_VARIABLE: "999999999:1.0"}
+    code = "import socket; s = socket.create_server(('127.0.0.1', 0)); "
+    code += "print(s.getsockname()[1], flush=True); s.accept()"
+    left = subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert left.stdout is not None
+        url = f"http://127.0.0.1:{int(left.stdout.readline())}"
+        with pytest.raises(Exit), serve.console.capture() as said:
+            serve._check_free(url)
+        assert "`cato down --left` ends them" in " ".join(said.get().split())
+        assert CliRunner().invoke(cli, ["down", "--left"]).exit_code == 0
+        assert left.wait(10) != 0
+        serve._check_free(url)
+    finally:
+        left.kill()
+        left.wait()

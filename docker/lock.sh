@@ -12,7 +12,7 @@ index_options=${INDEX_OPTIONS:---torch-backend=cpu}
 lock() {
     kind=$1 extra=$2
     shift 2
-    "$uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 \
+    "$uv" pip compile --quiet --no-header --no-annotate --generate-hashes --python-version 3.11 \
         ${extra:+--extra "$extra"} "$@" pyproject.toml -o "docker/requirements/$kind.txt"
 }
 

@@ -15,6 +15,7 @@ from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
 from cato.core.ids import ModelName
 from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
 from cato.engines.base import EngineChunk, EngineLoad
+from cato.engines.vllm import zygote
 from cato.engines.vllm.adapters import adapter_argv
 from cato.engines.vllm.process import server_argv
 from cato.engines.vllm.stream import (
@@ -233,6 +234,14 @@ def test_cpu_engine_gets_bounded_memory_and_small_prompt_pieces() -> None:
     assert argv[argv.index("--max-num-batched-tokens") + 1] == "300"
     assert "--enforce-eager" in argv
     assert "--gpu-memory-utilization" not in argv
+
+
+def test_engines_fetch_media_from_named_domains_alone() -> None:
+    argv = an_argv(EngineSpec("vllm"), "gpu", cards=1)
+    assert argv[argv.index("--allowed-media-domains") + 1] == "none.invalid"
+    asked = EngineSpec("vllm", args=("--allowed-media-domains", "img.example"))
+    assert an_argv(asked, "gpu", cards=1)[-2:] == ["--allowed-media-domains", "img.example"]
+    assert zygote.ENGINE_ENV["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
 
 
 def test_engines_that_may_sleep_say_so_where_vllm_can() -> None:

@@ -127,6 +127,13 @@ def load_sync() -> ModuleType:
     return module
 
 
+def test_the_network_policy_names_the_namespace_of_whom_it_lets_in() -> None:
+    policy = one(base_manifests(), "NetworkPolicy")["spec"]
+    peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
+    peers += [peer for rule in policy["egress"] for peer in rule["to"]]
+    assert all(peer.get("namespaceSelector", {"its": "own"}) for peer in peers)
+
+
 def test_copies_of_deployment_files_have_not_drifted() -> None:
     outdated = load_sync().outdated()
     assert outdated == [], "run deployments/kubernetes/sync.py"

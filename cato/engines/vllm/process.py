@@ -32,6 +32,8 @@ from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_l
 
 log = logging.getLogger("cato.engines")
 
+# No name can be under it (RFC 2606).
+NO_DOMAIN = "none.invalid"
 SWAP_EXTENSION = "cato.engines.vllm.worker_extension.SwapExtension"
 # vLLM's way in for that extension and for sleep. Its socket is open to this user alone, and CATO
 # passes no client's request to such paths.
@@ -79,7 +81,8 @@ def server_argv(
         argv.append("--enforce-eager")
     argv += adapter_argv(model, accelerator)
     argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
-    argv += ["--disable-uvicorn-access-log", *spec.args]
+    # A multimodal model fetches what a prompt names: nothing, unless the deployment lists domains.
+    argv += ["--disable-uvicorn-access-log", "--allowed-media-domains", NO_DOMAIN, *spec.args]
     return argv
 
 

@@ -56,6 +56,7 @@ CPU_ENV: Mapping[str, str] = {
 ENGINE_ENV: Mapping[str, str] = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
     "VLLM_MAX_STOP_STRINGS": "64",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
 

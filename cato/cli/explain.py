@@ -15,7 +15,13 @@ from cato.cli.client import DEFAULT_URL, Url, answer, client
 
 # Leaves room for the other columns in 80.
 BAR_CHARS = 20
-STYLES = {"done": "green", "absent": "yellow", "failed": "red", "cancelled": "magenta"}
+STYLES = {
+    "done": "green",
+    "absent": "yellow",
+    "failed": "red",
+    "deadline_exceeded": "red",
+    "cancelled": "magenta",
+}
 
 
 def explain(

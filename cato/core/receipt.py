@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 
 from cato.core.ids import NodeId, RunId, TaskName
 
@@ -10,6 +11,22 @@ WITHHELD = "not kept: it may quote the request"
 
 SUPERSEDED = "a newer request of the same buffer replaced it"
 """The problem of a run that was cancelled because the next of its editor buffer came."""
+
+CLIENT_LEFT = "the client left"
+"""The problem of a run whose client closed its connection."""
+
+DEADLINE_EXCEEDED = "deadline_exceeded"
+"""The status of a run that passed its hard deadline."""
+
+
+class Excuse(StrEnum):
+    """Why a run without an answer in time is no miss of its SLO: nobody waited for it, or it asked
+    for what cannot be given. Refusals and failures of ours are none."""
+
+    NONE = ""
+    SUPERSEDED = "superseded"
+    CLIENT_LEFT = "client_left"
+    CLIENT_ERROR = "client_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +92,8 @@ class SlaReceipt:
     `path` names the executions, as indices into `nodes`, whose spans one after the other make up
     the E2E latency; `overhead_s` is the rest. `key` is the id of the API key, and `tenant`
     who it belongs to; empty without one. `passed` says why the request went to a model as it is
-    although it named none; empty when a workflow ran, or a model was named.
+    although it named none; empty when a workflow ran, or a model was named. A run with an `excuse`
+    counts neither as met nor as missed.
 
     Of a conversation, `session` names it, `turn` counts its calls from 1 and `parent` names the
     session that started it (`cato.core.session.Turn`); `changes` say what was made stable in its
@@ -110,6 +128,7 @@ class SlaReceipt:
     turn_kind: str = ""
     changes: tuple[str, ...] = ()
     tpot_target_s: float | None = None
+    excuse: Excuse = Excuse.NONE
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""

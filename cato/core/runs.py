@@ -15,7 +15,7 @@ from typing import assert_never
 from cato.core.budgets import longest_after, split_slack
 from cato.core.errors import ExpressionError
 from cato.core.ids import NodeId, RunId
-from cato.core.receipt import LlmFacts, NodeReceipt, SlaReceipt
+from cato.core.receipt import DEADLINE_EXCEEDED, LlmFacts, NodeReceipt, SlaReceipt
 from cato.core.session import Turn
 from cato.core.slo import Slo, SloMetric, tpot_s
 from cato.core.workflow import Node, NodeKind, Workflow
@@ -80,10 +80,15 @@ class TextSent:
 
 @dataclass(frozen=True, slots=True)
 class RunCancelled:
-    """The client left, a newer task replaced this one, or the hard deadline passed."""
+    """The client left, a newer task replaced this one, or the hard deadline passed (`status`).
+
+    `llm` says how the calls fared that were under way, by node, round and item.
+    """
 
     now_s: float
     reason: str
+    status: str = "cancelled"
+    llm: Mapping[tuple[NodeId, int, int | None], LlmFacts] = field(default_factory=dict)
 
 
 RunEvent = NodeDone | NodeFailed | TextSent | RunCancelled
@@ -237,7 +242,10 @@ class Run:
                     self._text_sent_at_s = event.now_s
                 return ()
             case RunCancelled():
-                return self._finish(event.now_s, "cancelled", event.reason)
+                for x in self._executions:
+                    if x.ended_s is None:
+                        x.llm = event.llm.get((x.node.id, x.round, x.item))
+                return self._finish(event.now_s, event.status, event.reason)
             case _:
                 assert_never(event)
 
@@ -681,7 +689,7 @@ class Run:
         }[self.slo.metric]
         if status != "done":
             achieved_s = None
-        path = _longest_chain(nodes, with_cancelled=status == "cancelled")
+        path = _longest_chain(nodes, with_cancelled=status in ("cancelled", DEADLINE_EXCEEDED))
         receipt = SlaReceipt(
             request_id=self.id,
             task=self.workflow.name,

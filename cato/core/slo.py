@@ -20,11 +20,13 @@ class Slo:
     """A target for one metric of a task; `target_s` is seconds (per token for TPOT).
 
     `tpot_target_s` is a second objective: the pace of the stream once it has begun (inf: none).
+    `hard_deadline_s` after its arrival a run ends, if its task's own deadline is not sooner.
     """
 
     metric: SloMetric
     target_s: float
     tpot_target_s: float = inf
+    hard_deadline_s: float = inf
 
     def deadline_s(self, arrived_at_s: float) -> float | None:
         """The instant by which the metric's event must happen; TPOT is a pace and has none."""

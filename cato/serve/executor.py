@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import assert_never
@@ -21,14 +21,16 @@ from cato.core.errors import (
     DeadlineError,
     EngineDeadError,
     EngineError,
+    InputError,
     NodeError,
     ReplicaLostError,
     SupersededError,
+    UnknownNameError,
     WorkLimitError,
 )
 from cato.core.ids import InvocationId, NodeId, TaskName
 from cato.core.length import LengthBelief
-from cato.core.receipt import SUPERSEDED, LlmFacts
+from cato.core.receipt import CLIENT_LEFT, DEADLINE_EXCEEDED, SUPERSEDED, Excuse, LlmFacts
 from cato.core.retries import RetryBudget
 from cato.core.runs import (
     AbandonNode,
@@ -96,7 +98,9 @@ class _Progress:
     answer: Answer = field(default_factory=Answer)
     asked_tokens: int = 0  # of the prompt, as estimated before an engine has told
     first_token_s: float | None = None
-    queue_s: float = 0.0
+    queue_s: float = 0.0  # of the leases that it has waited for
+    waits_since_s: float | None = None
+    served_since_s: float | None = None
     attempts: int = 0
     losses: int = 0  # of engines that had the call, since it last got on
     all_losses: int = 0
@@ -108,6 +112,20 @@ class _Progress:
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
     pool: PoolInfo | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """For leases, the present one included."""
+        return self.queue_s + _since(self.waits_since_s)
+
+    @property
+    def engine_s(self) -> float:
+        """With engines, the present attempt included."""
+        return self.service_s + _since(self.served_since_s)
+
+
+def _since(at_s: float | None) -> float:
+    return 0.0 if at_s is None else time.monotonic() - at_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +189,7 @@ class RunningTask:
         self._outputs: dict[tuple[NodeId, int], _Output] = {}
         self._tasks: dict[asyncio.Task[None], NodeId] = {}
         self._watchdog: asyncio.TimerHandle | None = None
+        self._under_way: dict[tuple[NodeId, int, int | None], tuple[StartNode, _Progress]] = {}
 
     def start(self) -> None:
         """Begin; call once, inside the event loop."""
@@ -198,7 +217,7 @@ class RunningTask:
             while (piece := await self._out.get()) is not None:
                 yield piece
         finally:
-            self.cancel("the client left")
+            self.cancel(CLIENT_LEFT)
 
     async def wait(self) -> FinishRun:
         """Drain the pieces and return the end; cancelling the wait cancels the run."""
@@ -225,7 +244,7 @@ class RunningTask:
 
     def cancel(self, reason: str) -> None:
         """End the run; harmless when it has finished."""
-        self._perform(self.run.handle(RunCancelled(time.monotonic(), reason)))
+        self._perform(self._ended(reason, "cancelled"))
 
     # Commands
 
@@ -252,7 +271,9 @@ class RunningTask:
                     assert_never(command)
 
     def _end(self, finish: FinishRun) -> None:
-        self.finish = finish
+        receipt = finish.receipt
+        excuse = _excuse(receipt.status, receipt.problem, self.error)
+        self.finish = finish = replace(finish, receipt=replace(receipt, excuse=excuse))
         if self._watchdog is not None:
             self._watchdog.cancel()
         self._out.put_nowait(None)
@@ -281,7 +302,15 @@ class RunningTask:
 
     def _pass_deadline(self) -> None:
         self.error = self.error or DeadlineError(self.run.workflow.hard_deadline_s)
-        self.cancel(str(self.error))
+        self._perform(self._ended(str(self.error), DEADLINE_EXCEEDED))
+
+    def _ended(self, reason: str, status: str) -> tuple[RunCommand, ...]:
+        llm = {}
+        for (node, round, item), (command, progress) in self._under_way.items():
+            facts = self._facts(command, progress)
+            if facts is not None:
+                llm[node, round, item] = facts
+        return self.run.handle(RunCancelled(time.monotonic(), reason, status, llm))
 
     def _output(self, node: NodeId, round: int) -> _Output:
         return self._outputs.setdefault((node, round), _Output())
@@ -305,10 +334,14 @@ class RunningTask:
     async def _execute(self, command: StartNode) -> None:
         progress = _Progress()
         where = (command.node.id, command.round, command.item)
+        self._under_way[where] = command, progress
         try:
             async with asyncio.timeout(command.limit_s):
                 result, llm = await self._node(command, progress)
         except TimeoutError:
+            if not command.node.optional and time.monotonic() >= self.run.hard_deadline_s:
+                self._pass_deadline()  # this timer was the first of the two
+                return
             problem = f"not ready within its {command.limit_s or 0.0:.3f} s"
             if not command.node.optional:
                 self.error = self.error or DeadlineError(command.limit_s or 0.0)
@@ -328,6 +361,8 @@ class RunningTask:
             self._perform(self.run.handle(event))
         else:
             self._perform(self.run.handle(NodeDone(time.monotonic(), *where, result, llm)))
+        finally:
+            self._under_way.pop(where, None)
 
     async def _node(
         self, command: StartNode, progress: _Progress
@@ -465,6 +500,7 @@ class RunningTask:
         now_s = time.monotonic()
         invocation = self._invocation(command, pool, call, id, progress, started_s - now_s)
         self._queued += 1
+        progress.waits_since_s = now_s
         try:
             lease = await self._pools.lease(pool.name, invocation)
         except CapacityError as error:
@@ -472,7 +508,8 @@ class RunningTask:
             raise
         finally:
             self._queued -= 1
-        progress.queue_s += time.monotonic() - now_s
+            progress.queue_s = progress.waited_s
+            progress.waits_since_s = None
         progress.lease = lease
         progress.reasons.append(lease.reason)
         request = EngineRequest(
@@ -486,7 +523,7 @@ class RunningTask:
             adapter=pool.model.adapter(call.model),
             prompt_tokens=call.prompt_tokens,
         )
-        sent_s = time.monotonic()
+        progress.served_since_s = sent_s = time.monotonic()
         try:
             stream = self._pools.stream(pool.name, lease, request)
             async with contextlib.aclosing(stream) as chunks:
@@ -494,6 +531,7 @@ class RunningTask:
         finally:
             served_s = time.monotonic() - sent_s
             progress.service_s += served_s
+            progress.served_since_s = None
             self._served_s += served_s
 
     async def _read(
@@ -576,12 +614,15 @@ class RunningTask:
             return None
         assert pool is not None, "an invocation that was made has its pool"
         answer = progress.answer
+        reasons = tuple(progress.reasons)
+        if progress.waits_since_s is not None:
+            reasons += (_why_it_waits(pool, progress.waited_s),)
         return LlmFacts(
             model=pool.model.called(settings.model),
             pool=pool.name,
             replica=lease.replica_id if lease else "",
             deployment=lease.deployment if lease else "",
-            queue_s=progress.queue_s,
+            queue_s=progress.waited_s,
             priority=lease.priority if lease else 0,
             slack_s=lease.slack_s if lease else 0.0,
             predicted_s=lease.remaining_s if lease else 0.0,
@@ -589,7 +630,7 @@ class RunningTask:
             expected_cached_tokens=lease.cached_tokens if lease else 0,
             expected_tokens=progress.expected_tokens,
             length_bound_tokens=_bound(progress.length),
-            service_s=progress.service_s,
+            service_s=progress.engine_s,
             predicted_service_s=lease.service_s if lease else 0.0,
             predicted_queue_s=lease.predicted_queue_s if lease else 0.0,
             engine_ttft_s=progress.first_token_s,
@@ -599,8 +640,28 @@ class RunningTask:
             finish_reason=answer.finish_reason,
             attempts=progress.attempts,
             simulated=pool.simulated,
-            reasons=tuple(progress.reasons),
+            reasons=reasons,
         )
+
+
+def _why_it_waits(pool: PoolInfo, waited_s: float) -> str:
+    """For a call that ended in the queue."""
+    if pool.ready_replicas == 0:
+        return f"waited {waited_s:.2f} s: no replica of {pool.name} was ready"
+    queued = pool.queued_per_place
+    return f"waited {waited_s:.2f} s for a place in {pool.name}: {queued:.1f} calls wait for each"
+
+
+def _excuse(status: str, problem: str, error: CatoError | None) -> Excuse:
+    if status == "cancelled":
+        excuses = {SUPERSEDED: Excuse.SUPERSEDED, CLIENT_LEFT: Excuse.CLIENT_LEFT}
+        return excuses.get(problem, Excuse.NONE)
+    if status != "failed":
+        return Excuse.NONE
+    of_client = isinstance(error, InputError | UnknownNameError)
+    if isinstance(error, EngineError) and not isinstance(error, EngineDeadError):
+        of_client = error.status is not None and 400 <= error.status < 500 and error.status != 429
+    return Excuse.CLIENT_ERROR if of_client else Excuse.NONE
 
 
 def _bound(length: LengthBelief | None) -> int:

@@ -276,6 +276,8 @@ class TaskService:
         trace = None
         if self._tracing is not None:
             trace = self._tracing.begin(workflow.name, request_id)
+        if slo is not None and slo.hard_deadline_s < workflow.hard_deadline_s:
+            workflow = replace(workflow, hard_deadline_s=slo.hard_deadline_s)
         workflow, notes = browned(workflow, self._brownout, self._fullness)
         run = Run(
             id=RunId(request_id),

@@ -21,7 +21,7 @@ from cato.core.events import InvocationOffered
 from cato.core.ids import InvocationId, NodeId, PoolName, RunId
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
-from cato.core.receipt import LlmFacts, SlaReceipt
+from cato.core.receipt import DEADLINE_EXCEEDED, LlmFacts, SlaReceipt
 from cato.core.runs import (
     CONDITIONAL_RUNS,
     AbandonNode,
@@ -208,11 +208,13 @@ class WorkflowFleet(Fleet):
             kind.next_share,
         )
         flow = self._flows[task.id] = _Flow(task, outcome, run)
-        flow.deadline = self._alarms.at(
-            run.hard_deadline_s, self._cancel, flow, "the hard deadline passed"
-        )
+        flow.deadline = self._alarms.at(run.hard_deadline_s, self._pass_deadline, flow)
         self._perform(flow, run.start(now_s))
         return outcome
+
+    def _pass_deadline(self, flow: _Flow) -> None:
+        reason = "the hard deadline passed"
+        self._tell(flow, RunCancelled(self.kernel.now_s, reason, DEADLINE_EXCEEDED))
 
     def _cancel(self, flow: _Flow, reason: str) -> None:
         self._tell(flow, RunCancelled(self.kernel.now_s, reason))

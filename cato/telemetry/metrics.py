@@ -69,6 +69,12 @@ class RunMetrics:
             "cato_tpot_seconds", "Time per output token after the first, of a run.", ["task"],
             buckets=TPOT_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
+        self._excused = Counter(
+            "cato_excused_runs",
+            "Runs that count neither as met nor as missed, by task and excuse: superseded, "
+            "client_left, client_error.",
+            ["task", "excuse"], registry=self.registry,
+        )  # fmt: skip
         self._superseded = Counter(
             "cato_superseded_runs",
             "Runs that ended because the next of their editor buffer came, by task. They count as "
@@ -165,9 +171,12 @@ class RunMetrics:
     def record(self, receipt: SlaReceipt) -> None:
         task, met = receipt.task, str(receipt.met).lower()
         self._runs.labels(task, receipt.status).inc()
-        self._slo.labels(task, receipt.metric, met, receipt.tenant).inc()
-        for pool in {node.llm.pool for node in receipt.nodes if node.llm is not None}:
-            self._pool_slo.labels(pool, met, receipt.tenant).inc()
+        if receipt.excuse:
+            self._excused.labels(task, receipt.excuse.value).inc()
+        else:
+            self._slo.labels(task, receipt.metric, met, receipt.tenant).inc()
+            for pool in {node.llm.pool for node in receipt.nodes if node.llm is not None}:
+                self._pool_slo.labels(pool, met, receipt.tenant).inc()
         self._e2e.labels(task).observe(receipt.e2e_s)
         if receipt.ttft_s is not None:
             self._ttft.labels(task).observe(receipt.ttft_s)

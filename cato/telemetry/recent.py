@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cato.core.ids import TaskName
-from cato.core.receipt import SUPERSEDED, SlaReceipt
+from cato.core.receipt import SlaReceipt
 
 BIN_S = 10.0
 WINDOW_S = 1800.0
@@ -93,8 +93,8 @@ class RecentRuns:
         """A run that ended at `ended_at_s` seconds since the epoch; calls come in that order."""
         line = (receipt.tenant, _line(receipt, ended_at_s))
         self._newest.append(line)
-        if receipt.problem == SUPERSEDED:
-            return  # nobody waits for what the next keystroke replaced: no miss
+        if receipt.excuse:
+            return  # neither met nor missed
         if not receipt.met:
             self._missed.append(line)
         name = (receipt.tenant, receipt.task)

@@ -375,7 +375,7 @@ def test_a_hard_deadline_cancels_and_frees_the_replica() -> None:
     run = driven(
         slow, a_run(a_class(a_workflow(a_node("a"))), "b", 0.2), policies=rule, max_running=1
     )
-    assert run.receipt("a").status == "cancelled"
+    assert run.receipt("a").status == "deadline_exceeded"
     assert run.receipt("a").problem == "the hard deadline passed"
     assert run.receipt("a").e2e_s == 0.4
     assert not run.fleet.outcomes[0].is_finished

@@ -89,7 +89,7 @@ SCHEMAS: dict[str, Schema] = {
             "request_id task status met",
             request_id=TEXT,
             task=TEXT,
-            status={"enum": ["done", "failed", "cancelled", "refused"]},
+            status={"enum": ["done", "failed", "cancelled", "refused", "deadline_exceeded"]},
             met=FLAG,
         ),
         "description": "The SLA receipt; times are in seconds.",

@@ -39,7 +39,7 @@ from cato.core.errors import (
     StartingError,
     UnknownNameError,
 )
-from cato.core.receipt import SUPERSEDED
+from cato.core.receipt import CLIENT_LEFT, SUPERSEDED
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.context import finish_of, request_id, task_of
 from cato.serve.ingress.jsons import JsonAnswer
@@ -53,7 +53,6 @@ log = logging.getLogger("cato.ingress")
 # beyond their tenant's rates.
 FULL = "rate_limit_exceeded"
 # The reason given to `RunningTask.cancel` when the connection closed.
-CLIENT_LEFT = "the client left"
 # A lost engine is back after seconds; the pool's other replicas take the work at once.
 LOST_RETRY_S = 1.0
 # The control plane answers a few seconds after the ingress.

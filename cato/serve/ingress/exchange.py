@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from cato.core.receipt import CLIENT_LEFT
 from cato.serve.executor import Piece, RunningTask
 from cato.serve.ingress.context import finish_of, remember_task
 from cato.serve.ingress.errors import (
-    CLIENT_LEFT,
     FULL,
     Failure,
     answer,

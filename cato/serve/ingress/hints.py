@@ -4,9 +4,9 @@ A class, from strong to weak sign: header `X-CATO-SLA`, `{"cato": {"sla": "batch
 `{"sla": ...}`), the base URL's `/t/{task}/{sla}`, OpenAI's `service_tier`. A number: header
 `X-CATO-Deadline-Ms`, `{"cato": {"deadline_ms": 150}}`, or a target for the task's own metric,
 `{"sla": {"metric": "ttft", "target_ms": 150}}`. And the time-out of the client itself, which
-OpenAI's SDKs tell in a header: what comes later meets nobody. A deadline is taken as a target for
-the task's own metric, which for TTFT means "the first token by then"; a TPOT is a pace, so there a
-deadline says nothing.
+OpenAI's SDKs tell in a header: what comes later meets nobody. All of these are taken as a target
+for the task's own metric, which for TTFT means "the first token by then"; a TPOT is a pace, so
+there they say nothing. At `X-CATO-Deadline-Ms` and `deadline_ms` the run also ends (`deadline_exceeded`).
 
 `granted` decides what of it counts: an API key has a class beyond which nothing can be claimed.
 """
@@ -26,6 +26,8 @@ from cato.serve.ingress.body import known_keys, positive_number, sub_object
 from cato.serve.ingress.context import caller_of
 
 SLA_HEADER = "X-CATO-SLA"
+# How long a client waits, in milliseconds; no field of a body has this name.
+PATIENCE = "patience of the client"
 DEADLINE_HEADER = "X-CATO-Deadline-Ms"
 SLA_SHAPE = (
     '"interactive"|"standard"|"batch" or {"metric": "ttft"|"tpot"|"e2e", "target_ms": number}'
@@ -63,13 +65,15 @@ TIERS: dict[str, tuple[SlaClass | None, str]] = {
 class Claim:
     """What a request asks of its SLA; None asks nothing.
 
-    `top` is the most urgent class that its API key may claim; None when there is no key.
+    `top` is the most urgent class that its API key may claim; None when there is no key. Of the
+    deadlines that were asked for, the run ends at `hard_deadline_s`.
     """
 
     sla_class: SlaClass | None = None
     target_s: float | None = None
     deadline_s: float | None = None
     top: SlaClass | None = None
+    hard_deadline_s: float = inf
 
 
 def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
@@ -90,7 +94,7 @@ def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
         target_s = min(target_s, claim.deadline_s)
     pace_s = inf if claim.sla_class is SlaClass.BATCH else slo.tpot_target_s
     least_s = _least_target_s(claim.top, slo, hard_deadline_s)
-    return Slo(slo.metric, max(target_s, least_s), pace_s)
+    return Slo(slo.metric, max(target_s, least_s), pace_s, claim.hard_deadline_s)
 
 
 def _least_target_s(top: SlaClass | None, slo: Slo, hard_deadline_s: float) -> float:
@@ -124,11 +128,13 @@ def claim_of(
     sla_class = _class_of(str(word)) if word else TIERS[tier][0] if tier else None
     target = {} if is_word else sub_object(extra, "sla")
     top = caller_of(request).sla_class
+    asked_s = _asked_deadline_s(request, extra)
     return Claim(
         sla_class,
         _target_s(target, slo),
-        _deadline_s(request, extra),
+        _deadline_s(request, extra, asked_s),
         SlaClass(top) if top else None,
+        asked_s,
     )
 
 
@@ -159,14 +165,23 @@ def _target_s(sla: dict[str, object], slo: Slo) -> float | None:
     return positive_number(sla.get("target_ms"), "sla.target_ms") / 1000
 
 
-def _deadline_s(request: Request, extra: Mapping[str, object]) -> float | None:
-    """The soonest of all deadlines that were given."""
+def _asked_deadline_s(request: Request, extra: Mapping[str, object]) -> float:
+    """How long after its arrival the run is to end; inf when nothing says so."""
     found = []
     header = request.headers.get(DEADLINE_HEADER)
     if header is not None:
         found.append(positive_number(_number(header), DEADLINE_HEADER) / 1000)
     if extra.get("deadline_ms") is not None:
         found.append(positive_number(extra["deadline_ms"], "deadline_ms") / 1000)
+    return min(found, default=inf)
+
+
+def _deadline_s(request: Request, extra: Mapping[str, object], asked_s: float) -> float | None:
+    """The soonest of all deadlines, the client's own patience included."""
+    found = [asked_s] if asked_s < inf else []
+    patience_ms = extra.get(PATIENCE)
+    if isinstance(patience_ms, int | float):
+        found.append(patience_ms / 1000)
     for name in CLIENT_TIMEOUT_HEADERS:
         patience_s = _number(request.headers.get(name, ""))
         if 0 < patience_s < SDK_DEFAULT_TIMEOUT_S:

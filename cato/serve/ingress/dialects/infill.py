@@ -30,6 +30,7 @@ from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.errors import Failure
 from cato.serve.ingress.exchange import STREAM_HEADERS
 from cato.serve.ingress.fill import Fill, objective_of, start_fill
+from cato.serve.ingress.hints import PATIENCE
 from cato.serve.ingress.jsons import JsonAnswer, sse
 from cato.serve.ingress.limits import stops_of
 from cato.serve.ingress.naming import COMPLETION, resolve
@@ -98,11 +99,7 @@ def _with_limits(
         limit_ms = None if predict_ms is None else (prompt_ms or 0.0) + predict_ms
     if limit_ms is None:
         return extra
-    asked = extra.get("deadline_ms")
-    deadline_ms = (
-        limit_ms if asked is None else min(limit_ms, positive_number(asked, "deadline_ms"))
-    )
-    return {**extra, "deadline_ms": deadline_ms}
+    return {**extra, PATIENCE: limit_ms}
 
 
 def _response_fields(body: Mapping[str, object]) -> tuple[str, ...]:

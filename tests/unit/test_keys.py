@@ -268,7 +268,7 @@ async def test_an_interactive_key_gets_its_class_and_no_more(tmp_path: Path) -> 
         ) as kit,
         kit.http() as http,
     ):
-        given = await sla_of(http, secret, PROMPT, **{"X-CATO-Deadline-Ms": "1000"})
+        given = await sla_of(http, secret, PROMPT, **{"X-CATO-Deadline-Ms": "790"})
     assert given == "ttft=800ms"
 
 

@@ -6,7 +6,7 @@ A class, from strong to weak sign: header `X-CATO-SLA`, `{"cato": {"sla": "batch
 `{"sla": {"metric": "ttft", "target_ms": 150}}`. And the time-out of the client itself, which
 OpenAI's SDKs tell in a header: what comes later meets nobody. All of these are taken as a target
 for the task's own metric, which for TTFT means "the first token by then"; a TPOT is a pace, so
-there they say nothing. At `X-CATO-Deadline-Ms` and `deadline_ms` the run also ends (`deadline_exceeded`).
+there they say nothing. At `X-CATO-Deadline-Ms` and `deadline_ms` the run also ends.
 
 `granted` decides what of it counts: an API key has a class beyond which nothing can be claimed.
 """

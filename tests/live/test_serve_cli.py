@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -126,24 +125,6 @@ def test_streams_end_before_cato_serve_does(tmp_path: Path, env: dict[str, str])
         process.communicate(timeout=120)
     assert seen.endswith("data: [DONE]\n\n")
     assert process.returncode == 0
-
-
-def test_nothing_keeps_the_port_after_cato_serve_was_killed(
-    tmp_path: Path, env: dict[str, str]
-) -> None:
-    process, url = a_cato_serve(tmp_path, env)
-    process.kill()
-    process.communicate(timeout=10)
-    port, until_s = int(url.rpartition(":")[2]), time.monotonic() + 100
-    while True:
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(("127.0.0.1", port))
-                break
-            except OSError:
-                assert time.monotonic() < until_s, "something keeps the port"
-        time.sleep(0.5)
 
 
 def test_cato_serve_tells_why_a_pool_cannot_come_up_and_ends(

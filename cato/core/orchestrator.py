@@ -366,6 +366,7 @@ class _Replica:
     # Early binding: what waits for this replica alone, with its service times in order.
     queue: _Queue = field(default_factory=_Queue)
     queued_s: dict[InvocationId, float] = field(default_factory=dict)
+    queued_tokens: int = 0
     held: int = 0
     # Places that leases take beyond one each: those of several answers.
     wide: int = 0
@@ -521,6 +522,7 @@ class _Replica:
             sessions=self.sessions,
             working_set_tokens=self.working_set_tokens,
             awaited_s=self.awaited_s,
+            queued_tokens=self.queued_tokens,
         )
 
 
@@ -944,6 +946,7 @@ class PoolOrchestrator:
             waiting.bound_to = None
             self._queue.add(waiting)
         replica.queued_s.clear()
+        replica.queued_tokens = 0
         replica.changed()
 
     def _change_policies(self, policies: Policies) -> None:
@@ -1068,6 +1071,7 @@ class PoolOrchestrator:
         if waiting.bound_to is not None:
             replica = self._replicas[waiting.bound_to]
             del replica.queued_s[id]
+            replica.queued_tokens -= waiting.prompt_tokens
             replica.changed()
 
     # Lists of replicas
@@ -1306,6 +1310,7 @@ class PoolOrchestrator:
         waiting.bound_to = replica.id
         replica.queue.add(waiting)
         replica.queued_s[invocation.id] = _alone_s(invocation, replica.profile)
+        replica.queued_tokens += waiting.prompt_tokens
         replica.changed()
         return replica
 

@@ -91,7 +91,9 @@ class Policies:
     of dispatches that work without an SLO gets while some of it waits, so that it never starves;
     late binding only. `max_queued_tokens` and `refuse_late` as in `PoolPolicies`. `mapping` chooses
     of all that waits, who is shown in the order of `ordering`: then nobody asks the admission (nor,
-    with late binding, the routing), and `window` and `reserve` do not count.
+    with late binding, the routing), and `window` and `reserve` do not count. `retain_s`: so long
+    the KV blocks of an answer that calls a tool are kept from eviction (simulated engines alone:
+    vLLM has no such order).
     """
 
     routing: RoutingPolicy
@@ -107,3 +109,4 @@ class Policies:
     max_queued_tokens: int | None = None
     refuse_late: bool = False
     mapping: MappingPolicy | None = None
+    retain_s: float = 0.0

@@ -239,6 +239,12 @@ class PrefixCache:
         holding._last = self._root
         holding.reserved = holding.allocated = holding.filled = 0
 
+    def retain(self, holding: Holding) -> None:
+        """A request has ended; its whole blocks keep their content until `release`."""
+        self._promised -= holding.reserved - holding.filled
+        self._partial -= holding.allocated - holding.filled
+        holding.reserved = holding.allocated = holding.filled
+
     def clear(self) -> None:
         """Forget what no running request holds."""
         for line in (self._free, self._host):

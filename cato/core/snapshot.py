@@ -164,8 +164,9 @@ class ReplicaView(Protocol):
     """One replica as the router's books have it: what policies see.
 
     `held` counts leases (running in the engine or standing by before it), `queued` what is
-    bound to it but not sent (early binding only). `wait_s` is the expected queueing time of a
-    newcomer, `serial_s` what it would be if all that is there ran alone, one after another.
+    bound to it but not sent (early binding only), with prompts of `queued_tokens`. `wait_s` is the
+    expected queueing time of a newcomer, `serial_s` what it would be if all that is there ran
+    alone, one after another.
     `prefilling` counts what it holds that has no token yet, `prompt_tokens_ahead` the tokens of
     those prompts that are not believed to be cached, and `prompts_ahead_s` the time that the engine
     is expected to need for them from now on. `context_tokens` are those of all that it holds.
@@ -189,6 +190,8 @@ class ReplicaView(Protocol):
     def standby(self) -> int: ...
     @property
     def queued(self) -> int: ...
+    @property
+    def queued_tokens(self) -> int: ...
     @property
     def wait_s(self) -> float: ...
     @property
@@ -255,6 +258,7 @@ class ReplicaSnapshot:
     sessions: int = 0
     working_set_tokens: int = 0
     awaited_s: float = 0.0
+    queued_tokens: int = 0
     # Of tests of policies: the sessions at home there, and what is cached of any prompt.
     homes: frozenset[str] = frozenset()
     cached_prompt_tokens: int = 0

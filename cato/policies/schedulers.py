@@ -18,6 +18,7 @@ from cato.policies.admission.prompt_window import PromptWindow
 from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel
 from cato.policies.admission.static_cap import StaticCap
 from cato.policies.admission.tempo import TempoAdmission
+from cato.policies.admission.working_set import WorkingSetAdmission
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.foresight import ForesightOrdering
@@ -29,18 +30,23 @@ from cato.policies.ordering.tempo import GainDensity, TempoOrdering
 from cato.policies.preemption.foresight import ForesightPreemption
 from cato.policies.preemption.plas import LeastAttainedPreemption
 from cato.policies.preemption.tempo import TempoPreemption
+from cato.policies.routing.block_cost import BlockCost
 from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.least_wait import LeastWait
 from cato.policies.routing.power_of_two import PowerOfTwo
+from cato.policies.routing.prefix_affinity import PrefixAffinity
 from cato.policies.routing.prefix_score import PrefixScore
 from cato.policies.routing.round_robin import RoundRobin
-from cato.policies.routing.sticky import SessionHash, Sticky
+from cato.policies.routing.sticky import SessionHash, SmallestWorkingSet, Sticky
 
 # Experiments count what is missed themselves; a bound on the queue would hide it.
 UNBOUNDED = 1_000_000_000
 # Context at which a fitted speed holds: the mean of coding tasks, prompt and half the answer.
 TYPICAL_CONTEXT_TOKENS = 512
+
+# Continuum's fixed time limit of KV blocks after a tool call, as it is usually compared.
+CONTINUUM_S = 30.0
 
 # Calls that are mapped at a time; of those that are valued in every order, as many as take 1 ms.
 MAPPED, EXHAUSTED = 40, 6
@@ -73,6 +79,8 @@ def early(routing: str) -> Policies:
         "sticky": Sticky(),
         "session-hash": SessionHash(),
         "prefix-score": PrefixScore(),
+        "block-cost": BlockCost(),
+        "block-cost-8": BlockCost(overlap_weight=8.0),
     }
     return Policies(
         rules[routing], FirstComeFirstServed(), late_binding=False, max_queued=UNBOUNDED
@@ -133,10 +141,39 @@ def ray_serve() -> Policies:
     return Policies(PowerOfTwo(), FirstComeFirstServed(), max_queued=UNBOUNDED)
 
 
+def prefix_affinity() -> Policies:
+    """Ray Serve LLM's router over prefixes: what exceeds the replicas' room waits in the handle."""
+    return replace(ray_serve(), routing=PrefixAffinity())
+
+
+def continuum() -> Policies:
+    """Sticky sessions whose KV blocks are kept for a time after each tool call.
+
+    Continuum (arXiv 2511.02230). Its order, programs by their arrival, is left out: sessions that
+    stay where they are wait at their engine, first come, first served.
+    """
+    return replace(early("sticky"), retain_s=CONTINUUM_S)
+
+
+def working_set() -> Policies:
+    """Sticky sessions; new ones wait for as long as KV caches have no room for their contexts."""
+    return Policies(
+        SmallestWorkingSet(),
+        FirstComeFirstServed(),
+        admission=WorkingSetAdmission(),
+        max_queued=UNBOUNDED,
+    )
+
+
 def plas(profile: Profile) -> Policies:
     """Program-level least attained service (Autellix), preemptive as published."""
     ordering = LeastAttainedService(token_s=profile.decode_step_s(profile.max_running))
     return replace(in_order(ordering), preemption=LeastAttainedPreemption(ordering))
+
+
+def plas_waiting(profile: Profile) -> Policies:
+    """`plas` among what waits alone: what runs goes on to its end."""
+    return replace(plas(profile), preemption=None)
 
 
 def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> Policies:
@@ -198,8 +235,11 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         **{name: _ignoring_profile(make) for name, make in BY_NAME.items()},
         **{
             name: _ignoring_profile(partial(early, name))
-            for name in ("sticky", "session-hash", "prefix-score")
+            for name in ("sticky", "session-hash", "prefix-score", "block-cost", "block-cost-8")
         },
+        "prefix-affinity": _ignoring_profile(prefix_affinity),
+        "continuum": _ignoring_profile(continuum),
+        "working-set": _ignoring_profile(working_set),
         "sjf": _ignoring_profile(sjf),
         "edf": _ignoring_profile(edf),
         "edf-bounded": lambda profile, cap: bounded(EarliestDeadlineFirst()),
@@ -208,6 +248,7 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         "static-cap": lambda profile, cap: static_cap(cap),
         "saber": lambda profile, cap: saber(speed_model(profile)),
         "plas": lambda profile, cap: plas(profile),
+        "plas-waiting": lambda profile, cap: plas_waiting(profile),
         "tempo": lambda profile, cap: tempo(GainDensity(profile)),
         "annealing": lambda profile, cap: mapped("annealing", cap),
         "moore-smith": lambda profile, cap: mapped("moore-smith", cap),

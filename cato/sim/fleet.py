@@ -45,6 +45,8 @@ class PoolSetup:
     `cold_start_s`: from the order for a further replica to its first request. `dispatch_s`: from a
     lease until the call is at its engine, beside the profile's `latency_s`. `news_s`: until the
     router hears of a first token, of progress, or of an end; the user's stream does not pass there.
+    `believed_slowness`: the times of the profiles that the router is told, as a multiple of the
+    true ones.
     """
 
     name: PoolName
@@ -63,6 +65,7 @@ class PoolSetup:
     prompt_cap_tokens: int = 0
     # Blocks that leave a prefix cache go to the host's memory, as far as the profile's goes.
     host_memory: bool = False
+    believed_slowness: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -170,13 +173,15 @@ class SimPool:
             self._fleet.offer_again(self, invocation_id)
 
     def _report(self, host: _Host) -> None:
-        engine = host.engine
+        engine, profile = host.engine, host.engine.profile
+        if self.setup.believed_slowness != 1.0:
+            profile = profile.slowed(self.setup.believed_slowness)
         self.handle(
             ReplicaReported(
                 self._kernel.now_s,
                 host.id,
                 DeploymentName(self.setup.name),
-                engine.profile,
+                profile,
                 engine.max_running,
                 0,
                 not host.draining,
@@ -436,6 +441,8 @@ class Fleet:
             command.priority,
             call.generated,
             node.blocks,
+            call.outcome.task.session,
+            self.pools[node.pool].setup.policies.retain_s if node.calls_tool else 0.0,
         )
 
     def progress(self, engine: SimReplica) -> tuple[tuple[InvocationId, int], ...]:

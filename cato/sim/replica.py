@@ -12,7 +12,9 @@ stretch at the next step's end.
 With a prefix cache a request is let in when the blocks of its prompt and its answer are free: the
 length is known here, so nothing is preempted, as in the simulated engine. What is cached of its
 prompt is not computed. What of that lies in host memory is loaded first, one request after the
-other, beside the steps.
+other, beside the steps. A request may ask that its blocks are retained for a time after its end: the
+next one of its session releases them, or the end of that time, or a request that would find no room
+though nothing runs.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ MAX_BATCHED_TOKENS = 8192
 class Sequence:
     """A request in the engine: `output_tokens` is what it will really generate.
 
-    `blocks` name the whole blocks of its prompt, for an engine that has a prefix cache.
+    `blocks` name the whole blocks of its prompt, for an engine that has a prefix cache; after its
+    end they are retained for `retain_s`, or until the next request of its `session`.
     """
 
     id: InvocationId
@@ -45,6 +48,8 @@ class Sequence:
     priority: int = 0
     generated: int = 0
     blocks: tuple[int, ...] = ()
+    session: str = ""
+    retain_s: float = 0.0
     # Of its prompt, found in the cache when it was let in.
     cached_tokens: int = 0
     # Prompt tokens to process; after a preemption what was generated is processed again.
@@ -144,6 +149,8 @@ class SimReplica:
     _cancelled: list[Sequence] = field(default_factory=list)
     # The first that waits has found too few free blocks, and none were freed since.
     _lacks_blocks: Sequence | None = None
+    # By session, in the order in which their time ends: until when, and which blocks.
+    _retained: dict[str, tuple[float, Holding]] = field(default_factory=dict)
 
     @property
     def held(self) -> int:
@@ -229,7 +236,7 @@ class SimReplica:
             while ends and ends[0][0] <= step:
                 sequence = heapq.heappop(ends)[2]
                 if not sequence._is_gone:
-                    self._leave(sequence)
+                    self._end(sequence, now_s)
                     facts.append((FactKind.DONE, sequence))
         for sequence, tokens in stretch.prefilled:
             sequence.prefill_left -= tokens * steps
@@ -239,7 +246,7 @@ class SimReplica:
                 self.cache.compute(sequence._holding, whole - sequence.prefill_left)
             if sequence.prefill_left == 0:
                 self._prefilling.remove(sequence)
-                facts += self._first_token(sequence)
+                facts += self._first_token(sequence, now_s)
         is_due = 0 < self.report_steps <= self._step - self._reported_step and bool(self._decoding)
         if is_due:
             self._reported_step = self._step
@@ -255,6 +262,7 @@ class SimReplica:
                 self._remove(sequence)
             self._cancelled.clear()
         if self._waiting:
+            self._release_retained(now_s)
             self._admit(now_s)
         while self._loading and self._loading[0][0] <= now_s:
             self._join(self._loading.popleft()[1])
@@ -269,6 +277,9 @@ class SimReplica:
             stretch.steps = 1  # who waits may fit into what was freed, from the next step on
         if self._loading and stretch.steps > 1:
             stretch.steps = stretch.steps_until(self._loading[0][0])
+        if self._lacks_blocks is not None and self._retained and stretch.steps > 1:
+            until_s, _ = next(iter(self._retained.values()))
+            stretch.steps = stretch.steps_until(until_s)
         self.wake_s = stretch.after(stretch.steps)
 
     def _cut(self, now_s: float) -> None:
@@ -282,7 +293,7 @@ class SimReplica:
             stretch.steps = stretch.steps_until(now_s)
             self.wake_s = stretch.end_s
 
-    def _first_token(self, sequence: Sequence) -> list[tuple[FactKind, Sequence]]:
+    def _first_token(self, sequence: Sequence, now_s: float) -> list[tuple[FactKind, Sequence]]:
         generated = sequence.generated = sequence.generated + 1
         self.tokens_out += 1
         facts = [] if sequence._has_begun else [(FactKind.FIRST_TOKEN, sequence)]
@@ -294,12 +305,37 @@ class SimReplica:
         self._context_tokens += 1
         left = sequence.output_tokens - generated
         if left <= 0:
-            self._leave(sequence)
+            self._end(sequence, now_s)
             facts.append((FactKind.DONE, sequence))
         else:
             self._count += 1
             heapq.heappush(self._ends, (self._step + left, self._count, sequence))
         return facts
+
+    def _end(self, sequence: Sequence, now_s: float) -> None:
+        """It has its last token; its blocks may be retained."""
+        holding = sequence._holding
+        if sequence.retain_s > 0 and self.cache is not None and holding is not None:
+            self.cache.retain(holding)
+            self._release_of(sequence.session)
+            self._retained[sequence.session] = now_s + sequence.retain_s, holding
+            sequence._holding, self._lacks_blocks = None, None
+        self._leave(sequence)
+
+    def _release_of(self, session: str) -> None:
+        """Its retained blocks may be evicted now; harmless when it has none."""
+        retained = self._retained.pop(session, None)
+        if retained is not None and self.cache is not None:
+            self.cache.release(retained[1])
+            self._lacks_blocks = None
+
+    def _release_retained(self, now_s: float) -> None:
+        """Those whose time is over."""
+        while self._retained:
+            session, (until_s, _) = next(iter(self._retained.items()))
+            if until_s > now_s:
+                return
+            self._release_of(session)
 
     def _leave(self, sequence: Sequence) -> None:
         del self._decoding[sequence.id]
@@ -350,10 +386,14 @@ class SimReplica:
             prompt_tokens = sequence.prompt_tokens + sequence.generated
             whole = sequence.prompt_tokens + sequence.output_tokens
             holding = cache.admit(sequence.blocks, prompt_tokens, max(whole, prompt_tokens))
+            if holding is None and self._retained and not running:
+                self._release_of(next(iter(self._retained)))
+                continue
             if holding is None:
                 self._lacks_blocks = sequence
                 return
             heapq.heappop(self._waiting)
+            self._release_of(sequence.session)
             sequence._holding = holding
             sequence.cached_tokens = holding.cached_tokens
             sequence.prefill_left = prompt_tokens - holding.cached_tokens

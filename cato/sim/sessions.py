@@ -1,10 +1,10 @@
 """Recorded sessions of agents, and users who play them one after another in a closed loop.
 
 The form of a trace (one JSON object a line, gzipped or not): `id`, `shared` (tool and system
-tokens), and `turns` with `in`, `out`, `hit`, `gap` and, where they differ from the usual, `base`
-(the turn whose prompt it continues), `after` (the turns that it waits for), `agent` and `shared` of
-a sub-agent. Prompts become chains of blocks of 64 tokens; sessions with equal tools and system
-prompts share these.
+tokens), and `turns` with `in`, `out`, `hit`, `gap`, `gap_after` (`tool_use`: a tool ran) and, where
+they differ from the usual, `base` (the turn whose prompt it continues), `after` (the turns that it
+waits for), `agent` and `shared` of a sub-agent. Prompts become chains of blocks of 64 tokens;
+sessions with equal tools and system prompts share these.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Turn:
     agent: int
     tools_tokens: int
     system_tokens: int
+    # What the gap follows was a tool, or sub-agents: no person.
+    follows_tool: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ def _session(row: dict[str, Any]) -> RecordedSession:
                 agent,
                 int(tools),
                 int(system),
+                turn.get("gap_after") in ("tool_use", "sub_agents"),
             )
         )
         previous[agent] = i
@@ -129,6 +132,10 @@ class _Playing:
         for i, turn in enumerate(recorded.turns):
             for j in turn.after:
                 self.followers.setdefault(j, []).append(i)
+
+    def calls_tool(self, index: int) -> bool:
+        turns = self.recorded.turns
+        return any(turns[i].follows_tool for i in self.followers.get(index, ()))
 
     def blocks(self, index: int) -> tuple[int, ...]:
         """Names of the whole blocks of a prompt; of those before it, all have been asked for."""
@@ -228,6 +235,7 @@ class Users:
             self._expected_tokens,
             self._length,
             blocks=blocks,
+            calls_tool=playing.calls_tool(index),
         )
         task = SimTask(
             id,

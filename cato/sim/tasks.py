@@ -19,7 +19,8 @@ class SimNode:
     """One LLM call. `output_tokens` is what it will generate; policies see `expected_tokens` and
     `length`. `needs` are indexes of earlier nodes; `before_s` is the time of what is not an LLM
     call (retrieval, analysis) between them and it. `downstream_s`: see `Invocation`. `blocks` name
-    the whole blocks of its prompt (`Invocation.prefix`).
+    the whole blocks of its prompt (`Invocation.prefix`). `calls_tool`: its answer does, so that its
+    session is back when the tool has run.
     """
 
     pool: PoolName
@@ -31,6 +32,7 @@ class SimNode:
     before_s: float = 0.0
     downstream_s: float = 0.0
     blocks: tuple[int, ...] = ()
+    calls_tool: bool = False
 
 
 @dataclass(frozen=True, slots=True)

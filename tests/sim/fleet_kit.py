@@ -35,6 +35,9 @@ PROFILE = replace(
 SPEED = UslFit(lambda_tokens_per_s=90.0, sigma=0.08, kappa=0.0, r2=1.0)
 
 
+OPPONENTS = ("edf-bounded", "ray-serve", "block-cost", "prefix-affinity", "working-set")
+
+
 def whole_schedulers() -> dict[str, Policies]:
     """Every scheduler of `cato.policies.schedulers`, by name."""
     early = {n: schedulers.early(n) for n in ("round-robin", "power-of-two", "least-wait")}
@@ -45,7 +48,7 @@ def whole_schedulers() -> dict[str, Policies]:
         "foresight": schedulers.foresight(),
         "sjf": schedulers.sjf(),
         "edf": schedulers.edf(),
-        **{n: schedulers.OF_PROFILE[n](PROFILE, 1) for n in ("edf-bounded", "ray-serve")},
+        **{n: schedulers.OF_PROFILE[n](PROFILE, 1) for n in OPPONENTS},
         "plas": schedulers.plas(PROFILE),
         "tempo": schedulers.tempo(GainDensity(PROFILE)),
         "annealing": schedulers.mapped("annealing", 4),

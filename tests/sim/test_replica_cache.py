@@ -112,3 +112,39 @@ def test_without_a_cache_blocks_mean_nothing() -> None:
             engine.submit(0.0, Sequence(InvocationId(id), 800, 5, blocks=blocks))
         ends.append(played(engine))
     assert ends[0] == ends[1]
+
+
+def test_retained_blocks_outlive_a_prompt_that_would_have_taken_their_space() -> None:
+    for retain_s, cached in ((0.0, 400), (60.0, 800)):
+        engine = an_engine()
+        first = replace(a_request("first", 800), session="s", retain_s=retain_s)
+        engine.submit(0.0, first)
+        played(engine)
+        # With what `first` left there are more blocks than the cache has, unless one gives way.
+        engine.submit(10.0, a_request("other", 600, 1000))
+        engine.submit(10.0, a_request("another", 600, 2000))
+        played(engine)
+        again = replace(a_request("again", 816), session="s")
+        engine.submit(30.0, again)
+        played(engine)
+        assert again.cached_tokens == cached
+
+
+def test_a_request_waits_for_retained_blocks_until_their_time_is_over() -> None:
+    engine = an_engine()
+    engine.submit(0.0, replace(a_request("first", 1200), session="s", retain_s=1.0))
+    ended_s = played(engine)["first"]
+    engine.submit(ended_s, a_request("beside it", 160, 1000, output=200))
+    long = a_request("long", 1200, 2000)
+    alone_s = PROFILE.service_s(long.prompt_tokens, long.output_tokens)
+    engine.submit(ended_s, long)
+    ends = played(engine)
+    assert ended_s + 1.0 + alone_s < ends["long"] < ends["beside it"] + alone_s
+
+
+def test_retained_blocks_give_way_when_nothing_else_runs() -> None:
+    engine = an_engine()
+    engine.submit(0.0, replace(a_request("first", 1200), session="s", retain_s=1000.0))
+    ended_s = played(engine)["first"]
+    engine.submit(ended_s, a_request("long", 1200, 1000))
+    assert played(engine)["long"] < ended_s + 10.0

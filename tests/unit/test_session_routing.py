@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from cato.core.decision import Hold, Route
+from cato.core.decision import Admit, Defer, Hold, Route
 from cato.core.ids import PoolName
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
 from cato.lab.agents import card_profile
+from cato.policies.admission.working_set import WorkingSetAdmission
+from cato.policies.routing.block_cost import BlockCost
 from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.lateness import LeastLateness
+from cato.policies.routing.prefix_affinity import PrefixAffinity
 from cato.policies.routing.prefix_score import PrefixScore
-from cato.policies.routing.sticky import SessionHash, Sticky
+from cato.policies.routing.sticky import SessionHash, SmallestWorkingSet, Sticky
 from cato.testing.builders import a_replica, an_invocation
 
 LARGE = card_profile("large")
@@ -113,6 +116,64 @@ def test_the_prefix_score_weighs_what_is_cached_against_queue_and_memory() -> No
     assert chosen(PrefixScore().route(a_turn(), a_pool_of(a_card("a"), half))) == "a"
 
 
+def test_the_block_cost_weighs_what_is_cached_against_what_is_held() -> None:
+    # 90,000 tokens less to prefill against 150,000 more that are held.
+    pool = a_pool_of(a_card("a"), a_card("b", cached=90_000, context_tokens=150_000))
+    assert chosen(BlockCost().route(a_turn(), pool)) == "a"
+    assert chosen(BlockCost(overlap_weight=8.0).route(a_turn(), pool)) == "b"
+
+
+def test_the_block_cost_counts_prompts_that_are_ahead_and_those_bound_but_not_sent() -> None:
+    ahead = a_card("a", prompt_tokens_ahead=1_000)
+    assert chosen(BlockCost().route(a_turn(), a_pool_of(ahead, a_card("b")))) == "b"
+    bound = a_card("a", queued_tokens=1_000)
+    assert chosen(BlockCost().route(a_turn(), a_pool_of(bound, a_card("b")))) == "b"
+
+
+def test_prefix_affinity_takes_the_longest_match_and_the_shorter_queue_among_equals() -> None:
+    warm, warm_too = a_card("b", cached=90_000, held=3), a_card("c", cached=90_000, held=2)
+    pool = a_pool_of(a_card("a"), warm, warm_too)
+    assert chosen(PrefixAffinity().route(a_turn(), pool)) == "c"
+
+
+def test_prefix_affinity_takes_the_smallest_tree_where_less_than_a_tenth_matches() -> None:
+    warm = a_card("b", cached=9_000, working_set_tokens=9_000)
+    assert chosen(PrefixAffinity().route(a_turn(), a_pool_of(a_card("a", held=5), warm))) == "a"
+
+
+def test_prefix_affinity_gives_way_to_power_of_two_when_loads_are_apart() -> None:
+    warm = a_card("b", cached=90_000, held=10)
+    assert chosen(PrefixAffinity().route(a_turn(), a_pool_of(a_card("a"), warm))) == "b"
+    crowded = replace(warm, held=11)
+    assert chosen(PrefixAffinity().route(a_turn(), a_pool_of(a_card("a"), crowded))) == "a"
+
+
+def test_a_new_session_waits_while_its_context_does_not_fit_beside_the_working_set() -> None:
+    admission = WorkingSetAdmission(most_wait_s=60.0)
+    crowded = a_card("a", sessions=5, working_set_tokens=550_000)
+    new = a_turn(session="new")
+    assert isinstance(admission.admit(new, crowded, 0.0), Defer)
+    assert isinstance(admission.admit(new, replace(crowded, working_set_tokens=1_000), 0.0), Admit)
+    assert isinstance(admission.admit(a_turn(), replace(crowded, homes=frozenset("s")), 0.0), Admit)
+    assert isinstance(admission.admit(a_turn(session=""), crowded, 0.0), Admit)
+    assert isinstance(admission.admit(new, crowded, new.arrived_at_s + 60.0), Admit)
+
+
+def test_one_session_larger_than_the_memory_may_start_alone() -> None:
+    small = replace(a_card("a"), profile=replace(LARGE, kv_capacity_tokens=50_000))
+    assert isinstance(WorkingSetAdmission().admit(a_turn(), small, 0.0), Admit)
+
+
+def test_sessions_wait_for_room_at_home_and_new_ones_take_the_smallest_working_set() -> None:
+    home = a_card("a", is_home=True, working_set_tokens=1)
+    rule = SmallestWorkingSet()
+    assert chosen(rule.route(a_turn(), a_pool_of(home, a_card("b")))) == "a"
+    waits = rule.route(a_turn(), a_pool_of(a_card("b"), full=(home,)))
+    assert waits == Hold("waits for its home a", home.id)
+    assert chosen(rule.route(a_turn(session="new"), a_pool_of(home, a_card("b")))) == "b"
+
+
 def test_without_replicas_a_turn_is_held() -> None:
-    for policy in (LeastLateness(), Sticky(), SessionHash(), PrefixScore()):
+    rules = (LeastLateness(), Sticky(), SessionHash(), PrefixScore(), BlockCost(), PrefixAffinity())
+    for policy in (*rules, SmallestWorkingSet()):
         assert isinstance(policy.route(a_turn(), a_pool_of()), Hold)

@@ -15,6 +15,7 @@ from cato.core.length import LengthBelief
 from cato.core.policies import Work
 from cato.core.profile import UNMEASURED
 from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
+from cato.policies import schedulers
 from cato.policies.admission.tempo import TempoAdmission
 from cato.policies.ordering.plas import LeastAttainedService
 from cato.policies.ordering.tempo import GainDensity, TempoOrdering
@@ -194,3 +195,10 @@ def test_what_has_been_demoted_gives_way_to_what_has_not() -> None:
     assert policy.preempt(replica, [an_invocation("n", served_s=4.0)], 9.0, 1.0) == []
     with_room = a_full_replica(old, young, places=3)
     assert policy.preempt(with_room, newcomers, 9.0, 1.0) == ()
+
+
+def test_least_attained_service_without_preemption_keeps_its_order() -> None:
+    whole, waiting = schedulers.plas(PROFILE), schedulers.plas_waiting(PROFILE)
+    assert waiting.ordering == whole.ordering
+    assert whole.preemption is not None
+    assert waiting.preemption is None

@@ -31,6 +31,31 @@ class Sticky:
 
 
 @dataclass(frozen=True, slots=True)
+class SmallestWorkingSet:
+    """A session stays at home, and waits for room there; a new one takes the smallest working set.
+
+    The routing that belongs to `WorkingSetAdmission`. Calls without a session go where least is
+    held.
+    """
+
+    def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
+        if invocation.session:
+            for replica in pool.accepting:
+                if replica.is_home(invocation):
+                    if replica in pool.replicas:
+                        return Route(replica.id, "its session is at home there")
+                    return Hold(f"waits for its home {replica.id}", replica.id)
+        if not pool.replicas:
+            return Hold("no replica has room")
+        is_turn = bool(invocation.session)
+        best = min(
+            pool.replicas,
+            key=lambda r: (r.working_set_tokens if is_turn else 0, r.held + r.queued, r.id),
+        )
+        return Route(best.id, f"a working set of {best.working_set_tokens} tokens")
+
+
+@dataclass(frozen=True, slots=True)
 class SessionHash:
     """The replica that the session's name and its own choose together (rendezvous hashing).
 

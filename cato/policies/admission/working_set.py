@@ -1,0 +1,33 @@
+"""New sessions wait while the KV cache cannot hold one more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.decision import Admit, Defer
+from cato.core.snapshot import Invocation, ReplicaView
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSetAdmission:
+    """A new session joins a replica whose KV cache holds its context beside those at home there.
+
+    Denning, "The working set model for program behavior" (1968): a program starts only when its
+    working set fits into memory, else all of them thrash. ThunderAgent (arXiv 2602.13692) pauses
+    agents' programs by the same rule. Turns of sessions that are at home go on at once. Nobody
+    waits for longer than `most_wait_s`.
+    """
+
+    most_wait_s: float = 60.0
+
+    def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
+        if not invocation.session or replica.is_home(invocation):
+            return Admit("its context is counted already")
+        context_tokens = invocation.prompt_tokens + invocation.expected_tokens
+        working_set = replica.working_set_tokens + context_tokens
+        capacity_tokens = replica.profile.kv_capacity_tokens
+        if working_set <= capacity_tokens or not replica.sessions:
+            return Admit(f"a working set of {working_set} tokens fits")
+        if now_s - invocation.arrived_at_s >= self.most_wait_s:
+            return Admit(f"has waited for {self.most_wait_s:.0f} s")
+        return Defer(f"a working set of {working_set} tokens exceeds {capacity_tokens}")

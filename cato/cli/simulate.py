@@ -53,6 +53,12 @@ def simulate(
         list[float] | None,
         typer.Option(min=0.25, help="Users a replica, of `agents`; repeat for several."),
     ] = None,
+    cells: Annotated[
+        int, typer.Option(min=0, help="So many random cells of `robustness`; 0: each axis alone.")
+    ] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Draws the cells of `robustness`, and what runs in them.")
+    ] = 0,
 ) -> None:
     """Run an experiment or a scenario in the simulator and print what it measured.
 
@@ -72,6 +78,8 @@ def simulate(
             jobs,
             quick,
             tuple(users or ()),
+            cells,
+            seed,
         )
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)

@@ -96,9 +96,9 @@ def _pivot(
             rows.setdefault(policy, {})[metric] = value
     columns = [m for m in metrics if any(metric == m for _, _, metric, _ in cells)]
     table = a_table(title)
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for metric in columns:
-        table.add_column(metric, justify="right")
+        table.add_column(metric, justify="right", no_wrap=True)
     for words, rows in blocks.items():
         if words:
             table.add_row(Text(words, style="cyan"))

@@ -46,7 +46,8 @@ ARMS = (FORESIGHT, STICKY, "session-hash", "prefix-score", "power-of-two")
 
 
 @cache
-def _halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSession, ...]]:
+def halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSession, ...]]:
+    """The sessions that are tuned on, and those that are reported."""
     sessions = read_sessions(trace)
     middle = len(sessions) // 2
     return tuple(sessions[:middle]), tuple(sessions[middle:])
@@ -82,7 +83,7 @@ def measure(
     options: Options, users_per_card: float, is_tuning: bool, fleet: PoolSetup, seed: int
 ) -> dict[str, float]:
     """Play the half of the trace that is tuned on, or the other one."""
-    tuned_on, reported = _halves(options.needed("trace"))
+    tuned_on, reported = halves(options.needed("trace"))
     sessions = tuned_on if is_tuning else reported
     if not sessions:
         raise InputError(f"{options.trace}: one session is too few to be tuned on and reported")

@@ -12,7 +12,9 @@ from cato.sim.experiment import Experiment
 from cato.sim.experiments import registry as experiments
 
 # Name -> module of this package, which has it as `STUDY`.
-STUDIES: Mapping[str, str] = MappingProxyType({"completions": "completions", "agents": "agents"})
+STUDIES: Mapping[str, str] = MappingProxyType(
+    {"completions": "completions", "agents": "agents", "robustness": "robustness"}
+)
 
 
 def study(name: str) -> Study:

@@ -28,16 +28,23 @@ class Cell:
     """A workload on a fleet. `fleet` has the policies of no arm yet.
 
     `measure`: runs the workload of a seed on the fleet with an arm's policies; must be picklable.
+    `arms`: those that run there, besides the default (empty: all of the study).
     """
 
     setting: Setting
     fleet: PoolSetup
     measure: Callable[[PoolSetup, int], Mapping[str, float]]
+    arms: tuple[str, ...] = ()
 
     def with_policies(self, scheduler: str) -> PoolSetup:
-        profile = self.fleet.profiles[0]
+        """Of an arm that knows of the engines what the router is told."""
+        profile = self.fleet.profiles[0].slowed(self.fleet.believed_slowness)
         make = schedulers.OF_PROFILE[scheduler]
-        return replace(self.fleet, policies=make(profile, profile.max_running))
+        places = self.fleet.max_running or profile.max_running
+        return replace(self.fleet, policies=make(profile, places))
+
+    def sample(self, arm: str, seed: int) -> Sample:
+        return Sample(self.setting, arm, seed, self.measure(self.with_policies(arm), seed))
 
 
 def arriving(
@@ -61,11 +68,39 @@ def _none_derived(samples: Sequence[Sample]) -> Sequence[Sample]:
     return ()
 
 
+def chosen_arms(study: Study, options: Options) -> list[str]:
+    """Those that were asked for, or the usual ones; raise `UnknownNameError`."""
+    for name in options.policies:
+        if name not in study.arms:
+            raise UnknownNameError("policy", name, study.arms)
+    usual = study.quick_arms if options.quick and study.quick_arms else study.arms
+    return [a for a in study.arms if a in (options.policies or usual)]
+
+
+def all_compared(study: Study, options: Options, progress: Progress) -> Report:
+    """Every arm in every cell with every seed."""
+    jobs = [
+        _Job(study.name, options, cell, arm, seed)
+        for cell in range(len(study.cells(options)))
+        for seed in options.seeds
+        for arm in chosen_arms(study, options)
+    ]
+    samples = run_all(_run, jobs, progress, options.jobs)
+    return Report(
+        study.name,
+        options.seeds,
+        summarize((*study.derived(samples), *samples)),
+        compare(samples, schedulers.FORESIGHT, study.compared),
+        tuple(study.targets(samples)),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Study:
     """`cells`: what is measured for some options (quick: a part that takes minutes), without seeds
     and arms. `derived`: further samples, of several cells together. `compared`: metrics of which
-    the default's differences to the other arms are told.
+    the default's differences to the other arms are told. `run`: which arm runs in which cell with
+    which seed.
     """
 
     name: str
@@ -79,6 +114,7 @@ class Study:
     compared: tuple[str, ...] = COMPARED
     derived: Callable[[Sequence[Sample]], Sequence[Sample]] = _none_derived
     quick_arms: tuple[str, ...] = ()
+    run: Callable[[Study, Options, Progress], Report] = all_compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +129,16 @@ class _Job:
 def _run(job: _Job) -> Sample:
     from cato.lab.registry import study
 
-    cell = study(job.study).cells(job.options)[job.cell]
-    metrics = cell.measure(cell.with_policies(job.arm), job.seed)
-    return Sample(cell.setting, job.arm, job.seed, metrics)
+    return study(job.study).cells(job.options)[job.cell].sample(job.arm, job.seed)
 
 
 def as_experiment(study: Study) -> Experiment:
     """The study under the same name; `--policy` chooses among its arms."""
-
-    def run(options: Options, progress: Progress) -> Report:
-        for name in options.policies:
-            if name not in study.arms:
-                raise UnknownNameError("policy", name, study.arms)
-        usual = study.quick_arms if options.quick and study.quick_arms else study.arms
-        arms = [a for a in study.arms if a in (options.policies or usual)]
-        jobs = [
-            _Job(study.name, options, cell, arm, seed)
-            for cell in range(len(study.cells(options)))
-            for seed in options.seeds
-            for arm in arms
-        ]
-        samples = run_all(_run, jobs, progress, options.jobs)
-        return Report(
-            study.name,
-            options.seeds,
-            summarize((*study.derived(samples), *samples)),
-            compare(samples, schedulers.FORESIGHT, study.compared),
-            tuple(study.targets(samples)),
-        )
-
-    return Experiment(study.name, study.title, study.source, run, study.plot, study.headlines)
+    return Experiment(
+        study.name,
+        study.title,
+        study.source,
+        partial(study.run, study),
+        study.plot,
+        study.headlines,
+    )

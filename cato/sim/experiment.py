@@ -31,7 +31,8 @@ class Options:
     """What a user may ask of any experiment; `policies` empty: all that it compares.
 
     `quick`: a part of it that takes minutes, of experiments that have one. `users`: so many a
-    replica, of studies in which users take turns (empty: the study's own).
+    replica, of studies in which users take turns (empty: the study's own). `cells` and `draw`: so
+    many random cells, by that seed, of studies that draw them (0: their fixed ones).
     """
 
     seeds: tuple[int, ...]
@@ -41,6 +42,8 @@ class Options:
     jobs: int = 1
     quick: bool = False
     users: tuple[float, ...] = ()
+    cells: int = 0
+    draw: int = 0
 
     def needed(self, option: str) -> Path:
         """The path behind `--trace` or `--dataset`; raise `InputError` when it is missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 
 import matplotlib
@@ -40,6 +41,25 @@ def lines(axes: Axes, means: Sequence[Mean], x: str, y_label: str, scale: float 
     axes.set_xlabel(x)
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
+
+
+def heat_map(
+    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], label: str
+) -> Figure:
+    """A coloured table of values around 0, with their numbers; nan stays empty."""
+    limit = max(1.0, *(abs(v) for row in values for v in row if not isnan(v)))
+    fig, axes = plt.subplots(figsize=(1.8 + 0.85 * len(columns), 1.4 + 0.24 * len(rows)))
+    fig.set_layout_engine("constrained", rect=(0, 0.02, 1, 0.98))
+    image = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            if not isnan(value):
+                color = "white" if abs(value) > 0.6 * limit else "black"
+                axes.text(x, y, f"{value:.1f}", ha="center", va="center", fontsize=7, color=color)
+    axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
+    axes.set_yticks(range(len(rows)), rows, fontsize=7)
+    fig.colorbar(image, label=label)
+    return fig
 
 
 def save(fig: Figure, folder: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -180,7 +180,12 @@ class Users:
         pool: PoolSetup,
         length: LengthBelief,
         seed: int,
+        change: Callable[[SimTask], SimTask] | None = None,
+        alongside: Sequence[SimTask] = (),
     ) -> None:
+        """`change`: what turns are before they begin. `alongside`: further tasks that arrive when
+        they do; how they fared is in `alongside`.
+        """
         profile = pool.profiles[0]
         cut = [s.within(profile.context_tokens) for s in sessions]
         self._sessions = [s for s in cut if s.turns]
@@ -191,19 +196,27 @@ class Users:
         self._length = length
         self._expected_tokens = max(1, round(length.left_mean(0)))
         self._users = users
+        self._change = change
+        self._coming = alongside
         self._rng = np.random.default_rng([seed, users])
         self._upcoming: list[RecordedSession] = []
         self._begun = 0
         self._playing: dict[str, tuple[_Playing, int]] = {}
         self.played: dict[str, PlayedTurn] = {}
+        self.alongside: list[Outcome] = []
         self.fleet = Fleet([pool], on_end=self._ended)
 
     def run(self, until_s: float) -> list[PlayedTurn]:
         """All turns that were begun by then, in order of their beginnings."""
         for start_s in self._rng.uniform(0.0, FIRST_ARRIVALS_S, self._users):
             self.fleet.kernel.at(float(start_s), self._next_session)
+        for task in self._coming:
+            self.fleet.kernel.at(task.arrived_at_s, self._begin_alongside, task)
         self.fleet.kernel.run(until_s)
         return list(self.played.values())
+
+    def _begin_alongside(self, task: SimTask) -> None:
+        self.alongside.append(self.fleet.begin(task))
 
     def _next_session(self) -> None:
         if not self._upcoming:
@@ -248,12 +261,16 @@ class Users:
             tpot_target_s=TPOT_S,
             session=f"s{playing.number}/{turn.agent}",
         )
+        if self._change is not None:
+            task = self._change(task)
         self._playing[id] = playing, index
         # Known before it begins: a refusal comes at once.
         outcome = self.fleet.begin(task)
         self.played[id] = PlayedTurn(outcome, gap_s, warm_s + answer_s, reused)
 
     def _ended(self, outcome: Outcome) -> None:
+        if outcome.task.id not in self._playing:
+            return  # one of those alongside
         playing, index = self._playing.pop(outcome.task.id)
         playing.ended.add(index)
         playing.left -= 1

@@ -51,7 +51,7 @@ def simulate(
     ] = False,
     users: Annotated[
         list[float] | None,
-        typer.Option(min=0.25, help="Users a replica, of `agents`; repeat for several."),
+        typer.Option(min=0.25, help="Users a replica, of studies of agents; repeat for several."),
     ] = None,
     cells: Annotated[
         int, typer.Option(min=0, help="So many random cells of `robustness`; 0: each axis alone.")

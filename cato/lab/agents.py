@@ -1,12 +1,15 @@
 """Coding agents: users who play recorded sessions, and how many of them a card serves in time.
 
 The trace's sessions are sorted by SHA-256 of their ids. Constants were chosen on the first half;
-the study plays the second. Turns of the first 900 s are not counted.
+the study plays the second. Turns of the first 900 s are not counted. Numbers of users are searched
+for, by profile, scheduler and seed, until 95 % of the turns are in time with the smaller of two and
+not with the larger; between them the answer is interpolated. With `--users` those are run instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from math import nan
@@ -19,20 +22,23 @@ from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
-from cato.lab.study import NO_POLICIES, Cell, Study
+from cato.lab.study import NO_POLICIES, Cell, Study, all_compared, chosen_arms
 from cato.policies.schedulers import FORESIGHT
 from cato.profiles.load import load_profile
-from cato.sim.experiment import Options
+from cato.sim.experiment import Options, Progress, run_all
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, lines, save
-from cato.sim.report import Report, Sample, Target, mean_and_stderr
+from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
 from cato.sim.sessions import PlayedTurn, RecordedSession, Users, read_sessions
 
 POOL = PoolName("agents")
 # Assumed cards, by the names of their files in `profiles/`.
 CARDS = {"large": "reference-large-32b@gpu-80gb", "small": "reference-small-7b@gpu-24gb"}
-USERS = {"large": (4.0, 5.0, 6.0, 7.0, 8.0), "small": (2.0, 3.0, 4.0, 5.0)}
-QUICK_USERS = {"large": (5.0, 7.0), "small": (2.0, 4.0)}
+# Where the search begins: what sticky routing serves.
+FIRST_USERS = {"large": 6.0, "small": 3.0}
+# From there it grows, or shrinks, by this factor until the answer lies between two numbers; these
+# then come so close. Nobody serves more than `MOST_USERS` a card.
+GROWTH, CLOSE_USERS, QUICK_CLOSE_USERS, MOST_USERS = 1.3, 0.5, 1.0, 64.0
 REPLICAS = 4
 # vLLM's budget of a step on a large card. Blocks of engines have 16 tokens; traces know 64.
 CHUNK_TOKENS, BLOCK_TOKENS = 8192, 64
@@ -40,9 +46,25 @@ WARM_UP_S, COUNTED_S = 900.0, 3300.0
 # What began last has so long to end.
 GRACE_S = 60.0
 ENOUGH = 0.95
+# Parts of a trace.
+TUNED_ON, REPORTED, ALL = "tuned on", "reported", "all"
 
 STICKY = "sticky"
-ARMS = (FORESIGHT, STICKY, "session-hash", "prefix-score", "power-of-two")
+ARMS = (
+    FORESIGHT,
+    STICKY,
+    "session-hash",
+    "prefix-score",
+    "block-cost",
+    "block-cost-8",
+    "prefix-affinity",
+    "continuum",
+    "working-set",
+    "power-of-two",
+)
+# Of the turns that are in time with the most users: they take at most 1 / 0.9 of their time alone.
+LEAST_TURN_RATE = 0.9
+ROWS = ("in_time", "hit_rate", "ttft_s_p50", "ttft_s_p95", "turn_rate")
 
 
 @cache
@@ -60,37 +82,133 @@ def card_profile(card: str) -> Profile:
 
 
 def cells(options: Options) -> list[Cell]:
-    """Each card with each number of users; without a trace nothing of them can be measured."""
-    usual = QUICK_USERS if options.quick else USERS
+    """Each card with each number of users: those that were asked for, or where a search begins."""
     return [
-        Cell(
-            {"profile": card, "users_per_card": users},
-            PoolSetup(
-                POOL,
-                (card_profile(card),) * REPLICAS,
-                NO_POLICIES,
-                chunk_tokens=CHUNK_TOKENS,
-                cache_block_tokens=BLOCK_TOKENS,
-            ),
-            partial(measure, options, users, False),
-        )
+        cell_of(card, card_profile(card), users, options.trace)
         for card in CARDS
-        for users in options.users or usual[card]
+        for users in options.users or (FIRST_USERS[card],)
     ]
 
 
+def cell_of(
+    card: str, profile: Profile, users: float, trace: Path | None, part: str = REPORTED
+) -> Cell:
+    """So many users a card. Without a trace nothing of it can be measured."""
+    fleet = PoolSetup(
+        POOL,
+        (profile,) * REPLICAS,
+        NO_POLICIES,
+        chunk_tokens=CHUNK_TOKENS,
+        cache_block_tokens=BLOCK_TOKENS,
+    )
+    setting: Setting = {"profile": card, "users_per_card": users}
+    return Cell(setting, fleet, partial(measure, trace, users, part))
+
+
 def measure(
-    options: Options, users_per_card: float, is_tuning: bool, fleet: PoolSetup, seed: int
+    trace: Path | None, users_per_card: float, part: str, fleet: PoolSetup, seed: int
 ) -> dict[str, float]:
-    """Play the half of the trace that is tuned on, or the other one."""
-    tuned_on, reported = halves(options.needed("trace"))
-    sessions = tuned_on if is_tuning else reported
+    """Play a part of the trace: the half that is tuned on, the one that is reported, or all."""
+    if trace is None:
+        raise InputError("this experiment needs --trace FILE")
+    tuned_on, reported = halves(trace)
+    sessions = {TUNED_ON: tuned_on, REPORTED: reported, ALL: (*tuned_on, *reported)}[part]
     if not sessions:
-        raise InputError(f"{options.trace}: one session is too few to be tuned on and reported")
+        raise InputError(f"{trace}: one session is too few to be tuned on and reported")
     users = max(1, round(users_per_card * len(fleet.profiles)))
     player = Users(sessions, users, fleet, length_belief(tuned_on or reported), seed)
     played = player.run(WARM_UP_S + COUNTED_S + GRACE_S)
     return metrics_of(played)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """For the most users a card of whom `goal` of the turns are in time, to within `close`."""
+
+    trace: Path
+    card: str
+    profile: Profile
+    arm: str
+    seed: int
+    close: float = CLOSE_USERS
+    goal: float = ENOUGH
+    part: str = REPORTED
+
+    def sample(self, users: float) -> Sample:
+        cell = cell_of(self.card, self.profile, users, self.trace, self.part)
+        return cell.sample(self.arm, self.seed)
+
+
+def searched(search: Search) -> list[Sample]:
+    """All numbers of users that were run, whole ones of the fleet."""
+    tried: dict[float, Sample] = {}
+
+    def is_enough(users: float) -> bool:
+        if users not in tried:
+            tried[users] = search.sample(users)
+        return tried[users].metrics["in_time"] >= search.goal
+
+    users = FIRST_USERS.get(search.card, FIRST_USERS["large"])
+    is_growing = is_enough(users)
+    enough, too_many = (users, nan) if is_growing else (nan, users)
+    while 1 / REPLICAS < users < MOST_USERS:
+        step = max(1, round(users * REPLICAS * (GROWTH - 1))) / REPLICAS
+        users = users + step if is_growing else users - step
+        if is_enough(users):
+            enough = users
+        else:
+            too_many = users
+        if enough < too_many:
+            break
+    while too_many - enough > search.close:
+        middle = round((enough + too_many) / 2 * REPLICAS) / REPLICAS
+        if not enough < middle < too_many:
+            break
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_many = middle
+    return list(tried.values())
+
+
+def run(study: Study, options: Options, progress: Progress) -> Report:
+    """Search, or run the numbers of users that were asked for."""
+    if options.users:
+        return with_rows(all_compared(study, options, progress))
+    trace, close = options.needed("trace"), QUICK_CLOSE_USERS if options.quick else CLOSE_USERS
+    jobs = [
+        Search(trace, card, card_profile(card), arm, seed, close)
+        for card in CARDS
+        for seed in options.seeds
+        for arm in chosen_arms(study, options)
+    ]
+    samples = [s for part in run_all(searched, jobs, progress, options.jobs) for s in part]
+    found = users_in_time(samples)
+    report = Report(
+        study.name,
+        options.seeds,
+        summarize((*found, *samples)),
+        compare(found, FORESIGHT, ("users_in_time",)),
+        tuple(targets(samples)),
+    )
+    return with_rows(report)
+
+
+def with_rows(report: Report) -> Report:
+    """A row for each scheduler, profile and number of users under `extra`: means over the seeds."""
+    rows: dict[tuple[str, str, float], dict[str, object]] = {}
+    answers = []
+    for m in report.means:
+        profile = str(m.setting["profile"])
+        named: dict[str, object] = {"scheduler": m.policy, "profile": profile}
+        if m.metric == "users_in_time":
+            answers.append(named | {"users_per_card": m.mean, "stderr": m.stderr, "seeds": m.n})
+        elif m.metric in ROWS and "users_per_card" in m.setting:
+            users = float(m.setting["users_per_card"])
+            named["users_per_card"] = users
+            rows.setdefault((profile, m.policy, users), named)[m.metric] = m.mean
+    ordered = [rows[key] for key in sorted(rows)]
+    return replace(report, extra={"rows": ordered, "users_in_time": answers})
 
 
 def length_belief(sessions: Sequence[RecordedSession]) -> LengthBelief:
@@ -121,47 +239,68 @@ def metrics_of(played: Sequence[PlayedTurn]) -> dict[str, float]:
     }
 
 
-def users_in_time(samples: Sequence[Sample]) -> list[Sample]:
-    """Users a card of whom 95 % of turns are in time, between two numbers that were run.
+def users_in_time(samples: Sequence[Sample], goal: float = ENOUGH) -> list[Sample]:
+    """Users a card of whom 95 % of turns are in time, between two numbers that were run, and the
+    turn rate there.
 
     Nothing is said where all that was run has more, or less, than that.
     """
-    curves: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    curves: dict[tuple[str, str, int], list[tuple[float, float, float]]] = {}
     for s in samples:
         key = (str(s.setting["profile"]), s.policy, s.seed)
         users = float(s.setting["users_per_card"])
-        curves.setdefault(key, []).append((users, s.metrics["in_time"]))
+        point = (users, s.metrics["in_time"], s.metrics["turn_rate"])
+        curves.setdefault(key, []).append(point)
     found = []
     for (card, arm, seed), points in curves.items():
         points.sort()
-        crossed = nan
-        for (fewer, before), (more, after) in pairwise(points):
-            if before >= ENOUGH > after:
-                crossed = fewer + (more - fewer) * (before - ENOUGH) / (before - after)
+        crossed = rate = nan
+        for (fewer, before, rate_before), (more, after, rate_after) in pairwise(points):
+            if before >= goal > after:
+                part = (before - goal) / (before - after)
+                crossed = fewer + (more - fewer) * part
+                rate = rate_before + (rate_after - rate_before) * part
                 break
-        found.append(Sample({"profile": card}, arm, seed, {"users_in_time": crossed}))
+        metrics = {"users_in_time": crossed, "turn_rate_there": rate}
+        found.append(Sample({"profile": card}, arm, seed, metrics))
     return found
 
 
 def targets(samples: Sequence[Sample]) -> list[Target]:
-    """The worst cell: the default's share of turns in time minus the best other arm's, paired."""
-    by_cell: dict[tuple[str, float], dict[str, list[float]]] = {}
-    for s in samples:
-        key = (str(s.setting["profile"]), float(s.setting["users_per_card"]))
-        by_cell.setdefault(key, {}).setdefault(s.policy, []).append(s.metrics["in_time"])
-    gaps: list[tuple[float, float, str]] = []
-    for (card, users), by_arm in by_cell.items():
-        ours = by_arm.pop(FORESIGHT, [])
-        if not ours or not by_arm:
-            continue
-        best = max(by_arm, key=lambda arm: sum(by_arm[arm]))
-        points = [100 * (a - b) for a, b in zip(ours, by_arm[best], strict=True)]
-        gaps.append((*mean_and_stderr(points), f"{card}, {users:g} users a card, {best}"))
-    if not gaps:
-        return []
-    points_, stderr, where = min(gaps)
-    text = f"points of turns in time beside the best baseline, at the least ({where})"
-    return [Target(9, text, 0.0, points_, stderr)]
+    """The worst profile: the default's users a card, as a multiple of the best other arm's, paired;
+    and its turn rate there."""
+    by_card: dict[str, dict[str, dict[int, Sample]]] = {}
+    for s in users_in_time(samples):
+        if s.metrics["users_in_time"] == s.metrics["users_in_time"]:
+            by_arm = by_card.setdefault(str(s.setting["profile"]), {})
+            by_arm.setdefault(s.policy, {})[s.seed] = s
+    ratios: list[tuple[float, float, str]] = []
+    rates: list[tuple[float, float, str]] = []
+    for card, by_arm in by_card.items():
+        ours = by_arm.pop(FORESIGHT, {})
+        if ours:
+            there = [s.metrics["turn_rate_there"] for s in ours.values()]
+            rates.append((*mean_and_stderr(there), card))
+        rivals = {
+            arm: [
+                ours[seed].metrics["users_in_time"] / theirs[seed].metrics["users_in_time"]
+                for seed in ours
+                if seed in theirs
+            ]
+            for arm, theirs in by_arm.items()
+        }
+        compared = [(*mean_and_stderr(r), f"{card}, {arm}") for arm, r in rivals.items() if r]
+        ratios += [min(compared)] if compared else []
+    found = []
+    if ratios:
+        ratio, stderr, where = min(ratios)
+        text = f"times the users a card of the best baseline, at the least ({where})"
+        found.append(Target(9, text, 1.0, ratio, stderr))
+    if rates:
+        rate, stderr, where = min(rates)
+        text = f"turn rate with as many users as are in time, at the least ({where})"
+        found.append(Target(9, text, LEAST_TURN_RATE, rate, stderr))
+    return found
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
@@ -190,4 +329,6 @@ STUDY = Study(
     ("in_time", "ttft_s_p95"),
     users_in_time,
     (FORESIGHT, STICKY),
+    quick_seeds=1,
+    run=run,
 )

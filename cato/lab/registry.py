@@ -13,7 +13,12 @@ from cato.sim.experiments import registry as experiments
 
 # Name -> module of this package, which has it as `STUDY`.
 STUDIES: Mapping[str, str] = MappingProxyType(
-    {"completions": "completions", "agents": "agents", "robustness": "robustness"}
+    {
+        "completions": "completions",
+        "agents": "agents",
+        "agents-and-completions": "agents_and_completions",
+        "robustness": "robustness",
+    }
 )
 
 

@@ -99,8 +99,8 @@ def all_compared(study: Study, options: Options, progress: Progress) -> Report:
 class Study:
     """`cells`: what is measured for some options (quick: a part that takes minutes), without seeds
     and arms. `derived`: further samples, of several cells together. `compared`: metrics of which
-    the default's differences to the other arms are told. `run`: which arm runs in which cell with
-    which seed.
+    the default's differences to the other arms are told. `quick_seeds`: so many of the seeds, when
+    quick (0: all). `run`: which arm runs in which cell with which seed.
     """
 
     name: str
@@ -114,6 +114,7 @@ class Study:
     compared: tuple[str, ...] = COMPARED
     derived: Callable[[Sequence[Sample]], Sequence[Sample]] = _none_derived
     quick_arms: tuple[str, ...] = ()
+    quick_seeds: int = 0
     run: Callable[[Study, Options, Progress], Report] = all_compared
 
 
@@ -134,11 +135,17 @@ def _run(job: _Job) -> Sample:
 
 def as_experiment(study: Study) -> Experiment:
     """The study under the same name; `--policy` chooses among its arms."""
+
+    def run(options: Options, progress: Progress) -> Report:
+        if options.quick and study.quick_seeds:
+            options = replace(options, seeds=options.seeds[: study.quick_seeds])
+        return study.run(study, options, progress)
+
     return Experiment(
         study.name,
         study.title,
         study.source,
-        partial(study.run, study),
+        run,
         study.plot,
         study.headlines,
     )

@@ -153,37 +153,75 @@ def test_the_study_repeats_itself_and_names_what_it_measured(
     monkeypatch.setattr(agents, "WARM_UP_S", 100.0)
     monkeypatch.setattr(agents, "COUNTED_S", 300.0)
     path = a_trace(tmp_path, *(SHORT | {"id": str(i)} for i in range(4)))
-    options = Options((1,), trace=path, quick=True, users=(1.0,))
+    options = Options((1, 2), trace=path, quick=True, users=(1.0,))
     study = as_experiment(agents.STUDY)
     report = study.run(options, silent)
     assert study.run(options, silent).to_json() == report.to_json()
-    assert {m.policy for m in report.means} == {"foresight", "sticky"}
+    assert report.seeds == (1,)
     assert report.mean("hit_rate", "sticky", profile="large", users_per_card=1.0).mean > 0.5
+    rows = json.loads(report.to_json())["extra"]["rows"]
+    assert [(r["profile"], r["scheduler"]) for r in rows] == [
+        (card, arm) for card in ("large", "small") for arm in ("foresight", "sticky")
+    ]
+    assert set(rows[0]) == {"scheduler", "profile", "users_per_card", *agents.ROWS}
     with pytest.raises(InputError, match="--trace"):
         study.run(Options((1,), quick=True), silent)
 
 
-def a_sample(arm: str, users: float, in_time: float) -> Sample:
-    return Sample({"profile": "large", "users_per_card": users}, arm, 1, {"in_time": in_time})
+def a_sample(arm: str, users: float, in_time: float, seed: int = 1) -> Sample:
+    metrics = {"in_time": in_time, "turn_rate": in_time}
+    return Sample({"profile": "large", "users_per_card": users}, arm, seed, metrics)
 
 
 def test_users_in_time_lie_between_the_numbers_that_were_run() -> None:
     runs = [a_sample("sticky", u, t) for u, t in ((8.0, 0.9), (4.0, 0.99), (6.0, 0.96))]
     (found,) = agents.users_in_time(runs)
     assert found.metrics["users_in_time"] == pytest.approx(6 + 2 / 6)
+    assert found.metrics["turn_rate_there"] == pytest.approx(0.95)
     (never,) = agents.users_in_time(runs[:1])
     assert never.metrics["users_in_time"] != never.metrics["users_in_time"]
 
 
-def test_the_target_is_the_worst_cell_against_its_best_baseline() -> None:
-    (target,) = agents.targets(
+@pytest.mark.parametrize("limit", [0.3, 1.3, 6.1, 17.4])
+def test_the_search_finds_the_most_users_in_time_wherever_they_are(
+    limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sample(search: agents.Search, users: float) -> Sample:
+        return a_sample("sticky", users, 0.95 + 0.01 * (limit - users))
+
+    monkeypatch.setattr(agents.Search, "sample", sample)
+    tried = agents.searched(
+        agents.Search(Path("trace"), "large", agents.LARGE, "sticky", 1, close=0.5)
+    )
+    assert len(tried) == len({s.setting["users_per_card"] for s in tried}) <= 10
+    (found,) = agents.users_in_time(tried)
+    assert found.metrics["users_in_time"] == pytest.approx(limit)
+
+
+def test_a_search_ends_where_no_number_of_users_is_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = agents.Search(Path("trace"), "large", agents.LARGE, "sticky", 1)
+    for in_time in (0.5, 1.0):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                agents.Search, "sample", lambda s, users, t=in_time: a_sample("sticky", users, t)
+            )
+            assert len(agents.searched(search)) < 20
+
+
+def test_the_targets_are_those_of_the_worst_profile_against_its_best_baseline() -> None:
+    users, rate = agents.targets(
         [
-            a_sample("foresight", 4.0, 0.97),
+            a_sample("foresight", 4.0, 0.96),
+            a_sample("foresight", 6.0, 0.94),
             a_sample("sticky", 4.0, 0.99),
-            a_sample("session-hash", 4.0, 0.9),
-            a_sample("foresight", 6.0, 0.95),
-            a_sample("sticky", 6.0, 0.9),
+            a_sample("sticky", 6.0, 0.95),
+            a_sample("sticky", 7.0, 0.90),
+            a_sample("session-hash", 2.0, 0.96),
+            a_sample("session-hash", 4.0, 0.90),
         ]
     )
-    assert target.measured == pytest.approx(-2.0)
-    assert "sticky" in target.text
+    assert users.measured == pytest.approx(5 / 6)
+    assert "sticky" in users.text
+    assert (rate.measured, rate.is_met) == (pytest.approx(0.95), True)

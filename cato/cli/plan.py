@@ -1,9 +1,9 @@
-"""`cato plan`: how many replicas a scenario needs."""
+"""`cato plan`: how many replicas a scenario needs, and how many agents a card serves."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cato.cli.client import fail
-from cato.cli.simulation import SEEDS_HELP, a_table, seeds_of
+from cato.cli.simulation import SEEDS_HELP, a_table, progress_bar, seeds_of
 from cato.core.errors import CatoError
+
+# Each takes about a minute a profile.
+AGENT_SEEDS = (0, 1, 2)
 
 if TYPE_CHECKING:
     from cato.sim.plan import CardPlan, Counts, Plan, Trial
@@ -31,9 +34,15 @@ def plan(
         Path | None,
         typer.Option(help="Instead of a scenario: a CSV trace (Azure's columns) on one pool."),
     ] = None,
+    agents: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a scenario: recorded sessions of agents. How many a card?"),
+    ] = None,
     profile: Annotated[
         list[str] | None,
-        typer.Option(help="With --traffic: NAME, or NAME:CARDS of a replica; once for each kind."),
+        typer.Option(
+            help="With --traffic or --agents: NAME, or NAME:CARDS of a replica; once for each kind."
+        ),
     ] = None,
     speed: Annotated[
         float, typer.Option(min=0.001, help="With --traffic: replay it so many times as fast.")
@@ -60,7 +69,8 @@ def plan(
 ) -> None:
     """Find the fewest replicas whose attainment is high enough, by simulation.
 
-    With --traffic and measured profiles: how many cards of which kind. High enough: a 95 %
+    With --traffic and measured profiles: how many cards of which kind. With --agents: of how many
+    users on one card, who play these sessions, enough turns are in time. High enough: a 95 %
     confidence bound over the seeds. A scenario is also planned for power-of-two, the rule of a
     plain Ray Serve. Exit code 1 when no number within the bounds is enough.
     """
@@ -75,10 +85,14 @@ def plan(
         known = ", ".join(SCHEDULERS)
         raise typer.BadParameter(f"no scheduler named {scheduler!r}; known: {known}")
     goal = _share(attainment)
-    if (scenario is None) == (traffic is None):
+    if sum(source is not None for source in (scenario, traffic, agents)) != 1:
         raise typer.BadParameter(
-            "name a scenario file (`cato plan --example` prints one), or --traffic with a trace"
+            "name a scenario file (`cato plan --example` prints one), or --traffic or --agents "
+            "with a trace"
         )
+    if agents is not None:
+        _plan_agents(agents, profile or [], goal, scheduler, seeds, json_file)
+        return
     if traffic is not None:
         _plan_cards(
             traffic, profile or [], goal, speed, scheduler, max_replicas, seeds, json_file, plot
@@ -184,6 +198,61 @@ def _plan_cards(
         if path is not None:
             console.print(f"Wrote {path}.", highlight=False, markup=False)
     if any(f.plan.found is None for f in found):
+        raise typer.Exit(1)
+
+
+def _plan_agents(
+    trace: Path,
+    profiles: list[str],
+    goal: float,
+    scheduler: str | None,
+    seeds: str | None,
+    json_file: Path | None,
+) -> None:
+    from cato.lab.agents import ALL, Answer, Search, answer_of, searched
+    from cato.policies.schedulers import FORESIGHT
+    from cato.sim.report import finite
+    from cato.sim.scenario_file import named_profile
+
+    if not profiles:
+        raise typer.BadParameter(
+            "--agents needs at least one --profile, such as reference-large-32b@gpu-80gb"
+        )
+    if not 0 < goal < 1:
+        raise typer.BadParameter(f"a share of {goal:g} cannot be planned for: give e.g. 95%")
+    chosen = seeds_of(seeds) if seeds else AGENT_SEEDS
+    kinds = [_kind(text) for text in profiles]
+    answers: list[Answer] = []
+    try:
+        with progress_bar("agents") as progress:
+            for name, cards in kinds:
+                profile = named_profile(name, Path())
+                samples = []
+                for i, seed in enumerate(chosen, len(answers) * len(chosen)):
+                    progress(i, len(kinds) * len(chosen))
+                    arm = scheduler or FORESIGHT
+                    search = Search(trace, name, profile, arm, seed, goal=goal, part=ALL)
+                    samples += searched(search)
+                answers.append(answer_of(samples, goal, cards))
+    except (CatoError, OSError) as error:
+        fail(str(error))
+    console = Console()
+    table = a_table(
+        f"{trace.name}: users a card with {100 * goal:g} % of their turns in time, simulated"
+    )
+    table.add_column("profile")
+    for heading in ("users a card", "turn rate there", "tried"):
+        table.add_column(heading, justify="right")
+    for (name, _), answer in zip(kinds, answers, strict=True):
+        table.add_row(name, answer.words, f"{answer.turn_rate:.2f}", answer.tried_words)
+    console.print(table)
+    console.print("Simulated: no engine ran.", style="yellow")
+    if json_file is not None:
+        found = {name: asdict(a) for (name, _), a in zip(kinds, answers, strict=True)}
+        value = finite({"goal": goal, "agents": found, "simulated": True})
+        json_file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        console.print(f"Wrote {json_file}.", highlight=False, markup=False)
+    if any(a.is_none for a in answers):
         raise typer.Exit(1)
 
 

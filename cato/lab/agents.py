@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +264,52 @@ def users_in_time(samples: Sequence[Sample], goal: float = ENOUGH) -> list[Sampl
         metrics = {"users_in_time": crossed, "turn_rate_there": rate}
         found.append(Sample({"profile": card}, arm, seed, metrics))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How many users a card serves, over the seeds; nan where the search found no number.
+
+    `tried`: users a card, and the share of their turns in time.
+    """
+
+    users_per_card: float
+    stderr: float
+    turn_rate: float
+    tried: tuple[tuple[float, float], ...]
+    goal: float
+
+    @property
+    def is_none(self) -> bool:
+        """Not even the fewest users are in time."""
+        return isnan(self.users_per_card) and self.tried[0][1] < self.goal
+
+    @property
+    def words(self) -> str:
+        if not isnan(self.users_per_card):
+            error = "" if isnan(self.stderr) else f" ± {self.stderr:.1f}"
+            return f"{self.users_per_card:.1f}{error}"
+        fewest, most = self.tried[0][0], self.tried[-1][0]
+        return f"fewer than {fewest:g}" if self.is_none else f"more than {most:g}"
+
+    @property
+    def tried_words(self) -> str:
+        return ", ".join(f"{users:g}: {100 * share:.0f} %" for users, share in self.tried)
+
+
+def answer_of(samples: Sequence[Sample], goal: float, cards: int) -> Answer:
+    """Of the searches of one profile, whose replicas take `cards` cards each."""
+    found = [
+        s.metrics for s in users_in_time(samples, goal) if not isnan(s.metrics["users_in_time"])
+    ]
+    users, stderr = mean_and_stderr([m["users_in_time"] / cards for m in found])
+    tried: dict[float, list[float]] = {}
+    for s in samples:
+        users_per_card = float(s.setting["users_per_card"]) / cards
+        tried.setdefault(users_per_card, []).append(s.metrics["in_time"])
+    shares = tuple((n, mean_and_stderr(tried[n])[0]) for n in sorted(tried))
+    rate, _ = mean_and_stderr([m["turn_rate_there"] for m in found])
+    return Answer(users, stderr, rate, shares, goal)
 
 
 def targets(samples: Sequence[Sample]) -> list[Target]:

@@ -471,7 +471,7 @@ def load_scenario(path: Path) -> Scenario:
     profiles: dict[str, Profile] = {}
     for pool, at, name in _profiles_named(raw):
         try:
-            profiles[pool] = _profile(name, path.parent)
+            profiles[pool] = named_profile(name, path.parent)
         except ConfigError as exc:
             problems += [
                 p if p.path else Problem(str(path), at, repr(name), p.rule) for p in exc.problems
@@ -521,7 +521,7 @@ def trace_scenario(
     )
     pool = PoolName(profile)
     replicas = ScenarioPool(
-        pool, _profile(profile, Path()), 1, max_replicas, max_running, chunk_tokens
+        pool, named_profile(profile, Path()), 1, max_replicas, max_running, chunk_tokens
     )
     traffic = TraceTraffic(rows, pool, speed, duration_s, classes)
     return Scenario(trace.stem, DEFAULT_SCHEDULER, (0, 1), (replicas,), traffic)
@@ -577,7 +577,8 @@ def _workflow(data: Mapping[str, object], path: Path, at: str) -> Workflow:
     return workflow
 
 
-def _profile(name: str, folder: Path) -> Profile:
+def named_profile(name: str, folder: Path) -> Profile:
+    """One of the constants, a file, or a name of `profiles/`; raise `ConfigError`."""
     if name in CONSTANTS:
         return CONSTANTS[name]
     if name.endswith(".yaml"):

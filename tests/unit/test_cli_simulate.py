@@ -31,10 +31,11 @@ from cato.cli import app
 from cato.cli.simulation import tables
 from cato.core.commands import Dispatch
 from cato.core.errors import UnknownNameError
+from cato.lab import agents
 from cato.policies import schedulers
 from cato.sim import experiments
 from cato.sim.experiments.registry import EXPERIMENTS, experiment, held_by
-from cato.sim.report import Mean, Report, Target
+from cato.sim.report import Mean, Report, Sample, Target
 
 SCENARIO = """
 name: tiny
@@ -244,11 +245,38 @@ def test_a_trace_needs_a_profile_and_excludes_a_scenario(tmp_path: Path) -> None
         (("--traffic", trace), "at least one --profile"),
         (("--traffic", trace, "--profile", "7b:x"), "how many cards a replica"),
         ((a_scenario(tmp_path), "--traffic", trace), "name a scenario file"),
+        (("--agents", trace, "--traffic", trace), "name a scenario file"),
+        (("--agents", trace), "at least one --profile"),
+        (("--agents", trace, "--profile", "7b", "--target", "0"), "cannot be planned for"),
         (("--traffic", trace, "--profile", "7b", "--target", "most"), "95% or 0.95"),
     ):
         result = cato("plan", *arguments)
         assert result.exit_code == 2
         assert problem in words(result)
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "answer"),
+    [(12.0, 0, "6.0 ± 0.0"), (900.0, 0, "more than 40.6"), (-99.0, 1, "fewer than 0.125")],
+)
+def test_agents_a_card_are_planned_from_recorded_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, code: int, answer: str
+) -> None:
+    """Two cards a replica; a share of 0.95 falls by a hundredth with each user above the limit."""
+
+    def sample(search: agents.Search, users: float) -> Sample:
+        metrics = {"in_time": 0.95 + 0.01 * (limit - users), "turn_rate": 0.9}
+        setting = {"profile": search.card, "users_per_card": users}
+        return Sample(setting, search.arm, search.seed, metrics)
+
+    monkeypatch.setattr(agents.Search, "sample", sample)
+    out = tmp_path / "plan.json"
+    result = cato(
+        *("plan", "--agents", tmp_path / "trace", "--profile", "7b:2", "--seeds", 2, "--json", out)
+    )
+    assert result.exit_code == code, result.output
+    assert answer in words(result)
+    assert json.loads(out.read_text())["agents"]["7b"]["goal"] == 0.95
 
 
 # cato bench core

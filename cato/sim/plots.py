@@ -44,9 +44,14 @@ def lines(axes: Axes, means: Sequence[Mean], x: str, y_label: str, scale: float 
 
 
 def heat_map(
-    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], label: str
+    values: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    label: str,
+    breaks: Sequence[int] = (),
 ) -> Figure:
-    """A coloured table of values around 0, with their numbers; nan stays empty."""
+    """A coloured table of values around 0, with their numbers; nan stays empty. `breaks`: rows
+    with a line above them."""
     limit = max(1.0, *(abs(v) for row in values for v in row if not isnan(v)))
     fig, axes = plt.subplots(figsize=(1.8 + 0.85 * len(columns), 1.4 + 0.24 * len(rows)))
     fig.set_layout_engine("constrained", rect=(0, 0.02, 1, 0.98))
@@ -56,6 +61,8 @@ def heat_map(
             if not isnan(value):
                 color = "white" if abs(value) > 0.6 * limit else "black"
                 axes.text(x, y, f"{value:.1f}", ha="center", va="center", fontsize=7, color=color)
+    for y in breaks:
+        axes.axhline(y - 0.5, color="black", linewidth=0.8)
     axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
     axes.set_yticks(range(len(rows)), rows, fontsize=7)
     fig.colorbar(image, label=label)

@@ -74,8 +74,8 @@ BASES = (
     Scene(SESSIONS, 0.73, 4, arrivals=CLOSED_LOOP),
 )
 MOST_SESSION_REPLICAS = 16
-# Only the first quarter of an hour is played, when contexts still grow: then sticky routing serves so
-# many users a large card in time (in the hour of the study of agents 6.5). They are load 1.
+# A quarter of an hour is played, when contexts still grow: then sticky routing serves so many users
+# a large card in time (in the hour of the study of agents 6.5). They are load 1.
 WARM_UP_S, COUNTED_S, GRACE_S = 300.0, 600.0, 60.0
 STICKY_USERS = 8.2
 

@@ -8,7 +8,7 @@ twenty. The cells of the largest regret run again on fresh seeds, and these deci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import nan
@@ -38,6 +38,8 @@ QUICK_ARMS = (
 MOST_REGRET = 1.0
 # After a first seed so many baselines are still in question.
 KEPT = 6
+# Regret beyond it looks the same in the heat map.
+COLOURED_POINTS = 10.0
 METRIC, REGRET = "slo_attainment", "regret"
 
 
@@ -92,18 +94,15 @@ def cells(options: Options) -> list[Cell]:
 
 
 def _is_quick(scene: matrix.Scene) -> bool:
-    """A base, or one that differs from its base on one of the short axes."""
-    (base,) = (b for b in matrix.BASES if _traffic(b) == _traffic(scene))
-    now, before = asdict(scene), asdict(base)
-    differing = {axis for axis in now if now[axis] != before[axis]}
-    if scene.traffic == matrix.SESSIONS:  # a run of them takes as long as twenty others
-        return differing <= {"load"} and scene.load < 1.2
-    return differing <= {"load", "beliefs"}
-
-
-def _traffic(scene: matrix.Scene) -> str:
-    named = {b.traffic for b in matrix.BASES[1:]}
-    return scene.traffic if scene.traffic in named else matrix.BASES[0].traffic
+    """One that differs from a base by its load, or by its beliefs. A run of sessions takes as long
+    as twenty others: of them only loads that are no overload."""
+    for base in matrix.BASES:
+        differing = {k for k, v in asdict(base).items() if getattr(scene, k) != v}
+        if base.traffic == matrix.SESSIONS and differing <= {"load"}:
+            return scene.load < 1.2
+        if differing <= {"load", "beliefs"}:
+            return base.traffic != matrix.SESSIONS
+    return False
 
 
 def duel(arms: Sequence[str], job: _Job) -> Duel:
@@ -148,7 +147,7 @@ def duel_of(pairs: Sequence[tuple[Sample, Sample]]) -> Duel:
 
 
 def run(study: Study, options: Options, progress: Progress) -> Report:
-    """Every cell once, then the worst again on seeds that nobody has seen."""
+    """Every cell once, then the worst again on fresh seeds. All seeds follow from the draw."""
     effort = QUICK if options.quick else USUAL
     arms = chosen_arms(study, options)
     count = len(study.cells(options))
@@ -186,9 +185,8 @@ def _means(duels: Sequence[Duel], seeds: str) -> list[Mean]:
     found = []
     for d in duels:
         setting = {"seeds": seeds, "cell": matrix.words(d.setting)}
-        error = d.stderr
         found += [
-            Mean(setting, FORESIGHT, REGRET, d.regret, error, d.seeds),
+            Mean(setting, FORESIGHT, REGRET, d.regret, d.stderr, d.seeds),
             Mean(setting, FORESIGHT, METRIC, d.ours, 0.0, d.seeds),
             Mean(setting, FORESIGHT, "wait_s_max", d.our_wait_s, 0.0, d.seeds),
             Mean(setting, d.rival, METRIC, d.theirs, 0.0, d.seeds),
@@ -204,27 +202,25 @@ def targets(samples: Sequence[Sample]) -> Sequence[Target]:
 
 def plot(report: Report, folder: Path) -> list[Path]:
     """A heat map: mean regret of the cells with a value of an axis, a column a kind of traffic."""
+    regrets: dict[tuple[str, str | float, str], list[float]] = {}
     duels: Any = report.extra["cells"]
-    kinds = [t for t in (*matrix.TRAFFIC, matrix.SESSIONS) if any(_of(d) == t for d in duels)]
+    for d in duels:
+        for axis in matrix.AXES:
+            key = (axis, d["setting"][axis], d["setting"]["traffic"])
+            regrets.setdefault(key, []).append(d["regret"])
+    kinds = [t for t in (*matrix.TRAFFIC, matrix.SESSIONS) if ("traffic", t, t) in regrets]
     # Bases have values of their own on some axes.
     rows = [
         (axis, value)
         for axis in matrix.AXES
         if axis != "traffic"
-        for value in sorted({d["setting"][axis] for d in duels}, key=_place_of(axis))
+        for value in sorted({v for a, v, _ in regrets if a == axis}, key=_place_of(axis))
     ]
-    found = [
-        [
-            fmean([d["regret"] for d in duels if _of(d) == kind and d["setting"][axis] == value])
-            if any(_of(d) == kind and d["setting"][axis] == value for d in duels)
-            else nan
-            for kind in kinds
-        ]
-        for axis, value in rows
-    ]
+    found = [[fmean(regrets.get((*row, kind), [nan])) for kind in kinds] for row in rows]
     names = [f"{axis} {value}" for axis, value in rows]
     breaks = [y for y in range(1, len(rows)) if rows[y][0] != rows[y - 1][0]]
-    fig = heat_map(found, names, kinds, "regret [points]; red: a baseline is better", breaks)
+    label = "regret [points]; red: a baseline is better"
+    fig = heat_map(found, names, kinds, label, COLOURED_POINTS, breaks)
     return [save(fig, folder, report.experiment)]
 
 
@@ -238,10 +234,6 @@ def _place_of(axis: str) -> Callable[[str | float], tuple[float, str]]:
         return value, ""
 
     return place
-
-
-def _of(row: Mapping[str, Any]) -> str:
-    return str(row["setting"]["traffic"])
 
 
 STUDY = Study(

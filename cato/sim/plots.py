@@ -48,11 +48,12 @@ def heat_map(
     rows: Sequence[str],
     columns: Sequence[str],
     label: str,
+    limit: float,
     breaks: Sequence[int] = (),
 ) -> Figure:
-    """A coloured table of values around 0, with their numbers; nan stays empty. `breaks`: rows
-    with a line above them."""
-    limit = max(1.0, *(abs(v) for row in values for v in row if not isnan(v)))
+    """A coloured table of values around 0, with their numbers; nan stays empty. Beyond `limit`
+    colours are the same. `breaks`: rows with a line above them.
+    """
     fig, axes = plt.subplots(figsize=(1.8 + 0.85 * len(columns), 1.4 + 0.24 * len(rows)))
     fig.set_layout_engine("constrained", rect=(0, 0.02, 1, 0.98))
     image = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")

@@ -96,7 +96,7 @@ def _pivot(
             rows.setdefault(policy, {})[metric] = value
     columns = [m for m in metrics if any(metric == m for _, _, metric, _ in cells)]
     table = a_table(title)
-    table.add_column("")
+    table.add_column("", min_width=30)
     for metric in columns:
         table.add_column(metric, justify="right", no_wrap=True)
     for words, rows in blocks.items():

@@ -371,7 +371,7 @@ STUDY = Study(
     cells,
     targets,
     plot,
-    ("in_time", "hit_rate", "ttft_s_p50", "ttft_s_p95", "turn_rate", "users_in_time"),
+    ("users_in_time", *ROWS),
     ("in_time", "ttft_s_p95"),
     users_in_time,
     (FORESIGHT, STICKY),

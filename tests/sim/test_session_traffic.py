@@ -99,6 +99,18 @@ def test_a_warm_turn_is_told_as_cached_and_is_in_time(tmp_path: Path) -> None:
     assert second.outcome.e2e_s == pytest.approx(second.unloaded_s, rel=0.05)
 
 
+@pytest.mark.parametrize(("gap_after", "is_retained"), [("tool_use", True), ("end_turn", False)])
+def test_continuum_retains_blocks_after_tool_calls_alone(
+    tmp_path: Path, gap_after: str, is_retained: bool
+) -> None:
+    row = a_session("a", a_turn(20_000, 0, base=None), a_turn(21_000, 20_000, gap_after=gap_after))
+    first, second = played(a_trace(tmp_path, row), "continuum", until_s=90.0)[:2]
+    calls = [p.outcome.task.nodes[0].calls_tool for p in (first, second)]
+    assert calls == [is_retained, False]
+    assert schedulers.continuum().retain_s == schedulers.CONTINUUM_S
+    assert replace(schedulers.continuum(), retain_s=0.0) == schedulers.early("sticky")
+
+
 def test_a_session_ends_before_its_first_turn_above_the_window(tmp_path: Path) -> None:
     card = replace(LARGE, context_tokens=21_500)
     turns = played(a_trace(tmp_path, LONG), profile=card, until_s=60.0)

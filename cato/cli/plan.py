@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,8 +70,8 @@ def plan(
 ) -> None:
     """Find the fewest replicas whose attainment is high enough, by simulation.
 
-    With --traffic and measured profiles: how many cards of which kind. With --agents: of how many
-    users on one card, who play these sessions, enough turns are in time. High enough: a 95 %
+    With --traffic and measured profiles: how many cards of which kind. With --agents: how many
+    users of one card can play these sessions with enough turns in time. High enough: a 95 %
     confidence bound over the seeds. A scenario is also planned for power-of-two, the rule of a
     plain Ray Serve. Exit code 1 when no number within the bounds is enough.
     """
@@ -244,7 +245,8 @@ def _plan_agents(
     for heading in ("users a card", "turn rate there", "tried"):
         table.add_column(heading, justify="right")
     for (name, _), answer in zip(kinds, answers, strict=True):
-        table.add_row(name, answer.words, f"{answer.turn_rate:.2f}", answer.tried_words)
+        rate = "" if isnan(answer.turn_rate) else f"{answer.turn_rate:.2f}"
+        table.add_row(name, answer.words, rate, answer.tried_words)
     console.print(table)
     console.print("Simulated: no engine ran.", style="yellow")
     if json_file is not None:

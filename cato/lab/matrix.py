@@ -1,4 +1,4 @@
-"""The matrix of traffic, fleets and errors on which the default is held against simple rules.
+"""The matrix of traffic, fleets and errors on which the default is compared with simple rules.
 
 A scene is one cell: a value on every axis. Arrivals "bursts" stand for a production trace: a fifth
 of each 10 s at three times the rate of the rest. Sessions are played by users in a closed loop:

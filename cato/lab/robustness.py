@@ -94,14 +94,14 @@ def cells(options: Options) -> list[Cell]:
 
 
 def _is_quick(scene: matrix.Scene) -> bool:
-    """One that differs from a base by its load, or by its beliefs. A run of sessions takes as long
-    as twenty others: of them only loads that are no overload."""
+    """The load alone around every base, and beliefs around the first. A run of sessions takes as
+    long as twenty others: of them only loads that are no overload."""
     for base in matrix.BASES:
         differing = {k for k, v in asdict(base).items() if getattr(scene, k) != v}
-        if base.traffic == matrix.SESSIONS and differing <= {"load"}:
-            return scene.load < 1.2
-        if differing <= {"load", "beliefs"}:
-            return base.traffic != matrix.SESSIONS
+        if differing <= {"load"}:
+            return base.traffic != matrix.SESSIONS or scene.load < 1.2
+        if differing == {"beliefs"}:
+            return base is matrix.BASES[0]
     return False
 
 

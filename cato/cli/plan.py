@@ -223,18 +223,32 @@ def _plan_agents(
         raise typer.BadParameter(f"a share of {goal:g} cannot be planned for: give e.g. 95%")
     chosen = seeds_of(seeds) if seeds else AGENT_SEEDS
     kinds = [_kind(text) for text in profiles]
-    answers: list[Answer] = []
+    answers: dict[str, Answer] = {}
     try:
+        loaded = [(name, cards, named_profile(name, Path())) for name, cards in kinds]
+        # What has host memory is planned without it, too: what does it buy?
+        asked = [
+            (f"{name} + host memory" if has_host else name, cards, profile, has_host)
+            for name, cards, profile in loaded
+            for has_host in (False, *([True] if profile.host_capacity_tokens else []))
+        ]
         with progress_bar("agents") as progress:
-            for name, cards in kinds:
-                profile = named_profile(name, Path())
+            for name, cards, profile, has_host in asked:
                 samples = []
                 for i, seed in enumerate(chosen, len(answers) * len(chosen)):
-                    progress(i, len(kinds) * len(chosen))
-                    arm = scheduler or FORESIGHT
-                    search = Search(trace, name, profile, arm, seed, goal=goal, part=ALL)
+                    progress(i, len(asked) * len(chosen))
+                    search = Search(
+                        trace,
+                        name,
+                        profile,
+                        scheduler or FORESIGHT,
+                        seed,
+                        goal=goal,
+                        part=ALL,
+                        has_host_memory=has_host,
+                    )
                     samples += searched(search)
-                answers.append(answer_of(samples, goal, cards))
+                answers[name] = answer_of(samples, goal, cards)
     except (CatoError, OSError) as error:
         fail(str(error))
     console = Console()
@@ -244,17 +258,17 @@ def _plan_agents(
     table.add_column("profile")
     for heading in ("users a card", "turn rate there", "tried"):
         table.add_column(heading, justify="right")
-    for (name, _), answer in zip(kinds, answers, strict=True):
+    for name, answer in answers.items():
         rate = "" if isnan(answer.turn_rate) else f"{answer.turn_rate:.2f}"
         table.add_row(name, answer.words, rate, answer.tried_words)
     console.print(table)
     console.print("Simulated: no engine ran.", style="yellow")
     if json_file is not None:
-        found = {name: asdict(a) for (name, _), a in zip(kinds, answers, strict=True)}
+        found = {name: asdict(a) for name, a in answers.items()}
         value = finite({"goal": goal, "agents": found, "simulated": True})
         json_file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         console.print(f"Wrote {json_file}.", highlight=False, markup=False)
-    if any(a.is_none for a in answers):
+    if any(a.is_none for a in answers.values()):
         raise typer.Exit(1)
 
 

@@ -32,10 +32,26 @@ from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_s
 from cato.sim.sessions import PlayedTurn, RecordedSession, Users, read_sessions
 
 POOL = PoolName("agents")
-# Assumed cards, by the names of their files in `profiles/`.
-CARDS = {"large": "reference-large-32b@gpu-80gb", "small": "reference-small-7b@gpu-24gb"}
-# Where the search begins: what sticky routing serves.
-FIRST_USERS = {"large": 6.0, "small": 3.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """An assumed one: the name of its file in `profiles/`, and whether KV blocks that leave its
+    cache go to the host's memory. `users`: what sticky routing serves, where the search begins.
+    """
+
+    profile: str
+    users: float
+    has_host_memory: bool = False
+
+
+_LARGE, _SMALL = "reference-large-32b@gpu-80gb", "reference-small-7b@gpu-24gb"
+CARDS = {
+    "large": Card(_LARGE, 6.0),
+    "large + host": Card(_LARGE, 11.0, has_host_memory=True),
+    "small": Card(_SMALL, 3.0),
+    "small + host": Card(_SMALL, 5.0, has_host_memory=True),
+}
 # From there it grows, or shrinks, by this factor until the answer lies between two numbers; these
 # then come so close. Nobody serves more than `MOST_USERS` a card.
 GROWTH, CLOSE_USERS, QUICK_CLOSE_USERS, MOST_USERS = 1.3, 0.5, 1.0, 64.0
@@ -78,20 +94,25 @@ def halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSess
 @cache
 def card_profile(card: str) -> Profile:
     """Of one of `CARDS`."""
-    return load_profile(resolve(f"profiles/{CARDS[card]}.yaml"))
+    return load_profile(resolve(f"profiles/{CARDS[card].profile}.yaml"))
 
 
 def cells(options: Options) -> list[Cell]:
     """Each card with each number of users: those that were asked for, or where a search begins."""
     return [
-        cell_of(card, card_profile(card), users, options.trace)
-        for card in CARDS
-        for users in options.users or (FIRST_USERS[card],)
+        cell_of(name, card_profile(name), users, options.trace, card.has_host_memory)
+        for name, card in CARDS.items()
+        for users in options.users or (card.users,)
     ]
 
 
 def cell_of(
-    card: str, profile: Profile, users: float, trace: Path | None, part: str = REPORTED
+    card: str,
+    profile: Profile,
+    users: float,
+    trace: Path | None,
+    has_host_memory: bool = False,
+    part: str = REPORTED,
 ) -> Cell:
     """So many users a card. Without a trace nothing of it can be measured."""
     fleet = PoolSetup(
@@ -100,6 +121,7 @@ def cell_of(
         NO_POLICIES,
         chunk_tokens=CHUNK_TOKENS,
         cache_block_tokens=BLOCK_TOKENS,
+        host_memory=has_host_memory,
     )
     setting: Setting = {"profile": card, "users_per_card": users}
     return Cell(setting, fleet, partial(measure, trace, users, part))
@@ -133,9 +155,12 @@ class Search:
     close: float = CLOSE_USERS
     goal: float = ENOUGH
     part: str = REPORTED
+    has_host_memory: bool = False
+    first_users: float = CARDS["large"].users
 
     def sample(self, users: float) -> Sample:
-        cell = cell_of(self.card, self.profile, users, self.trace, self.part)
+        host = self.has_host_memory
+        cell = cell_of(self.card, self.profile, users, self.trace, host, self.part)
         return cell.sample(self.arm, self.seed)
 
 
@@ -148,7 +173,7 @@ def searched(search: Search) -> list[Sample]:
             tried[users] = search.sample(users)
         return tried[users].metrics["in_time"] >= search.goal
 
-    users = FIRST_USERS.get(search.card, FIRST_USERS["large"])
+    users = search.first_users
     is_growing = is_enough(users)
     enough, too_many = (users, nan) if is_growing else (nan, users)
     while 1 / REPLICAS < users < MOST_USERS:
@@ -177,8 +202,17 @@ def run(study: Study, options: Options, progress: Progress) -> Report:
         return with_rows(all_compared(study, options, progress))
     trace, close = options.needed("trace"), QUICK_CLOSE_USERS if options.quick else CLOSE_USERS
     jobs = [
-        Search(trace, card, card_profile(card), arm, seed, close)
-        for card in CARDS
+        Search(
+            trace,
+            name,
+            card_profile(name),
+            arm,
+            seed,
+            close,
+            has_host_memory=card.has_host_memory,
+            first_users=card.users,
+        )
+        for name, card in CARDS.items()
         for seed in options.seeds
         for arm in chosen_arms(study, options)
     ]
@@ -357,7 +391,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
             m for m in report.means if m.metric == "in_time" and m.setting.get("profile") == card
         ]
         lines(axis, means, "users_per_card", "share of turns in time")
-        axis.set_title(f"{card} card, {REPLICAS} replicas")
+        axis.set_title(f"{card}, {REPLICAS} cards")
         axis.set_xlabel("users a card")
     axes[0].legend(fontsize=7)
     return [save(fig, folder, report.experiment)]

@@ -18,7 +18,7 @@ from cato.core.ids import TaskName
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
 from cato.lab import agents
-from cato.lab.agents import CARDS, FIRST_USERS, POOL, STICKY
+from cato.lab.agents import CARDS, POOL, STICKY, card_profile
 from cato.lab.study import Cell, Study
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
@@ -43,12 +43,14 @@ def cells(options: Options) -> list[Cell]:
     """Each card without completions and with them."""
     return [
         Cell(
-            {"profile": card, "users_per_card": users, "completions": share},
-            agents.cell_of(card, profile, users, options.trace).fleet,
+            {"profile": name, "users_per_card": users, "completions": share},
+            agents.cell_of(
+                name, card_profile(name), users, options.trace, card.has_host_memory
+            ).fleet,
             partial(measure, options.trace, users, share),
         )
-        for card, profile in CARDS.items()
-        for users in options.users or (FIRST_USERS[card],)
+        for name, card in CARDS.items()
+        for users in options.users or (card.users,)
         for share in SHARES
     ]
 
@@ -152,7 +154,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
             m for m in report.means if m.metric == metric and wanted.items() <= m.setting.items()
         ]
         lines(axis, means, "users_per_card", f"share of {metric.replace('_', ' ')}")
-        axis.set_title(f"{card} card, {SHARE:.0%} completions")
+        axis.set_title(f"{card}, {SHARE:.0%} completions")
         axis.set_xlabel("users a card")
     axes[0].legend(fontsize=7)
     return [save(fig, folder, report.experiment)]

@@ -233,7 +233,7 @@ def cell_of(scene: Scene, trace: Path | None) -> Cell:
 
 def engine_of(scene: Scene) -> Profile:
     if scene.traffic == SESSIONS:
-        return agents.LARGE
+        return agents.card_profile("large")
     return SABER_ENGINE if scene.traffic == SABER else completions.ENGINE
 
 

@@ -12,9 +12,9 @@ stretch at the next step's end.
 With a prefix cache a request is let in when the blocks of its prompt and its answer are free: the
 length is known here, so nothing is preempted, as in the simulated engine. What is cached of its
 prompt is not computed. What of that lies in host memory is loaded first, one request after the
-other, beside the steps. A request may ask that its blocks are retained for a time after its end: the
-next one of its session releases them, or the end of that time, or a request that would find no room
-though nothing runs.
+other, beside the steps. A request may ask that its blocks are retained for a time after its end:
+the next one of its session releases them, or the end of that time, or a request that would find no
+room though nothing runs.
 """
 
 from __future__ import annotations

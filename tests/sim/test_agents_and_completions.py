@@ -47,7 +47,7 @@ def test_a_fifth_of_the_calls_are_completions_and_all_are_in_time_where_little_r
 
 
 def test_a_user_who_waits_for_nothing_plays_as_many_turns_as_the_gaps_allow(trace: Path) -> None:
-    rate = agents_and_completions.turns_per_s(read_sessions(trace), agents.LARGE)
+    rate = agents_and_completions.turns_per_s(read_sessions(trace), agents.card_profile("large"))
     assert 1 / 6 < rate < 1 / 4
 
 

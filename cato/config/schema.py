@@ -419,9 +419,11 @@ class PoliciesArgs(StrictModel):
     max_queued: int = Field(default=_DEFAULT_POLICIES.max_queued, ge=0)
     max_queued_tokens: int | None = Field(default=None, ge=1)
     refuse_late: bool = False
+    patience: Annotated[Duration, Field(gt=0)] | None = _DEFAULT_POLICIES.patience_s
 
     def to_policies(self) -> PoolPolicies:
-        return PoolPolicies(**self.model_dump())
+        fields = self.model_dump()
+        return PoolPolicies(patience_s=fields.pop("patience"), **fields)
 
 
 class ScalingArgs(StrictModel):

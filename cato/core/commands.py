@@ -30,8 +30,8 @@ class Dispatch:
 
 @record
 class Refuse:
-    """Turn the invocation away: the queue's bound is reached, or a newer run of the same buffer has
-    `superseded` its own."""
+    """Turn the invocation away: the queue's bound is reached, its client would leave before its
+    first token, or a newer run of the same buffer has `superseded` its own."""
 
     invocation_id: InvocationId
     reason: str

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import exp, inf
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar, assert_never, overload
 
 from cato.core.buffers import MAX_BUFFERS, LatestRun, replaced_by
@@ -31,6 +31,7 @@ from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, MappingPolicy, Policies, Work
 from cato.core.pool.caches import CachePicture
+from cato.core.pool.patience import EVERY_S, LINED_UP_S, LateService, Line, Order
 from cato.core.pool.sessions import Home, Homes, WorkingSet
 from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
@@ -100,6 +101,9 @@ class _Waiting:
     load_s: float = 0.0
     predicted_s: float = 0.0
     prompt_tokens: int = 0
+    # When its client leaves without a first token, and the latest dispatch that is in time for it.
+    leaves_at_s: float = inf
+    latest_s: float = inf
     # The replica that it was last held back for, and the prompt work that it brings there.
     awaits: _Replica | None = None
     awaits_s: float = 0.0
@@ -594,11 +598,26 @@ class PoolOrchestrator:
         self._drained = 0.0
         self._queueing_s = 0.0
         self._watched_at_s = 0.0
+        # By the latest dispatch that is in time for their clients; some have left the queue since.
+        self._leaving: list[tuple[float, int, _Waiting]] = []
+        self._late = LateService()
+        self._late_line = Line()
+        # All that waits, in order, as of then, and the work that has joined since.
+        self._line = Line()
+        self._lined_up_at_s = -inf
+        self._joined_s = 0.0
+        self._judged_at_s = -inf
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         now_s = self._clock.now_s = event.now_s
         if self._policies.refuse_late:
             self._watch_queue(now_s)
+        # What is offered again must not be refused in the same breath.
+        if not self._leaving or isinstance(event, InvocationOffered):
+            return self._commands(event, now_s)
+        return self._refuse_impatient(now_s) + self._commands(event, now_s)
+
+    def _commands(self, event: Event, now_s: float) -> tuple[Command, ...]:
         match event:
             case InvocationOffered():
                 return self._offer(event)
@@ -726,6 +745,8 @@ class PoolOrchestrator:
             # A late copy of an earlier attempt says nothing new.
             if invocation.attempt >= known.invocation.attempt:
                 known.invocation, known.work = invocation, None
+                if invocation.generated:
+                    self._await_client(known, now_s)
                 if known.bound_to is not None:
                     replica = self._replicas[known.bound_to]
                     replica.queued_s[id] = _alone_s(invocation, replica.profile)
@@ -764,6 +785,8 @@ class PoolOrchestrator:
         bound = self._policies.max_queued_tokens
         if bound is not None and self._queued_tokens > bound and len(self._waiting) > 1:
             return f"prompts of {bound} tokens wait, the bound of pool {self.name!r}"
+        if why_not := self._why_in_vain(waiting, now_s):
+            return why_not
         if not self._policies.refuse_late or not self._may_be_shed(waiting):
             return ""
         late_s = now_s + WAIT_MARGIN * self._wait_s(waiting) + self._alone_s(waiting)
@@ -799,6 +822,119 @@ class PoolOrchestrator:
         if self._queueing_s >= LEAST_DRAIN_S and self._drained > 0:
             wait_s = max(wait_s, len(before) * self._queueing_s / self._drained)
         return wait_s + min((r.wait_s for r in self._accepting), default=0.0)
+
+    # Clients leave
+
+    def _why_in_vain(self, waiting: _Waiting, now_s: float) -> str:
+        """Why a newcomer would have no first token before its client leaves; empty when it may."""
+        if waiting.latest_s == inf or waiting.invocation.served_s > 0.0 or not self._accepting:
+            return ""
+        # One replica stands for all.
+        wait_s = 0.0 if self._open else self._accepting[0].wait_s
+        if self._is_late(waiting, now_s):
+            if self._late_line:
+                wait_s += self._late_line.wait_s(self._order(waiting, now_s))
+        elif self._backlog_s <= len(self._accepting) * (waiting.latest_s - now_s - wait_s):
+            return ""  # whatever goes before it
+        else:
+            wait_s += self._line_now(now_s).wait_s(self._order(waiting, now_s))
+            wait_s += max(0.0, self._joined_s - waiting.load_s) / len(self._accepting)
+        return "" if now_s + wait_s <= waiting.latest_s else _in_vain(waiting, wait_s, now_s)
+
+    def _line_now(self, now_s: float) -> Line:
+        """What waits, in order, as of a moment ago; `_joined_s` is what came since."""
+        replicas = len(self._accepting)
+        is_old = now_s >= self._lined_up_at_s + EVERY_S
+        if is_old or self._joined_s > LINED_UP_S * replicas:
+            self._lined_up_at_s, self._joined_s = now_s, 0.0
+            self._queue.refresh(self._rank, now_s)
+            self._line = Line(float(replicas))
+            # A rank that has run out is behind; what has it is as good as late.
+            loads_s = [
+                (self._order(w, now_s), w.load_s)
+                for w in self._waiting.values()
+                if not (w.rank is not None and w.rank.worsens and w.rank.until_s <= now_s)
+            ]
+            for order, load_s in sorted(loads_s):
+                self._line.join(order, load_s)
+        return self._line
+
+    def _refuse_impatient(self, now_s: float) -> tuple[Command, ...]:
+        """Refuse those whose clients have left by the first token, as far as that is known now."""
+        gone: list[Command] = []
+        while self._leaving and self._leaving[0][0] <= now_s:
+            _, _, waiting = heapq.heappop(self._leaving)
+            if self._waiting.get(waiting.invocation.id) is not waiting or waiting.latest_s > now_s:
+                continue
+            if not self._accepting and waiting.invocation.leaves_at_s == inf:
+                # How long a start takes says nothing of how long clients wait for it.
+                self._await_client(waiting, now_s)
+                continue
+            gone.append(self._refuse(waiting, "its client has waited for as long as it does"))
+        if now_s >= self._judged_at_s + EVERY_S:
+            self._judged_at_s = now_s
+            gone += self._refuse_late_in_vain(now_s)
+            if len(self._leaving) > 2 * len(self._waiting) + 64:
+                self._leaving = [
+                    e for e in self._leaving if self._waiting.get(e[2].invocation.id) is e[2]
+                ]
+                heapq.heapify(self._leaving)
+        return tuple(gone)
+
+    def _refuse_late_in_vain(self, now_s: float) -> list[Command]:
+        """Of what is late, in order, what others of it will keep from a place for too long."""
+        self._late.watch(now_s, have_waited=len(self._late_line) > 0)
+        line = self._late_line = Line(self._late.speed(len(self._accepting)))
+        if not self._accepting:
+            return []
+        late = [
+            (self._order(w, now_s), w) for w in self._waiting.values() if self._is_late(w, now_s)
+        ]
+        late.sort(key=itemgetter(0))
+        gone: list[Command] = []
+        for order, waiting in late:
+            wait_s, invocation = line.wait_s(order), waiting.invocation
+            may_stay = invocation.attempt > 1 or invocation.was_taken or invocation.served_s > 0.0
+            if may_stay or now_s + wait_s <= waiting.latest_s:
+                line.join(order, waiting.load_s)
+            else:
+                gone.append(self._refuse(waiting, _in_vain(waiting, wait_s, now_s)))
+        return gone
+
+    def _await_client(self, waiting: _Waiting, from_s: float) -> None:
+        """`waiting` is refused when its client has waited from `from_s` for as long as it does: by
+        its own word, or as the policies assume, and then no shorter than its SLO allows. While
+        nodes of a run were served, its client had signs of life: then the policies' word counts."""
+        invocation, assumed_s = waiting.invocation, self._policies.patience_s
+        if assumed_s == inf:
+            return
+        if invocation.leaves_at_s < inf and invocation.served_s == 0.0:
+            patience_s = invocation.leaves_at_s - invocation.arrived_at_s
+        else:
+            patience_s = max(assumed_s, invocation.deadline_s - invocation.arrived_at_s)
+        if patience_s == inf:
+            return
+        waiting.leaves_at_s = waiting.latest_s = from_s + patience_s
+        if self._accepting:  # a prompt that takes longer than its client waits may be tried
+            prompt_s = self._accepting[0].profile.first_token_s(invocation.prompt_tokens)
+            waiting.latest_s -= min(prompt_s, patience_s / 2)
+        heapq.heappush(self._leaving, (waiting.latest_s, next(_versions), waiting))
+
+    def _is_late(self, waiting: _Waiting, now_s: float) -> bool:
+        """Whether it misses its SLO even if it starts now, alone, and is as short as may be."""
+        invocation, work = waiting.invocation, self._work_of(waiting)
+        latest_s = invocation.deadline_s - work.remaining_s
+        if now_s <= latest_s or invocation.until_first_token or invocation.length is None:
+            return now_s > latest_s
+        shortest = max(1.0, invocation.length.points[0] - invocation.generated)
+        return now_s > latest_s + work.token_s * (invocation.expected_tokens - shortest)
+
+    def _order(self, waiting: _Waiting, now_s: float) -> Order:
+        """The place of a call in the queue, by a rank that holds."""
+        rank, invocation = waiting.rank, waiting.invocation
+        if rank is None or rank.until_s <= now_s:
+            rank = self._rank(waiting, now_s)
+        return rank.value, rank.key, invocation.arrived_at_s, invocation.id
 
     def _shed_hopeless(self, now_s: float) -> tuple[Command, ...]:
         """Refuse what would be late even if it ran now, alone: others need its place more."""
@@ -1043,14 +1179,10 @@ class PoolOrchestrator:
         self._waiting[invocation.id] = waiting
         if self._accepting:
             profile, places = self._accepting[0].profile, max(1, self._accepting[0].max_running)
-            service_s = profile.service_s(
-                invocation.prompt_tokens,
-                invocation.expected_tokens,
-                places,
-                self._cached_tokens(invocation) if invocation.session else 0,
-            )
-            waiting.load_s = service_s / places
+            cached = self._cached_tokens(invocation) if invocation.session else 0
+            waiting.load_s = _load_s(invocation, profile, places, cached)
             self._backlog_s += waiting.load_s
+            self._joined_s += waiting.load_s
             if not self._open:
                 waiting.predicted_s = self._backlog_s / len(self._accepting)
         waiting.prompt_tokens = invocation.prompt_tokens
@@ -1058,6 +1190,10 @@ class PoolOrchestrator:
         self._queue.add(waiting)
         if invocation.deadline_s == inf:
             self._unbound[invocation.id] = waiting
+        # What has had tokens was taken back, or lost its replica: its client waits for the next.
+        self._await_client(
+            waiting, self._clock.now_s if invocation.generated else invocation.arrived_at_s
+        )
 
     def _unqueue(self, waiting: _Waiting) -> None:
         id = waiting.invocation.id
@@ -1315,8 +1451,14 @@ class PoolOrchestrator:
         return replica
 
     def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
-        invocation, work = waiting.invocation, waiting.work
+        work = waiting.work or self._work_of(waiting)
+        return self._policies.ordering.rank(waiting.invocation, work, now_s)
+
+    def _work_of(self, waiting: _Waiting) -> Work:
+        """Of a call on the fastest profile."""
+        work = waiting.work
         if work is None:
+            invocation = waiting.invocation
             cached = self._cached_tokens(invocation) if invocation.session else 0
             work = _work(invocation, self._profiles[0], 1, cached)
             if len(self._profiles) > 1:
@@ -1324,7 +1466,7 @@ class PoolOrchestrator:
                     [_work(invocation, p, 1, cached) for p in self._profiles], key=_BY_REMAINING
                 )
             waiting.work = work
-        return self._policies.ordering.rank(invocation, work, now_s)
+        return work
 
     def _dispatch(
         self, waiting: _Waiting, replica: _Replica, reason: str, now_s: float
@@ -1356,6 +1498,8 @@ class PoolOrchestrator:
         )
         if self._waiting:
             self._unqueue(waiting)
+            if self._late_line and self._is_late(waiting, now_s):
+                self._late.served(waiting.load_s)
         else:  # it never waited
             self._shares.passed(invocation.tenant)
         if self._waiting:
@@ -1443,6 +1587,20 @@ def _list(replicas: list[_Replica], replica: _Replica, belongs: bool) -> None:
 
 def _alone_s(invocation: Invocation, profile: Profile) -> float:
     return profile.service_s(invocation.prompt_tokens, invocation.expected_tokens)
+
+
+def _load_s(invocation: Invocation, profile: Profile, places: int, cached_tokens: int = 0) -> float:
+    """Replica-seconds that a call takes where `places` are full: prompts go one after another, the
+    steps are shared."""
+    prompt, tokens = invocation.prompt_tokens, invocation.expected_tokens
+    step_s = profile.decode_step_s(places, prompt + tokens / 2)
+    return profile.prefill_s(prompt, 1, cached_tokens) + (tokens - 1) * step_s / places
+
+
+def _in_vain(waiting: _Waiting, wait_s: float, now_s: float) -> str:
+    first_s = wait_s + waiting.leaves_at_s - waiting.latest_s
+    left_s = waiting.leaves_at_s - now_s
+    return f"its first token is expected in {first_s:.1f} s, its client leaves in {left_s:.1f} s"
 
 
 def _left_alone_s(running: Running, profile: Profile) -> float:

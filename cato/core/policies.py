@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from cato.core.decision import Admit, Batch, Defer, Hold, Rank, Route
@@ -89,11 +90,11 @@ class Policies:
     `shuffled`: those are tried in the order of their draws instead. `strict`: nothing of a larger
     rank value is asked about while something of a smaller one is passed over. `reserve`: the share
     of dispatches that work without an SLO gets while some of it waits, so that it never starves;
-    late binding only. `max_queued_tokens` and `refuse_late` as in `PoolPolicies`. `mapping` chooses
-    of all that waits, who is shown in the order of `ordering`: then nobody asks the admission (nor,
-    with late binding, the routing), and `window` and `reserve` do not count. `retain_s`: so long
-    the KV blocks of an answer that calls a tool are kept from eviction (simulated engines alone:
-    vLLM has no such order).
+    late binding only. `max_queued_tokens`, `refuse_late` and `patience_s` (inf: all may
+    wait) as in `PoolPolicies`. `mapping` chooses of all that waits, who is shown in the order of
+    `ordering`: then nobody asks the admission (nor, with late binding, the routing), and `window`
+    and `reserve` do not count. `retain_s`: so long the KV blocks of an answer that calls a tool are
+    kept from eviction (simulated engines alone: vLLM has no such order).
     """
 
     routing: RoutingPolicy
@@ -108,5 +109,6 @@ class Policies:
     reserve: float = 0.0
     max_queued_tokens: int | None = None
     refuse_late: bool = False
+    patience_s: float = inf
     mapping: MappingPolicy | None = None
     retain_s: float = 0.0

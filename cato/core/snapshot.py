@@ -42,7 +42,8 @@ class Invocation:
     at which the run began: of two runs of a buffer the later one supersedes the earlier.
     `user` tells whoever asks from others. `was_taken`: the pool's router has had it before and was
     restarted, so that it is not turned away as a newcomer. It asks for `calls` answers at once: it
-    takes so many places, and its tenant pays for so many.
+    takes so many places, and its tenant pays for so many. `leaves_at_s` is the instant at which its
+    client gives up, if it has no first token by then (inf: it did not say).
     """
 
     id: InvocationId
@@ -72,6 +73,7 @@ class Invocation:
     began_at_s: float = 0.0
     was_taken: bool = False
     calls: int = 1
+    leaves_at_s: float = inf
 
     def continued(self, attempt: int, tokens: int) -> Invocation:
         """What is left once this attempt has generated `tokens`: they become part of the prompt."""
@@ -90,6 +92,7 @@ class Invocation:
             arrived_at_s=now_s + self.arrived_at_s,
             deadline_s=now_s + self.deadline_s,
             began_at_s=now_s + self.began_at_s,
+            leaves_at_s=now_s + self.leaves_at_s,
         )
 
     def left_tokens(self, tokens: int = 0) -> float:

@@ -227,6 +227,10 @@ RAY_SERVE = "ray-serve"
 """The scheduler of a pool that CATO leaves to Ray Serve: its router, its queue. A baseline."""
 
 
+# Of a person who waits, and of most HTTP clients and proxies.
+PATIENCE_S = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class PoolPolicies:
     """Named policies of a pool; changeable at run time through `user_config`.
@@ -237,7 +241,9 @@ class PoolPolicies:
     its profile's bound). `max_queued` and `max_queued_tokens` (of prompts; None: no bound) bound
     the pool's queue. With `refuse_late` work that will miss its SLO is refused: on arrival when too
     much is before it, in the queue once it could not even meet it alone; what was admitted is
-    served by its deadline, unless `ordering` says otherwise.
+    served by its deadline, unless `ordering` says otherwise. A call whose client would
+    leave before its first token is refused: clients leave when they said they would, the others
+    after `patience_s`, and not before their SLO (None: all may wait without end).
     """
 
     scheduler: str = "foresight"
@@ -248,6 +254,7 @@ class PoolPolicies:
     max_queued: int = 1000
     max_queued_tokens: int | None = None
     refuse_late: bool = False
+    patience_s: float | None = PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)

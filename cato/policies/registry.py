@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from types import MappingProxyType
 
 from cato.core.errors import UnknownNameError
@@ -86,4 +87,5 @@ def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
         max_queued=names.max_queued,
         max_queued_tokens=names.max_queued_tokens,
         refuse_late=names.refuse_late,
+        patience_s=inf if names.patience_s is None else names.patience_s,
     )

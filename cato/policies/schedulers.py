@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import Profile
-from cato.core.topology import RAY_SERVE
+from cato.core.topology import PATIENCE_S, RAY_SERVE
 from cato.policies.admission.foresight import ForesightAdmission
 from cato.policies.admission.prompt_window import PromptWindow
 from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel
@@ -67,6 +67,7 @@ def foresight() -> Policies:
         max_queued=UNBOUNDED,
         window=16,
         reserve=0.1,
+        patience_s=PATIENCE_S,
     )
 
 

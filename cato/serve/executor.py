@@ -160,16 +160,19 @@ class RunningTask:
         buffer: str = "",
         user: str = "",
         salt: str = "",
+        patience_s: float = inf,
     ) -> None:
         """Pools are shared by `tenant` and `weight`, `retries` by all runs of the process.
         `head_start_s` is how long before its arrival the run stands in the pools' queues;
-        of one `buffer` they serve the latest run alone. `user` is whoever asks; prompts of
-        one `salt` share what engines have cached."""
+        of one `buffer` they serve the latest run alone. `user` is whoever asks; the client leaves
+        when it has no token after `patience_s`. Prompts of one `salt` share what engines have
+        cached."""
         self.run = run
         self.head_start_s = head_start_s
         self._buffer = buffer
         self._user = user
         self._salt = salt
+        self._patience_s = patience_s
         self._tenant = tenant
         self._weight = weight
         self.finish: FinishRun | None = None
@@ -602,6 +605,7 @@ class RunningTask:
             buffer=self._buffer,
             user=self._user,
             began_at_s=run.arrived_at_s - time.monotonic(),
+            leaves_at_s=run.arrived_at_s + self._patience_s - time.monotonic(),
         )
         if progress.attempts == 1:
             return invocation

@@ -56,8 +56,9 @@ class Origin:
     `replaces` is the run of the same buffer that this ingress replica knows; the pools know those
     of all. `weight` is the tenant's in a full pool; `reserve` is told the tokens that the run is
     expected to use and the most that it may, before it begins, and `spend` what it has used when it
-    has ended. `user` tells whoever asks from others, and says nothing else. Prompts of
-    one `salt` share what engines have cached.
+    has ended. `user` tells whoever asks from others, and says nothing else. Prompts of one `salt`
+    share what engines have cached. The client waits `patience_s` for a first token (inf: nobody
+    knows).
     """
 
     key: str = ""
@@ -68,6 +69,7 @@ class Origin:
     user: str = ""
     salt: str = ""
     reserve: Callable[[int, int], None] = lambda _, __: None
+    patience_s: float = inf
     spend: Callable[[int], None] = lambda _: None
 
 
@@ -305,6 +307,7 @@ class TaskService:
             buffer=origin.buffer,
             user=origin.user,
             salt=origin.salt,
+            patience_s=origin.patience_s,
         )
         origin.reserve(*_tokens_of(workflow))
         _start_instead(task, origin.replaces)

@@ -352,7 +352,7 @@ class Fleet:
         recorder: Recorder | None = None,
         on_end: Callable[[Outcome], None] | None = None,
     ) -> None:
-        """`on_end` is told of every task that has ended or was refused."""
+        """`on_end` is told of every task that has ended, was refused, or lost its client."""
         self.kernel = Kernel()
         self.recorder = recorder
         self._on_end = on_end
@@ -392,6 +392,8 @@ class Fleet:
         self._runs[task.id] = _Progress(
             outcome, [len(n.needs) for n in task.nodes], len(task.nodes)
         )
+        if task.patience_s < inf:
+            self.kernel.at(task.arrived_at_s + task.patience_s, self._lose_patience, outcome)
         for index, node in enumerate(task.nodes):
             if not node.needs:
                 self._start(outcome, index)
@@ -518,6 +520,13 @@ class Fleet:
             pool.cancel(other, attempt, "its task failed")
         if self._on_end is not None:
             self._on_end(call.outcome)
+
+    def _lose_patience(self, outcome: Outcome) -> None:
+        task_id = outcome.task.id
+        if task_id in self._runs and isnan(outcome.first_token_at_s):
+            self.leave(task_id)
+            if self._on_end is not None:
+                self._on_end(outcome)
 
     def leave(self, task_id: str) -> None:
         """The client of a task gives up: it ends unfinished. Harmless when it has ended."""

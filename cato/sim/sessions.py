@@ -36,6 +36,8 @@ BETWEEN_SESSIONS_S = 30.0
 FIRST_ARRIVALS_S = 60.0
 # A turn is in time: first token within the larger of these, and the pace of its answer.
 LEAST_TTFT_S, TTFT_FACTOR, TPOT_S = 2.0, 2.0, 0.04
+# Claude Code leaves, and asks again, when it has no first token by then.
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,7 @@ class Users:
             (node,),
             (float(self._rng.random()),),
             tpot_target_s=TPOT_S,
+            patience_s=PATIENCE_S,
             session=f"s{playing.number}/{turn.agent}",
         )
         if self._change is not None:

@@ -40,7 +40,9 @@ class SimTask:
     """A task with its SLO; nodes are in a topological order and the last one is streamed.
 
     `target_s` inf: no SLO. `tpot_target_s` is a second objective, on the pace of the stream. Of the
-    tasks with one `buffer` the latest supersedes the others. `session`: see `Invocation`.
+    tasks with one `buffer` the latest supersedes the others. `session`: see `Invocation`. Its
+    client leaves when it has no first token after `patience_s`, and says so from the start (inf: it
+    says nothing and stays).
     """
 
     id: str
@@ -54,6 +56,7 @@ class SimTask:
     tenant: str = ""
     buffer: str = ""
     session: str = ""
+    patience_s: float = inf
 
     @property
     def deadline_s(self) -> float:
@@ -85,6 +88,7 @@ class SimTask:
             tenant=self.tenant,
             buffer=self.buffer,
             began_at_s=self.arrived_at_s,
+            leaves_at_s=self.arrived_at_s + self.patience_s,
         )
 
 

@@ -258,6 +258,12 @@ def test_a_cap_belongs_to_schedulers_that_have_one() -> None:
     assert EnginesArgs.model_validate(data).to_topology().pools[0].policies.cap == 4
 
 
+@pytest.mark.parametrize(("told", "seconds"), [("5m", 300.0), ("45s", 45.0), (None, None)])
+def test_a_pool_says_how_long_its_clients_wait(told: object, seconds: float | None) -> None:
+    data = some_args(pools={"main": {**a_pool(), "policies": {"patience": told}}})
+    assert EnginesArgs.model_validate(data).to_topology().pools[0].policies.patience_s == seconds
+
+
 def test_unknown_policies_are_named_with_the_known_ones() -> None:
     data = some_args(pools={"main": {**a_pool(), "policies": {"routing": "catoo", "binding": "x"}}})
     first, second = problems(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -103,7 +104,7 @@ def test_no_place_is_idle_while_any_tenant_waits(steps: list[tuple[str, int]], p
 
 
 def test_who_had_more_lets_the_other_go_first_and_gets_what_is_left() -> None:
-    pool = a_pool(schedulers.foresight(), places=1)
+    pool = a_pool(replace(schedulers.foresight(), patience_s=inf), places=1)
     offered(pool, "flood-0", "flood", tokens=40_000)
     for n in range(1, 4):
         offered(pool, f"flood-{n}", "flood")

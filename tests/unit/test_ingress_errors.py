@@ -405,6 +405,31 @@ async def test_a_full_queue_refuses_with_429_and_says_when_to_come_again(
     assert int(response.headers["Retry-After"]) == math.ceil(after_ms / 1000)
 
 
+async def test_a_client_that_would_leave_first_is_refused_at_once_and_told_why(
+    tmp_path: Path,
+) -> None:
+    """The call that runs takes a minute, and all agents wait longer than that."""
+    pool = a_slow_pool(slots=1)
+    body = {"model": "slow", "prompt": "x"}
+    async with running(tmp_path, pool, workflows=(SLOW,)) as kit, kit.http() as http:
+        asked = await fill(http, pool, 1)
+        hasty = {"x-stainless-read-timeout": "20.0"}
+        response = await http.post("/v1/completions", json=body, headers=hasty)
+        agent = {"user-agent": "claude-cli/2.1.330"}
+        asked.append(asyncio.create_task(http.post("/v1/completions", json=body, headers=agent)))
+        await until(lambda: pool.orchestrator.picture(0.0).queued == 1, within_s=2)
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+    error = check_error_object(response)
+    assert (response.status_code, error["code"]) == (429, "rate_limit_exceeded")
+    assert "its client leaves in" in response.headers["X-CATO-Problem"]
+    assert 3 <= int(response.headers["Retry-After"]) <= 40
+    receipt = next(r for r in kit.records.receipts.values() if r.status == "failed")
+    (llm,) = [node.llm for node in receipt.nodes if node.llm is not None]
+    assert llm.reasons[0].startswith("refused: its first token is expected in")
+
+
 async def test_no_replica_and_no_room_to_wait_is_429(tmp_path: Path) -> None:
     pool = a_pool("sim-fast", "fast", replicas=0, max_queued=0)
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit, kit.http() as http:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, running
 
 from cato.core.session import Turn, TurnKind
-from cato.serve.ingress.clients import client_of, turn_of
+from cato.serve.ingress.clients import UNKNOWN, client_of, patience_s, turn_of
 from cato.wire.endpoint import Endpoint
 from cato.wire.reading import conversation_of
 
@@ -50,6 +51,24 @@ def test_codex_is_known_by_its_thread_and_not_by_its_parents_key() -> None:
 def test_opencode_names_session_and_parent_in_all_dialects(endpoint: Endpoint, field: str) -> None:
     sub = turn(endpoint, {**OPENCODE, "x-parent-session-id": "ses_0"}, {field: SAID})
     assert (sub.session, sub.parent) == ("opencode:ses_1", "opencode:ses_0")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        (CLAUDE, 300.0),
+        ({**CLAUDE, "x-stainless-timeout": "600"}, 300.0),
+        ({**CLAUDE, "x-stainless-timeout": "45"}, 45.0),
+        ({"user-agent": "QwenCode/0.24.4"}, 120.0),
+        ({"user-agent": "curl/8"}, inf),
+        ({"x-stainless-read-timeout": "NOT_GIVEN"}, inf),
+    ],
+)
+def test_a_client_waits_as_long_as_its_sdk_says_and_as_it_was_seen_to(
+    headers: dict[str, str], seconds: float
+) -> None:
+    assert patience_s(headers, client_of(headers, "")) == seconds
+    assert patience_s({}, UNKNOWN) == inf
 
 
 def test_the_first_name_that_is_found_wins() -> None:

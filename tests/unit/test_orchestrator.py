@@ -137,6 +137,7 @@ BOUNDED = tuple(
     if p.late_binding
     for reserve, tokens, refuse_late in ((0.5, None, False), (0.0, 100, True), (0.4, 300, True))
 )
+IMPATIENT = tuple(replace(p, patience_s=4.0) for p in ASKING if p.max_queued == 1000)
 BOUNDED_EARLY = tuple(
     replace(p, max_queued_tokens=100, refuse_late=True) for p in ASKING if not p.late_binding
 )
@@ -260,6 +261,9 @@ class Books:
     # Prompts of what waits, as they were when it began to wait.
     prompts: dict[InvocationId, int] = field(default_factory=dict)
     shares: TokenShares = field(default_factory=TokenShares)
+    # Since when the client of each waits for a token, and for how long it does.
+    since_s: dict[InvocationId, float] = field(default_factory=dict)
+    patience_s: dict[InvocationId, float] = field(default_factory=dict)
     # What the event put into the queue.
     newcomer: InvocationId | None = None
     # How much of a dispatch work without an SLO has saved, and whether the next is its own.
@@ -380,7 +384,7 @@ class Books:
             self._free(id)
         old = self.waiting.get(id)
         if old is None:
-            self._join(invocation)
+            self._join(invocation, invocation.arrived_at_s)
             self._unadopt(id)
             self.newcomer = id
         elif attempt >= old.attempt:
@@ -489,7 +493,10 @@ class Books:
     def _charge(self, invocation: Invocation, prompt: int, output: int) -> None:
         self.shares.charge(invocation.tenant, invocation.weight, prompt, output)
 
-    def _join(self, invocation: Invocation) -> None:
+    def _join(self, invocation: Invocation, since_s: float) -> None:
+        self.since_s[invocation.id] = since_s
+        slo_s = invocation.deadline_s - invocation.arrived_at_s
+        self.patience_s[invocation.id] = max(self.policies.patience_s, slo_s)
         self.waiting[invocation.id] = invocation
         self.prompts[invocation.id] = invocation.prompt_tokens
         self.shares.joined(invocation.tenant)
@@ -517,6 +524,9 @@ class Books:
     def _check_refusal(self, event: Event, refusal: Refuse) -> None:
         invocation = self.waiting[refusal.invocation_id]
         assert refusal.retry_after_s >= MIN_RETRY_AFTER_S
+        if "its client" in refusal.reason:
+            self._check_client_would_leave(event, invocation, refusal.reason)
+            return
         if isinstance(event, Ticked):
             assert self.policies.refuse_late
             assert self.may_be_shed(invocation)
@@ -536,6 +546,19 @@ class Books:
             assert self.is_hopeless(invocation, event.now_s) or earlier or not has_idle
         else:
             assert self._is_too_much(invocation) or self._are_too_many_tokens()
+
+    def _check_client_would_leave(self, event: Event, invocation: Invocation, reason: str) -> None:
+        """It has waited for so long, or has not begun and is predicted to."""
+        patience_s = self.patience_s[invocation.id]
+        assert patience_s < inf
+        if reason.startswith("its client has waited"):
+            assert not isinstance(event, InvocationOffered)
+            # What its prompt takes is left, of half of its patience at most.
+            assert event.now_s >= self.since_s[invocation.id] + patience_s / 2
+        else:
+            assert self._may_be_refused(invocation)
+            assert invocation.served_s == 0
+            assert self.profiles
 
     def _may_be_refused(self, invocation: Invocation) -> bool:
         """What goes on after a lost replica or router was admitted before."""
@@ -595,7 +618,8 @@ class Books:
                 prompt_tokens=before.prompt_tokens + lease.tokens,
                 expected_tokens=max(1, before.expected_tokens - lease.tokens),
                 generated=before.generated + lease.tokens,
-            )
+            ),
+            event.now_s if before.generated + lease.tokens else before.arrived_at_s,
         )
 
     def _check_service(self, command: Dispatch, invocation: Invocation) -> None:
@@ -1081,6 +1105,12 @@ def test_books_hold_with_whole_schedulers_and_nothing_idles_while_work_waits(
 def test_tenants_share_and_runs_replace_each_other_where_nothing_else_decides(
     policies: Policies, history: list[Event]
 ) -> None:
+    play(policies, history, some_held=True)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(IMPATIENT), histories(IMPATIENT, rich_offers))
+def test_books_hold_where_clients_lose_patience(policies: Policies, history: list[Event]) -> None:
     play(policies, history, some_held=True)
 
 

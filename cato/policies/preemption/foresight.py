@@ -26,8 +26,9 @@ class ForesightPreemption:
     """What cannot be in time any more gives way when others can gain by it; what can wait gives
     its place to what cannot.
 
-    Cannot be in time: those that run beside it gain by shorter steps, or one that waits for its
-    place and can still be in time. It goes behind all that can be met. Can wait: the pool is full,
+    Cannot be in time: it makes way while a call waits that can, for those that run beside it and
+    gain by shorter steps, or for a place. It goes behind all that can be met. In a lighter load it
+    runs on: it would only come back, and cost the others as much then. Can wait: the pool is full,
     and of the call that runs and the first that waits, more SLOs are met when they change places
     until the next place becomes free, by `least_exchange` or more. In a queue longer than
     `longest_queue` it would not come back in time. Tokens are kept; the context is processed again.
@@ -56,7 +57,8 @@ class ForesightPreemption:
             and not p.invocation.session
             and not is_aged(p.invocation, now_s)
         ]
-        if lost:
+        wanting = sum(_can_be_met(i, profile, now_s) for i in waiting) if lost else 0
+        if wanting:
             gone = {p.invocation.id for p in lost}
             kept = [p for p, _ in pairs if p.invocation.id not in gone]
             gain = sum(chances(profile, now_s, kept)) - outlook.total
@@ -67,7 +69,6 @@ class ForesightPreemption:
         if replica.held < replica.max_running or not pairs:
             return ()
         if lost:
-            wanting = sum(_can_be_met(i, profile, now_s) for i in waiting)
             worst = sorted(lost, key=lambda p: (-p.left_tokens, p.invocation.id))[:wanting]
             reason = "cannot be in time; one that can waits for its place"
             return [(p.invocation.id, reason) for p in worst]

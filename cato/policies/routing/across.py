@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from cato.core.decision import Route
 from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
-from cato.policies.outlook import joining, saved_s
+from cato.policies.outlook import joining, net_cost, saved_s
 
 # Of each speed so many replicas are projected, the least loaded first.
 PROJECTED_OF_A_SPEED = 2
-# Differences below this part of an SLO are none: then the slower accelerator takes the call.
-LEAST_DIFFERENCE = 0.1
 # A slower accelerator takes a call that has this many times as long as it needs there: a prediction
 # leaves out who joins later.
 COMFORT = 2.0
@@ -48,7 +46,7 @@ def route_across(
         if not takes_prompt(replica, invocation):  # it takes the prompt only when nobody else can
             return True, 0, True, call_s, replica.held, replica.id
         join = joining(invocation, replica, now_s)
-        net = round((price * join.loss - join.own) / LEAST_DIFFERENCE)
+        net = net_cost(join, price)
         needed_s = _until_slo_event_s(invocation, replica)
         is_pressed = now_s + COMFORT * needed_s > invocation.deadline_s
         by_speed = needed_s if is_pressed else -call_s

@@ -9,11 +9,11 @@ from cato.core.decision import Hold, Route
 from cato.core.ids import ReplicaId
 from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
-from cato.policies.outlook import PRICE, joining, saved_s
+from cato.policies.outlook import LEAST_DIFFERENCE, PRICE, joining, net_cost, saved_s
 from cato.policies.routing.across import has_several_speeds, route_across
 from cato.policies.routing.lateness import LEAST_LATENESS, LeastLateness
 
-LEAST_COST = -1.0
+LEAST_COST = round(-1 / LEAST_DIFFERENCE)
 """Of joining: the newcomer is surely in time, and nobody loses."""
 
 
@@ -68,10 +68,10 @@ class ForesightRouting:
         for _, _, id, replica in sorted(
             (r.prefilling > 0, _own_s(invocation, r, r.batch), r.id, r) for r in least
         ):
-            cost = inf
+            cost: float = inf
             if takes_prompt(replica, invocation):
                 join = joining(invocation, replica, pool.now_s)
-                cost = round(self.price * join.loss - join.own, 2)
+                cost = net_cost(join, self.price)
             if not best or cost < least_cost:
                 best, least_cost = id, cost
             if cost <= LEAST_COST:  # slower ones are not better

@@ -16,6 +16,7 @@ from cato.serve.access.buffers import BufferId
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.bounds import bounds_of, check_call
 from cato.serve.ingress.buffers import named_buffer
+from cato.serve.ingress.clients import UNKNOWN, Client
 from cato.serve.ingress.context import Ingress, caller_of, finish_of, request_id
 from cato.serve.ingress.exchange import Exchange, whole
 from cato.serve.pools import PoolInfo
@@ -62,9 +63,13 @@ def other_prompt(body: Mapping[str, object]) -> Prompt:
 
 
 def start_call(
-    ingress: Ingress, request: Request, call: ModelCall, buffer: BufferId | None = None
+    ingress: Ingress,
+    request: Request,
+    call: ModelCall,
+    buffer: BufferId | None = None,
+    client: Client = UNKNOWN,
 ) -> RunningTask:
-    """Start `call`. It takes the place of the latest run of `buffer`, or of the one that the
+    """Start `call` for `client`, in the place of the latest run of `buffer`, or of the one that the
     request names itself. Raise `InputError` when it asks too much of an engine."""
     calls = check_call(call.body, bounds_of(caller_of(request).bounds))
     call = replace(call, calls=calls)
@@ -75,6 +80,7 @@ def start_call(
             call, request_id=request_id(request), origin=origin
         ),
         calls=calls,
+        client=client,
     )
 
 

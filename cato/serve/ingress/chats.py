@@ -208,7 +208,7 @@ def start_model(
         call = ModelCall(
             target.model, chat.endpoint, body, prompt, slo=slo, turn=turn, passed=target.why
         )
-        return start_call(ingress, request, call)
+        return start_call(ingress, request, call, client=chat.client)
     memory, kind = _memory_of(request, turn), f"{chat.client.name}:{model}"
     hashing = Hashing(block_chars(pool.profile.chars_per_token), model, ingress.salt_of(request))
     reading = _reading(ingress, pool, hashing, memory, kind, chat.conversation)
@@ -233,7 +233,7 @@ def start_model(
         passed=target.why,
         counted=lambda tokens: ingress.sessions.learn(memory, kind, reading, tokens),
     )
-    return start_call(ingress, request, call)
+    return start_call(ingress, request, call, client=chat.client)
 
 
 def _memory_of(request: Request, turn: Turn) -> str:

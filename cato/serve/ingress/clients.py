@@ -12,12 +12,17 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from cato.core.session import Turn, TurnKind
 from cato.wire.conversation import Conversation
 from cato.wire.endpoint import Endpoint
 
 SESSION_HEADER = "x-cato-session"
+# openai-python and openai-js, and what is built on them; in seconds. 600 is their default and says
+# nothing; the value may also be NOT_GIVEN or None.
+TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+SDK_DEFAULT_TIMEOUT_S = 600.0
 # A name that can stand in a log line, a label and a path as it is.
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,119}")
 
@@ -28,7 +33,9 @@ class Client:
 
     `session` and `parent` are headers; `part` is a header that tells the sub-agents of a session
     apart. A call that sums up the history has `sums_up` in its system text or in the user's last
-    words, one that names it has `title` in its system text.
+    words, one that names it has `title` in its system text. `patience_s` is how long it waits for a
+    first token: the shortest time after which it was seen to leave, else the longest that it was
+    seen to wait.
     """
 
     name: str
@@ -39,6 +46,7 @@ class Client:
     parent: str = ""
     sums_up: str = ""
     title: str = ""
+    patience_s: float = inf
 
 
 CLIENTS = (
@@ -48,6 +56,7 @@ CLIENTS = (
         session="x-claude-code-session-id",
         part="x-claude-code-agent-id",
         sums_up="create a detailed summary of the conversation",
+        patience_s=300.0,
     ),
     Client(
         "codex",
@@ -55,6 +64,7 @@ CLIENTS = (
         session="thread-id",
         parent="x-codex-parent-thread-id",
         sums_up="CONTEXT CHECKPOINT COMPACTION",
+        patience_s=300.0,
     ),
     Client(
         "opencode",
@@ -63,12 +73,19 @@ CLIENTS = (
         parent="x-parent-session-id",
         sums_up="context summarization agent",
         title="title generator",
+        patience_s=300.0,
     ),
-    Client("qwen-code", agent=r"qwencode/", sums_up="produce the <state_snapshot>"),
+    Client(
+        "qwen-code",
+        agent=r"qwencode/",
+        sums_up="produce the <state_snapshot>",
+        patience_s=120.0,
+    ),
     Client(
         "cn",
         system=r"You are an agent in the Continue CLI",
         sums_up="provide a concise summary of our conversation",
+        patience_s=420.0,
     ),
     Client(
         "aider",
@@ -77,6 +94,7 @@ CLIENTS = (
         r"ummarize this partial conversation about programming",
         sums_up="ummarize this partial conversation about programming",
         title="one-line Git commit messages",  # names a commit
+        patience_s=570.0,
     ),
 )
 UNKNOWN = Client("")
@@ -95,6 +113,24 @@ def client_of(headers: Mapping[str, str], system: str) -> Client:
         if client.system and re.search(client.system, beginning):
             return client
     return UNKNOWN
+
+
+def timeouts_s(headers: Mapping[str, str]) -> list[float]:
+    """After which the client's SDK gives up, as far as it says so."""
+    found = (_seconds(headers.get(name, "")) for name in TIMEOUT_HEADERS)
+    return [s for s in found if 0 < s < SDK_DEFAULT_TIMEOUT_S]
+
+
+def patience_s(headers: Mapping[str, str], client: Client) -> float:
+    """How long the client waits for a first token; inf when nobody knows."""
+    return min([client.patience_s, *timeouts_s(headers)])
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def turn_of(

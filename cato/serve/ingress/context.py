@@ -15,6 +15,7 @@ from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import BufferId, Buffers
 from cato.serve.access.control import ANYBODY, AccessControl, Caller
 from cato.serve.executor import RunningTask
+from cato.serve.ingress.clients import UNKNOWN, Client, client_of, patience_s
 from cato.serve.ingress.feedback import FeedbackSink
 from cato.serve.service import Origin, TaskService, new_request_id
 from cato.serve.sessions import SessionMemory
@@ -65,9 +66,11 @@ class Ingress:
         start: Callable[[Origin], RunningTask],
         *,
         calls: int = 1,
+        client: Client = UNKNOWN,
     ) -> RunningTask:
         """The run that `start` starts for the caller, in the place of the buffer's latest one. It
-        counts as `calls` requests of the tenant.
+        counts as `calls` requests of the tenant. `client` is the agent that asks, as far as more
+        than the headers tell it.
 
         Raise `QuotaError` when the caller's tenant may not begin one now.
         """
@@ -84,11 +87,17 @@ class Ingress:
                 one(tokens)
 
         user = hashlib.blake2b(repr(whose(request)).encode(), digest_size=8).hexdigest()
-        salt = self.salt_of(request)
+        agent = client if client.name else client_of(request.headers, "")
         origin = Origin(
-            caller.key, caller.tenant, caller.weight, user=user, salt=salt, reserve=reserve,
+            caller.key,
+            caller.tenant,
+            caller.weight,
+            user=user,
+            salt=self.salt_of(request),
+            patience_s=patience_s(request.headers, agent),
+            reserve=reserve,
             spend=spend,
-        )  # fmt: skip
+        )
         return self.buffers.started(buffer, origin, start)
 
 

@@ -23,6 +23,7 @@ from starlette.requests import Request
 from cato.core.errors import InputError
 from cato.core.slo import Slo, SloMetric
 from cato.serve.ingress.body import known_keys, positive_number, sub_object
+from cato.serve.ingress.clients import timeouts_s
 from cato.serve.ingress.context import caller_of
 
 SLA_HEADER = "X-CATO-SLA"
@@ -32,10 +33,6 @@ DEADLINE_HEADER = "X-CATO-Deadline-Ms"
 SLA_SHAPE = (
     '"interactive"|"standard"|"batch" or {"metric": "ttft"|"tpot"|"e2e", "target_ms": number}'
 )
-# openai-python and openai-js, and what is built on them; in seconds. 600 is their default and says
-# nothing; the value may also be NOT_GIVEN or None.
-CLIENT_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
-SDK_DEFAULT_TIMEOUT_S = 600.0
 
 
 class SlaClass(StrEnum):
@@ -182,10 +179,7 @@ def _deadline_s(request: Request, extra: Mapping[str, object], asked_s: float) -
     patience_ms = extra.get(PATIENCE)
     if isinstance(patience_ms, int | float):
         found.append(patience_ms / 1000)
-    for name in CLIENT_TIMEOUT_HEADERS:
-        patience_s = _number(request.headers.get(name, ""))
-        if 0 < patience_s < SDK_DEFAULT_TIMEOUT_S:
-            found.append(patience_s)
+    found += timeouts_s(request.headers)
     return min(found, default=None)
 
 

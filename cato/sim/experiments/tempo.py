@@ -69,13 +69,18 @@ def _tempo(density: GainDensity = DENSITY) -> Policies:
     return schedulers.tempo(density)
 
 
+def _foresight() -> Policies:
+    """Tempo counts the gain and the tokens of late work, too: its users wait without end."""
+    return replace(schedulers.foresight(), patience_s=inf)
+
+
 def _plas() -> Policies:
     return schedulers.plas(TEMPO_ENGINE)
 
 
 SCHEDULERS: Mapping[str, Variant] = {
-    schedulers.FORESIGHT: Variant(schedulers.foresight),
-    TOLD: Variant(schedulers.foresight, is_told=True),
+    schedulers.FORESIGHT: Variant(_foresight),
+    TOLD: Variant(_foresight, is_told=True),
     TEMPO: Variant(_tempo),
     "plas": Variant(_plas),
     "plas, calls run on": Variant(lambda: replace(_plas(), preemption=None)),
@@ -106,7 +111,7 @@ PARTS: Mapping[str, Variant] = {
     "bounds not refined": Variant(lambda: _tempo(replace(DENSITY, is_refined=False))),
     "medians for bounds": Variant(lambda: _tempo(replace(DENSITY, level=0.5))),
     "told lengths": Variant(_tempo, is_told=True),
-    schedulers.FORESIGHT: Variant(schedulers.foresight),
+    schedulers.FORESIGHT: Variant(_foresight),
 }
 """Tempo, Tempo without one of its parts, and the default beside it."""
 

@@ -1,0 +1,236 @@
+"""Clients wait for so long and no longer: what they would not see is refused, as early as known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from math import inf
+
+import pytest
+
+from cato.core.commands import Command, Dispatch, Refuse
+from cato.core.events import (
+    InvocationEnded,
+    InvocationOffered,
+    InvocationWithdrawn,
+    ReplicaLost,
+    Ticked,
+)
+from cato.core.ids import InvocationId, PoolName, ReplicaId
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.pool.patience import MEMORY_S, PRIOR_S, LateService, Line
+from cato.core.snapshot import Invocation
+from cato.core.topology import PoolPolicies
+from cato.policies.registry import policies_of
+from cato.testing.builders import a_profile, a_report, an_invocation
+
+# One call at a time, a second each, of which the prompt takes half.
+PROFILE = a_profile(prefill_s=0.5, token_s=0.5 / 9, slots=1)
+TOKENS = 10
+FCFS = PoolPolicies(ordering="fcfs")
+
+
+class Pool:
+    """One replica that is busy for ever, unless told."""
+
+    def __init__(self, policies: PoolPolicies = FCFS) -> None:
+        self.core = PoolOrchestrator(PoolName("p"), policies_of(policies, PROFILE))
+        self._numbers: Iterator[int] = count()
+        self.tell(0.0)
+        assert not self.refused(self.offer(0.0))
+
+    def tell(self, now_s: float) -> tuple[Command, ...]:
+        """It is there."""
+        held = tuple(self.core.leased)
+        return self.core.handle(a_report("r", now_s=now_s, slots=1, profile=PROFILE, held=held))
+
+    def offer(
+        self, now_s: float, *, slo_s: float = 5.0, leaves_s: float = inf, attempt: int = 1
+    ) -> tuple[Command, ...]:
+        call = an_invocation(
+            f"i{next(self._numbers):03d}",
+            tokens=TOKENS,
+            arrived_at_s=now_s,
+            deadline_s=now_s + slo_s,
+            attempt=attempt,
+        )
+        return self.offer_call(now_s, replace(call, leaves_at_s=now_s + leaves_s))
+
+    def offer_call(self, now_s: float, call: Invocation) -> tuple[Command, ...]:
+        return self.core.handle(InvocationOffered(now_s, call))
+
+    def end_one(self, now_s: float) -> tuple[Command, ...]:
+        (id,) = self.core.leased
+        return self.core.handle(InvocationEnded(now_s, id, 1, TOKENS, "done"))
+
+    @staticmethod
+    def refused(commands: tuple[Command, ...]) -> list[Refuse]:
+        return [c for c in commands if isinstance(c, Refuse)]
+
+    @property
+    def queued(self) -> int:
+        return self.core.picture(0.0).queued
+
+
+def test_a_call_that_the_queue_keeps_from_its_client_is_refused_at_arrival() -> None:
+    pool = Pool()
+    refused = [pool.refused(pool.offer(0.0)) for _ in range(80)]
+    assert not any(refused[:55]), "a minute's work may wait"
+    assert all(refused[65:])
+    (refusal,) = refused[-1]
+    assert "its client leaves in 60.0 s" in refusal.reason
+    assert 30.0 <= refusal.retry_after_s <= 90.0
+
+
+def test_a_client_that_says_how_long_it_waits_is_believed() -> None:
+    pool = Pool()
+    for _ in range(30):
+        pool.offer(0.0)
+    assert pool.refused(pool.offer(0.0, leaves_s=20.0))
+    for _ in range(40):
+        pool.offer(0.0)
+    assert pool.refused(pool.offer(0.0))
+    assert not pool.refused(pool.offer(0.0, leaves_s=300.0))
+
+
+def test_an_slo_of_minutes_is_waited_for() -> None:
+    pool = Pool()
+    for _ in range(100):
+        assert not pool.refused(pool.offer(0.0, slo_s=300.0))
+    assert pool.refused(pool.offer(0.0))
+
+
+def test_only_what_goes_before_a_call_keeps_it_from_its_client() -> None:
+    pool = Pool(PoolPolicies())
+    for _ in range(100):
+        assert not pool.refused(pool.offer(0.0, slo_s=600.0))
+    pool.tell(2.0)
+    assert not pool.refused(pool.offer(2.0, slo_s=5.0)), "it is urgent, and they have time"
+
+
+def test_a_pool_may_let_everybody_wait() -> None:
+    pool = Pool(replace(FCFS, patience_s=None))
+    for _ in range(200):
+        assert not pool.refused(pool.offer(0.0))
+    assert pool.refused(pool.core.handle(Ticked(4.0))) == []
+
+
+def test_what_waits_is_refused_when_its_patience_is_over_and_not_before() -> None:
+    pool = Pool()
+    pool.offer(0.0)
+    for now_s in range(4, 56, 4):
+        assert pool.tell(float(now_s)) == ()
+    assert pool.tell(59.0) == ()
+    (refusal,) = pool.refused(pool.tell(59.6))  # its prompt alone takes half a second
+    assert refusal.reason == "its client has waited for as long as it does"
+    assert pool.queued == 0
+
+
+def test_a_prompt_longer_than_any_patience_may_be_tried() -> None:
+    """Another try would take as long: a refusal would never end."""
+    pool = Pool()
+    pool.end_one(1.0)
+    (command,) = pool.offer(1.0, leaves_s=0.4)
+    assert isinstance(command, Dispatch)
+
+
+def test_an_offer_that_is_made_again_is_not_refused_in_the_same_breath() -> None:
+    pool = Pool()
+    call = an_invocation("again", tokens=TOKENS, deadline_s=5.0)
+    pool.offer_call(0.0, call)
+    assert pool.offer_call(70.0, call) == ()
+    assert pool.refused(pool.tell(70.1))
+
+
+def test_a_start_takes_as_long_as_it_does() -> None:
+    """Clients that are told nothing wait for an engine that comes up; what they said counts."""
+    pool = Pool()
+    pool.offer(0.0)
+    pool.offer(0.0, leaves_s=80.0)
+    pool.core.handle(ReplicaLost(1.0, ReplicaId("r"), "died"))
+    gone = [r for t in range(2, 100) for r in pool.refused(pool.core.handle(Ticked(float(t))))]
+    assert len(gone) == 1
+    assert pool.queued == 1
+    assert pool.tell(100.0) != (), "the other one has its place at once"
+
+
+def test_late_calls_that_others_keep_from_a_place_are_told_soon() -> None:
+    """As long as calls that can be in time take all places, nothing is left for the late."""
+    pool = Pool(PoolPolicies())
+    now_s, refused = 0.0, []
+    while now_s < 60.0:
+        now_s += 0.25
+        refused += pool.refused(pool.offer(now_s, slo_s=2.0))
+        if now_s % 1.0 == 0.0:
+            refused += pool.refused(pool.end_one(now_s))
+    waits = [now_s - 0.25 * int(r.invocation_id[1:]) for r in refused]
+    assert len(refused) >= 100
+    assert min(waits) >= 0.0
+    assert pool.queued <= 30, "no more than a lull would serve"
+
+
+def test_a_burst_turns_nobody_away() -> None:
+    pool = Pool(PoolPolicies())
+    refused = [r for _ in range(30) for r in pool.refused(pool.offer(0.0, slo_s=2.0))]
+    for second in range(1, 31):
+        refused += pool.refused(pool.end_one(float(second)))
+    assert refused == []
+    assert pool.queued == 0
+
+
+def test_work_that_an_engine_has_begun_is_not_refused_for_what_is_predicted() -> None:
+    pool = Pool()
+    for _ in range(80):
+        pool.offer(0.0)
+    begun = an_invocation("begun", tokens=TOKENS, deadline_s=5.0)
+    assert not pool.refused(pool.offer_call(0.0, replace(begun, served_s=2.0)))
+    assert not pool.refused(pool.offer(0.0, attempt=2))
+
+
+def test_a_run_that_has_begun_does_not_end_with_its_clients_first_patience() -> None:
+    """Its stream had signs of life meanwhile."""
+    pool = Pool()
+    later = an_invocation("later", tokens=TOKENS, arrived_at_s=70.0, deadline_s=75.0)
+    pool.offer_call(70.0, replace(later, served_s=60.0, leaves_at_s=60.0))
+    assert pool.tell(100.0) == ()
+    assert pool.refused(pool.tell(130.0))
+
+
+def test_the_wait_for_the_next_token_counts_from_the_loss_of_the_replica() -> None:
+    pool = Pool()
+    call = an_invocation("lost", tokens=TOKENS, arrived_at_s=0.0, deadline_s=5.0)
+    assert pool.offer_call(100.0, call.continued(2, 3)) == ()
+    assert pool.tell(130.0) == ()
+    assert pool.tell(159.0) == ()
+    assert pool.refused(pool.tell(160.0))
+
+
+def test_who_has_left_is_forgotten() -> None:
+    pool = Pool()
+    for second in range(1000):
+        pool.offer(float(second), slo_s=1.0)
+        id = InvocationId(f"i{second + 1:03d}")
+        pool.core.handle(InvocationWithdrawn(float(second), id, 1, "left"))
+        pool.tell(float(second))
+    assert len(pool.core._leaving) <= 64
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_late_work_is_believed_to_go_at_full_speed_until_it_is_seen_not_to(replicas: int) -> None:
+    late = LateService()
+    assert late.speed(replicas) == replicas
+    late.watch(MEMORY_S, have_waited=False)
+    assert late.speed(replicas) == replicas
+    late.watch(10 * MEMORY_S, have_waited=True)
+    least = replicas * PRIOR_S / (PRIOR_S + MEMORY_S)
+    assert late.speed(replicas) == pytest.approx(least, rel=0.01)
+    late.served(replicas * MEMORY_S)
+    assert late.speed(replicas) == pytest.approx(replicas, rel=0.01)
+
+
+def test_a_place_in_the_line_tells_the_wait() -> None:
+    line = Line(speed=2.0)
+    line.join((3, 1.0, 0.0, "a"), 4.0)
+    line.join((3, 2.0, 0.0, "b"), 6.0)
+    assert [line.wait_s((3, key, 0.0, "x")) for key in (0.5, 1.5, 2.5)] == [0.0, 2.0, 5.0]

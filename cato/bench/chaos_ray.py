@@ -22,16 +22,18 @@ from ray.exceptions import RayError
 from cato.bench.live.stage import OwnStage
 from cato.bench.local_ray import Hosts
 from cato.config.deploy_file import DeployFile, load_deploy_file
+from cato.config.paths import resolve
 from cato.control import actors
 from cato.core.orchestrator import PoolPicture
-from cato.profiles.load import save_profile
+from cato.profiles.load import load_profile_file, save_profile
 from cato.profiles.schema import Provenance
 from cato.testing.chaos import MissedError
 from cato.testing.chaos_clients import Target
 from cato.testing.chaos_local import MODEL, TASK_MODEL, write_workflow
-from cato.testing.chaos_plan import Fault, Plan
+from cato.testing.chaos_plan import NEED_PROCESSES, Fault, Plan
 
-POOL, DEPLOYMENT, PROFILE, INGRESSES = "drill", "drill-sim", "drill@none", 2
+POOL, DEPLOYMENT, PROFILE, INGRESSES = "drill", "drill-engines", "drill@none", 2
+REAL_PROFILE = "demo-coder@cpu"
 ANSWER_WITHIN_S = 10.0
 FULL_BYTES = 4096
 _ACTORS = {
@@ -51,6 +53,8 @@ class RayStage:
     def __init__(self, plan: Plan, url: str, store: Path, hosts: Hosts | None) -> None:
         self.target = Target(url, MODEL, TASK_MODEL, plan.seed)
         self.possible = frozenset(Fault) - {Fault.CLOCK_JUMP}  # that of other processes
+        if not plan.is_real:
+            self.possible -= NEED_PROCESSES
         if hosts is None or len(hosts.up()) < 2:
             self.possible -= {Fault.HOST_KILL}
         self._store = store
@@ -71,7 +75,7 @@ class RayStage:
     async def strike(self, fault: Fault, victim: str, pause_s: float) -> None:
         try:
             await self._strike(fault, victim, pause_s)
-        except (RayError, ValueError) as error:  # no actor of this name
+        except (RayError, ValueError, psutil.Error) as error:  # no actor of this name, no process
             raise MissedError(f"{fault}: {error!r}") from error
 
     async def _strike(self, fault: Fault, victim: str, pause_s: float) -> None:
@@ -88,6 +92,14 @@ class RayStage:
                 self._soon(self._replace_host(victim, pause_s))
             case Fault.CONTROLLER_KILL:
                 ray.kill(ray.get_actor(_CONTROLLER, namespace="serve"), no_restart=False)
+            case Fault.ENGINE_STOP:
+                (await self._engine(victim)).suspend()
+            case Fault.ZYGOTE_KILL:
+                zygote = (await self._engine(victim)).parent()
+                assert zygote is not None, "an engine is a zygote's fork"
+                zygote.kill()
+            case Fault.HAPROXY_KILL:
+                _kill_haproxy()
             case Fault.INGRESS_KILL:
                 _kill_an_ingress()
             case Fault.STORE_LOCK:
@@ -144,6 +156,12 @@ class RayStage:
                 return await call
         except Exception as error:  # Serve's transports let many kinds through
             raise MissedError(f"{replica}: {error!r}") from error
+
+    async def _engine(self, replica: str) -> psutil.Process:
+        pid: int | None = await self._ask(replica, "engine_process_id")
+        if pid is None:
+            raise MissedError(f"{replica}: its engine has no process now")
+        return psutil.Process(pid)
 
     async def _signal(self, replica: str, number: signal.Signals) -> int:
         pid = int(await self._ask(replica, "process_id"))
@@ -211,34 +229,60 @@ def _kill_an_ingress() -> None:
         ray.kill(ray.get_actor(min(names), namespace="serve"), no_restart=True)
 
 
+def _kill_haproxy() -> None:
+    """Those that listen, and those that end their last connections."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.name() == "haproxy":
+                process.kill()
+
+
 @contextlib.contextmanager
 def ray_stage(plan: Plan, folder: Path, say: Any) -> Iterator[RayStage]:
-    """A cluster with one pool of simulated engines, as `plan` has it."""
+    """A cluster with one pool, as `plan` has it."""
     deploy = _deployment(plan, folder)
     others: list[dict[str, Any]] = [{}] * (plan.hosts - 1)
     with OwnStage(deploy, folder, say, others=others) as stage:
         yield RayStage(plan, stage.url, folder / "metadata.db", stage.hosts)
 
 
+def _engine_of(plan: Plan) -> dict[str, Any]:
+    if not plan.is_real:
+        return {"kind": "simulated", "max_num_seqs": plan.slots, "seed": plan.seed}
+    return {
+        "kind": "vllm",
+        "zygote": True,
+        "dtype": "float32",
+        "max_num_seqs": plan.slots,
+        "max_model_len": 1024,
+        "kv_cache_memory": "256MiB",
+    }
+
+
 def _deployment(plan: Plan, folder: Path) -> DeployFile:
     import yaml
 
     write_workflow(plan, folder / "workflows")
-    save_profile(
-        folder / "profiles" / f"{PROFILE}.yaml", plan.profile(), Provenance(simulated=True)
-    )
+    profiles = folder / "profiles"
+    if plan.is_real:
+        name = REAL_PROFILE
+        file = load_profile_file(resolve(f"profiles/{name}.yaml"))
+        save_profile(profiles / f"{name}.yaml", file.to_profile(), file.provenance)
+    else:
+        name = PROFILE
+        save_profile(profiles / f"{name}.yaml", plan.profile(), Provenance(simulated=True))
     replicas = {"min": plan.replicas, "initial": plan.replicas, "max": plan.replicas}
     deployment = {
         "accelerator": "cpu",
         "cpus": 0.1,
         "replicas": replicas,
-        "profile": PROFILE,
-        "engine": {"kind": "simulated", "max_num_seqs": plan.slots, "seed": plan.seed},
+        "profile": name,
+        "engine": _engine_of(plan),
     }
     engines = {
-        "profiles": str(folder / "profiles"),
+        "profiles": str(profiles),
         "store": str(folder / "metadata.db"),
-        "models": {MODEL: {"source": "simulated", "family": "qwen"}},
+        "models": {MODEL: {"source": "demo" if plan.is_real else "simulated", "family": "qwen"}},
         "pools": {
             POOL: {
                 "model": MODEL,

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from cato.cli.bench import set_environment
 from cato.config.paths import resolve
-from cato.core.errors import CatoError
+from cato.core.errors import CatoError, InputError
 from cato.testing.chaos import Drill
 from cato.testing.chaos_local import local_stage
 from cato.testing.chaos_plan import Plan, load_plan
@@ -52,6 +52,8 @@ def chaos(
     """
     try:
         wanted = load_plan(resolve(plan))
+        if wanted.is_real and not ray:
+            raise InputError("`engine: vllm` needs processes to break: add --ray")
         report = _on_ray(wanted) if ray else _in_process(wanted)
     except (CatoError, OSError) as error:
         console.print(str(error), style="red", markup=False)
@@ -127,7 +129,15 @@ def _show(report: dict[str, Any]) -> None:
         table.add_row(name, str(found["faults"]), *times)
     if report["recovery_s"]:
         console.print(table)
-    broken = report["overload"].get("broken", [])
+    if found := report["hostile"]:
+        console.print(
+            f"completions in time: {found['attainment']['alone']:.1%} of "
+            f"{found['completions']['alone']} alone, {found['attainment']['beside']:.1%} of "
+            f"{found['completions']['beside']} beside hostile requests: {found['hostile']}, at "
+            f"most {found['longest_s']:g} s",
+            highlight=False,
+        )
+    broken = [*report["overload"].get("broken", []), *report["hostile"].get("broken", [])]
     for problem in (*broken, *report["leaks"], *report["grown"], *report["problems"]):
         console.print(problem, style="red", markup=False, highlight=False)
     console.print("passed" if report["passed"] else "failed", style="bold")

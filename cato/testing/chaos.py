@@ -11,11 +11,13 @@ from math import ceil
 from typing import Any, Protocol
 
 from cato.testing.chaos_clients import HANG_S, Clients, Outcome, Struck, Target
+from cato.testing.chaos_hostile import HostileCallers
 from cato.testing.chaos_overload import ArrivingClients
-from cato.testing.chaos_plan import Fault, Plan, Planned, schedule
+from cato.testing.chaos_plan import CUT_CONNECTIONS, Fault, Plan, Planned, schedule
+from cato.testing.chaos_real import RealClients
 
 # What is broken on purpose must be whole again before it is broken anew.
-VICTIM_WITHIN_S = 60.0
+VICTIM_WITHIN_S = 180.0
 # Books and engines are empty so long after the last answer.
 EMPTY_WITHIN_S = 30.0
 POLL_S = 0.1
@@ -78,22 +80,37 @@ class Drill:
     async def run(self) -> dict[str, Any]:
         """Returns the report; raises nothing for what the application did."""
         clients = self._clients()
-        started_s = time.monotonic()
         asking = asyncio.create_task(clients.run())
+        beginning = asyncio.create_task(clients.begun.wait())
+        await asyncio.wait([asking, beginning], return_when=asyncio.FIRST_COMPLETED)
+        beginning.cancel()
+        started_s = time.monotonic()
         watching = asyncio.create_task(self._watch())
+        hostile = self._hostile_callers()
+        attacking = [] if hostile is None else [asyncio.create_task(hostile.run())]
         try:
             await self._strike_all(clients, started_s)
             await asyncio.sleep(max(0.0, self.plan.asked_s - (time.monotonic() - started_s)))
             self.say("waiting for the last answers")
             clients.stop()
-            await asyncio.wait([asking], timeout=2 * HANG_S)
+            if hostile is not None:
+                hostile.stop()
+            await asyncio.wait([asking, *attacking], timeout=2 * HANG_S)
         finally:
             watching.cancel()
             hung = clients.under_way
             asking.cancel()
-            await asyncio.wait([asking, watching])
+            for attack in attacking:
+                attack.cancel()
+            await asyncio.wait([asking, watching, *attacking])
         asked_s = time.monotonic() - started_s
-        return self._report(clients, hung, await self._leaks(), asked_s)
+        found = {} if hostile is None else hostile.report(clients)
+        return self._report(clients, hung, await self._leaks(), asked_s, found)
+
+    def _hostile_callers(self) -> HostileCallers | None:
+        if self.plan.hostile is None:
+            return None
+        return HostileCallers(self.plan.hostile, self.stage.target.url)
 
     def _clients(self) -> Clients:
         plan = self.plan
@@ -105,6 +122,8 @@ class Drill:
             "seed": plan.seed,
             "ingress_killed_since": lambda at_s: any(k >= at_s - 5 for k in self._ingress_kills_s),
         }
+        if plan.is_real:
+            return RealClients(**fields)
         if plan.overload is None:
             return Clients(**fields)
         return ArrivingClients(plan.overload, plan.capacity_per_s, **fields)
@@ -121,7 +140,7 @@ class Drill:
                 self.skipped[next_.fault] += 1
                 continue
             struck = Struck(next_, victim, time.monotonic())
-            if next_.fault in (Fault.INGRESS_KILL, Fault.HOST_KILL):  # it may have had one
+            if next_.fault in CUT_CONNECTIONS:
                 self._ingress_kills_s.append(struck.at_s)
             clients.strike(struck)
             try:
@@ -162,7 +181,12 @@ class Drill:
             await asyncio.sleep(SAMPLE_S)
 
     def _report(
-        self, clients: Clients, hung: int, leaks: list[str], asked_s: float
+        self,
+        clients: Clients,
+        hung: int,
+        leaks: list[str],
+        asked_s: float,
+        hostile: dict[str, Any],
     ) -> dict[str, Any]:
         kinds = Counter(outcome.kind for outcome in clients.outcomes)
         kinds["hung"] += hung
@@ -188,9 +212,10 @@ class Drill:
             "recovery_s": {name: d for name, d in by_fault.items() if d["faults"]},
             "leaks": leaks,
             "overload": overload,
+            "hostile": hostile,
             "memory": {n: s for n, m in self._memory.items() if (s := slope(m)) is not None},
             "problems": [_shown(o) for o in bad[:SHOWN]],
-            "passed": not (bad or hung or leaks or overload.get("broken")),
+            "passed": not (bad or hung or leaks or overload.get("broken") or hostile.get("broken")),
         }
 
 

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import aiohttp
@@ -53,6 +54,7 @@ class Outcome:
     began_s: float = 0.0
     took_s: float = 0.0
     retry_after_s: float | None = None
+    first_token_s: float = inf
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class Struck:
         return max(self.waits_s, default=None)
 
 
-class _Wrong(Exception):
+class Wrong(Exception):
     """An answer is not what it must be."""
 
 
@@ -83,7 +85,7 @@ class _Refused(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class Call:
     dialect: Dialect
     prompt: str
     tokens: int
@@ -94,6 +96,7 @@ class _Call:
     usage_tokens: int | None = None
     request_id: str = ""
     has_news: bool = False
+    first_token_s: float = inf
     # Faults since whose moments nothing has come, with the moment from which the wait counts.
     waits_for: list[tuple[Struck, float]] = field(default_factory=list)
 
@@ -125,9 +128,10 @@ class Clients:
         self._draw = random.Random(seed)
         self._number = 0
         self._ingress_killed_since = ingress_killed_since
-        self._open: list[_Call] = []
+        self._open: list[Call] = []
         self._recent: list[Struck] = []
         self._is_stopping = False
+        self.begun = asyncio.Event()  # what comes before the first call is done
         self.outcomes: list[Outcome] = []
         self.first_token_s: list[float] = []
         self.output_tokens = 0
@@ -158,6 +162,7 @@ class Clients:
             await self._begin(session, group)
 
     async def _begin(self, session: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
+        self.begun.set()
         for _ in range(self._streams):
             group.create_task(self._ask_forever(session))
 
@@ -173,10 +178,10 @@ class Clients:
         kind, problem, retry_after_s = "ok", "", None
         try:
             await self._read(session, call)
-            self._check(call)
+            await self._check(session, call)
         except _Refused as refusal:
             kind, problem, retry_after_s = "refused", str(refusal), refusal.retry_after_s
-        except _Wrong as wrong:
+        except Wrong as wrong:
             kind, problem = "wrong", str(wrong)
         except TimeoutError:
             kind, problem = "hung", f"nothing came for {HANG_S:.0f} s"
@@ -189,23 +194,23 @@ class Clients:
         self.output_tokens += call.tokens if kind == "ok" else 0
         outcome = Outcome(
             kind, call.dialect, problem, call.request_id,
-            call.started_s, now_s - call.started_s, retry_after_s,
+            call.started_s, now_s - call.started_s, retry_after_s, call.first_token_s,
         )  # fmt: skip
         self.outcomes.append(outcome)
         return outcome
 
-    def _broken(self, call: _Call) -> str:
+    def _broken(self, call: Call) -> str:
         """A connection broke: as it must when its ingress was killed, if what came was right."""
         is_right = self._expected(call).startswith(call.text)
         return "cut" if is_right and self._ingress_killed_since(call.started_s) else "failed"
 
-    def _new_call(self) -> _Call:
+    def _new_call(self) -> Call:
         draw = self._draw
         self._number += 1
         words = " ".join(draw.choices(_WORDS, k=5))
         (dialect,) = draw.choices(self._kinds, self._weights)
         now_s = time.monotonic()
-        call = _Call(
+        call = Call(
             dialect, f"# {self._number}: {words}\n", draw.randint(LEAST_TOKENS, self._tokens), now_s
         )
         for struck in self._recent:
@@ -213,7 +218,7 @@ class Clients:
                 call.waits_for.append((struck, now_s))
         return call
 
-    def _body(self, call: _Call) -> tuple[str, dict[str, Any]]:
+    def _body(self, call: Call) -> tuple[str, dict[str, Any]]:
         messages = [{"role": "user", "content": call.prompt}]
         asked: dict[str, Any] = {"model": self._target.model, "max_tokens": call.tokens}
         asked |= {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
@@ -233,13 +238,13 @@ class Clients:
                 del asked["stream_options"]
                 return "completions", {**asked, "prompt": call.prompt}
 
-    def _expected(self, call: _Call) -> str:
+    def _expected(self, call: Call) -> str:
         prompt = call.prompt
         if call.dialect is Dialect.CHAT:
             prompt = f"<|user|>{prompt}\n<|assistant|>"
         return simulated_text(self._target.seed, prompt, call.tokens)
 
-    async def _read(self, session: aiohttp.ClientSession, call: _Call) -> None:
+    async def _read(self, session: aiohttp.ClientSession, call: Call) -> None:
         path, body = self._body(call)
         async with session.post(f"{self._target.url}/v1/{path}", json=body) as answer:
             call.request_id = answer.headers.get("x-request-id", "")
@@ -253,7 +258,8 @@ class Clients:
                 *events, rest = (rest + data).split(b"\n\n")
                 now_s = time.monotonic()
                 if events and not call.has_news:
-                    self.first_token_s.append(now_s - call.started_s)
+                    call.first_token_s = now_s - call.started_s
+                    self.first_token_s.append(call.first_token_s)
                 if events:
                     call.came(now_s)
                 for event in events:
@@ -263,13 +269,13 @@ class Clients:
         if not is_done:
             raise aiohttp.ClientPayloadError("the stream ended without [DONE]")
 
-    def _check(self, call: _Call) -> None:
+    async def _check(self, session: aiohttp.ClientSession, call: Call) -> None:
         if problem := difference(call.text, self._expected(call)):
-            raise _Wrong(problem)
+            raise Wrong(problem)
         if len(call.ids) != 1 or len(call.ends) != 1:
-            raise _Wrong(f"{len(call.ids)} ids and ends {call.ends} in one answer")
+            raise Wrong(f"{len(call.ids)} ids and ends {call.ends} in one answer")
         if call.usage_tokens != call.tokens:
-            raise _Wrong(f"usage of {call.usage_tokens} tokens for {call.tokens}")
+            raise Wrong(f"usage of {call.usage_tokens} tokens for {call.tokens}")
 
 
 def difference(text: str, expected: str) -> str:
@@ -284,9 +290,9 @@ def difference(text: str, expected: str) -> str:
     )
 
 
-def _note(call: _Call, value: Mapping[str, Any]) -> None:
+def _note(call: Call, value: Mapping[str, Any]) -> None:
     if "error" in value:
-        raise _Wrong(f"the stream ended with {value['error'].get('code')}")
+        raise Wrong(f"the stream ended with {value['error'].get('code')}")
     call.ids.add(value["id"])
     for choice in value["choices"]:
         delta = choice.get("delta")
@@ -309,10 +315,10 @@ def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> Exception:
         # A proxy that has no ingress replica speaks for itself; Serve's says 500 for 502 and 504.
         told = (answer.status, answer.headers.get("Content-Type"), body)
         is_proxy = answer.status in (502, 503, 504) or told == PROXYS_500
-        return aiohttp.ClientPayloadError(what) if is_proxy else _Wrong(what)
+        return aiohttp.ClientPayloadError(what) if is_proxy else Wrong(what)
     if answer.status not in RETRY_STATUSES or not has_all:
-        return _Wrong(what)
+        return Wrong(what)
     retry_after = answer.headers.get("Retry-After", "")
     if not retry_after.isdecimal():
-        return _Wrong(f"{what} with Retry-After {retry_after!r}")
+        return Wrong(f"{what} with Retry-After {retry_after!r}")
     return _Refused(code, float(retry_after))

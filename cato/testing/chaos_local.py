@@ -27,6 +27,7 @@ from cato.serve.ingress.app import create_app
 from cato.serve.loopback import served
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
+from cato.testing import chaos_hostile
 from cato.testing.chaos_clients import Target
 from cato.testing.chaos_plan import LOAD_S, Fault, Plan
 from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
@@ -66,11 +67,13 @@ _POSSIBLE = frozenset(
 
 
 def write_workflow(plan: Plan, folder: Path) -> None:
-    """The drill's workflow, as the one file of `folder`."""
+    """The drill's workflows, as the files of `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     metric, target_s = ("ttft", 10.0) if plan.overload is None else ("e2e", plan.overload.slo_s)
     text = WORKFLOW.replace("MODEL", MODEL).replace("METRIC", metric)
     (folder / "drill.yaml").write_text(text.replace("TARGET", str(target_s)))
+    if plan.hostile is not None:
+        (folder / "inspect.yaml").write_text(chaos_hostile.WORKFLOW)
 
 
 class LocalStage:

@@ -34,6 +34,7 @@ class ArrivingClients(Clients):
 
     async def _begin(self, session: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
         next_s = self.began_s = time.monotonic()
+        self.begun.set()
         while not self._is_stopping:
             is_over = next_s - self.began_s > self._overload.lasts_s
             factor = AFTERWARDS if is_over else self._overload.factor

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,9 @@ class Fault(StrEnum):
     CONTROLLER_KILL = "controller_kill"
     HOST_KILL = "host_kill"  # all processes of a host that has no ingress proxy
     INGRESS_KILL = "ingress_kill"
+    HAPROXY_KILL = "haproxy_kill"
+    ENGINE_STOP = "engine_stop"  # SIGSTOP: its connections stay open
+    ZYGOTE_KILL = "zygote_kill"  # what a host's engines are forked from, and so all of them
     STORE_LOCK = "store_lock"
     STORE_FULL = "store_full"
     CLOCK_JUMP = "clock_jump"  # the wall clock; that which intervals are measured with cannot jump
@@ -41,8 +44,13 @@ class Fault(StrEnum):
 
 
 _REPLICA_FAULTS = frozenset(
-    {Fault.ENGINE_CRASH, Fault.FAILED_START, Fault.REPLICA_KILL, Fault.REPLICA_PAUSE}
-)
+    {Fault.ENGINE_CRASH, Fault.FAILED_START, Fault.REPLICA_KILL, Fault.REPLICA_PAUSE,
+     Fault.ENGINE_STOP, Fault.ZYGOTE_KILL}
+)  # fmt: skip
+NEED_PROCESSES = frozenset({Fault.ENGINE_STOP, Fault.ZYGOTE_KILL})
+"""Faults that need engines with processes of their own: real ones."""
+CUT_CONNECTIONS = frozenset({Fault.INGRESS_KILL, Fault.HOST_KILL, Fault.HAPROXY_KILL})
+"""Faults after which clients may find their connections cut."""
 
 
 class Dialect(StrEnum):
@@ -76,6 +84,17 @@ class OverloadFile(StrictModel):
         return Overload(self.factor, self.lasts, self.after, self.slo, self.max_queued)
 
 
+class HostileFile(StrictModel):
+    """Callers whose texts a grammar takes minutes for, in every second spell."""
+
+    callers: Annotated[int, Field(ge=1, description="Requests of 64 kB at any time.")] = 24
+    spell: Annotated[Duration, Field(gt=0)] = 10.0
+    slo: Annotated[Duration, Field(gt=0, description="Of the other clients' first token.")] = 1.0
+
+    def to_hostile(self) -> Hostile:
+        return Hostile(self.callers, self.spell, self.slo)
+
+
 class PlanFile(StrictModel):
     """A plan as it stands in a file. Gaps between faults are exponential with mean `gap`."""
 
@@ -95,7 +114,11 @@ class PlanFile(StrictModel):
     ] = 1
     mix: dict[str, Weight] = Field(default_factory=dict)
     dialects: dict[str, Weight] = Field(default_factory=dict)
+    engine: Annotated[
+        Literal["simulated", "vllm"], Field(description="vllm: the demo model, with --ray.")
+    ] = "simulated"
     overload: OverloadFile | None = None
+    hostile: HostileFile | None = None
 
     @model_validator(mode="after")
     def _names_are_known(self) -> PlanFile:
@@ -119,6 +142,7 @@ class PlanFile(StrictModel):
             self.seed, self.streams, self.tokens, self.faults, self.gap, self.pause,
             self.duration, self.step, self.replicas, self.hosts, mix, dialects,
             None if self.overload is None else self.overload.to_overload(),
+            None if self.hostile is None else self.hostile.to_hostile(), self.engine == "vllm",
         )  # fmt: skip
 
 
@@ -131,6 +155,15 @@ class Overload:
     after_s: float
     slo_s: float
     max_queued: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hostile:
+    """See `HostileFile`."""
+
+    callers: int
+    spell_s: float
+    slo_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +183,8 @@ class Plan:
     mix: Mapping[Fault, float]
     dialects: Mapping[Dialect, float]
     overload: Overload | None = None
+    hostile: Hostile | None = None
+    is_real: bool = False
 
     @property
     def asked_s(self) -> float:

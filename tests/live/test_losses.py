@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from signal import SIGKILL, SIGSTOP
 from typing import Any
 
 import httpx
@@ -141,7 +141,7 @@ def test_an_engine_that_dies_while_its_router_is_away_comes_back(app: App) -> No
     (replica, pid), *others = engine_pids("demo").items()
     assert not others
     ray.kill(actor("router:demo"), no_restart=False)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, SIGKILL)
     until(lambda: engine_pids("demo").get(ReplicaId(replica), pid) != pid)
     wait_for_replicas("demo", 1)
 
@@ -164,7 +164,7 @@ def test_a_killed_vllm_engine_goes_on_after_what_it_had_sent(app: App, endpoint:
             read = threads.submit(stream.read)
             until(lambda s=stream, n=after_chars: len(s.text) >= n or bool(s.ends), PATIENCE_S)
             (pid,) = engine_pids("demo").values()
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, SIGKILL)
             read.result()
         wait_for_replicas("demo", 1)
         assert (len(stream.ids), stream.ends) == (1, ["length"])
@@ -196,24 +196,26 @@ def two_engines(app: App) -> Iterator[None]:
 @pytest.mark.vllm
 @pytest.mark.timeout(240 + 60 * REAL_FAULTS)
 @pytest.mark.usefixtures("two_engines")
-def test_kills_of_vllm_engines_and_replicas_cost_no_answer(app: App) -> None:
+def test_lost_and_hung_vllm_engines_cost_no_answer(app: App) -> None:
     """`CATO_REAL_FAULTS=20` for a long drill. What runs elsewhere is not disturbed at all; what was
-    hit goes on after what it had sent.
+    hit goes on after what it had sent. An engine that stands still is replaced like a dead one.
     """
     body = {**BODIES["completions"], "max_tokens": REAL_TOKENS, "temperature": 0}
     body["ignore_eos"] = True
     whole = Stream(app, "demo-coder", "completions", body).read().text
-    spared, hit = 0, 0
+    spared, hit, stopped = 0, 0, 0
     for number in range(REAL_FAULTS):
         streams = [Stream(app, "demo-coder", "completions", body) for _ in range(4)]
         with ThreadPoolExecutor(len(streams)) as threads:
             read = [threads.submit(stream.read) for stream in streams]
             until(lambda: all(s.text or s.ends for s in streams), PATIENCE_S)  # noqa: B023
             victim = next((r.id for r in picture("demo").replicas if r.held), None)
-            if victim is not None and number % 2:
+            if victim is not None and number % 3 == 1:
                 kill_replica(victim)
             elif victim is not None:
-                os.kill(engine_pids("demo")[victim], signal.SIGKILL)
+                is_stopped = number % 3 == 2
+                os.kill(engine_pids("demo")[victim], SIGSTOP if is_stopped else SIGKILL)
+                stopped += is_stopped
             for answer in read:
                 answer.result()
         for stream in streams:
@@ -223,9 +225,19 @@ def test_kills_of_vllm_engines_and_replicas_cost_no_answer(app: App) -> None:
             assert stream.text[:sent] == whole[:sent]
             spared, hit = spared + (not lost), hit + bool(lost)
         wait_for_replicas("demo", 2)
+        if number % 3 == 2:
+            until(lambda: any("hung" in note for note in notes(app, "demo")))
     assert spared
     assert hit
+    assert stopped
     print(f"{REAL_FAULTS} faults: {hit} streams went on elsewhere, {spared} were not disturbed")
+
+
+def notes(app: App, pool: str) -> list[str]:
+    """What the status page says of the pool's replicas."""
+    now = app.get("/ui/state").json()
+    (shown,) = (p for p in now["pools"] if p["name"] == pool)
+    return [replica["note"] for replica in shown["replicas"]]
 
 
 def losses(facts: dict[str, Any]) -> list[tuple[int, int]]:

@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 from cato.cli import app
 from cato.core.errors import ConfigError
 from cato.testing.chaos import Drill, slope
-from cato.testing.chaos_clients import Outcome, Struck, difference
+from cato.testing.chaos_clients import Call, Outcome, Struck, difference
+from cato.testing.chaos_hostile import judged as judged_hostile
 from cato.testing.chaos_local import LocalStage, local_stage
 from cato.testing.chaos_overload import judged
 from cato.testing.chaos_plan import (
     Dialect,
     Fault,
+    Hostile,
     Overload,
     Plan,
     PlanFile,
@@ -28,6 +30,7 @@ from cato.testing.chaos_plan import (
     load_plan,
     schedule,
 )
+from cato.testing.chaos_real import problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -172,6 +175,54 @@ async def test_what_comes_too_fast_is_refused_at_once_and_what_is_admitted_is_ri
     assert 0 < overload["longest_queue"] <= 60
 
 
+def a_completion(began_s: float, first_token_s: float) -> Outcome:
+    return Outcome("ok", Dialect.COMPLETIONS, began_s=began_s, first_token_s=first_token_s)
+
+
+@pytest.mark.parametrize(
+    ("late", "broken"),
+    [(2, []), (3, ["3.0 points of completions were lost to hostile requests"])],
+)
+def test_hostile_requests_may_cost_two_points_of_completions(late: int, broken: list[str]) -> None:
+    hostile = Hostile(callers=24, spell_s=10.0, slo_s=1.0)
+    alone = [a_completion(20.0 + i / 50, 0.5) for i in range(100)]
+    beside = [a_completion(30.0 + i / 50, 1.5 if i < late else 0.5) for i in range(100)]
+    assert judged_hostile([*alone, *beside], hostile, 0.0)["broken"] == broken
+    assert judged_hostile(alone, hostile, 0.0)["broken"] == ["no completions to compare"]
+
+
+async def test_hostile_requests_are_answered_beside_completions() -> None:
+    plan = a_plan(faults=0, duration="3s", hostile={"callers": 4, "spell": "1s", "slo": "60s"})
+    report, _ = await drilled(plan)
+    assert report["passed"], report["hostile"]
+    assert set(report["hostile"]["hostile"]) == {"200"}
+
+
+@pytest.mark.parametrize(
+    ("text", "lost", "tokens", "is_right"),
+    [
+        ("abcdef", [], 6, True),
+        ("abcxyz", [], 6, False),
+        ("abcxyz", [3], 6, True),
+        ("abcxyz", [4, 3], 7, True),
+        ("abcxyz", [4], 6, False),
+        ("abcdef", [], 7, False),
+        ("abcxyz", [3], 99, False),
+    ],
+)
+def test_an_answer_of_a_real_model_is_right_up_to_where_it_was_lost(
+    text: str, lost: list[int], tokens: int, *, is_right: bool
+) -> None:
+    call = Call(Dialect.CHAT, "", 6, 0.0, text, {"id"}, ["length"], tokens)
+    assert (problem_of(call, "abcdef", lost) == "") is is_right
+
+
+async def test_clients_of_a_real_model_first_ask_what_it_says() -> None:
+    report, _ = await drilled(a_plan(engine="vllm", faults=4, mix={"engine_crash": 1}))
+    assert report["passed"], report
+    assert report["calls"]["ok"] > 0
+
+
 QUICK = "{streams: 4, tokens: 10, faults: 3, gap: 100ms, step: 10ms, pause: 100ms}"
 
 
@@ -185,12 +236,13 @@ def test_the_command_says_what_came_of_it(tmp_path: Path) -> None:
     assert json.loads(report.read_text())["passed"] is True
 
 
-def test_the_command_refuses_a_wrong_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "words"), [("streams: 0", "streams"), ("engine: vllm", "--ray")])
+def test_the_command_refuses_a_wrong_plan(tmp_path: Path, text: str, words: str) -> None:
     plan = tmp_path / "plan.yaml"
-    plan.write_text("{streams: 0}")
+    plan.write_text(text)
     done = CliRunner().invoke(app, ["chaos", "--plan", str(plan)])
     assert done.exit_code == 2
-    assert "streams" in done.output
+    assert words in done.output
 
 
 @pytest.mark.slow

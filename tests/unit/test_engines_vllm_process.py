@@ -17,10 +17,12 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from cato.core.errors import EngineDeadError, EngineError
+from cato.core.hung import HungRule
 from cato.core.ids import ModelName
 from cato.core.topology import EngineSpec, ModelSpec, TemplateFacts
 from cato.engines.base import EngineLoad, EngineState
@@ -30,7 +32,7 @@ from cato.testing.engine_conformance import a_request, collect, text_of
 
 # The standard library alone: importing a web framework would take most of these tests' time.
 STAND_IN = """
-import asyncio, json, os, signal, subprocess, sys
+import asyncio, json, os, signal, subprocess, sys, time
 
 ANSWERS = {
     "/health": {}, "/version": {"version": "stand-in"},
@@ -84,11 +86,21 @@ async def complete(body, writer):
     async def event(value):
         await send(writer, b"data: " + json.dumps(value).encode() + b"\\n\\n")
     prompt = body["prompt"]
+    if prompt == "#":
+        print("PROBE", flush=True)
+    if CORE is not None:  # what computes is another process, as on accelerators
+        CORE.stdin.write(b"a")
+        await CORE.stdin.drain()
+        await CORE.stdout.readexactly(1)
     if prompt == "die":
         os._exit(3)
     await event({"choices": [{"index": 0, "text": "a", "finish_reason": None}]})
     if "--left-behind" in sys.argv:
         leave_behind()
+    if prompt == "compute":
+        until_s = time.process_time() + 2.0
+        while time.process_time() < until_s:
+            pass
     if prompt == "hang":
         await asyncio.sleep(600)
     if prompt == "break":
@@ -96,10 +108,17 @@ async def complete(body, writer):
     if prompt != "unfinished":
         await event({"choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]})
         usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
-        await event({"choices": [], "usage": usage, "priority": body["priority"]})
+        await event({"choices": [], "usage": usage, "priority": body.get("priority")})
     return await send(writer, b"data: [DONE]\\n\\n")
 
+CORE = None
+
 async def serve(path):
+    global CORE
+    if "--core" in sys.argv:
+        CORE = await asyncio.create_subprocess_exec(
+            "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
     await (await asyncio.start_unix_server(answer, path)).serve_forever()
 
 def main():
@@ -140,12 +159,18 @@ SPEC = EngineSpec("vllm", start_timeout_s=20.0)
 
 
 def an_engine(
-    zygote: Zygote | None, *args: str, folder: str = "", spec: EngineSpec = SPEC
+    zygote: Zygote | None,
+    *args: str,
+    folder: str = "",
+    spec: EngineSpec = SPEC,
+    hung: HungRule = HungRule(),  # noqa: B008  # frozen
 ) -> VllmEngine:
     model = ModelSpec(ModelName("demo"), "demo", "qwen")
     folder = folder or os.path.dirname(zygote.socket if zygote else "")
     socket = zygote.socket if zygote else None
-    return VllmEngine(replace(spec, args=args), model, "/m", folder, socket, accelerator="gpu")
+    return VllmEngine(
+        replace(spec, args=args), model, "/m", folder, socket, accelerator="gpu", hung=hung
+    )
 
 
 async def test_starts_serves_and_stops(zygote: Zygote) -> None:
@@ -334,6 +359,75 @@ async def test_zygote_is_ready_anew_as_soon_as_it_was_killed() -> None:
             await zygote.ready()
             assert zygote.pid != killed
         await zygote.stop()
+
+
+# A hundred times as hasty as usual: the stand-in has nothing to compute.
+HASTY = HungRule(times=0.0, least_s=0.02, watched_s=1.0, working_s=600.0)
+
+
+async def collect_and(stop: Callable[[], None], engine: VllmEngine) -> None:
+    """Read an answer that hangs; `stop` once it has begun."""
+    async for _ in engine.generate(a_request(prompt="hang")):
+        stop()
+
+
+@pytest.mark.parametrize("prompt", ["hang", "mute"])
+async def test_an_engine_that_stands_still_is_killed_and_its_calls_end(
+    zygote: Zygote, prompt: str
+) -> None:
+    engine = an_engine(zygote, hung=HASTY)
+    await engine.start()
+    assert engine.pid is not None
+    pid = engine.pid
+    if prompt == "mute":  # not even the head of its answer comes
+        os.kill(pid, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineDeadError):
+            await collect_and(lambda: os.kill(pid, signal.SIGSTOP), engine)
+        why = await engine.wait_dead()
+    assert "vLLM hung: no token of" in why
+    assert "it was killed" in why
+    assert engine.state is EngineState.DEAD
+    await until(lambda: not is_alive(pid))
+    await engine.start()
+    assert text_of(await collect(engine, a_request())) == "ab"
+    await engine.stop()
+
+
+async def test_an_engine_that_stands_still_behind_a_server_that_answers_is_killed(
+    zygote: Zygote,
+) -> None:
+    engine = an_engine(zygote, "--core", hung=HASTY)
+    await engine.start()
+    async with asyncio.timeout(60):
+        (core,) = psutil.Process(engine.pid).children()
+        with pytest.raises(EngineDeadError):
+            await collect_and(core.suspend, engine)
+        assert "hung" in await engine.wait_dead()
+    await until(lambda: not is_alive(core.pid))
+    await engine.stop()
+
+
+async def test_an_engine_that_is_silent_and_answers_a_probe_goes_on(zygote: Zygote) -> None:
+    engine = an_engine(zygote, hung=HASTY)
+    await engine.start()
+    pid = engine.pid
+    asking = asyncio.create_task(collect(engine, a_request(prompt="hang")))
+    log = Path(engine.log)
+    await until(lambda: log.read_text().count("PROBE") > 3, within_s=60.0)
+    assert engine.state is EngineState.READY
+    assert engine.pid == pid
+    asking.cancel()
+    await asyncio.wait([asking])
+    await engine.stop()
+
+
+async def test_an_engine_that_computes_in_silence_goes_on(zygote: Zygote) -> None:
+    engine = an_engine(zygote, hung=replace(HASTY, watched_s=0.3))
+    await engine.start()
+    asking = asyncio.create_task(collect(engine, a_request(prompt="compute")))
+    assert text_of(await asking) == "ab"
+    await engine.stop()
 
 
 async def test_socket_path_that_is_too_long_is_an_engine_error() -> None:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,16 @@ from ingress_kit import COMPLETION, GENERATION, OF_JSON, a_fast_pool, served
 
 from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import ConfigError, Problem
+from cato.serve.nodes.languages import LANGUAGES
+from cato.testing.chaos_hostile import WORKFLOW as INSPECTION
+from cato.testing.hostile import PIECES, repeated
 from cato.workflows.load import load_workflow
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = int(os.environ.get("CATO_FUZZ_CASES", "150"))
 ANSWER_WITHIN_S = 20.0
+# CPU time of one request in this process, client and server: nobody else is served meanwhile.
+STALL_S = 1.0
 many = settings(
     max_examples=CASES,
     deadline=None,
@@ -42,6 +49,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "model": "cato-generation", "messages": MESSAGES, "max_tokens": 3, "n": 1,
         "cato": {"inputs": {"language": "c"}, "sla": {"ttft": 1000}, "deadline_ms": 9000},
+    },
+    "/v1/chat/completions?grammar": {
+        "model": "fast", "messages": MESSAGES, "max_tokens": 3,
+        "structured_outputs": {"regex": "a+"},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {
+            "type": "object", "properties": {"a": {"type": "string", "pattern": "(a|b)*"}}}}},
     },
     "/v1/responses": {
         "model": "fast", "input": [{"role": "user", "content": "x"}], "max_output_tokens": 3,
@@ -65,12 +78,30 @@ BODIES: dict[str, dict[str, Any]] = {
         "inputs": {"instruction": "x", "language": "c"}, "stream": True,
     },
     "/v1/events": {"type": "view", "completion_id": "c", "choice_index": 0},
+    "/v1/tasks/inspect": {"inputs": {"source": "def f(: x", "language": "python"}},
     "/tokenize": {"model": "fast", "prompt": "x"},
     "/v1/embeddings": {"model": "fast", "input": ["x"]},
 }  # fmt: skip
 
 odd = st.sampled_from(
-    [None, True, 0, -1, 2**63, 10**40, 1e308, -0.0, "", "\ud800", "\0", "a" * 5000, [], {}, [[]]]
+    [
+        None,
+        True,
+        0,
+        -1,
+        2**63,
+        10**40,
+        10**400,
+        1e308,
+        -0.0,
+        "",
+        "\ud800",
+        "\0",
+        "a" * 5000,
+        [],
+        {},
+        [[]],
+    ]
 )
 junk = st.one_of(
     odd,
@@ -141,10 +172,17 @@ def broken(root: Any, mutations: list[Broken]) -> Any:
 def post(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., httpx.Response]]:
     folder = tmp_path_factory.mktemp("workflows")
     with (
-        served(folder, a_fast_pool(), workflows=(COMPLETION, GENERATION)) as url,
+        served(folder, a_fast_pool(), workflows=(COMPLETION, GENERATION, INSPECTION)) as url,
         httpx.Client(base_url=url, timeout=ANSWER_WITHIN_S, headers=OF_JSON) as client,
     ):
-        yield client.post
+
+        def post(path: str, content: bytes) -> httpx.Response:
+            used_s = time.process_time()
+            answer = client.post(path, content=content)
+            assert time.process_time() - used_s < STALL_S, "others waited"
+            return answer
+
+        yield post
 
 
 def check(answer: httpx.Response) -> None:
@@ -172,6 +210,41 @@ def test_bytes_that_are_no_json_are_refused(
 ) -> None:
     data = json.dumps(BODIES[path]).encode()
     check(post(path, content=data[:at] + noise + data[at + len(noise) :]))
+
+
+pieces = st.sampled_from(sorted({*itertools.chain(*PIECES.values()), *"(){}[]<>'\"`#@:;,?=&*!-"}))
+
+
+@many
+@given(st.sampled_from(LANGUAGES), st.lists(pieces, min_size=1, max_size=3), st.integers(1, 28_000))
+@example("csharp", ["A<"], 28_000)
+@example("tsx", ["a<b,"], 28_000)
+def test_texts_that_keep_a_grammar_busy_are_answered_and_nobody_waits(
+    post: Callable[..., httpx.Response], language: str, parts: list[str], length: int
+) -> None:
+    source = repeated("".join(parts), length)
+    answer = post(
+        "/v1/tasks/inspect",
+        content=json.dumps({"inputs": {"source": source, "language": language}}).encode(),
+    )
+    assert answer.status_code == 200, answer.text
+
+
+@many
+@given(
+    st.sampled_from(sorted(BODIES)),
+    st.integers(0, 500),
+    st.one_of(
+        st.integers(-(10**30), 10**30).map(str),
+        st.integers(20, 60_000).map(lambda digits: "7" * digits),
+        st.integers(0, 10**9).map(lambda power: f"-1e{power}"),
+    ),
+)
+def test_numbers_of_any_size_are_answered_in_order(
+    post: Callable[..., httpx.Response], path: str, where: int, number: str
+) -> None:
+    body = broken(BODIES[path], [Broken(where, "replace", "NUMBER")])
+    check(post(path, content=json.dumps(body).replace('"NUMBER"', number).encode()))
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))

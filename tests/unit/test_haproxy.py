@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from cato.serve import haproxy
 from cato.serve.ingress.body import BODY_WITHIN_S
-from cato.serve.ports import free_port
 
 CONFIG = """global
     maxconn 10
@@ -64,7 +62,7 @@ def test_nothing_of_haproxy_is_open_to_other_users_or_hosts(
     assert "mode 666" in rendered()  # or this module is not needed any more
     told = haproxy.configured(rendered())
     (socket,) = lines_with("stats socket", told)
-    assert socket == "stats socket /tmp/admin.sock mode 600 level admin expose-fd listeners"
+    assert socket == "stats socket /tmp/own.sock mode 600 level admin expose-fd listeners"
     assert lines_with(":9101", told) == ["bind 127.0.0.1:9101"]
     assert lines_with(":8404", told) == ["bind 127.0.0.1:8404"]
     assert haproxy.configured(told) == told
@@ -79,29 +77,31 @@ def test_metrics_of_haproxy_are_shown_where_the_operator_says(
     assert lines_with(":8404", told) == ["bind 127.0.0.1:8404"]
 
 
-@pytest.mark.skipif(not Path(haproxy.path()).exists(), reason="cato is not installed as a package")
-def test_the_real_haproxy_makes_its_admin_socket_for_this_user_alone(tmp_path: Path) -> None:
-    socket, file = tmp_path / "admin.sock", tmp_path / "haproxy.cfg"
-    stats = f"    stats socket {socket} mode 666 level admin expose-fd listeners\n"
-    file.write_text(
-        CONFIG.replace("8000", str(free_port())).replace("global\n", f"global\n{stats}")
+def test_a_path_is_unknown_only_once_routes_are_known() -> None:
+    unknown = (
+        CONFIG
+        + """    default_backend none
+backend none
+    http-request return status 404 content-type text/plain lf-string "not found"
+"""
     )
-    env = dict(os.environ, **{haproxy.VARIABLE: haproxy.path()})
-    process = subprocess.Popen([haproxy.path(), "-db", "-f", str(file)], env=env)
-    try:
-        deadline_s = time.monotonic() + 20
-        while not socket.exists() and process.poll() is None and time.monotonic() < deadline_s:
-            time.sleep(0.05)  # another process: nothing tells when it listens
-        assert socket.stat().st_mode & 0o777 == 0o600
-    finally:
-        process.kill()
-        process.wait()
+    told = haproxy.configured(unknown)
+    assert "status 404" not in told
+    assert lines_with("status 503", told)[0].startswith(
+        "http-request return status 503 content-type application/json hdr Retry-After 1 string"
+    )
+    known = unknown.replace(
+        "    default_backend", "    use_backend app if { path_beg / }\n    default_backend"
+    )
+    assert "status 404" in haproxy.configured(known)
 
 
 def test_serve_still_writes_what_this_looks_for() -> None:
     templates = pytest.importorskip("ray.serve._private.haproxy_templates")
     template = templates.HAPROXY_CONFIG_TEMPLATE
-    assert haproxy.configured(template) != template
+    told = haproxy.configured(template.replace("use_backend ", "# "))
+    assert "stats socket" in template
+    assert lines_with("status 503 content-type application/json", told)
 
 
 @pytest.mark.skipif(not Path(haproxy.path()).exists(), reason="cato is not installed as a package")

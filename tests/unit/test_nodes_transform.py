@@ -82,15 +82,15 @@ def test_any_json_value_comes_back_as_it_was(value: object) -> None:
     assert transformed(json.dumps(value, ensure_ascii=False, indent=1)) == value
 
 
-def test_the_runner_runs_each_kind_of_node(tmp_path: Path) -> None:
+async def test_the_runner_runs_each_kind_of_node(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.py").write_text("def greet(): pass\n")
     runner = NodeRunner({"app": CodeIndex.open(tmp_path / "code", tmp_path / "store")})
     node, code = NodeId("n"), Fixed("def greet(): pass\n")
-    found = runner.run(node, RetrieveSettings("app", Fixed("greet"), 3), {})
-    analyzed = runner.run(node, AnalyzeSettings(code, Fixed("python")), {})
-    validated = runner.run(node, ValidateSettings(code, Fixed("python")), {})
-    shaped = runner.run(node, TransformSettings(Fixed("hi")), {})
+    found = await runner.run(node, RetrieveSettings("app", Fixed("greet"), 3), {})
+    analyzed = await runner.run(node, AnalyzeSettings(code, Fixed("python")), {})
+    validated = await runner.run(node, ValidateSettings(code, Fixed("python")), {})
+    shaped = await runner.run(node, TransformSettings(Fixed("hi")), {})
     assert json.loads(json.dumps([found, analyzed, validated, shaped])) == [
         found,
         analyzed,
@@ -102,10 +102,10 @@ def test_the_runner_runs_each_kind_of_node(tmp_path: Path) -> None:
     assert set(shaped) == {"text", "value"}
 
 
-def test_the_runner_refuses_nodes_that_call_a_model() -> None:
+async def test_the_runner_refuses_nodes_that_call_a_model() -> None:
     settings = LlmSettings(model="m", max_tokens=1, expected_tokens=1, prompt=Fixed("hi"))
     with pytest.raises(TypeError, match="calls a model"):
-        NodeRunner({}).run(NodeId("draft"), settings, {})
+        await NodeRunner({}).run(NodeId("draft"), settings, {})
 
 
 def test_importing_the_nodes_imports_neither_ray_nor_fastapi() -> None:

@@ -22,8 +22,9 @@ from test_shared_pool import a_pool as a_shared_pool
 from cato.control.shared_pool import SharedPool
 from cato.core.commands import Refuse
 from cato.core.events import Ticked
-from cato.core.ids import InvocationId, PoolName, ReplicaId
+from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
+from cato.core.residency import Resident
 from cato.core.tenancy import Access, ApiKey
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
@@ -89,6 +90,20 @@ async def test_a_dead_replica_stays_visible_with_the_reason(tmp_path: Path) -> N
         ("sim-fast#0", "ready", ""),
         ("sim-fast#1", "gone", "killed"),
     ]
+
+
+def test_a_replica_says_how_its_last_engine_was_lost() -> None:
+    core = a_core()
+    core.handle(a_report("a"))
+    resident = Resident(
+        ReplicaId("a"), PoolName("p"), DeploymentName("d"), ModelName("m"), HostId("h"), "cpu", 1,
+        "ready", 3.0, restarts=1, lost="vLLM hung: no token of 3 answers; it was killed",
+    )  # fmt: skip
+    seen = overview(
+        [core.picture(0.0)], FleetState(residents=(resident,)), RecentOverview(), tenant=None
+    )
+    (replica,) = seen.pools[0].replicas
+    assert (replica.state, replica.restarts, replica.note) == ("ready", 1, resident.lost)
 
 
 async def test_what_runs_takes_places(tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ import json
 import logging
 import os
 import secrets
+import signal
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 import aiohttp
 
 from cato.config import places
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError, InputError
+from cato.core.hung import HungRule, Signs, Silence
 from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec, TemplateFacts
 from cato.engines.base import (
     EngineChunk,
@@ -25,7 +28,7 @@ from cato.engines.base import (
     EngineRequest,
     EngineState,
 )
-from cato.engines.vllm import dialects, stream, template, zygote
+from cato.engines.vllm import dialects, stream, template, threads, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
@@ -51,6 +54,21 @@ _CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _GENERATE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
 # Less than the server's (ENGINE_ENV), so that a request never meets a closing connection.
 _KEEP_ALIVE_S = 30.0
+# How often silence is looked at, and the state of threads once it is too long.
+_LISTEN_S = 0.25
+_SAMPLE_S = 0.1
+_SOON = aiohttp.ClientTimeout(total=0.5)
+# Before every call of CATO's.
+_PROBE_PRIORITY = -(2**31)
+_NO_ANSWER = 504
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call under way; `has_begun` when something of its answer came."""
+
+    prompt_tokens: int
+    has_begun: bool = False
 
 
 def server_argv(
@@ -105,8 +123,10 @@ class VllmEngine:
         accelerator: str = "cpu",
         cards: int = 0,
         log: str | None = None,
+        hung: HungRule = HungRule(),  # noqa: B008  # frozen
     ) -> None:
         self._spec = spec
+        self._hung = hung
         self._model = model
         self._model_path = model_path
         # Given at the start; a model that was put in its place later is still asked for by this.
@@ -134,6 +154,11 @@ class VllmEngine:
         self._session: aiohttp.ClientSession | None = None
         # Answers that are being read.
         self._answers: set[aiohttp.ClientResponse] = set()
+        # Calls under way, when something last came of one, and why the engine was given up.
+        self._calls: set[_Call] = set()
+        self._heard_s = 0.0
+        self._why_hung = ""
+        self._listener: asyncio.Task[None] | None = None
         self.pid: int | None = None
 
     @property
@@ -162,6 +187,7 @@ class VllmEngine:
             await self._end()
             self._state = EngineState.STARTING
             self._death = asyncio.get_running_loop().create_future()
+            self._why_hung = ""
             started_s = time.monotonic()
             try:
                 async with asyncio.timeout(self._spec.start_timeout_s):
@@ -188,6 +214,7 @@ class VllmEngine:
                 spec.max_num_batched_tokens,
                 spec.long_prefill_token_threshold or spec.max_num_batched_tokens,
             )
+            self._listener = asyncio.create_task(self._listen())
 
     async def stop(self) -> None:
         self._state = EngineState.STOPPED  # first: what ends from here on was meant to
@@ -226,6 +253,10 @@ class VllmEngine:
         if request.traceparent:  # vLLM's own span, when it is told where to send it
             headers["traceparent"] = request.traceparent
         response: aiohttp.ClientResponse | None = None
+        call = _Call(request.prompt_tokens)
+        if not self._calls:
+            self._heard_s = time.monotonic()
+        self._calls.add(call)
         try:
             response = await session.post(
                 f"http://engine{request.endpoint.path}",
@@ -246,6 +277,7 @@ class VllmEngine:
                 request.endpoint, raw=request.raw, continuous_usage=continuous_usage
             )
             async for data in response.content.iter_any():
+                call.has_begun, self._heard_s = True, time.monotonic()
                 for chunk in events.feed(data):
                     yield self._renamed(chunk)
             if not events.is_finished:
@@ -257,6 +289,7 @@ class VllmEngine:
                 raise EngineDeadError("the engine has ended", 503) from exc
             raise
         finally:
+            self._calls.discard(call)
             if response is not None:
                 self._answers.discard(response)
                 response.close()  # unless it was read to its end, this aborts the request
@@ -410,7 +443,73 @@ class VllmEngine:
             return
         if self._state is EngineState.READY:
             self._state = EngineState.DEAD
+        if self._why_hung:
+            how = f"{self._why_hung}; it was killed"
         self._death.set_result(f"vLLM {how}; {last_words(self.log, self._log_start)}")
+
+    async def _listen(self) -> None:
+        """Kill the server when it hangs: its streams end, and it can say nothing any more."""
+        while self._state is EngineState.READY:
+            await asyncio.sleep(_LISTEN_S)
+            if not self._hung.is_due(self._silence()):
+                continue
+            signs = await self._watched()
+            if self._state is not EngineState.READY or self.pid is None:
+                return
+            if why := self._hung.why_hung(self._silence(), signs):
+                log.error("vLLM %s %s", self._name, why)
+                self._why_hung, self._state = why, EngineState.DEAD
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            elif signs.answered or signs.counted:
+                self._heard_s = time.monotonic()
+
+    def _silence(self) -> Silence:
+        silent_s = time.monotonic() - self._heard_s
+        prompt_tokens = sum(max(1, c.prompt_tokens) for c in self._calls if not c.has_begun)
+        return Silence(silent_s, len(self._calls), prompt_tokens)
+
+    async def _watched(self) -> Signs:
+        """What the server shows within `watched_s`: a token of any answer, that of a probe, its own
+        counters, threads that run."""
+        heard_s, samples = self._heard_s, []
+        pids = [] if self.pid is None else threads.family(self.pid)
+        asking = asyncio.create_task(self._probe())
+        counting = asyncio.create_task(self._counted())
+        try:
+            until_s = time.monotonic() + self._hung.watched_s
+            while time.monotonic() < until_s:
+                await asyncio.sleep(_SAMPLE_S)
+                if asking.done() or self._heard_s != heard_s or not self._calls:
+                    return Signs(answered=True, counted=False, working=0.0)
+                samples.append(threads.is_working(pids))
+            before = await counting
+            counted = before is not None and (await self._counted() or 0.0) > before
+        finally:
+            asking.cancel()
+            counting.cancel()
+            await asyncio.wait([asking, counting])
+        return Signs(False, counted, sum(samples) / max(1, len(samples)))
+
+    async def _probe(self) -> None:
+        """Return when the server has computed one token, or refused to."""
+        body: dict[str, object] = {"model": self._server_model, "prompt": "#", "max_tokens": 1}
+        if self._spec.priority_scheduling:
+            body["priority"] = _PROBE_PRIORITY
+        try:
+            await self._ask("POST", "/v1/completions", json.dumps(body).encode())
+        except EngineDeadError:
+            await asyncio.sleep(inf)  # gone, or not accepting: no sign of life
+        except EngineError as error:
+            if error.status == _NO_ANSWER:
+                await asyncio.sleep(inf)
+
+    async def _counted(self) -> float | None:
+        """Tokens by the server's own count: every place may be taken by answers that come whole."""
+        try:
+            return stream.tokens_of_metrics(await self._ask("GET", "/metrics", None, _SOON))
+        except EngineError:
+            return None
 
     async def _wait_healthy(self) -> None:
         assert self._death is not None and self._session is not None
@@ -527,6 +626,9 @@ class VllmEngine:
         session, self._session = self._session, None
         owner, self._owner = self._owner, None
         watcher, self._watcher = self._watcher, None
+        if self._listener is not None:
+            self._listener.cancel()
+            self._listener = None
         if owner is not None:
             # The zygote sees the end of file, ends the server, and tells the watcher.
             with contextlib.suppress(OSError, RuntimeError):

@@ -217,6 +217,7 @@ def kv_cache_of_metrics(text: bytes) -> tuple[int, int]:
 
 _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
+_COUNTERS = (b"vllm:prompt_tokens_total", b"vllm:generation_tokens_total")
 _KV_CACHE = b"vllm:kv_cache_usage_perc"
 _KV_CACHE_BEFORE_0_11 = b"vllm:gpu_cache_usage_perc"
 
@@ -229,6 +230,11 @@ def load_of_metrics(text: bytes) -> EngineLoad:
         waiting=int(sum(_samples(text, _WAITING))),
         kv_cache_usage=min(1.0, max(kv_cache, default=0.0)),
     )
+
+
+def tokens_of_metrics(text: bytes) -> float:
+    """Tokens that the engine has computed since its start, of prompts and answers."""
+    return sum(sum(_samples(text, name)) for name in _COUNTERS)
 
 
 def _samples(text: bytes, name: bytes) -> list[float]:

@@ -1,8 +1,7 @@
 """The nodes of a workflow that are not LLM calls: retrieve, analyze, validate, transform.
 
-Every node is a plain synchronous function `run(node, settings, names)`, called in a worker
-thread; `NodeRunner` picks the right one. Nothing here imports Ray or FastAPI, and nothing here
-ever executes the code it looks at.
+Every node is a function `run(node, settings, names)`; `NodeRunner` picks the right one. Nothing
+here imports Ray or FastAPI, and nothing here ever executes the code it looks at.
 """
 
 from cato.serve.nodes.code_index import CodeIndex, Refresh, Snippet

@@ -7,6 +7,7 @@ indentation (Python) or from braces left open (other languages).
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,9 @@ from tree_sitter import Node
 
 from cato.core.errors import NodeError
 from cato.core.workflow import AnalyzeSettings
+from cato.serve.nodes import parsing
 from cato.serve.nodes.languages import (
+    MAX_PARSED_CHARS,
     Parsed,
     as_bytes,
     language_named,
@@ -133,27 +136,47 @@ class _Definition:
     is_local: bool = False
 
 
-def run(node: str, settings: AnalyzeSettings, names: Mapping[str, object]) -> dict[str, object]:
+async def run(
+    node: str, settings: AnalyzeSettings, names: Mapping[str, object]
+) -> dict[str, object]:
     """`{"ok", "language", "definitions", "imports", "scope", "chunks", "identifiers"}`.
 
-    `ok` says that the language is known and the source could be parsed (`parse`), not that the
-    code is right. Otherwise chunks are cut at lines and identifiers are its words.
+    `ok` says that the language is known and the source could be parsed (`parsing.parsed`), not that
+    the code is right. Otherwise chunks are cut at lines and identifiers are its words.
     """
+    source, wanted, cursor = await asyncio.to_thread(_rendered, node, settings, names)
+    language = language_named(wanted)
+    if language is not None and len(source) <= MAX_PARSED_CHARS:
+        found = await parsing.parsed("analyze", source, language=language, cursor=cursor)
+        if found is not None:
+            return found
+    return await asyncio.to_thread(unparsed, source, language or wanted)
+
+
+def _rendered(
+    node: str, settings: AnalyzeSettings, names: Mapping[str, object]
+) -> tuple[str, str, int]:
     source = render(node, settings.source, names)
     wanted = render(node, settings.language, names).strip().lower()
-    cursor = _cursor(node, settings, names, len(source))
-    language = language_named(wanted)
-    parsed = None if language is None else parse(language, source)
-    if parsed is None:
-        return {
-            "ok": False,
-            "language": language or wanted,
-            "definitions": [],
-            "imports": [],
-            "scope": [],
-            "chunks": chunks_of(source, []),
-            "identifiers": _most_frequent(m[0] for m in _WORD.finditer(source)),
-        }
+    return source, wanted, _cursor(node, settings, names, len(source))
+
+
+def unparsed(source: str, language: str) -> dict[str, object]:
+    """What can be said of any text, in time linear in its length."""
+    return {
+        "ok": False,
+        "language": language,
+        "definitions": [],
+        "imports": [],
+        "scope": [],
+        "chunks": chunks_of(source, []),
+        "identifiers": _most_frequent(m[0] for m in _WORD.finditer(source)),
+    }
+
+
+def analyzed(source: str, language: str, cursor: int) -> dict[str, object]:
+    """What the syntax tree says; `language` is one of `LANGUAGES`. Takes what time it takes."""
+    parsed = parse(language, source)
     found = _by_role(parsed.root)
     definitions = list(_definitions(parsed, found["definition"]))
     public = [d for d in definitions if not d.is_local and d.depth < _MAX_NESTING]

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
 from tree_sitter import Language, Node, Parser
 
-log = logging.getLogger("cato.nodes")
-
 # About 60k tokens, more than a model writes in one answer. Ordinary code of this size is parsed
 # in 20-30 ms, text of another language in 150 ms.
 MAX_PARSED_CHARS = 256 * 1024
-# Of one text, in CPU time of its thread. Grammars are quadratic in texts that nobody writes: 64 kB
-# of continued empty lines of Python take 8 s.
-PARSE_CPU_S = 0.5
-# A parser keeps the GIL except where it asks for more input: small blocks let the event loop
-# run in between (its longest wait falls from 135 to 30 ms).
-_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +66,12 @@ class Parsed:
         return self.data[node.start_byte : node.end_byte].decode("utf-8", "replace")
 
 
-def parse(language: str, text: str) -> Parsed | None:
-    """The syntax tree of `text`; None when it is too long, or takes more than `PARSE_CPU_S`.
+def parse(language: str, text: str) -> Parsed:
+    """The syntax tree of `text`. May take minutes, and cannot be stopped: see `parsing.parsed`.
 
     Every call has its own parser: parsers are not thread-safe. A newline is added at the end: the
     Go grammar calls its absence an error.
     """
-    if len(text) > MAX_PARSED_CHARS:
-        return None
     data = as_bytes(text)
     data = data if data.endswith(b"\n") else data + b"\n"
-    parser = Parser(grammar(language))
-    until_s = time.thread_time() + PARSE_CPU_S
-    try:
-        tree = parser.parse(
-            lambda at, _: data[at : at + _BLOCK_BYTES],
-            progress_callback=lambda _at, _has_error: time.thread_time() > until_s,
-        )
-    except ValueError:  # so it says that the callback has ended it
-        log.info("%d characters of %s take too long to parse", len(text), language)
-        return None
-    return Parsed(tree.root_node, data)
+    return Parsed(Parser(grammar(language)).parse(data).root_node, data)

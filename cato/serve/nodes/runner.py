@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import assert_never
 
+from cato.core.errors import WorkLimitError
 from cato.core.ids import NodeId
 from cato.core.workflow import (
     AnalyzeSettings,
@@ -17,28 +19,34 @@ from cato.core.workflow import (
 )
 from cato.serve.nodes import analyze, retrieve, transform, validate
 from cato.serve.nodes.code_index import CodeIndex
+from cato.workflows.templates import little_work
 
 
 class NodeRunner:
-    """Holds the opened code indexes and runs nodes with them. Thread-safe; blocks its thread."""
+    """Holds the opened code indexes and runs nodes with them."""
 
     def __init__(self, indexes: Mapping[str, CodeIndex]) -> None:
         self._indexes = dict(indexes)
 
-    def run(
+    async def run(
         self, node: NodeId, settings: NodeSettings, names: Mapping[str, object]
     ) -> Mapping[str, object]:
         """The node's result. Raise `NodeError` or `WorkLimitError` if it fails, `TypeError` if it
         calls a model."""
         match settings:
             case RetrieveSettings():
-                return retrieve.run(node, settings, names, self._indexes)
+                return await asyncio.to_thread(retrieve.run, node, settings, names, self._indexes)
             case AnalyzeSettings():
-                return analyze.run(node, settings, names)
+                return await analyze.run(node, settings, names)
             case ValidateSettings():
-                return validate.run(node, settings, names)
+                return await validate.run(node, settings, names)
             case TransformSettings():
-                return transform.run(node, settings, names)
+                # Most renderings are too short to be worth a thread.
+                try:
+                    with little_work():
+                        return transform.run(node, settings, names)
+                except WorkLimitError:
+                    return await asyncio.to_thread(transform.run, node, settings, names)
             case LlmSettings() | CallSettings():
                 raise TypeError(f"node {node!r} calls a model; the ingress runs those")
             case _:

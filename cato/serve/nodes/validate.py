@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import logging
 import re
 import warnings
@@ -12,6 +13,7 @@ from itertools import islice
 from tree_sitter import Node
 
 from cato.core.workflow import ValidateSettings
+from cato.serve.nodes import parsing
 from cato.serve.nodes.fences import unfenced
 from cato.serve.nodes.languages import MAX_PARSED_CHARS, Parsed, language_named, parse
 from cato.serve.nodes.rendering import render
@@ -29,43 +31,51 @@ _CLOSER = {"(": ")", "[": "]", "{": "}"}
 warnings.filterwarnings("ignore", module=re.escape(_FILE))
 
 
-def run(node: str, settings: ValidateSettings, names: Mapping[str, object]) -> dict[str, object]:
+async def run(
+    node: str, settings: ValidateSettings, names: Mapping[str, object]
+) -> dict[str, object]:
     """`{"ok", "errors", "code", "checked"}`: lines and columns count from 1, in characters.
 
     `code` is the source without Markdown fences. Code in an unknown language, or that could not be
-    parsed (`parse`), is `ok` but not `checked`. An empty `language` means the fence's.
+    parsed (`parsing.parsed`), is `ok` but not `checked`. An empty `language` means the fence's.
     """
-    block = unfenced(render(node, settings.source, names))
-    wanted = render(node, settings.language, names).strip() or block.language
+    code, wanted = await asyncio.to_thread(_rendered, node, settings, names)
     language = language_named(wanted)
-    code = block.code
     if not code.strip():
         return _result(code, [_error(1, 1, "no code")])
-    errors = None if language is None else syntax_errors(language, code)
-    if errors is None:
-        _log.info("not checked: %d characters of %r", len(code), wanted)
-        return _result(code, [], checked=False)
-    return _result(code, errors)
+    if language is not None and len(code) <= MAX_PARSED_CHARS:
+        found = await parsing.parsed("validate", code, language=language)
+        if found is not None:
+            return found
+    _log.info("not checked: %d characters of %r", len(code), wanted)
+    return _result(code, [], checked=False)
 
 
-def syntax_errors(language: str, code: str) -> list[dict[str, object]] | None:
-    """What is wrong with `code`, at most `MAX_ERRORS`; `language` is one of `LANGUAGES`. None when
-    it could not be parsed.
+def _rendered(
+    node: str, settings: ValidateSettings, names: Mapping[str, object]
+) -> tuple[str, str]:
+    block = unfenced(render(node, settings.source, names))
+    return block.code, render(node, settings.language, names).strip() or block.language
+
+
+def validated(code: str, language: str) -> dict[str, object]:
+    """The result for code of one of `LANGUAGES`. Takes what time it takes."""
+    return _result(code, syntax_errors(language, code))
+
+
+def syntax_errors(language: str, code: str) -> list[dict[str, object]]:
+    """What is wrong with `code`, at most `MAX_ERRORS`; `language` is one of `LANGUAGES`.
 
     For Python CPython decides, and reports its one error first; the grammar only adds further
     places, as its idea of the language is wider in some corners and narrower in others.
     """
-    if len(code) > MAX_PARSED_CHARS:
-        return None
     first = _python_error(code) if language == "python" else None
     if language == "python" and first is None:
         return []
-    parsed = parse(language, code)
-    if parsed is None:
-        return None if first is None else [first]
+    found = _grammar_errors(parse(language, code))
     if first is None:
-        return list(islice(_grammar_errors(parsed), MAX_ERRORS))
-    more = (e for e in _grammar_errors(parsed) if e["line"] != first["line"])
+        return list(islice(found, MAX_ERRORS))
+    more = (e for e in found if e["line"] != first["line"])
     return [first, *islice(more, MAX_ERRORS - 1)]
 
 

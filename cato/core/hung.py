@@ -1,0 +1,81 @@
+"""When an engine that says nothing is hung: stopped, deadlocked, or waiting for a card for ever.
+
+A process that is gone closes its connections; one that stands still keeps them open, and its
+streams would wait for ever. Silence alone proves nothing: a long prompt is computed in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cato.core.profile import UNMEASURED, Profile
+
+# Of the samples: a thread that answers metrics runs in one or two, one that computes in all.
+_WORKING_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Nothing came for `silent_s` of any of `running` answers.
+
+    `prompt_tokens` are those of answers that have not begun.
+    """
+
+    silent_s: float
+    running: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What a silent engine showed while it was watched.
+
+    `answered`: a token, or a probe's answer; `counted`: its own counters of tokens moved; `working`
+    is the share of samples in which one of its threads ran.
+    """
+
+    answered: bool
+    counted: bool
+    working: float
+
+
+@dataclass(frozen=True, slots=True)
+class HungRule:
+    """Ask after a multiple of what the next token is predicted to take; then look at all signs.
+
+    Threads that run are given `working_s`, and `working_times` as long as an engine is not asked:
+    kernels are compiled in silence, profiles may be guesses, and on a busy host everything takes
+    longer, while a process that is stopped or deadlocked runs nothing.
+    """
+
+    profile: Profile = UNMEASURED
+    times: float = 20.0
+    least_s: float = 2.0
+    watched_s: float = 1.5
+    working_s: float = 60.0
+    working_times: float = 10.0
+
+    def predicted_s(self, silence: Silence) -> float:
+        """Until the next token."""
+        if silence.prompt_tokens:
+            return self.profile.first_token_s(silence.prompt_tokens, silence.running)
+        return self.profile.decode_step_s(silence.running)
+
+    def is_due(self, silence: Silence) -> bool:
+        """Whether the engine should be asked for a sign."""
+        return silence.running > 0 and silence.silent_s >= self._asked_after_s(silence)
+
+    def _asked_after_s(self, silence: Silence) -> float:
+        return max(self.least_s, self.times * self.predicted_s(silence))
+
+    def why_hung(self, silence: Silence, signs: Signs) -> str:
+        """The reason to give the engine up; empty while there is none."""
+        if signs.answered or signs.counted:
+            return ""
+        working_s = max(self.working_s, self.working_times * self._asked_after_s(silence))
+        if signs.working >= _WORKING_SHARE and silence.silent_s < working_s:
+            return ""
+        return (
+            f"hung: no token of {silence.running} answers for {silence.silent_s:.1f} s, where "
+            f"{self.predicted_s(silence):.2f} s were predicted, and no answer to a probe"
+        )

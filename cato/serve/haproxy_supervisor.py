@@ -1,0 +1,196 @@
+"""Starts HAProxy again when it dies, and ends it when nobody is left who would.
+
+Ray Serve 2.60 notices the death of its HAProxy after 24 to 34 s, and takes one that it has not
+started itself for a failed start. It must not outlive Serve either: on a port that several may
+listen on it would take a share of the connections, for ever, with an old configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+# What a death costs: the look of `wait`, a start of 20 ms and the first connections.
+_PAUSE_S = 0.05
+# Starts in a row that do not live for so long are a matter of the configuration: Serve's to see.
+_LEAST_LIFE_S = 1.0
+_MAX_STARTS = 5
+_WATCH_S = 0.5
+# Without the actor that started it: Serve has another one in half a minute.
+_ALONE_S = 60.0
+_ANSWER_WITHIN_S = 4.0
+_COMMAND_BYTES = 65_536
+_PR_SET_PDEATHSIG = 1
+_PID = re.compile(rb"(?m)^Pid: (\d+)")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Supervisor:
+    """One HAProxy at a time, run by `command`; Serve asks it for its state at `asked_at`.
+
+    SIGUSR1 lets it end its connections, as with HAProxy; SIGTERM ends it.
+    """
+
+    def __init__(self, command: Sequence[str], asked_at: str) -> None:
+        self._command = [own_socket(asked_at) if a == asked_at else a for a in command]
+        self._asked_at = asked_at
+        self._own = own_socket(asked_at)
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_leaving = False
+        self._parent = os.getppid()
+        self._grandparent = _parent_of(self._parent)
+
+    async def run(self) -> int:
+        """The exit status of the last HAProxy."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._leave, number)
+        earlier = None if "-sf" in self._command else await self._earlier()
+        watching = asyncio.create_task(self._watch())
+        try:
+            return await self._supervise(earlier)
+        finally:
+            watching.cancel()
+            self._leave(signal.SIGKILL)
+
+    async def _supervise(self, earlier: int | None) -> int:
+        command, short_lives, server = self._command, 0, None
+        while True:
+            started_s = time.monotonic()
+            self._process = await asyncio.create_subprocess_exec(
+                *command, preexec_fn=_end_with_parent
+            )
+            if server is None and await self._is_up():
+                server = await self._listen()
+                if earlier is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(earlier, signal.SIGUSR1)
+            code = await self._process.wait()
+            if self._is_leaving or server is None:
+                return code
+            is_short = time.monotonic() - started_s < _LEAST_LIFE_S
+            short_lives = short_lives + 1 if is_short else 0
+            if short_lives >= _MAX_STARTS:
+                return code
+            print(f"cato-haproxy: HAProxy ended with {code}; another is started", file=sys.stderr)
+            command = _fresh(self._command)
+            await asyncio.sleep(_PAUSE_S * short_lives)
+
+    def _leave(self, number: int) -> None:
+        self._is_leaving = True
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _watch(self) -> None:
+        """End when the actor that started us is not replaced by another one."""
+        alone_since_s: float | None = None
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if os.getppid() == self._parent and self._parent != 1:
+                continue
+            alone_since_s = alone_since_s or time.monotonic()
+            is_down = not os.path.exists(f"/proc/{self._grandparent}")
+            if is_down or time.monotonic() - alone_since_s > _ALONE_S:
+                self._leave(signal.SIGTERM)
+
+    # What Serve asks
+
+    async def _is_up(self) -> bool:
+        """Whether this HAProxy came to answer; another may answer at its place before."""
+        assert self._process is not None
+        while self._process.returncode is None:
+            with contextlib.suppress(OSError):
+                found = _PID.search(await _asked(self._own, b"show info\n"))
+                if found is not None and int(found[1]) == self._process.pid:
+                    return True
+            await asyncio.sleep(_PAUSE_S)
+        return False
+
+    async def _earlier(self) -> int | None:
+        """The supervisor of an actor that is gone, which holds our port."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                found = _PID.search(await _asked(self._asked_at, b"show info\n"))
+            if found is not None and _parent_of(int(found[1])) != self._parent:
+                return int(found[1])
+        return None
+
+    async def _listen(self) -> asyncio.Server:
+        # Bound under another name and renamed: whoever finds the path can connect. No longer than
+        # the path itself, as those of sockets are limited.
+        unready = str(Path(self._asked_at).with_name(f"{os.getpid()}.s"))
+        server = await asyncio.start_unix_server(self._answer, unready, limit=_COMMAND_BYTES)
+        os.chmod(unready, 0o600)
+        os.rename(unready, self._asked_at)
+        return server
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """HAProxy's answer to one command, with our process id in the place of its own."""
+        try:
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                command = await reader.readline()
+                answer = await self._asked_until_up(command)
+                if command.strip() == b"show info":
+                    answer = _PID.sub(b"Pid: %d" % os.getpid(), answer)
+                writer.write(answer)
+                await writer.drain()
+        except (OSError, ValueError, TimeoutError):
+            pass  # an answer that does not come is one, too
+        finally:
+            writer.close()
+
+    async def _asked_until_up(self, command: bytes) -> bytes:
+        while True:
+            try:
+                return await _asked(self._own, command)
+            except OSError:
+                if self._is_leaving:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+
+def own_socket(asked_at: str) -> str:
+    """Where HAProxy itself listens for its supervisor; no longer than the path that Serve knows."""
+    return str(Path(asked_at).with_name("own.sock"))
+
+
+async def _asked(path: str, command: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(command)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+def _fresh(command: Sequence[str]) -> list[str]:
+    """`command` without what it takes over from an earlier HAProxy."""
+    fresh: list[str] = []
+    is_pid = False
+    for argument, before in zip(command, ["", *command], strict=False):
+        is_pid = argument == "-sf" or (is_pid and argument.isdecimal())
+        if not is_pid and "-x" not in (argument, before):
+            fresh.append(argument)
+    return fresh
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _parent_of(pid: int) -> int:
+    """0 where that is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,63 @@
+"""`cato chaos --ray` with faults that only a cluster has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.live
+
+HAPROXY = """
+seed: 3
+streams: 8
+tokens: 60
+step: 50ms
+replicas: 2
+faults: 4
+gap: 5s
+mix: {haproxy_kill: 1}
+"""
+REAL = """
+seed: 6
+streams: 4
+tokens: 60
+replicas: 2
+hosts: 2
+faults: 2
+gap: 10s
+engine: vllm
+dialects: {completions: 1}
+mix: {zygote_kill: 1, engine_stop: 1}
+"""
+
+
+def drilled(plan: str, folder: Path) -> dict[str, Any]:
+    (folder / "plan.yaml").write_text(plan)
+    cato, report = str(Path(sys.executable).with_name("cato")), folder / "report.json"
+    command = [cato, "chaos", "--ray", "--plan", str(folder / "plan.yaml"), "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
+
+
+@pytest.mark.timeout(420)
+def test_a_killed_haproxy_costs_its_connections_and_nothing_else(tmp_path: Path) -> None:
+    found = drilled(HAPROXY, tmp_path)
+    assert found["faults"] == 4
+    assert found["calls"]["ok"] > 20
+    # A path that is answered with 404 would be wrong.
+    assert set(found["calls"]) <= {"ok", "cut", "refused", "hung"}
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_killed_zygotes_and_stopped_engines_cost_no_answer(tmp_path: Path) -> None:
+    found = drilled(REAL, tmp_path)
+    assert found["faults"] == 2
+    assert set(found["calls"]) <= {"ok", "hung"}

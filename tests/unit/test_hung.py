@@ -1,0 +1,55 @@
+"""Which silence of an engine means that it hangs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cato.core.hung import HungRule, Signs, Silence
+from cato.core.profile import UNMEASURED
+
+RULE = HungRule(replace(UNMEASURED, decode_base_s=0.5, decode_per_request_s=0.0))
+NO_SIGN = Signs(answered=False, counted=False, working=0.0)
+
+
+def a_silence(silent_s: float, *, running: int = 1, prompt_tokens: int = 0) -> Silence:
+    return Silence(silent_s, running, prompt_tokens)
+
+
+@pytest.mark.parametrize(("silent_s", "due"), [(9.9, False), (10.0, True)])
+def test_an_engine_is_asked_after_a_multiple_of_its_step(silent_s: float, due: bool) -> None:
+    assert RULE.is_due(a_silence(silent_s)) is due
+
+
+def test_an_engine_that_computes_a_long_prompt_is_given_its_time() -> None:
+    prompt_s = UNMEASURED.first_token_s(30_000)
+    rule = HungRule()
+    assert not rule.is_due(a_silence(19 * prompt_s, prompt_tokens=30_000))
+    assert rule.is_due(a_silence(21 * prompt_s, prompt_tokens=30_000))
+
+
+def test_a_fast_engine_is_not_asked_at_once_nor_one_that_has_nothing_to_do() -> None:
+    rule = HungRule(replace(UNMEASURED, decode_base_s=0.001, decode_per_request_s=0.0))
+    assert not rule.is_due(a_silence(1.9))
+    assert rule.is_due(a_silence(2.0))
+    assert not rule.is_due(a_silence(1e6, running=0))
+
+
+@pytest.mark.parametrize(
+    ("signs", "silent_s", "is_hung"),
+    [
+        (NO_SIGN, 10.0, True),
+        (replace(NO_SIGN, answered=True), 1e6, False),
+        (replace(NO_SIGN, counted=True), 1e6, False),
+        (replace(NO_SIGN, working=0.5), 99.0, False),
+        (replace(NO_SIGN, working=0.5), 100.0, True),
+        (replace(NO_SIGN, working=0.1), 10.0, True),
+    ],
+)
+def test_only_an_engine_without_any_sign_is_given_up(
+    signs: Signs, silent_s: float, is_hung: bool
+) -> None:
+    why = RULE.why_hung(a_silence(silent_s, running=3), signs)
+    assert bool(why) is is_hung
+    assert not why or "no token of 3 answers" in why

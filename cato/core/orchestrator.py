@@ -1521,7 +1521,7 @@ class PoolOrchestrator:
         prompt_s = profile.prefill_s(invocation.prompt_tokens, 1, cached)
         age = 0
         if cached:
-            nodes = -(-cached // PREFIX_BLOCK_TOKENS)
+            nodes = self._picture.cached_nodes(replica.id, invocation.prefix)
             age = self._picture.age_of(replica.id, invocation.prefix, nodes)
         self._leases[invocation.id] = _Lease(
             replica.id, running, command, uncached_tokens, prompt_s, age, went_first

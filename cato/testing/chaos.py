@@ -76,6 +76,7 @@ class Drill:
     _ingress_kills_s: list[float] = field(default_factory=list)
     _memory: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     _longest_queue: int = 0
+    _broken: list[str] = field(default_factory=list)  # of the drill itself
 
     async def run(self) -> dict[str, Any]:
         """Returns the report; raises nothing for what the application did."""
@@ -99,6 +100,8 @@ class Drill:
         finally:
             watching.cancel()
             hung = clients.under_way
+            if asking.done() and (error := asking.exception()) is not None:
+                self._broken.append(f"the clients ended with {_first(error)!r}")
             asking.cancel()
             for attack in attacking:
                 attack.cancel()
@@ -214,9 +217,16 @@ class Drill:
             "overload": overload,
             "hostile": hostile,
             "memory": {n: s for n, m in self._memory.items() if (s := slope(m)) is not None},
-            "problems": [_shown(o) for o in bad[:SHOWN]],
+            "problems": [*self._broken, *(_shown(o) for o in bad[:SHOWN])],
             "passed": not (bad or hung or leaks or overload.get("broken") or hostile.get("broken")),
         }
+
+
+def _first(error: BaseException) -> BaseException:
+    """One of a group's exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def slope(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:

@@ -261,6 +261,15 @@ def test_five_minutes_of_work_and_faults_leave_memory_flat_and_no_lease(tmp_path
     assert memory["seconds"] > 150
 
 
+async def test_a_drill_whose_clients_ended_has_not_passed() -> None:
+    async with local_stage(a_plan(faults=0, duration="300ms")) as stage:
+        nothing_to_send: Any = object()
+        stage.target = replace(stage.target, model=nothing_to_send)
+        report = await Drill(a_plan(faults=0, duration="300ms"), stage).run()
+    assert not report["passed"]
+    assert "the clients ended with TypeError" in report["problems"][0]
+
+
 async def test_engines_that_say_something_else_fail_the_drill() -> None:
     plan = a_plan(faults=0, duration="300ms")
     async with local_stage(plan) as stage:

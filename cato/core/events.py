@@ -15,7 +15,8 @@ class ReplicaReported:
 
     `held` are the invocations that it has; a lease it does not name after a grace time is free.
     `prefix_caching`: its engine keeps the beginnings of prompts. `step_tokens`: the prompt tokens
-    that its engine processes in one step at most (0: whole prompts, or unknown).
+    that its engine processes in one step at most (0: whole prompts, or unknown). `host_tokens`:
+    what leaves its KV cache stays in the host's memory, so many tokens of it.
     """
 
     now_s: float
@@ -28,6 +29,7 @@ class ReplicaReported:
     held: tuple[InvocationId, ...]
     prefix_caching: bool = False
     step_tokens: int = 0
+    host_tokens: int = 0
 
 
 @record

@@ -378,6 +378,7 @@ class _Replica:
     prompt_tokens_ahead: int = 0
     context_tokens: int = 0
     step_tokens: int = 0
+    host_tokens: int = 0
     dispatch_s: float = 0.0
     # When the prompts that are ahead are expected to be done.
     _prompts_end_s: float = -inf
@@ -522,6 +523,7 @@ class _Replica:
             prompts_ahead_s=self.prompts_ahead_s,
             context_tokens=self.context_tokens,
             step_tokens=self.step_tokens,
+            host_tokens=self.host_tokens,
             dispatch_s=self.dispatch_s,
             sessions=self.sessions,
             working_set_tokens=self.working_set_tokens,
@@ -1035,15 +1037,17 @@ class PoolOrchestrator:
                 event.accepting,
                 event.now_s,
             )
-        is_changed = replica.profile != event.profile
+        is_changed = replica.profile != event.profile or replica.host_tokens != event.host_tokens
         replica.profile = event.profile
         replica.max_running = event.max_running
         replica.standby = event.standby
         replica.step_tokens = event.step_tokens
+        replica.host_tokens = event.host_tokens
         replica.accepting_work = event.accepting
         replica.seen_at_s = event.now_s
         if event.prefix_caching and (is_changed or not replica.has_prefix_cache):
-            self._picture.add(replica.id, event.profile.kv_capacity_tokens)
+            capacity_tokens = event.profile.kv_capacity_tokens + event.host_tokens
+            self._picture.add(replica.id, capacity_tokens)
         elif not event.prefix_caching:
             self._picture.remove(replica.id)
         replica.has_prefix_cache = event.prefix_caching

@@ -173,7 +173,8 @@ class ReplicaView(Protocol):
     `prefilling` counts what it holds that has no token yet, `prompt_tokens_ahead` the tokens of
     those prompts that are not believed to be cached, and `prompts_ahead_s` the time that the engine
     is expected to need for them from now on. `context_tokens` are those of all that it holds.
-    `step_tokens` is the engine's own budget of prompt tokens a step (0: it has none), `dispatch_s`
+    `step_tokens` is the engine's own budget of prompt tokens a step (0: it has none),
+    `host_tokens` what its host's memory holds beside the KV cache (0: nothing), `dispatch_s`
     the measured delay between router and engine. `running` lists the leases; what was leased before
     a restart of the router is counted in `held` alone. `sessions` were there lately, with contexts
     of `working_set_tokens`; `awaited_s` is the prompt work that waits in the pool for this replica.
@@ -213,6 +214,8 @@ class ReplicaView(Protocol):
     def context_tokens(self) -> int: ...
     @property
     def step_tokens(self) -> int: ...
+    @property
+    def host_tokens(self) -> int: ...
     @property
     def dispatch_s(self) -> float: ...
     @property
@@ -257,6 +260,7 @@ class ReplicaSnapshot:
     prompts_ahead_s: float = 0.0
     context_tokens: int = 0
     step_tokens: int = 0
+    host_tokens: int = 0
     dispatch_s: float = 0.0
     sessions: int = 0
     working_set_tokens: int = 0

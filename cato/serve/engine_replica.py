@@ -316,6 +316,9 @@ class EngineReplica:
                 # An engine that died has lost what it had cached.
                 prefix_caching=self._spec.engine.prefix_caching and state is EngineState.READY,
                 step_tokens=self._spec.engine.max_num_batched_tokens or 0,
+                host_tokens=self._profile.host_capacity_tokens
+                if self._spec.engine.host_memory
+                else 0,
             )
         )
         self._progress.stop(orders)

@@ -188,6 +188,7 @@ class SimPool:
                 tuple(i for i, (h, _) in self._leases.items() if h is host),
                 prefix_caching=engine.cache is not None,
                 step_tokens=engine.chunk_tokens or 0,
+                host_tokens=profile.host_capacity_tokens if self.setup.host_memory else 0,
             )
         )
 

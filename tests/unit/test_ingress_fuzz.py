@@ -82,7 +82,7 @@ def ask(operation: Any, checks: tuple[Any, ...], examples: int) -> None:
         name_real_things(case, model, task)
         response = case.call(timeout=60)
         if response.status_code == 504:  # a deadline of its own, which may be short
-            assert response.json()["error"]["code"] == "deadline_exceeded", response.text
+            assert "deadline" in response.text
             return
         assert response.status_code < 500, (case.body, response.text)
         case.validate_response(response, checks=checks)

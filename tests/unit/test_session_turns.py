@@ -24,12 +24,23 @@ LARGE = card_profile("large")
 NODES = 1000
 
 
-def a_pool(replicas: int = 2, kv_nodes: int = 9000) -> PoolOrchestrator:
+def a_pool(replicas: int = 2, kv_nodes: int = 9000, host_nodes: int = 0) -> PoolOrchestrator:
     pool = PoolOrchestrator(PoolName("p"), foresight())
+    host_tokens = host_nodes * PREFIX_BLOCK_TOKENS
     profile = replace(LARGE, kv_capacity_tokens=kv_nodes * PREFIX_BLOCK_TOKENS)
     for i in range(replicas):
         report = ReplicaReported(
-            0.0, ReplicaId(f"r{i}"), DeploymentName("d"), profile, 256, 0, True, (), True, 2048
+            0.0,
+            ReplicaId(f"r{i}"),
+            DeploymentName("d"),
+            profile,
+            256,
+            0,
+            True,
+            (),
+            prefix_caching=True,
+            step_tokens=2048,
+            host_tokens=host_tokens,
         )
         pool.handle(report)
     return pool
@@ -93,6 +104,15 @@ def test_tokens_of_what_is_cached_follow_the_engines_count() -> None:
         turn = replace(a_turn(session, 2, NODES + 10, at_s=10.0), prompt_tokens=counted + 900)
         again = served(pool, turn)
         assert abs(again.cached_tokens - counted) < 2 * PREFIX_BLOCK_TOKENS
+
+
+def test_what_left_the_kv_cache_for_the_hosts_memory_counts_as_cached() -> None:
+    for host_nodes, is_kept in ((0, False), (3 * NODES, True)):
+        pool = a_pool(replicas=1, kv_nodes=NODES + NODES // 2, host_nodes=host_nodes)
+        for number in (1, 2, 3):
+            served(pool, a_turn(str(number), 1, at_s=5.0 * number))
+        again = served(pool, a_turn("1", 2, at_s=30.0))
+        assert (again.cached_tokens > NODES) is is_kept
 
 
 def test_a_turn_waits_for_its_replica_and_its_prompt_counts_there_meanwhile() -> None:

@@ -76,7 +76,9 @@ class LeastLateness:
                 cost_s += self.move_s
         excess = working_set - capacity_tokens
         if excess > 0:
-            cost_s += excess / working_set * whole_s
+            kept = min(excess, replica.host_tokens)
+            load_s = kept * invocation.prompt_tokens * profile.host_load_token_s
+            cost_s += (load_s + (excess - kept) * whole_s) / working_set
         return cost_s + self.spread_s_per_mtoken * working_set / _MILLION
 
 

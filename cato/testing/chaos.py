@@ -218,7 +218,9 @@ class Drill:
             "hostile": hostile,
             "memory": {n: s for n, m in self._memory.items() if (s := slope(m)) is not None},
             "problems": [*self._broken, *(_shown(o) for o in bad[:SHOWN])],
-            "passed": not (bad or hung or leaks or overload.get("broken") or hostile.get("broken")),
+            "passed": not any(
+                (bad, hung, leaks, self._broken, overload.get("broken"), hostile.get("broken"))
+            ),
         }
 
 

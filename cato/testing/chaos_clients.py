@@ -255,7 +255,9 @@ class Clients:
                 return
             rest, is_done = b"", False
             async for data in answer.content.iter_any():
-                *events, rest = (rest + data).split(b"\n\n")
+                *blocks, rest = (rest + data).split(b"\n\n")
+                # A comment keeps the connection of a stream that stands still; it is no news.
+                events = [block for block in blocks if not block.startswith(b":")]
                 now_s = time.monotonic()
                 if events and not call.has_news:
                     call.first_token_s = now_s - call.started_s

@@ -235,6 +235,25 @@ async def test_the_first_turn_of_a_real_client_reaches_the_model_whole(
     assert llm["prompt_tokens"] == pytest.approx(counted, rel=0.06)
 
 
+async def test_the_router_knows_what_engines_have_cached(stage: Stage) -> None:
+    """Through two ingresses; one engine dies on the way and comes back without its cache."""
+    shapes = [replace(s, rules=6) for s in SHAPES if s.name in ("claude", "codex", "opencode")]
+    sessions = [(shapes[i % len(shapes)], f"picture-{i}") for i in range(SESSIONS)]
+    bodies = [shape.first(session) for shape, session in sessions]
+    off: list[int] = []
+    for number in range(TURNS):
+        if number == TURNS // 2:
+            await stage.restart(min(stage.engines))
+        for i, (shape, session) in enumerate(sessions):
+            http = (stage.http, stage.other)[(number + i) % 2]
+            receipt = await asked(http, shape, bodies[i], session)
+            llm = receipt["nodes"][0]["llm"]
+            off.append(llm["expected_cached_tokens"] - llm["cached_prompt_tokens"])
+            bodies[i] = shape.next(bodies[i], SCRIPTED, f"{number} {RESULT}")
+    right = sum(abs(tokens) <= BLOCK_TOKENS for tokens in off)
+    assert right >= 0.95 * len(off), f"{right} of {len(off)}: {sorted(off)}"
+
+
 async def test_a_cut_stream_is_continued_as_one_on_the_other_engine(stage: Stage) -> None:
     shape = next(s for s in SHAPES if s.name == "opencode")
     body = {k: v for k, v in shape.first("cut").items() if k != "tools"}
@@ -260,22 +279,3 @@ async def test_a_cut_stream_is_continued_as_one_on_the_other_engine(stage: Stage
     assert ends[-1] == "length"
     assert not any(ends[:-1])
     assert len({c["id"] for c in chunks}) == 1
-
-
-async def test_the_router_knows_what_engines_have_cached(stage: Stage) -> None:
-    """Through two ingresses; one engine dies on the way and comes back without its cache."""
-    shapes = [replace(s, rules=6) for s in SHAPES if s.name in ("claude", "codex", "opencode")]
-    sessions = [(shapes[i % len(shapes)], f"picture-{i}") for i in range(SESSIONS)]
-    bodies = [shape.first(session) for shape, session in sessions]
-    off: list[int] = []
-    for number in range(TURNS):
-        if number == TURNS // 2:
-            await stage.restart(min(stage.engines))
-        for i, (shape, session) in enumerate(sessions):
-            http = (stage.http, stage.other)[(number + i) % 2]
-            receipt = await asked(http, shape, bodies[i], session)
-            llm = receipt["nodes"][0]["llm"]
-            off.append(llm["expected_cached_tokens"] - llm["cached_prompt_tokens"])
-            bodies[i] = shape.next(bodies[i], SCRIPTED, f"{number} {RESULT}")
-    right = sum(abs(tokens) <= BLOCK_TOKENS for tokens in off)
-    assert right >= 0.95 * len(off), f"{right} of {len(off)}: {sorted(off)}"

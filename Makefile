@@ -12,7 +12,7 @@ STAMP := .venv/.setup-$(EXTRAS)
 say := @printf '\033[1m==> %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test agents check lint bench fuzz soak audit clean
+.PHONY: help setup serve test agents drills check lint bench fuzz soak audit clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test: lint  ## check with its slow tests, then live ones on a local Ray with rea
 
 agents: $(STAMP)  ## six coding agents at work against CATO; installs them (2.2 GB in .cache)
 	@CATO_AGENTS=all $(BIN)/python -m pytest -q tests/live/agents
+
+drills: $(STAMP)  ## killed zygotes and stopped engines of real vLLM on two hosts (ten minutes)
+	@CATO_DRILLS=1 $(BIN)/python -m pytest -q tests/live/test_drills.py
 
 bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead

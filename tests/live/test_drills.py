@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_a_killed_haproxy_costs_its_connections_and_nothing_else(tmp_path: Path)
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
+@pytest.mark.skipif("CATO_DRILLS" not in os.environ, reason="takes ten minutes: `make drills`")
 def test_killed_zygotes_and_stopped_engines_cost_no_answer(tmp_path: Path) -> None:
     found = drilled(REAL, tmp_path)
     assert found["faults"] == 2

@@ -46,7 +46,7 @@ KEPT_RUNS = 4_000
 KEPT_REACTIONS = 32
 # Passed-through calls differ too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
-# Learning anew costs milliseconds for each node, in a thread; with forests some seconds of a core
+# Learning again costs milliseconds for each node, in a thread; with forests some seconds of a core
 # in a process of its own.
 RELEARN_S = 5.0
 REGROW_S = 60.0

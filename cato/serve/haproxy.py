@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def _configure(file: Path) -> str:
-    """Under its own name: Serve writes it anew for every start, and knows its processes by it.
+    """Under its own name: Serve writes it again for every start, and knows its processes by it.
 
     Returns where Serve will ask HAProxy; empty if nowhere.
     """

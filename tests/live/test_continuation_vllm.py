@@ -104,7 +104,9 @@ async def test_a_cut_stream_of_vllm_goes_on_as_one(engine: VllmEngine, endpoint:
         # The rest follows from text, which may be split into other tokens than the model chose.
         assert answer.text[: len(begun) + 8] == whole.text[: len(begun) + 8]
         prompt, _, output = counts_in(endpoint, told)
-        assert prompt == counts_in(endpoint, expected)[0]
+        # A count that comes last is of the prompt with what was sent before the loss. An event of a
+        # busy engine may have several tokens: what exceeds the events is not known.
+        assert 0 <= prompt - counts_in(endpoint, expected)[0] < TOKENS
         assert output == answer.output_tokens <= TOKENS + 2
         assert finish_in(endpoint, told)
 

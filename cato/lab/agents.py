@@ -66,8 +66,8 @@ ENOUGH = 0.95
 TUNED_ON, REPORTED, ALL = "tuned on", "reported", "all"
 
 STICKY = "sticky"
-ARMS = (
-    FORESIGHT,
+# Rules that keep a session's cache warm.
+SESSION_RULES = (
     STICKY,
     "session-hash",
     "prefix-score",
@@ -76,8 +76,8 @@ ARMS = (
     "prefix-affinity",
     "continuum",
     "working-set",
-    "power-of-two",
 )
+ARMS = (FORESIGHT, *SESSION_RULES, "power-of-two")
 # Of the turns that are in time with the most users: they take at most 1 / 0.9 of their time alone.
 LEAST_TURN_RATE = 0.9
 ROWS = ("in_time", "hit_rate", "ttft_s_p50", "ttft_s_p95", "turn_rate")

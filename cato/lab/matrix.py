@@ -115,17 +115,7 @@ OPEN_ARMS = (
 equals they are compared."""
 SLOW_ARMS, MOST_SLOW_REPLICAS = ("saber", "annealing", "cato"), 4
 """They look at everything for every call; beyond so many replicas one run takes minutes."""
-SESSION_ARMS = (
-    "sticky",
-    "session-hash",
-    "prefix-score",
-    "block-cost",
-    "block-cost-8",
-    "prefix-affinity",
-    "continuum",
-    "working-set",
-    "edf-bounded",
-)
+SESSION_ARMS = (*agents.SESSION_RULES, "edf-bounded")
 """The others ignore caches, and serve less than one user a card."""
 
 

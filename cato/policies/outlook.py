@@ -77,7 +77,7 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
     """Probability of each that its last token comes in time; `prospects` ascend by tokens left.
 
     0 where nothing is due: what can neither be won nor lost counts as nothing. All get a token per
-    step. Whoever is expected to be done leaves, and the steps of the others become shorter:
+    step. Those expected to be done leave, and the steps of the others become shorter:
     step(b, S) = base + per_request · b + per_context_token · S, and more where a batch is so large
     that it computes for longer than it reads.
     """

@@ -164,7 +164,7 @@ class RunningTask:
     ) -> None:
         """Pools are shared by `tenant` and `weight`, `retries` by all runs of the process.
         `head_start_s` is how long before its arrival the run stands in the pools' queues;
-        of one `buffer` they serve the latest run alone. `user` is whoever asks; the client leaves
+        of one `buffer` they serve the latest run alone. `user` names the caller; the client leaves
         when it has no token after `patience_s`. Prompts of one `salt` share what engines have
         cached."""
         self.run = run

@@ -126,8 +126,8 @@ class Supervisor:
         return None
 
     async def _listen(self) -> asyncio.Server:
-        # Bound under another name and renamed: whoever finds the path can connect. No longer than
-        # the path itself, as those of sockets are limited.
+        # Bound under another name and renamed: once the path exists, a client can connect. No
+        # longer than the path itself, as those of sockets are limited.
         unready = str(Path(self._asked_at).with_name(f"{os.getpid()}.s"))
         server = await asyncio.start_unix_server(self._answer, unready, limit=_COMMAND_BYTES)
         os.chmod(unready, 0o600)

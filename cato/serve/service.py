@@ -56,7 +56,7 @@ class Origin:
     `replaces` is the run of the same buffer that this ingress replica knows; the pools know those
     of all. `weight` is the tenant's in a full pool; `reserve` is told the tokens that the run is
     expected to use and the most that it may, before it begins, and `spend` what it has used when it
-    has ended. `user` tells whoever asks from others, and says nothing else. Prompts of one `salt`
+    has ended. `user` tells one caller from another, and says nothing else. Prompts of one `salt`
     share what engines have cached. The client waits `patience_s` for a first token (inf: nobody
     knows).
     """

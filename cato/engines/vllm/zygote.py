@@ -179,7 +179,7 @@ class Zygote:
         self._was_terminated = True  # the loop acts on it: a handler may interrupt a fork
 
     def _listen(self) -> None:
-        # Bound under another name and renamed: whoever sees the path can connect.
+        # Bound under another name and renamed: once the path exists, a client can connect.
         unready = f"{self._socket_path}.starting"
         for path in (unready, self._socket_path):
             with contextlib.suppress(FileNotFoundError):

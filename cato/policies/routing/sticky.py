@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
 from cato.core.decision import Hold, Route
-from cato.core.snapshot import Invocation, PoolSnapshot
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +18,12 @@ class Sticky:
     """
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
+        home = _home(invocation, pool.replicas)
+        if home is not None:
+            return Route(home.id, "its session is at home there")
         if not pool.replicas:
             return Hold("no replica has room")
-        if invocation.session:
-            for replica in pool.replicas:
-                if replica.is_home(invocation):
-                    return Route(replica.id, "its session is at home there")
-        is_turn = bool(invocation.session)
-        best = min(
-            pool.replicas, key=lambda r: (r.sessions if is_turn else 0, r.held + r.queued, r.id)
-        )
+        best = _least(invocation, pool.replicas, lambda r: r.sessions)
         return Route(best.id, f"{best.sessions} sessions, {best.held + best.queued} invocations")
 
 
@@ -39,19 +36,14 @@ class SmallestWorkingSet:
     """
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
-        if invocation.session:
-            for replica in pool.accepting:
-                if replica.is_home(invocation):
-                    if replica in pool.replicas:
-                        return Route(replica.id, "its session is at home there")
-                    return Hold(f"waits for its home {replica.id}", replica.id)
+        home = _home(invocation, pool.accepting)
+        if home is not None:
+            if home in pool.replicas:
+                return Route(home.id, "its session is at home there")
+            return Hold(f"waits for its home {home.id}", home.id)
         if not pool.replicas:
             return Hold("no replica has room")
-        is_turn = bool(invocation.session)
-        best = min(
-            pool.replicas,
-            key=lambda r: (r.working_set_tokens if is_turn else 0, r.held + r.queued, r.id),
-        )
+        best = _least(invocation, pool.replicas, lambda r: r.working_set_tokens)
         return Route(best.id, f"a working set of {best.working_set_tokens} tokens")
 
 
@@ -69,3 +61,17 @@ class SessionHash:
         name = invocation.session or invocation.id
         best = max(pool.replicas, key=lambda r: (crc32(f"{name} {r.id}".encode()), r.id))
         return Route(best.id, f"the hash of {name} among {len(pool.replicas)}")
+
+
+def _home(invocation: Invocation, replicas: Sequence[ReplicaView]) -> ReplicaView | None:
+    if not invocation.session:
+        return None
+    return next((r for r in replicas if r.is_home(invocation)), None)
+
+
+def _least(
+    invocation: Invocation, replicas: Sequence[ReplicaView], load: Callable[[ReplicaView], int]
+) -> ReplicaView:
+    """The least `load` of sessions, for a turn of one; then what is held, then the id."""
+    is_turn = bool(invocation.session)
+    return min(replicas, key=lambda r: (load(r) if is_turn else 0, r.held + r.queued, r.id))

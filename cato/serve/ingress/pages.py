@@ -1,7 +1,7 @@
 """Requests that a web page made a person's browser send.
 
-Whoever is served without an API key is served because of where it asks from, and a browser on this
-machine asks from there for any page that it shows. Such a page gives itself away: by the name that
+A client is served without an API key because of where it asks from, and a browser on this machine
+asks from there for any page that it shows. Such a page gives itself away: by the name that
 it calls this server by (DNS rebinding), by `Origin` and `Sec-Fetch-Site`, or by a body that is not
 declared as JSON, the only kind of body that a browser sends to another site without asking first.
 A request with a key needs none of this: a page must have been given the key.

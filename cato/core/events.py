@@ -83,7 +83,8 @@ class ReplicaProgressed:
 class InvocationEnded:
     """The replica no longer holds the invocation: finished, failed or cancelled.
 
-    `cached_tokens` of `prompt_tokens`: its prompt as its engine counted it (None: it did not say).
+    `output_tokens` are those of this attempt. `cached_tokens` of `prompt_tokens`: its prompt as its
+    engine counted it (None: it did not say).
     """
 
     now_s: float

@@ -31,7 +31,9 @@ from cato.core.fairness import TokenShares
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId, RunId
 from cato.core.policies import ADMIT_ALWAYS, MappingPolicy, Policies, Work
 from cato.core.pool.caches import CachePicture
+from cato.core.pool.pace import MOST_PROMPTS, Pace
 from cato.core.pool.patience import EVERY_S, LINED_UP_S, LateService, Line, Order
+from cato.core.pool.pressure import Pressure
 from cato.core.pool.sessions import Home, Homes, WorkingSet
 from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
@@ -364,6 +366,9 @@ class _Replica:
     standby: int
     accepting_work: bool
     seen_at_s: float
+    pace: Pace
+    # Time of prompts that have their first token: what they added to the steps of the others.
+    prompts_done_s: float = 0.0
     leases: dict[InvocationId, Running] = field(default_factory=dict)
     # Held according to the replica but unknown here: leased before a restart of the router.
     adopted: frozenset[InvocationId] = frozenset()
@@ -603,6 +608,7 @@ class PoolOrchestrator:
         # By the latest dispatch that is in time for their clients; some have left the queue since.
         self._leaving: list[tuple[float, int, _Waiting]] = []
         self._late = LateService()
+        self._pressure = Pressure()
         self._late_line = Line()
         # All that waits, in order, as of then, and the work that has joined since.
         self._line = Line()
@@ -1002,6 +1008,9 @@ class PoolOrchestrator:
         has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
         if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
             invocation = lease.running.invocation
+            if event.outcome == "done" and self._policies.corrects:
+                replica = self._replicas.get(lease.replica_id)
+                self._see_pace(replica, lease.running, event.output_tokens)
             if event.prompt_tokens is not None and invocation.session:
                 nodes = len(invocation.prefix)
                 self._homes.count(invocation.session, nodes, event.prompt_tokens)
@@ -1036,9 +1045,12 @@ class PoolOrchestrator:
                 event.standby,
                 event.accepting,
                 event.now_s,
+                self._pace_of(event.profile),
             )
-        is_changed = replica.profile != event.profile or replica.host_tokens != event.host_tokens
-        replica.profile = event.profile
+        is_changed = replica.host_tokens != event.host_tokens
+        if replica.pace.profile != event.profile:
+            is_changed, replica.pace = True, self._pace_of(event.profile)
+        replica.profile = replica.pace.corrected
         replica.max_running = event.max_running
         replica.standby = event.standby
         replica.step_tokens = event.step_tokens
@@ -1064,6 +1076,13 @@ class PoolOrchestrator:
         if is_new_mix or (self._queue.waiting and not self._policies.late_binding):
             return self._fill_all(event.now_s)
         return self._fill_one(replica, event.now_s)
+
+    def _pace_of(self, profile: Profile) -> Pace:
+        """Replicas of one profile share it."""
+        for replica in self._replicas.values():
+            if replica.pace.profile == profile:
+                return replica.pace
+        return Pace(profile)
 
     def _lose(self, replica_id: ReplicaId) -> None:
         replica = self._replicas.pop(replica_id, None)
@@ -1123,9 +1142,13 @@ class PoolOrchestrator:
 
     def _see_tokens(self, replica: _Replica, running: Running, tokens: int, now_s: float) -> None:
         batch = min(replica.held, max(1, replica.max_running))
+        if self._policies.corrects:
+            self._see_pace(replica, running, tokens)
         if running.first_token_at_s is None:
             running.first_token_at_s = now_s
             lease = self._leases[running.invocation.id]
+            # The last of its steps gave a token to the others, too.
+            replica.prompts_done_s += max(0.0, lease.prompt_s - replica.profile.step_base_s)
             if lease.went_first and tokens == 1:
                 prompt_tokens = running.invocation.prompt_tokens
                 cached = prompt_tokens - lease.uncached_tokens
@@ -1135,7 +1158,26 @@ class PoolOrchestrator:
             replica.prompt_done(lease.uncached_tokens, lease.prompt_s)
         replica.context_tokens += tokens - running.tokens
         running.saw(tokens, now_s, batch, replica.profile)
+        running.prompts_seen_s = replica.prompts_done_s
         replica.changed()
+
+    def _see_pace(self, replica: _Replica | None, running: Running, tokens: int) -> None:
+        """It has `tokens` now: as soon as predicted?"""
+        if replica is None or running.first_token_at_s is None or tokens <= running.tokens:
+            return
+        batch = min(replica.held, max(1, replica.max_running))
+        context_tokens = running.invocation.prompt_tokens + tokens
+        step_s = replica.profile.decode_step_s(batch, context_tokens)
+        steps_s = (tokens - running.tokens) * (step_s + running.pace_step_s) / 2
+        prompts_s = replica.prompts_done_s - running.prompts_seen_s
+        if prompts_s > MOST_PROMPTS * steps_s:
+            return
+        took_s = self._clock.now_s - running.seen_at_s
+        if replica.pace.saw(took_s, steps_s + prompts_s):
+            for other in self._replicas.values():
+                if other.pace is replica.pace:
+                    other.profile = replica.pace.corrected
+            self._list_replica(replica)
 
     def _release(self, id: InvocationId, output_tokens: int = 0) -> list[_Replica]:
         """End a lease; the replica that it was on, when that is still known.
@@ -1191,6 +1233,9 @@ class PoolOrchestrator:
                 waiting.predicted_s = self._backlog_s / len(self._accepting)
         waiting.prompt_tokens = invocation.prompt_tokens
         self._queued_tokens += waiting.prompt_tokens
+        if invocation.deadline_s < inf and self._accepting:
+            latest_s = invocation.deadline_s - self._work_of(waiting).remaining_s
+            self._pressure.join(invocation.id, latest_s, waiting.load_s)
         self._queue.add(waiting)
         if invocation.deadline_s == inf:
             self._unbound[invocation.id] = waiting
@@ -1204,6 +1249,7 @@ class PoolOrchestrator:
         del self._waiting[id]
         self._backlog_s = self._backlog_s - waiting.load_s if self._waiting else 0.0
         self._queued_tokens -= waiting.prompt_tokens
+        self._pressure.leave(id)
         self._unbound.pop(id, None)
         if waiting.awaits is not None:
             self._await(waiting, None)
@@ -1413,6 +1459,8 @@ class PoolOrchestrator:
         waiting = next(iter(self._unbound.values()))
         if not open_ or waiting.bound_to is not None:
             return
+        if now_s - waiting.invocation.arrived_at_s < self._policies.reserve_after_s:
+            return
         pool = PoolSnapshot(self.name, now_s, open_, self._dispatched)
         decision = self._policies.routing.route(waiting.invocation, pool)
         if isinstance(decision, Hold):
@@ -1456,6 +1504,12 @@ class PoolOrchestrator:
 
     def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
         work = waiting.work or self._work_of(waiting)
+        pressure = self._pressure
+        if self._waiting:
+            pressure.pass_to(now_s)
+            ahead_s = pressure.waiting_s / max(1, len(self._accepting))
+            remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
+            work = Work(remaining_s, service_s, token_s, ahead_s, pressure.missed)
         return self._policies.ordering.rank(waiting.invocation, work, now_s)
 
     def _work_of(self, waiting: _Waiting) -> Work:
@@ -1501,10 +1555,14 @@ class PoolOrchestrator:
             cached_tokens=cached,
         )
         if self._waiting:
+            if self._pressure.leave(invocation.id):
+                self._pressure.begins(waiting.load_s, now_s)
             self._unqueue(waiting)
             if self._late_line and self._is_late(waiting, now_s):
                 self._late.served(waiting.load_s)
         else:  # it never waited
+            if invocation.deadline_s < inf:
+                self._pressure.begins(_load_s(invocation, profile, replica.max_running), now_s)
             self._shares.passed(invocation.tenant)
         if self._waiting:
             self._drained += 1.0

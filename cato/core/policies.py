@@ -27,12 +27,15 @@ class Work:
     """Expected seconds of an invocation that starts now, alone, on the pool's fastest replica.
 
     `remaining_s`: to the SLO event, with what lies downstream. `service_s`: to its last token.
-    `token_s`: for each token more than expected.
+    `token_s`: for each token more than expected. Of the queue that it stands in: `ahead_s` until
+    all that can still be in time has begun, and the share of work that was `missed` lately.
     """
 
     remaining_s: float
     service_s: float
     token_s: float
+    ahead_s: float = 0.0
+    missed: float = 0.0
 
 
 class OrderingPolicy(Protocol):
@@ -89,12 +92,14 @@ class Policies:
     `window` bounds how many of the queue, in order, are asked about at one event (0: all);
     `shuffled`: those are tried in the order of their draws instead. `strict`: nothing of a larger
     rank value is asked about while something of a smaller one is passed over. `reserve`: the share
-    of dispatches that work without an SLO gets while some of it waits, so that it never starves;
-    late binding only. `max_queued_tokens`, `refuse_late` and `patience_s` (inf: all may
-    wait) as in `PoolPolicies`. `mapping` chooses of all that waits, who is shown in the order of
-    `ordering`: then nobody asks the admission (nor, with late binding, the routing), and `window`
-    and `reserve` do not count. `retain_s`: so long the KV blocks of an answer that calls a tool are
-    kept from eviction (simulated engines alone: vLLM has no such order).
+    of dispatches that work without an SLO gets while some of it has waited for `reserve_after_s`,
+    so that it never starves; late binding only. `corrects`: profiles and beliefs of lengths are
+    corrected by what is seen (see `cato.core.pool.corrections`). `max_queued_tokens`, `refuse_late`
+    and `patience_s` (inf: all may wait) as in `PoolPolicies`. `mapping` chooses of all that waits,
+    who is shown in the order of `ordering`: then nobody asks the admission (nor, with late binding,
+    the routing), and `window` and `reserve` do not count. `retain_s`: so long the KV blocks of an
+    answer that calls a tool are kept from eviction (simulated engines alone: vLLM has no such
+    order).
     """
 
     routing: RoutingPolicy
@@ -107,6 +112,8 @@ class Policies:
     shuffled: bool = False
     strict: bool = False
     reserve: float = 0.0
+    reserve_after_s: float = 0.0
+    corrects: bool = False
     max_queued_tokens: int | None = None
     refuse_late: bool = False
     patience_s: float = inf

@@ -127,15 +127,18 @@ class Running:
     first_token_at_s: float | None = None
     _derived: object = None
     # Of the latest report, from which the end is expected: instant, and time of a step.
-    _seen_at_s: float = 0.0
+    seen_at_s: float = 0.0
     _step_s: float | None = None
+    # The same time of a step, and the replica's prompts that others had by then.
+    pace_step_s: float = 0.0
+    prompts_seen_s: float = 0.0
 
     @property
     def expected_end_s(self) -> float:
         """When the last token is expected: worked out when it is asked for, as most are not."""
         if self._step_s is not None:
             left_tokens = self.invocation.left_tokens(self.tokens)
-            self._end_s = self._seen_at_s + left_tokens * self._step_s
+            self._end_s = self.seen_at_s + left_tokens * self._step_s
             self._step_s = None
         return self._end_s
 
@@ -144,8 +147,10 @@ class Running:
         if tokens > self.tokens:
             self.tokens = tokens
         self._derived = None
-        self._seen_at_s = now_s
-        self._step_s = profile.decode_step_s(batch, self.invocation.prompt_tokens + self.tokens)
+        self.seen_at_s = now_s
+        self._step_s = self.pace_step_s = profile.decode_step_s(
+            batch, self.invocation.prompt_tokens + self.tokens
+        )
 
     def derived(self, derive: Callable[[Running], T]) -> T:
         """`derive(self)`, computed once until tokens are seen; one `derive` for all callers."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import Profile
 from cato.core.topology import PATIENCE_S, RAY_SERVE
-from cato.policies.admission.foresight import ForesightAdmission
+from cato.policies.admission.foresight import AGED_S, ForesightAdmission
 from cato.policies.admission.prompt_window import PromptWindow
 from cato.policies.admission.saber import SaberAdmission, SaberOrdering, SpeedModel
 from cato.policies.admission.static_cap import StaticCap
@@ -66,8 +66,10 @@ def foresight() -> Policies:
         preemption=ForesightPreemption(),
         max_queued=UNBOUNDED,
         window=16,
-        reserve=0.1,
+        reserve=0.05,
+        reserve_after_s=AGED_S,
         patience_s=PATIENCE_S,
+        corrects=True,
     )
 
 

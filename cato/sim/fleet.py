@@ -306,9 +306,9 @@ class SimPool:
                 self._tell(FirstTokenSent(told_s, id), lease)
             else:
                 del self._leases[id]
-                self._fleet.call_ended(id, sequence.cached_tokens)
+                tokens = sequence.generated - self._fleet.call_ended(id, sequence.cached_tokens)
                 cached = None if engine.cache is None else sequence.cached_tokens
-                ended = InvocationEnded(told_s, id, lease[1], sequence.generated, "done", cached)
+                ended = InvocationEnded(told_s, id, lease[1], tokens, "done", cached)
                 self._tell(ended)
                 self._fleet.go_on(id)
         if is_due:
@@ -477,11 +477,13 @@ class Fleet:
         elif call.outcome.is_streaming(call.index):
             call.outcome.sent.append((self.kernel.now_s, call.tokens))
 
-    def call_ended(self, id: InvocationId, cached_tokens: int) -> None:
+    def call_ended(self, id: InvocationId, cached_tokens: int) -> int:
+        """The tokens that its earlier attempts generated."""
         call = self._calls[id]
         call.outcome.cached_tokens += cached_tokens
         run = self._runs[call.outcome.task.id]
         run.served_s += self.kernel.now_s - call.dispatched_s
+        return call.generated
 
     def go_on(self, id: InvocationId) -> None:
         """A call has ended: start what waited for it, or end the task."""

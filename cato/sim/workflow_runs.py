@@ -478,12 +478,13 @@ class WorkflowFleet(Fleet):
         else:
             self._note_sent(execution, call.tokens)
 
-    def call_ended(self, id: InvocationId, cached_tokens: int) -> None:
+    def call_ended(self, id: InvocationId, cached_tokens: int) -> int:
         execution = self._called.get(id)
         if execution is None:
-            super().call_ended(id, cached_tokens)
-        else:
-            self._end_lease(execution.flow, _call_of(execution))
+            return super().call_ended(id, cached_tokens)
+        call = _call_of(execution)
+        self._end_lease(execution.flow, call)
+        return call.generated
 
     def go_on(self, id: InvocationId) -> None:
         execution = self._called.pop(id, None)

@@ -150,7 +150,9 @@ def check_nothing_is_lost(run: Run, wasted_tokens: int = 0) -> None:
         if isinstance(event, InvocationEnded):
             task_id, index = event.invocation_id.split("/")
             task = next(o.task for o in fleet.outcomes if o.task.id == task_id)
-            assert event.output_tokens == task.nodes[int(index)].output_tokens
+            whole = task.nodes[int(index)].output_tokens
+            assert 0 < event.output_tokens <= whole
+            assert event.output_tokens == whole or event.attempt > 1
 
 
 def check_leases(run: Run) -> None:
@@ -370,7 +372,8 @@ def test_a_draining_replica_finishes_what_it_has_and_goes() -> None:
 def test_work_without_an_slo_gets_its_reserve_in_lasting_overload(max_running: int) -> None:
     """Twice what fits, each in time if it is served at once; the rest waits from the start.
 
-    Alone a task takes 1 s, so that one in ten of the 200 that fit is for those without an SLO.
+    Alone a task takes 1 s, so that one in twenty of the 170 that fit after 30 s is for those
+    without an SLO.
     """
     profile = a_profile(prefill_s=0.0, token_s=0.1)
     urgent = [
@@ -383,7 +386,7 @@ def test_work_without_an_slo_gets_its_reserve_in_lasting_overload(max_running: i
     served = {True: 0, False: 0}
     for outcome in outcomes:
         served[outcome.task.target_s < inf] += outcome.is_finished
-    assert 0.06 <= served[False] / (served[True] + served[False]) <= 0.2
+    assert 0.03 <= served[False] / (served[True] + served[False]) <= 0.1
 
 
 def test_utilization_counts_the_stretch_that_runs() -> None:

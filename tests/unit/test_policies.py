@@ -18,6 +18,7 @@ from cato.core.topology import PoolPolicies
 from cato.policies.admission.static_cap import StaticCap
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.ordering.foresight import ForesightOrdering
 from cato.policies.ordering.hopeless_last import HopelessLast
 from cato.policies.ordering.sjf import ShortestJobFirst
 from cato.policies.ordering.slack_priority import LateLast, SlackPriority
@@ -259,6 +260,23 @@ def test_a_rank_of_what_can_be_met_ends_when_it_becomes_hopeless() -> None:
     rank = HopelessLast(ShortestJobFirst()).rank(an_invocation(deadline_s=5.0), work, 1.0)
     assert rank.worsens
     assert rank.until_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "missed", "first"),
+    [(1.0, 0.0, "by deadline"), (14.0, 0.0, "shortest"), (1.0, 0.2, "shortest")],
+)
+def test_foresight_goes_by_deadline_while_all_can_be_met(
+    ahead_s: float, missed: float, first: str
+) -> None:
+    def place(deadline_s: float, work_s: float) -> tuple[int, float]:
+        call = an_invocation(deadline_s=deadline_s)
+        work = Work(work_s, work_s, 0.01, ahead_s, missed)
+        rank = ForesightOrdering().rank(call, work, 0.0)
+        return rank.value, rank.key
+
+    by_deadline, shortest = place(10.0, 2.0), place(11.0, 1.0)
+    assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
 
 
 def test_bounded_schedulers_hold_back_the_prompts_that_do_not_fit() -> None:

@@ -198,7 +198,7 @@ def test_a_miss_outlives_many_runs_that_are_in_time() -> None:
 
 
 def test_a_rule_is_a_reason_without_its_numbers() -> None:
-    assert rule_of("urgent, 0.123 s of laxity; 3 ahead on r#1") == "urgent, N s of laxity"
+    assert rule_of("urgent, 0.123 s of slack; 3 ahead on r#1") == "urgent, N s of slack"
     assert rule_of("hopeless by 1.5e-05 s") == "hopeless by N s"
 
 

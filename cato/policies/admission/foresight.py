@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from cato.core.decision import Admit, Defer
 from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
+from cato.policies.admission.tempo import TempoAdmission
 from cato.policies.outlook import PRICE, joining, outlook_of
 
 # What is late by more than this joins although it costs others a little.
 AGED_S = 30.0
 # With fewer places one late call would hold up too many that can be met.
 MIN_PLACES = 10
+_WITHOUT_SLO = TempoAdmission()
 _IDLE = Admit("the replica is idle")
 _IN_WINDOW = Admit("the replica's next steps can take its prompt")
 
@@ -24,7 +27,8 @@ class ForesightAdmission:
     The chance of each to be in time comes from what is believed of its length, given what it has
     generated. A newcomer joins when its own chance exceeds `price` times what it takes from those
     that run. Prompts join by a window: what the engine's next steps cannot take waits here, where
-    its place can still change. What cannot be in time, or has no SLO, joins only at no loss, and
+    its place can still change. What has no SLO joins as `without_slo` lets it: it would hold its
+    place for as long as it runs. That, and what cannot be in time, joins only at no loss, and
     leaves `reserve` of the places free (of fewer than ten none: it gives way when it must), or
     holds no more than that share of them. What is late by more than `AGED_S` joins
     at a loss of up to `aged_loss`, one at a time.
@@ -34,6 +38,7 @@ class ForesightAdmission:
     reserve: float = 0.1
     unlikely: float = 0.1
     aged_loss: float = 0.2
+    without_slo: TempoAdmission = _WITHOUT_SLO
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         running = replica.running
@@ -44,6 +49,10 @@ class ForesightAdmission:
             return Defer(f"{ahead} prompt tokens are ahead", closes=True)
         if invocation.session:  # routing has weighed it: nowhere else is its context
             return _IN_WINDOW
+        if invocation.deadline_s == inf:
+            answer = self.without_slo.admit(invocation, replica, now_s)
+            if isinstance(answer, Defer):
+                return answer
         join = joining(invocation, replica, now_s)
         own, loss = join.own, join.loss
         has_aged = replica.max_running >= MIN_PLACES and is_aged(invocation, now_s)

@@ -1,0 +1,73 @@
+"""How pressed a queue is: work that can still be in time, and the share that is not any more.
+
+While all can be met, the order is by deadlines. Where some must be missed it is better to miss the
+long ones: shortest first. What tells the two apart is seen here (see `ForesightOrdering`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from math import exp
+
+from cato.core.ids import InvocationId
+
+# What was seen is forgotten with this time constant.
+MEMORY_S = 10.0
+
+
+@dataclass(slots=True)
+class Pressure:
+    """Loads in replica-seconds. A call counts from when it joins until it begins, leaves, or could
+    not be in time any more."""
+
+    waiting_s: float = 0.0
+    _begun_s: float = 0.0
+    _missed_s: float = 0.0
+    _seen_at_s: float = 0.0
+    _loads_s: dict[InvocationId, tuple[float, float]] = field(default_factory=dict)
+    _by_latest: list[tuple[float, InvocationId]] = field(default_factory=list)
+
+    def join(self, id: InvocationId, latest_s: float, load_s: float) -> None:
+        """It must begin by `latest_s`."""
+        self._loads_s[id] = latest_s, load_s
+        self.waiting_s += load_s
+        heapq.heappush(self._by_latest, (latest_s, id))
+
+    def leave(self, id: InvocationId) -> bool:
+        """It begins, or waits no longer; whether it could still be in time."""
+        known = self._loads_s.pop(id, None)
+        if known is None:
+            return False
+        self.waiting_s = self.waiting_s - known[1] if self._loads_s else 0.0
+        return True
+
+    def begins(self, load_s: float, now_s: float) -> None:
+        """Such a load can be in time, and begins."""
+        self._see(now_s)
+        self._begun_s += load_s
+
+    def pass_to(self, now_s: float) -> None:
+        """What cannot be in time any more does not count."""
+        late = self._by_latest
+        while late and late[0][0] < now_s:
+            latest_s, id = heapq.heappop(late)
+            known = self._loads_s.get(id)
+            if known is not None and known[0] == latest_s:
+                self.leave(id)
+                self._see(now_s)
+                self._missed_s += known[1]
+
+    @property
+    def missed(self) -> float:
+        """The share of late work of all that began or became late, in [0, 1]."""
+        if not self._missed_s:
+            return 0.0
+        return self._missed_s / (self._missed_s + self._begun_s)
+
+    def _see(self, now_s: float) -> None:
+        if now_s > self._seen_at_s:
+            kept = exp((self._seen_at_s - now_s) / MEMORY_S)
+            self._begun_s *= kept
+            self._missed_s *= kept
+            self._seen_at_s = now_s

@@ -10,7 +10,7 @@ import contextlib
 import io
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import httpx
 from ray import serve
 
 from cato.bench import bare_server, plain
+from cato.bench.accelerators import on_accelerator
 from cato.bench.client import BenchError, Client, Place, Prompts, Timing
 from cato.bench.companion import companion
 from cato.bench.cpu import cpu_s
@@ -80,8 +81,16 @@ def order(number: int) -> tuple[str, ...]:
 class Stage:
     """A local Ray with everything that is measured. Use it as a context manager."""
 
-    def __init__(self, engines: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engines: Sequence[str],
+        say: Callable[[str], None],
+        accelerator: str | None = None,
+        profile: str | None = None,
+    ) -> None:
+        """`accelerator` and `profile` are vLLM's; None: a core of the CPU, and its profile."""
         self._engines = tuple(engines)
+        self._accelerator, self._profile = accelerator, profile
         self._say = say
         self._close = contextlib.ExitStack()
         self.url = ""
@@ -107,7 +116,9 @@ class Stage:
         port = start_ray(folder, self._close)
         self.url = f"http://127.0.0.1:{port}"
         self._say(f"deploying CATO with {' and '.join(self._engines)}")
-        args = EnginesArgs.model_validate(_engines_args(self._engines))
+        args = EnginesArgs.model_validate(
+            engines_args(self._engines, self._accelerator, self._profile)
+        )
         serve.run(
             build_engines(args),
             name=actors.ENGINES_APP,
@@ -119,43 +130,68 @@ class Stage:
         wait_until_answered(f"{self.url}/readyz", READY_TIMEOUT_S)
         for engine in self._engines:
             self._say(f"deploying plain Serve in front of {engine}")
-            socket = self._engine_socket(engine, folder)
-            self._deploy_plain(engine, socket)
-            prefix = f"{self.url}/plain-{engine}"
-            model = MODELS[engine]
-            self.places[engine] = {
-                ENGINE: Place("http://engine/v1/completions", model, socket),
-                PLAIN: Place(f"{prefix}/v1/completions", model),
-                CATO: Place(f"{self.url}/v1/completions", model),
-                HTTP_ONLY: Place(f"{prefix}/http-only", model),
-            }
-
-    def _engine_socket(self, engine: str, folder: Path) -> str:
-        """Where the engine itself answers; for the simulated one, a server of its own."""
-        if engine == SIMULATED:
-            socket = str(folder / "bare.sock")
-            self._close.enter_context(_bare_server(socket))
-            return socket
-        handle: Any = serve.get_deployment_handle("bench-vllm", app_name=actors.ENGINES_APP)
-        load = handle.load.remote().result(timeout_s=START_TIMEOUT_S)
-        socket = str(load.get("socket") or "")
-        if not socket:
-            raise BenchError("the replica of bench-vllm does not say where its engine listens")
-        return socket
-
-    def _deploy_plain(self, engine: str, socket: str) -> None:
-        if engine == SIMULATED:
-            profile = load_profile(resolve(f"profiles/{ZERO_PROFILE}.yaml"))
-            spec = EngineSpec("simulated", max_num_seqs=SLOTS[SIMULATED])
-            inner = plain.plain_simulated(profile, spec)
-        else:
-            inner = plain.plain_vllm(socket)
-        name = f"plain-{engine}"
-        serve.run(plain.build_plain(inner, f"{name}-ingress"), name=name, route_prefix=f"/{name}")
-        wait_until_answered(f"{self.url}/{name}/health", READY_TIMEOUT_S)
+            if engine == SIMULATED:
+                socket = str(folder / "bare.sock")
+                self._close.enter_context(_bare_server(socket))
+                inner = _plain_simulated()
+            else:
+                socket = engine_socket("bench-vllm")
+                inner = plain.plain_vllm(socket)
+            self.places[engine] = serve_plain(self.url, engine, MODELS[engine], socket, inner)
 
 
-def _engines_args(engines: Sequence[str]) -> dict[str, Any]:
+def engine_socket(deployment: str) -> str:
+    """Where the engine of a deployment's only replica answers."""
+    handle: Any = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
+    load = handle.load.remote().result(timeout_s=START_TIMEOUT_S)
+    socket = str(load.get("socket") or "")
+    if not socket:
+        raise BenchError(f"the replica of {deployment} does not say where its engine listens")
+    return socket
+
+
+def _plain_simulated() -> serve.Application:
+    profile = load_profile(resolve(f"profiles/{ZERO_PROFILE}.yaml"))
+    return plain.plain_simulated(profile, EngineSpec("simulated", max_num_seqs=SLOTS[SIMULATED]))
+
+
+def serve_plain(
+    url: str, engine: str, model: str, socket: str, inner: serve.Application
+) -> dict[str, Place]:
+    """Deploy plain Serve around `inner`, beside CATO at `url`; where each arm answers."""
+    name = f"plain-{engine}"
+    serve.run(plain.build_plain(inner, f"{name}-ingress"), name=name, route_prefix=f"/{name}")
+    wait_until_answered(f"{url}/{name}/health", READY_TIMEOUT_S)
+    return {
+        ENGINE: Place("http://engine/v1/completions", model, socket),
+        PLAIN: Place(f"{url}/{name}/v1/completions", model),
+        CATO: Place(f"{url}/v1/completions", model),
+        HTTP_ONLY: Place(f"{url}/{name}/http-only", model),
+    }
+
+
+_VLLM_ON_CPU: Mapping[str, Any] = {
+    "accelerator": "cpu",
+    "cpus": 1,
+    "profile": "demo-coder@cpu",
+    "engine": {
+        "kind": "vllm",
+        "zygote": True,
+        # Without bfloat16 instructions a prefill takes five times as long in it.
+        "dtype": "float32",
+        "max_num_seqs": SLOTS[VLLM],
+        "max_model_len": 1024,
+        "max_num_batched_tokens": 256,
+        "kv_cache_memory": "256MiB",
+        "enforce_eager": True,
+    },
+}
+
+
+def engines_args(
+    engines: Sequence[str], accelerator: str | None = None, profile: str | None = None
+) -> dict[str, Any]:
+    """`args` of the application with these engines; see `Stage`."""
     pools = {
         SIMULATED: {
             "model": MODELS[SIMULATED],
@@ -171,22 +207,7 @@ def _engines_args(engines: Sequence[str]) -> dict[str, Any]:
         VLLM: {
             "model": MODELS[VLLM],
             "deployments": {
-                "bench-vllm": {
-                    "accelerator": "cpu",
-                    "cpus": 1,
-                    "profile": "demo-coder@cpu",
-                    "engine": {
-                        "kind": "vllm",
-                        "zygote": True,
-                        # Without bfloat16 instructions a prefill takes five times as long in it.
-                        "dtype": "float32",
-                        "max_num_seqs": SLOTS[VLLM],
-                        "max_model_len": 1024,
-                        "max_num_batched_tokens": 256,
-                        "kv_cache_memory": "256MiB",
-                        "enforce_eager": True,
-                    },
-                }
+                "bench-vllm": on_accelerator(_VLLM_ON_CPU, accelerator, profile),
             },
         },
     }

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from cato.cli.client import fail
-from cato.cli.profile import ReplicaCaller, find_replica
 from cato.core.topology import AdapterSpec, PoolSpec, Topology
 
 TRIAL = {"prompt": "def add(a, b):\n", "max_tokens": 1}
@@ -47,6 +46,8 @@ def try_out(pool: PoolSpec, adapter: AdapterSpec) -> float:
 
 
 async def _try_out(pool: PoolSpec, adapter: AdapterSpec) -> float:
+    from cato.control.measured_replica import ReplicaCaller, find_replica
+
     took_s = 0.0
     for deployment in pool.deployments:
         found = await find_replica(pool, deployment)

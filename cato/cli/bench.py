@@ -88,6 +88,13 @@ def overhead(
     transport: Annotated[
         bool, typer.Option(help="HAProxy and gRPC, as `cato serve` has them.")
     ] = True,
+    accelerator: Annotated[
+        str, typer.Option(help="Where vLLM runs: cpu, gpu or npu (one card).")
+    ] = "cpu",
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Profile of the vLLM engine.", show_default="demo-coder@cpu"),
+    ] = None,
 ) -> None:
     """What a call costs: the engine's own server, plain Serve in front of it, and CATO.
 
@@ -100,7 +107,8 @@ def overhead(
         from cato.bench.overhead import Settings
 
         settings = Settings(engines, requests, rounds, tuple(concurrency or (1, 8)), tokens, seed)
-        report = _measure(settings, command, transport=transport)
+        place = (accelerator, profile)
+        report = _measure(settings, place, command, transport=transport)
     from cato.bench.report import tables
 
     console.print(tables(report))
@@ -239,6 +247,17 @@ def live(
         ),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Recorded arrivals, for azure-replay.")] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            help="For a file with vLLM on a CPU: run it on one card, gpu or npu.",
+            show_default="the file's",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Profile of the engines.", show_default="the file's"),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(help="URL of an application that runs on this host's Ray, see --export."),
@@ -267,6 +286,8 @@ def live(
                 "--address": address,
                 "--export": export,
                 "--plot": plot,
+                "--accelerator": accelerator,
+                "--profile": profile,
             }
             for option, value in unused.items():
                 if value is not None:
@@ -289,6 +310,8 @@ def live(
             warm_up,
             trace,
             address,
+            accelerator,
+            profile,
         )
         session = Session(options)
         if export is not None:
@@ -297,6 +320,57 @@ def live(
             return
         report = _measure_live(session, folder, command)
     _show_live(report, json_file, plot)
+
+
+@app.command()
+def accelerator(
+    files: Annotated[list[str], typer.Argument(help="Deployment files with vLLM engines.")],
+    json_file: Annotated[
+        Path,
+        typer.Option("--json", help="The report, written after every step."),
+    ] = Path("accelerator.json"),
+    only: Annotated[str, typer.Option(help="Letters of what to measure, such as a,c.")] = "",
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Minutes: what does not fit is left out, and cut when over."),
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="The smallest form: does all of it run?")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, orders and tasks.")] = 100,
+    models: Annotated[
+        Path | None, typer.Option(help="Folder in which the files' model sources are looked up.")
+    ] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Folder for the measured profiles, MODEL@ACCELERATOR.yaml.")
+    ] = None,
+) -> None:
+    """All that only a card can show, in one command: each item with its minutes, in their order.
+
+    a the engine alone, its profile, sleep; b a profile through CATO and how it predicts; c what a
+    call costs; d schedulers on a mix; e an engine killed under streams; f two models in one slot;
+    g adapters in one batch; h prompts from the host's memory. What the device cannot do is left
+    out, and said. Called again with the same --json it measures what is missing.
+    """
+    command = shlex.join(["cato", *sys.argv[1:]])
+    with _measuring() as folder:
+        from cato.bench.accelerator.plan import letters_of
+        from cato.bench.accelerator.report import tables
+        from cato.bench.accelerator.run import Accelerator, Settings
+
+        settings = Settings(
+            tuple(files), json_file, letters_of(only), budget, quick, seed, models, profiles
+        )
+        facts = _live_facts() | {"vllm": _vllm_version()}
+        with _shown() as (shown, say):
+            found = Accelerator(settings, folder, command, lambda: facts, shown, say)
+            try:
+                report = found.run()
+            except KeyboardInterrupt:
+                console.print(tables(found.report))
+                raise
+    console.print(tables(report))
+    console.print(f"Wrote {json_file}.", highlight=False, markup=False)
+    if any(step["status"] == "failed" for step in report["steps"]):
+        raise typer.Exit(1)
 
 
 def _measure_cace(
@@ -386,7 +460,9 @@ def _show_live(report: dict[str, Any], json_file: Path | None, plot: Path | None
         console.print(f"Wrote {path}.", highlight=False, markup=False)
 
 
-def _measure(settings: object, command: str, *, transport: bool) -> dict[str, object]:
+def _measure(
+    settings: object, place: tuple[str, str | None], command: str, *, transport: bool
+) -> dict[str, object]:
     from cato.bench.overhead import ARMS, Settings, Stage, measure
     from cato.bench.report import as_json, machine_facts
 
@@ -396,7 +472,7 @@ def _measure(settings: object, command: str, *, transport: bool) -> dict[str, ob
         "transport": "HAProxy and gRPC" if transport else "Serve's defaults",
     }
     results = []
-    with console.status("") as status, Stage(settings.engines, status.update) as stage:
+    with console.status("") as status, Stage(settings.engines, status.update, *place) as stage:
         status.stop()
         blocks = len(settings.engines) * len(settings.concurrencies) * settings.rounds
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -238,7 +238,7 @@ def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedMo
     console.print(
         f"{hosted.model.name} is served by {spec.name}: loads in {_seconds(found.load_s)} s from "
         f"storage and {_seconds(found.reload_s)} s from memory, "
-        f"{staged.memory_bytes / 1e6:,.0f} MB in use.",
+        f"{staged.memory_bytes / 1e6:,.0f} MB in use{' on its cards' if staged.on_card else ''}.",
         highlight=False,
     )
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import itertools
-import logging
 import os
 import platform
-import secrets
 import statistics
 import sysconfig
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -23,14 +20,15 @@ from rich.table import Table
 
 from cato.cli.cluster import connect
 from cato.core.errors import CatoError, ReplicaLostError
-from cato.core.topology import AdapterSpec, DeploymentSpec, PoolSpec, Topology
-from cato.engines.base import Endpoint, EngineChunk, EngineRequest
+from cato.core.topology import Topology
 from cato.profiles.load import profile_name, save_profile
 from cato.profiles.schema import ProfileFile, Provenance
 
 if TYPE_CHECKING:
+    from cato.control.measured_replica import Found, ReplicaCaller
+    from cato.control.nvidia import Card
     from cato.control.profile_check import EngineSteps
-    from cato.control.profile_sweep import Plan, SweepResult
+    from cato.control.profile_sweep import AdapterStep, Plan, SweepResult
     from cato.core.profile import Profile
 
 # The driver then talks to replicas as the ingress does in production: gRPC, one loop.
@@ -40,6 +38,8 @@ TEXT_CHARS = 1_200
 # A median error above this is worth a warning. R2 is not asked: it judges single samples, and a
 # pause of the machine in a few of them, which the fit does without, spoils it.
 ROUGH = 0.15
+ADAPTER_BATCHES = (1, 8, 32)
+ADAPTER_ROUNDS = 3
 
 console = Console()
 
@@ -103,39 +103,12 @@ def profile(
         raise typer.Exit(130) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The replica to measure, and what the control plane knows about it."""
-
-    pool: PoolSpec
-    spec: DeploymentSpec
-    replica: str
-    held: int
-    max_running: int
-    context_tokens: int
-    load_s: float
-    profile: Profile
-
-
 async def _check_alone(deployment: str, seed: int) -> bool:
+    from cato.control.measured_replica import ReplicaCaller, engine_steps
+
     found = await _find(deployment)
     caller = ReplicaCaller(deployment, found.replica)
-    return await _check(caller, found.profile, await _steps(caller, found), seed)
-
-
-async def _steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
-    """What the replica's engine does in a step, by its own words and the deployment's."""
-    from cato.control.profile_check import EngineSteps
-    from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
-
-    engine = found.spec.engine
-    block_tokens = _whole((await caller.load()).get("block_tokens"))
-    return EngineSteps(
-        engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
-        engine.long_prefill_token_threshold or 0,
-        block_tokens if engine.prefix_caching else 0,
-        found.profile.host_capacity_tokens if engine.host_memory else 0,
-    )
+    return await _check(caller, found.profile, await engine_steps(caller, found), seed)
 
 
 async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, seed: int) -> bool:
@@ -190,20 +163,22 @@ async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, se
 
 
 async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: int) -> None:
-    from cato.control import actors
+    from cato.control import actors, nvidia
+    from cato.control.measured_replica import ReplicaCaller, engine_steps, whole
     from cato.control.profile_sweep import Sweep, Target, evaluate
+    from cato.engines.vllm.threads import family
 
     found = await _find(deployment)
     caller = ReplicaCaller(deployment, found.replica)
     load = await caller.load()
-    spec, steps = found.spec, await _steps(caller, found)
+    spec, steps = found.spec, await engine_steps(caller, found)
     target = Target(
         model=found.pool.model.name,
         accelerator=spec.accelerator_type or spec.accelerator,
         engine=spec.engine.kind,
         context_tokens=found.context_tokens,
         max_running=found.max_running,
-        kv_capacity_tokens=_whole(load.get("kv_capacity_tokens")),
+        kv_capacity_tokens=whole(load.get("kv_capacity_tokens")),
         load_s=found.load_s,
         step_tokens=steps.step_tokens,
         prompt_cap_tokens=steps.prompt_cap_tokens,
@@ -216,7 +191,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
         "this machine, makes the numbers worse.",
         highlight=False,
     )
-    if _whole(load["held"]) > 0:
+    if whole(load["held"]) > 0:
         console.print(f"The replica holds {load['held']} other requests now.", style="yellow")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     sweep = Sweep(caller, target, plan, seed)
@@ -227,12 +202,16 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
             bar.update(task, completed=done, total=total, description=what)
 
         measured = await sweep.run(_texts(), progress)
+        costs = await _adapters(caller, found)
     result = evaluate(target, measured)
     notes = [f"{measured.rounds} rounds; times at the caller, with one hop of Serve"]
     if measured.disturbed:
         notes.append(f"other work on the replica at {measured.disturbed} of {measured.points}")
     if not target.kv_capacity_tokens:
         notes.append("KV capacity unknown, taken as max_running x context")
+    cards = nvidia.cards() if spec.accelerator == "gpu" else ()
+    if cards:
+        notes.append(_on_cards(cards, family(whole(load["pid"])), spec.cards))
     is_simulated = target.engine == "simulated"
     provenance = Provenance(
         command=command,
@@ -252,6 +231,10 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     if kept_not:
         console.print(f"Not in the metadata store: {kept_not}", style="yellow", markup=False)
     _report(result)
+    for cost in costs:
+        console.print(_adapter_line(cost), highlight=False)
+    if cards:
+        console.print(notes[-1], highlight=False)
     for line in dict.fromkeys(measured.skipped):
         console.print(f"left out: {line}", style="dim", highlight=False)
     if measured.disturbed:
@@ -270,6 +253,39 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
             highlight=False,
         )
     console.print("It is read when the application `engines` is deployed again.", highlight=False)
+
+
+async def _adapters(caller: ReplicaCaller, found: Found) -> list[AdapterStep]:
+    """What the model's adapters cost a decode step; nothing for a model without any."""
+    from cato.control.measured_replica import ReplicaCaller
+    from cato.control.profile_sweep import adapter_steps
+
+    if not found.pool.model.adapters:
+        return []
+    name = found.spec.name
+    tuned = [ReplicaCaller(name, found.replica, a) for a in found.pool.model.adapters]
+    batches = [b for b in ADAPTER_BATCHES if b <= found.max_running]
+    return await adapter_steps(caller, tuned, batches, ADAPTER_ROUNDS)
+
+
+def _adapter_line(cost: AdapterStep) -> str:
+    """A line of the report."""
+    kinds = {"no adapter": cost.none_s, "one": cost.one_s, "all in turns": cost.mixed_s}
+    times = (f"{kind} {s * 1000:.2f} ms" for kind, s in kinds.items() if s is not None)
+    return f"decode step of {cost.batch} with adapters: " + (", ".join(times) or "not measured")
+
+
+def _on_cards(cards: Sequence[Card], pids: Sequence[int], count: int) -> str:
+    """What was measured on, and what the engine holds there where that can be told."""
+    from cato.control import nvidia
+
+    card = cards[0]
+    said = f"{card.name}, driver {card.driver}"
+    knows = any(pid in c.processes for c in cards for pid in pids)
+    if not knows and len(cards) != count:  # other engines' memory would count
+        return said
+    held = nvidia.held_bytes(cards, pids, ())
+    return f"{said}; weights, KV cache and graphs hold {held / 1e9:.1f} GB"
 
 
 def keep_backup(path: Path) -> Path | None:
@@ -300,6 +316,7 @@ def machine() -> str:
 
 async def _find(deployment: str) -> Found:
     from cato.control import actors
+    from cato.control.measured_replica import find_replica
 
     try:
         topology: Topology | None = await actors.get(actors.PROVISIONER).topology.remote()
@@ -313,77 +330,6 @@ async def _find(deployment: str) -> Found:
                 return await find_replica(pool, spec)
     known = ", ".join(d.name for p in topology.pools for d in p.deployments)
     raise CatoError(f"no deployment {deployment!r}; there are: {known}")
-
-
-async def find_replica(pool: PoolSpec, spec: DeploymentSpec) -> Found:
-    """The replica with the least work."""
-    from cato.control import actors
-
-    picture = await actors.get(actors.router_name(pool.name)).picture.remote()
-    ready = [r for r in picture.replicas if r.deployment == spec.name and r.accepting]
-    if not ready:
-        raise CatoError(f"no replica of {spec.name!r} is ready; see `cato status`")
-    best = min(ready, key=lambda r: (r.held, r.id))
-    residents = await actors.get(actors.EVICTION_MANAGER).residents.remote()
-    load_s = next((r.load_s for r in residents if r.replica_id == best.id), 0.0)
-    return Found(
-        pool,
-        spec,
-        best.id,
-        best.held,
-        best.max_running,
-        best.profile.context_tokens,
-        load_s,
-        best.profile,
-    )
-
-
-class ReplicaCaller:
-    """The pinned calls of one replica; see `cato.control.profile_sweep.EngineCaller`."""
-
-    def __init__(self, deployment: str, replica: str, adapter: AdapterSpec | None = None) -> None:
-        from ray import serve
-
-        from cato.control import actors
-
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # its notes break the progress bar
-        handle: Any = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
-        self._handle = handle
-        self._stream = handle.options(stream=True)
-        self._replica = replica
-        self._adapter = adapter
-        self._prefix = f"profile-{secrets.token_hex(4)}"
-        self._numbers = itertools.count()
-
-    async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[EngineChunk, None]:
-        from ray.exceptions import RayError, RayTaskError
-
-        id = f"{self._prefix}.{next(self._numbers)}"
-        pin = {"replica": self._replica, "invocation": id, "attempt": 1}
-        request = EngineRequest(id, Endpoint.COMPLETIONS, body, adapter=self._adapter)
-        response = self._stream.generate.remote(request, cato=pin)
-        try:
-            async for chunk in response:
-                yield chunk
-        except RayTaskError as error:
-            if isinstance(error.cause, CatoError):
-                raise error.cause from error
-            raise
-        except RayError as error:
-            raise ReplicaLostError(self._replica, "its stream broke") from error
-        finally:
-            response.cancel()
-
-    async def held(self) -> int:
-        return _whole((await self.load())["held"])
-
-    async def load(self) -> dict[str, object]:
-        load: dict[str, object] = await self._handle.load.remote(cato={"replica": self._replica})
-        return load
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _texts() -> list[str]:

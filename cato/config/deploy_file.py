@@ -42,8 +42,12 @@ def load_deploy_file(path: str | Path) -> DeployFile:
     Raise `ConfigError` with the problems of both applications.
     """
     found = resolve(str(path))
-    file = str(path)
-    raw = read_yaml(found)
+    return deploy_file_of(found, read_yaml(found), str(path))
+
+
+def deploy_file_of(path: Path, raw: object, name: str | None = None) -> DeployFile:
+    """The content of a file, checked; problems name it `name`. Raise `ConfigError`."""
+    file = name or str(path)
     if not isinstance(raw, dict):
         raise ConfigError((Problem(file, "", "", "must be a mapping with `applications`"),))
     apps = raw.get("applications")
@@ -54,7 +58,7 @@ def load_deploy_file(path: str | Path) -> DeployFile:
     ingress = _args(apps, INGRESS_APP, IngressArgs, file, problems)
     if problems or engines is None or ingress is None:
         raise ConfigError(tuple(problems))
-    return DeployFile(found, raw, engines.to_topology(), ingress.to_ingress())
+    return DeployFile(path, raw, engines.to_topology(), ingress.to_ingress())
 
 
 def _args(

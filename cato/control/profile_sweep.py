@@ -41,6 +41,8 @@ STALLED_STREAMS = 4
 STALLED_TOKENS = 512
 CALM_TOKENS = 16
 WARM_UPS = 3
+# Prompts beside which adapters are compared.
+ADAPTER_PROMPT_TOKENS = 64
 # Of a prompt whose beginning is cached: new tokens after it.
 NEW_TOKENS = 24
 
@@ -237,7 +239,7 @@ class Sweep:
         total = len(points) * self._plan.rounds
         progress(0, total, "warming up")
         for _ in range(WARM_UPS):
-            await self._first_token(random_prompt(self._random, MIN_PROMPT_TOKENS), 2)
+            await first_token(self._caller, random_prompt(self._random, MIN_PROMPT_TOKENS), 2)
         await self._count_characters(texts)
         started_s = _now_s()
         done = 0
@@ -283,41 +285,27 @@ class Sweep:
             await self._measure_cached(point)
             return
         prompt = random_prompt(self._random, point.tokens)
-        self.measured.first_tokens.append(await self._first_token(prompt))
+        self.measured.first_tokens.append(await first_token(self._caller, prompt))
 
     async def _measure_cached(self, point: _Point) -> None:
         """The same beginning twice, and what follows is new each time."""
         beginning = random_prompt(self._random, point.tokens)
-        await self._first_token([*beginning, *random_prompt(self._random, NEW_TOKENS)])
-        again = await self._first_token([*beginning, *random_prompt(self._random, NEW_TOKENS)])
+        await first_token(self._caller, [*beginning, *random_prompt(self._random, NEW_TOKENS)])
+        again = await first_token(
+            self._caller, [*beginning, *random_prompt(self._random, NEW_TOKENS)]
+        )
         if not again.cached_tokens:
             self.measured.skipped.append(f"{_what(point)}: the engine had not kept it")
             return
         self.measured.first_tokens.append(again)
 
     async def _measure_decode(self, point: _Point) -> None:
-        """Only the time in which the whole batch decodes counts, and the tokens of that time."""
-        output = _output_tokens(point)
-        streams = await asyncio.gather(
-            *(
-                self._trace(random_prompt(self._random, point.tokens), output)
-                for _ in range(point.batch)
-            )
-        )
-        begin_s = max(trace[0][0] for trace in streams)
-        end_s = min(trace[-1][0] for trace in streams)
-        spans = []
-        for trace in streams:
-            inside = [t for t in trace if begin_s <= t[0] <= end_s]
-            if len(inside) >= 2 and inside[-1][1] > inside[0][1]:
-                spans.append((inside[0], inside[-1]))
-        steps = sum(last[1] - first[1] for first, last in spans)
-        if len(spans) < point.batch or steps < point.batch * WINDOW_TOKENS // 4:
+        prompts = [random_prompt(self._random, point.tokens) for _ in range(point.batch)]
+        step = await decode_step([self._caller], prompts, _output_tokens(point))
+        if step is None:
             self.measured.skipped.append(f"{_what(point)}: never all in one batch")
             return
-        step_s = sum(last[0] - first[0] for first, last in spans) / steps
-        tokens = sum(first[1] + last[1] for first, last in spans) / (2 * len(spans))
-        self.measured.decode.append(DecodeStep(point.batch, point.tokens + tokens, step_s))
+        self.measured.decode.append(step)
 
     async def _measure_stall(self, point: _Point) -> None:
         """Prompts one after the other beside streams, which are compared with themselves alone."""
@@ -350,7 +338,7 @@ class Sweep:
             for i, prompt in enumerate(prompts):
                 # A first token comes with a step's end: at once, all would meet the same phase.
                 await asyncio.sleep(step_s * (i + 0.5) / len(prompts))
-                firsts_s.append((await self._first_token(prompt)).duration_s)
+                firsts_s.append((await first_token(self._caller, prompt)).duration_s)
             end_s = _now_s()
             over.set()
 
@@ -371,30 +359,6 @@ class Sweep:
             )
         )
 
-    async def _first_token(self, prompt: list[int], output: int = 1) -> FirstToken:
-        started_s, first_s, cached = _now_s(), None, 0
-        body = completion_body(prompt, output)
-        async with contextlib.aclosing(self._caller.stream(body)) as chunks:
-            async for chunk in chunks:
-                if first_s is None and chunk.output_tokens > 0:
-                    first_s = _now_s()
-                cached = max(cached, chunk.cached_tokens)
-        if first_s is None:
-            raise InputError(_NO_TOKEN)
-        return FirstToken(len(prompt), first_s - started_s, cached)
-
-    async def _trace(self, prompt: list[int], output: int) -> list[tuple[float, int]]:
-        """When a chunk came, and how many tokens there were by then."""
-        trace: list[tuple[float, int]] = []
-        async with contextlib.aclosing(
-            self._caller.stream(completion_body(prompt, output))
-        ) as chunks:
-            async for chunk in chunks:
-                if chunk.output_tokens > (trace[-1][1] if trace else 0):
-                    trace.append((_now_s(), chunk.output_tokens))
-        _check_answered(trace)
-        return trace
-
     async def _count_characters(self, texts: Iterable[str]) -> None:
         for text in texts:
             last = None
@@ -404,6 +368,93 @@ class Sweep:
             if last is not None and last.prompt_tokens > 0:
                 self.measured.chars += len(text)
                 self.measured.text_tokens += last.prompt_tokens
+
+
+async def first_token(caller: EngineCaller, prompt: list[int], output: int = 1) -> FirstToken:
+    """The first of `output` tokens; raise `InputError` when there is none."""
+    started_s, first_s, cached = _now_s(), None, 0
+    async with contextlib.aclosing(caller.stream(completion_body(prompt, output))) as chunks:
+        async for chunk in chunks:
+            if first_s is None and chunk.output_tokens > 0:
+                first_s = _now_s()
+            cached = max(cached, chunk.cached_tokens)
+    if first_s is None:
+        raise InputError(_NO_TOKEN)
+    return FirstToken(len(prompt), first_s - started_s, cached)
+
+
+async def decode_step(
+    callers: Sequence[EngineCaller], prompts: Sequence[list[int]], output: int
+) -> DecodeStep | None:
+    """A decode step of all `prompts` in one batch, of one length; the callers take turns.
+
+    Only the time in which the whole batch decodes counts, and the tokens of that time. None when
+    there was no such time.
+    """
+    batch = len(prompts)
+    streams = await asyncio.gather(
+        *(_trace(callers[i % len(callers)], prompt, output) for i, prompt in enumerate(prompts))
+    )
+    begin_s = max(trace[0][0] for trace in streams)
+    end_s = min(trace[-1][0] for trace in streams)
+    spans = []
+    for trace in streams:
+        inside = [t for t in trace if begin_s <= t[0] <= end_s]
+        if len(inside) >= 2 and inside[-1][1] > inside[0][1]:
+            spans.append((inside[0], inside[-1]))
+    steps = sum(last[1] - first[1] for first, last in spans)
+    if len(spans) < batch or steps < batch * WINDOW_TOKENS // 4:
+        return None
+    step_s = sum(last[0] - first[0] for first, last in spans) / steps
+    tokens = sum(first[1] + last[1] for first, last in spans) / (2 * len(spans))
+    return DecodeStep(batch, len(prompts[0]) + tokens, step_s)
+
+
+async def _trace(caller: EngineCaller, prompt: list[int], output: int) -> list[tuple[float, int]]:
+    """When a chunk came, and how many tokens there were by then."""
+    trace: list[tuple[float, int]] = []
+    async with contextlib.aclosing(caller.stream(completion_body(prompt, output))) as chunks:
+        async for chunk in chunks:
+            if chunk.output_tokens > (trace[-1][1] if trace else 0):
+                trace.append((_now_s(), chunk.output_tokens))
+    _check_answered(trace)
+    return trace
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStep:
+    """Decode steps of `batch` requests without an adapter, all with the same one, and with all
+    there are and none in turns; medians in seconds, None where the batch was never whole."""
+
+    batch: int
+    none_s: float | None
+    one_s: float | None
+    mixed_s: float | None
+
+
+async def adapter_steps(
+    base: EngineCaller,
+    adapters: Sequence[EngineCaller],
+    batches: Sequence[int],
+    rounds: int,
+    seed: int = 0,
+) -> list[AdapterStep]:
+    """What adapters cost; the three kinds of batches take turns."""
+    draw = random.Random(seed)
+    kinds = ([base], adapters[:1], [base, *adapters])
+    found = []
+    for batch in batches:
+        point = _Point(_Kind.DECODE, batch, ADAPTER_PROMPT_TOKENS)
+        steps_s: list[list[float]] = [[] for _ in kinds]
+        for number in range(rounds + 1):
+            for callers, times in zip(kinds, steps_s, strict=True):
+                prompts = [random_prompt(draw, point.tokens) for _ in range(batch)]
+                step = await decode_step(callers, prompts, _output_tokens(point))
+                if step is not None and number:  # the first loads the adapters
+                    times.append(step.step_s)
+        medians = (statistics.median(times) if times else None for times in steps_s)
+        found.append(AdapterStep(batch, *medians))
+    return found
 
 
 def _now_s() -> float:

@@ -11,8 +11,9 @@ from cato.profiles.schema import ProfileFile
 @dataclass(frozen=True, slots=True)
 class Staged:
     """`hosted` with what was measured; `memory_bytes` is what the engine's processes held at the
-    end."""
+    end, `on_card` or in the host's memory. On a card the KV cache is part of it."""
 
     hosted: HostedModel
     profile: ProfileFile
     memory_bytes: int
+    on_card: bool = False

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Mapping
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from cato.config.places import model_path
+from cato.control import nvidia
 from cato.control.profile_sweep import Plan, Sweep, Target, evaluate
 from cato.control.staged import Staged
 from cato.core.errors import InputError
 from cato.core.eviction import CopyId
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.slots import SlotOrder
-from cato.core.topology import DeploymentSpec, HostedModel
+from cato.core.topology import AdapterSpec, DeploymentSpec, HostedModel
 from cato.engines.base import Endpoint, Engine, EngineChunk, EngineRequest
 from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
+from cato.engines.vllm.threads import family
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.card_slot import Loader
 
@@ -55,17 +58,23 @@ async def measured(
         expected_s=profile.load_s if profile is not None else 0.0,
     )
     await asyncio.to_thread(_drop_from_page_cache, files)
+    before = nvidia.cards() if slots.accelerator == "gpu" else ()
     engine = await loader.load(order, None)
     load_s = engine.facts.start_s
     engine = await loader.load(replace(order, remembered=(hosted.model.name,)), engine)
     try:
-        return await _staged(engine, slots, hosted, load_s, files)
+        return await _staged(engine, slots, hosted, load_s, files, before)
     finally:
         await asyncio.shield(engine.stop())
 
 
 async def _staged(
-    engine: Engine, slots: DeploymentSpec, hosted: HostedModel, load_s: float, files: list[Path]
+    engine: Engine,
+    slots: DeploymentSpec,
+    hosted: HostedModel,
+    load_s: float,
+    files: list[Path],
+    before: Sequence[nvidia.Card],
 ) -> Staged:
     facts, name = engine.facts, hosted.model.name
     target = Target(
@@ -80,7 +89,7 @@ async def _staged(
         prompt_cap_tokens=slots.engine.long_prefill_token_threshold or 0,
         block_tokens=facts.block_tokens,
     )
-    sweep = await Sweep(_Caller(engine), target, PLAN).run((), lambda *_: None)
+    sweep = await Sweep(DirectCaller(engine), target, PLAN).run((), lambda *_: None)
     result = evaluate(target, sweep)
     provenance = Provenance(
         command="cato models",
@@ -98,20 +107,24 @@ async def _staged(
             weights_bytes=weights_bytes,
         ),
         ProfileFile.of(result.profile, provenance),
-        _memory_bytes(engine.pid),
+        engine_memory_bytes(engine.pid, before),
+        on_card=bool(before),
     )
 
 
-class _Caller:
-    """One engine, asked directly."""
+class DirectCaller:
+    """One engine, asked directly; see `cato.control.profile_sweep.EngineCaller`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, adapter: AdapterSpec | None = None) -> None:
         self._engine = engine
+        self._adapter = adapter
+        self._name = f"direct-{secrets.token_hex(4)}"
         self._calls = 0
 
     async def stream(self, body: Mapping[str, object]) -> AsyncGenerator[EngineChunk, None]:
         self._calls += 1
-        request = EngineRequest(f"staging.{self._calls}", Endpoint.COMPLETIONS, body)
+        id = f"{self._name}.{self._calls}"
+        request = EngineRequest(id, Endpoint.COMPLETIONS, body, adapter=self._adapter)
         async with contextlib.aclosing(self._engine.generate(request)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -145,14 +158,16 @@ def _drop_from_page_cache(files: list[Path]) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _memory_bytes(pid: int | None) -> int:
-    """Of the engine's processes; 0 for an engine that has none of its own, or that has ended."""
+def engine_memory_bytes(pid: int | None, before: Sequence[nvidia.Card]) -> int:
+    """What the engine's processes hold: on the cards that were there `before` it was started, or,
+    without cards, in the host's memory. 0 for an engine without a process, or that has ended."""
     if pid is None:
         return 0
+    pids = family(pid)
+    if before:
+        return nvidia.held_bytes(nvidia.cards(), pids, before)
     total = 0
-    with contextlib.suppress(psutil.NoSuchProcess):
-        engine = psutil.Process(pid)
-        for process in (engine, *engine.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += process.memory_info().rss
+    for each in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += psutil.Process(each).memory_info().rss
     return total

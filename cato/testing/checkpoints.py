@@ -76,13 +76,13 @@ def write_checkpoint(
     return folder
 
 
-def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:
-    """A LoRA adapter of the demo model with random weights, in PEFT's layout; needs torch."""
+def write_adapter(folder: Path, seed: int, rank: int = 8, source: str = DEMO_SOURCE) -> Path:
+    """A LoRA adapter of a model (a folder) with random weights, in PEFT's layout; needs torch."""
     import torch
     from safetensors.torch import save_file
 
-    demo = Path(model_path(DEMO_SOURCE))
-    config: dict[str, Any] = json.loads((demo / "config.json").read_text(encoding="utf-8"))
+    base = Path(model_path(source))
+    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
     hidden = config["hidden_size"]
     generator = torch.Generator().manual_seed(seed)
     weights = {}

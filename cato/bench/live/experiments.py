@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cato.config.paths import resolve
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
-from cato.core.topology import RAY_SERVE, PoolPolicies, PoolScaling
+from cato.core.topology import RAY_SERVE, PoolPolicies, PoolScaling, PoolSpec
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
 from cato.sim import mixed
@@ -81,8 +81,9 @@ class LiveExperiment:
 
     `tasks`, `warm_up` and `slowdown` are what is usual: so many tasks a run, so many before the
     first one, and by how much all times are stretched, so that two cores carry the tokens. A real
-    engine (`is_real`) has its own pace: there only arrivals and targets are. With `cold_start_s`,
-    from the order of a replica to its first call, pools are scaled, else their replicas stay.
+    engine, which `mix` is for, has its own pace: there only arrivals and targets are. With
+    `cold_start_s`, from the order of a replica to its first call, pools are scaled, else their
+    replicas stay.
     `ours` is compared with all other arms. `others` are hosts beside the first, see
     `cato.bench.local_ray.Hosts`.
     """
@@ -96,10 +97,14 @@ class LiveExperiment:
     warm_up: int
     slowdown: float = 1.0
     chunk_tokens: int | None = None
-    is_real: bool = False
+    mix: real.Mix | None = None
     cold_start_s: float | None = None
     ours: str = schedulers.FORESIGHT
     others: tuple[Mapping[str, object], ...] = ()
+
+    @property
+    def is_real(self) -> bool:
+        return self.mix is not None
 
     @property
     def deployment(self) -> str:
@@ -242,35 +247,45 @@ def azure(trace: Path | None) -> LiveExperiment:
 
 
 LOADS = (0.5, 0.8)
-REAL_CAPS = (2, 4, 8, real.FULL_BATCH)
-
-
-def _mix_tasks(load: float, seed: int, n: int) -> list[SimTask]:
-    return real.mix_tasks(load, _demo_profile(), seed, n)
-
-
-@cache
-def _demo_profile() -> Profile:
-    return load_profile(resolve("profiles/demo-coder@cpu.yaml"))
+RANDOM_WEIGHTS = "dummy"  # vLLM's `--load-format`
 
 
 def vllm_mix(trace: Path | None) -> LiveExperiment:
+    profile = load_profile(resolve("profiles/demo-coder@cpu.yaml"))
+    return mix_on(real.Mix(profile), "one vLLM engine with the demo model, on one core")
+
+
+def mix_on(mix: real.Mix, what: str) -> LiveExperiment:
+    """`vllm-mix` on the engine that `mix` is for; the caps are parts of its batch."""
+    full = mix.full_batch
     return LiveExperiment(
         "vllm-mix",
-        "a mix like SABER's W3 on one vLLM engine with the demo model, on one core",
-        {f"W3-like, load {load:g}": partial(_mix_tasks, load) for load in LOADS},
+        f"a mix like SABER's W3 on {what}",
+        {f"W3-like, load {load:g}": partial(mix.tasks, load) for load in LOADS},
         (
             _arm(schedulers.FORESIGHT),
             _arm("saber"),
-            *map(_static_cap, REAL_CAPS),
+            *(_static_cap(max(1, full // part)) for part in (8, 4, 2, 1)),
             *(() if serve_llm.missing_packages() else (_SERVE_LLM,)),
         ),
         200,
         150,
         slowdown=3.0,
         chunk_tokens=256,
-        is_real=True,
+        mix=mix,
     )
+
+
+def mix_of(pool: PoolSpec, profile: Profile) -> LiveExperiment:
+    """`vllm-mix` on the engine of the pool's first deployment."""
+    deployment = pool.deployments[0]
+    has_random_weights = RANDOM_WEIGHTS in deployment.engine.args
+    endings = real.ENDLESS if has_random_weights else real.ENDINGS
+    full = min(profile.max_running, deployment.engine.max_num_seqs)
+    where = deployment.accelerator_type or deployment.accelerator
+    weights = " (random weights)" if has_random_weights else ""
+    what = f"one {deployment.engine.kind} engine with {pool.model.name}{weights}, on {where}"
+    return mix_on(real.Mix(profile, full, endings, pool.name), what)
 
 
 # CATO's research question 4

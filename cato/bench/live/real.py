@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +30,7 @@ POOL = PoolName("engine")
 MIX = "W3"
 # SABER's prompts by three: the demo model has a context of 1,024 tokens.
 SHRUNK = 3
-# The batch at which the load is counted; the engine holds no more.
+# Of the demo model's engine.
 FULL_BATCH = 16
 # No seed: vLLM 0.32 on CPU dies of a request with one whose prompt takes several steps.
 TEMPERATURE = 0.0
@@ -59,42 +59,106 @@ ENDINGS: Mapping[str, Ending] = {
 }
 
 
-def mix_tasks(load: float, profile: Profile, seed: int, n: int) -> list[SimTask]:
-    """`n` tasks of SABER's mix; at load 1 their mean work is what an engine of `profile` can do.
+# With random weights no answer ends by itself: SABER's means by three, and no spread.
+ENDLESS: Mapping[str, Ending] = {
+    name: Ending((), tokens, tokens)
+    for name, tokens in {"qna": 14, "summary": 10, "generation": 129, "translation": 206}.items()
+}
 
-    A target is as many times the mean service time alone as SABER's is. Output lengths are the
-    means of the class until they were recorded.
-    """
-    rng = np.random.default_rng([seed, _STREAM, round(load * 1000)])
-    names = list(SABER_CLASSES)
-    prompts = {k: SABER_CLASSES[k][0] / SHRUNK for k in names}
-    shares = [SABER_SHARES[MIX][k] for k in names]
-    busy_s = sum(
-        share * profile.service_s(round(prompts[k]), ENDINGS[k].mean_tokens, FULL_BATCH)
-        for k, share in zip(names, shares, strict=True)
-    )
-    times = poisson(rng, load * FULL_BATCH / busy_s, n)
-    classes = rng.choice(names, n, p=shares)
-    draws = rng.random(n)
-    tasks = []
-    for i, arrived_at_s in enumerate(times):
-        name = str(classes[i])
-        tokens = ENDINGS[name].mean_tokens
-        prompt = min(MAX_PROMPT_TOKENS, int(lengths(rng, prompts[name], 1)[0]))
-        node = SimNode(POOL, prompt, tokens, tokens)
-        target_s = _strictness(name) * profile.service_s(round(prompts[name]), tokens)
-        tasks.append(
-            SimTask(
-                f"t{i:05d}",
-                TaskName(name),
-                arrived_at_s,
-                SloMetric.E2E,
-                target_s,
-                (node,),
-                (float(draws[i]),),
-            )
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """SABER's mix for one engine of `profile` behind `pool`; the load is counted at `full_batch`
+    calls at a time, the most it runs. `endings` are those of the model that answers."""
+
+    profile: Profile
+    full_batch: int = FULL_BATCH
+    endings: Mapping[str, Ending] = field(default_factory=lambda: ENDINGS)
+    pool: PoolName = POOL
+
+    def tasks(self, load: float, seed: int, n: int) -> list[SimTask]:
+        """`n` tasks; at load 1 their mean work is what the engine can do.
+
+        A target is as many times the mean service time alone as SABER's is. Output lengths are the
+        means of the class until they were recorded.
+        """
+        rng = np.random.default_rng([seed, _STREAM, round(load * 1000)])
+        names, profile = list(SABER_CLASSES), self.profile
+        prompts = {k: SABER_CLASSES[k][0] / SHRUNK for k in names}
+        shares = [SABER_SHARES[MIX][k] for k in names]
+        means = {k: self.endings[k].mean_tokens for k in names}
+        busy_s = sum(
+            share * profile.service_s(round(prompts[k]), means[k], self.full_batch)
+            for k, share in zip(names, shares, strict=True)
         )
-    return tasks
+        times = poisson(rng, load * self.full_batch / busy_s, n)
+        classes = rng.choice(names, n, p=shares)
+        draws = rng.random(n)
+        tasks = []
+        for i, arrived_at_s in enumerate(times):
+            name = str(classes[i])
+            prompt = min(MAX_PROMPT_TOKENS, int(lengths(rng, prompts[name], 1)[0]))
+            node = SimNode(self.pool, prompt, means[name], means[name])
+            target_s = _strictness(name) * profile.service_s(round(prompts[name]), means[name])
+            tasks.append(
+                SimTask(
+                    f"t{i:05d}",
+                    TaskName(name),
+                    arrived_at_s,
+                    SloMetric.E2E,
+                    target_s,
+                    (node,),
+                    (float(draws[i]),),
+                )
+            )
+        return tasks
+
+    def completion(self, task: SimTask, prompt: str, model: str) -> dict[str, object]:
+        """The body of an OpenAI completion that asks what a workflow of `task`'s class asks."""
+        ending = self.endings[task.name]
+        return {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": ending.max_tokens,
+            "stop": list(ending.stops),
+            "temperature": TEMPERATURE,
+            **EXTRA,
+        }
+
+    async def recorded(
+        self,
+        tasks: Sequence[SimTask],
+        prompts: Sequence[str],
+        url: str,
+        model: str,
+        done: Callable[[], None],
+    ) -> list[SimTask]:
+        """The tasks with the lengths that the model answers; raise `BenchError` when it does not.
+
+        One after the other: so every prompt is answered in the same batch of one. An answer that
+        nothing can end is as long as it may be: there only the prompt is counted.
+        """
+        found = []
+        async with aiohttp.ClientSession() as session:
+            for task, prompt in zip(tasks, prompts, strict=True):
+                ending = self.endings[task.name]
+                body = self.completion(task, prompt, model)
+                if not ending.stops:
+                    body["max_tokens"] = 1
+                async with session.post(f"{url}/v1/completions", json=body) as response:
+                    answer = await response.json()
+                if response.status != 200:
+                    raise BenchError(f"{model} did not answer a prompt to be recorded: {answer}")
+                usage = answer["usage"]
+                output = usage["completion_tokens"] if ending.stops else ending.max_tokens
+                node = replace(
+                    task.nodes[0],
+                    prompt_tokens=usage["prompt_tokens"],
+                    output_tokens=max(1, output),
+                )
+                found.append(replace(task, nodes=(node,)))
+                done()
+        return found
 
 
 def _strictness(name: str) -> float:
@@ -121,49 +185,6 @@ def _library() -> tuple[str, ...]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(p for p in folder.glob("*.py") if p.stat().st_size > _LEAST_FILE_BYTES)
     return tuple(p.read_text(encoding="utf-8", errors="replace") for p in files)
-
-
-def completion(task: SimTask, prompt: str, model: str) -> dict[str, object]:
-    """The body of an OpenAI completion that asks what a workflow of `task`'s class asks."""
-    ending = ENDINGS[task.name]
-    return {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": ending.max_tokens,
-        "stop": list(ending.stops),
-        "temperature": TEMPERATURE,
-        **EXTRA,
-    }
-
-
-async def recorded(
-    tasks: Sequence[SimTask],
-    prompts: Sequence[str],
-    url: str,
-    model: str,
-    done: Callable[[], None],
-) -> list[SimTask]:
-    """The tasks with the lengths that the model answers; raise `BenchError` when it does not.
-
-    One after the other: so every prompt is answered in the same batch of one.
-    """
-    found = []
-    async with aiohttp.ClientSession() as session:
-        for task, prompt in zip(tasks, prompts, strict=True):
-            body = completion(task, prompt, model)
-            async with session.post(f"{url}/v1/completions", json=body) as response:
-                answer = await response.json()
-            if response.status != 200:
-                raise BenchError(f"{model} did not answer a prompt to be recorded: {answer}")
-            usage = answer["usage"]
-            node = replace(
-                task.nodes[0],
-                prompt_tokens=usage["prompt_tokens"],
-                output_tokens=max(1, usage["completion_tokens"]),
-            )
-            found.append(replace(task, nodes=(node,)))
-            done()
-    return found
 
 
 def with_belief(task: SimTask, belief: LengthBelief) -> SimTask:

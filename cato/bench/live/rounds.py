@@ -141,15 +141,16 @@ class _Recorder:
     """
 
     subject: Subject
+    mix: real.Mix
     url: str
     beliefs: Mapping[TaskName, LengthBelief] = field(default_factory=dict)
 
     async def __call__(
         self, sim: Sequence[SimTask], seed: int, done: Callable[[], None]
     ) -> list[LiveTask]:
-        pool = pool_named(self.subject.topology, real.POOL)
+        pool = pool_named(self.subject.topology, self.mix.pool)
         prompts = real.code_prompts(sim, self.subject.profiles[pool.name].chars_per_token, seed)
-        found = await real.recorded(sim, prompts, self.url, pool.model.name, done)
+        found = await self.mix.recorded(sim, prompts, self.url, pool.model.name, done)
         if not self.beliefs:
             names = dict.fromkeys(task.name for task in found)
             self.beliefs = {
@@ -198,7 +199,8 @@ async def measure(
 
     What is measured is added to `runs`, so that it is not lost when the rest is interrupted.
     """
-    make: _Make = _Recorder(subject, stage.url) if subject.experiment.is_real else _Finder(subject)
+    mix = subject.experiment.mix
+    make: _Make = _Finder(subject) if mix is None else _Recorder(subject, mix, stage.url)
     async with TaskClient(stage.url) as client:
         await _warm_up(subject, stage, settings, progress, client, make)
         for number, seed in enumerate(settings.seeds):
@@ -257,9 +259,11 @@ def _asker(subject: Subject, arm: Arm) -> Callable[[LiveTask], Ask]:
         return Ask(f"/v1/tasks/{name}", {"inputs": dict(task.inputs), "stream": True})
 
     def completion(task: LiveTask) -> Ask:
-        model = pool_named(subject.topology, real.POOL).model.name
+        mix = subject.experiment.mix
+        assert mix is not None, "only a real engine has such arms"
+        model = pool_named(subject.topology, mix.pool).model.name
         (prompt,) = task.inputs.values()
-        body = real.completion(task.sim, prompt, model) | {"stream": True}
+        body = mix.completion(task.sim, prompt, model) | {"stream": True}
         return Ask(arm.completions, body, is_plain=True)
 
     return completion if arm.completions else workflow

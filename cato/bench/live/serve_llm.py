@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from cato.bench.accelerators import MEMORY_SHARE
 from cato.config.places import model_path
 from cato.core.topology import DeploymentSpec, ModelSpec
 from cato.engines.vllm.zygote import CPU_ENV, ENGINE_ENV
@@ -30,11 +31,12 @@ def missing_packages() -> tuple[str, ...]:
 
 def application(model: ModelSpec, deployment: DeploymentSpec) -> Any:
     """A Serve application that answers `COMPLETIONS` as `deployment` would: same model, same
-    engine arguments, on as many logical CPUs.
+    engine arguments, on as many logical CPUs and cards.
     """
     from ray.serve.llm import LLMConfig, build_openai_app
 
-    engine = deployment.engine
+    engine, is_cpu = deployment.engine, deployment.accelerator == "cpu"
+    bundle = {"CPU": deployment.cpus} | ({} if is_cpu else {"GPU": deployment.cards})
     config = LLMConfig(
         model_loading_config={
             "model_id": model.name,
@@ -45,18 +47,24 @@ def application(model: ModelSpec, deployment: DeploymentSpec) -> Any:
             "max_num_seqs": engine.max_num_seqs,
             "max_model_len": engine.max_model_len,
             "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "kv_cache_memory_bytes": engine.kv_cache_memory_bytes,
             "enable_prefix_caching": engine.prefix_caching,
-            "enforce_eager": True,
+            "enforce_eager": engine.enforce_eager,
             "distributed_executor_backend": "uni",
+            **(
+                {"kv_cache_memory_bytes": engine.kv_cache_memory_bytes}
+                if is_cpu
+                else {"gpu_memory_utilization": engine.gpu_memory_utilization or MEMORY_SHARE}
+            ),
         },
-        accelerator_config={"kind": "cpu"},
-        placement_group_config={"bundles": [{"CPU": deployment.cpus}]},
+        accelerator_config={"kind": deployment.accelerator},
+        placement_group_config={"bundles": [bundle]},
         deployment_config={
             "num_replicas": deployment.initial_replicas,
             "max_ongoing_requests": _MAX_ONGOING,
         },
-        runtime_env={"env_vars": {**ENGINE_ENV, **CPU_ENV, "TRANSFORMERS_OFFLINE": "1"}},
+        runtime_env={
+            "env_vars": {**ENGINE_ENV, **(CPU_ENV if is_cpu else {}), "TRANSFORMERS_OFFLINE": "1"}
+        },
         log_engine_metrics=False,
     )
     return build_openai_app({"llm_configs": [config]})

@@ -11,14 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cato.bench.accelerators import file_on_accelerator
 from cato.bench.live.experiments import (
     WARM_UP_SEED,
     LiveExperiment,
     live_experiment,
+    mix_of,
     scaled_profile,
 )
 from cato.bench.live.report import as_json
-from cato.bench.live.rounds import Progress, Run, Settings, Subject, measure, whole_rounds
+from cato.bench.live.rounds import (
+    Configurable,
+    Progress,
+    Run,
+    Settings,
+    Subject,
+    measure,
+    whole_rounds,
+)
 from cato.bench.live.stage import OwnStage, RunningStage, Stage
 from cato.bench.live.workflows import workflows, write
 from cato.config.deploy_file import DeployFile, load_deploy_file
@@ -37,10 +47,14 @@ PROCESS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user asks for; None and empty: the experiment's own."""
+    """What a user asks for; None and empty: the experiment's own.
+
+    `deployment` is the path of a file, or what was read from one. With `has_one_engine` no arm has
+    an engine of its own beside it.
+    """
 
     experiment: str
-    deployment: str | None = None
+    deployment: str | DeployFile | None = None
     workloads: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0,)
@@ -49,6 +63,9 @@ class Options:
     warm_up: int | None = None
     trace: Path | None = None
     address: str | None = None
+    accelerator: str | None = None
+    profile: str | None = None
+    has_one_engine: bool = False
 
 
 class Session:
@@ -56,11 +73,22 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         experiment = live_experiment(options.experiment, options.trace)
+        file = options.deployment or experiment.deployment
+        self.deploy: DeployFile = file_on_accelerator(
+            file if isinstance(file, DeployFile) else load_deploy_file(file),
+            options.accelerator,
+            options.profile,
+        )
+        self._folder = resolve(self.deploy.topology.profiles_dir)
+        profiles = load_profiles(self._folder)
+        if experiment.is_real:
+            pool = self.deploy.topology.pools[0]
+            experiment = mix_of(pool, _profile_of(pool.deployments[0], profiles))
         chosen = experiment.chosen(options.workloads, options.arms)
-        if options.address is not None:  # `ray.serve.llm` stands beside an application of our own
+        # `ray.serve.llm` stands beside an application of our own.
+        if options.address is not None or options.has_one_engine:
             chosen = replace(chosen, arms=tuple(a for a in chosen.arms if not a.completions))
         self.experiment: LiveExperiment = chosen
-        self.deploy: DeployFile = load_deploy_file(options.deployment or experiment.deployment)
         self.settings = Settings(
             options.seeds,
             options.tasks or experiment.tasks,
@@ -70,23 +98,16 @@ class Session:
         self._address = options.address
         cold_start_s = experiment.cold_start_s
         load_s = QUICK_LOAD_S if cold_start_s is None else cold_start_s - PROCESS_S
-        self._folder = resolve(self.deploy.topology.profiles_dir)
         self._by_name = {
             name: profile
             if experiment.is_real
             else scaled_profile(profile, self.settings.slowdown, load_s)
-            for name, profile in load_profiles(self._folder).items()
+            for name, profile in profiles.items()
         }
         pools = self.deploy.topology.pools
-        engines = {d.name: self._engine(d) for p in pools for d in p.deployments}
+        engines = {d.name: _profile_of(d, self._by_name) for p in pools for d in p.deployments}
         self.subject = Subject(self.experiment, self.deploy.topology, engines)
         self.workflows = self._workflows()
-
-    def _engine(self, deployment: DeploymentSpec) -> Profile:
-        name = deployment.engine.profile or deployment.profile or ""
-        if name not in self._by_name:
-            raise UnknownNameError("profile", name, tuple(self._by_name))
-        return self._by_name[name]
 
     def _workflows(self) -> dict[str, dict[str, Any]]:
         """Of all classes that any seed has."""
@@ -125,10 +146,20 @@ class Session:
         goes on.
         """
         about = dict(facts())  # the machine's load before, not after
+        with self.stage(folder, say) as stage:
+            return self.run_on(stage, progress, about, command)
+
+    def run_on(
+        self,
+        stage: Configurable,
+        progress: Progress,
+        about: Mapping[str, object],
+        command: str,
+    ) -> dict[str, Any]:
+        """The same on a stage that has the experiment's workflows; `about` the machine."""
         runs: list[Run] = []
         try:
-            with self._stage(folder, say) as stage:
-                asyncio.run(measure(self.subject, stage, self.settings, progress, runs))
+            asyncio.run(measure(self.subject, stage, self.settings, progress, runs))
         except KeyboardInterrupt:
             if not whole_rounds(runs, self.experiment):
                 raise
@@ -138,7 +169,8 @@ class Session:
         where = self._address or self.deploy.path.name
         return as_json(runs, self.subject, settings, about, command, where)
 
-    def _stage(self, folder: Path, say: Callable[[str], None]) -> Stage:
+    def stage(self, folder: Path, say: Callable[[str], None]) -> Stage:
+        """What the experiment runs on, not started."""
         if self._address is not None:
             return RunningStage(self.deploy, self._address, self.workflows, say)
         self.export(folder)
@@ -150,3 +182,11 @@ class Session:
             has_serve_llm=has_serve_llm,
             others=self.experiment.others,
         )
+
+
+def _profile_of(deployment: DeploymentSpec, profiles: Mapping[str, Profile]) -> Profile:
+    """What its engine keeps; raise `UnknownNameError`."""
+    name = deployment.engine.profile or deployment.profile or ""
+    if name not in profiles:
+        raise UnknownNameError("profile", name, tuple(profiles))
+    return profiles[name]

@@ -40,9 +40,12 @@ def workflow_name(experiment: str, task: SimTask, arm: Arm) -> str:
 
 
 def workflow(
-    name: str, task: SimTask, pools: Mapping[str, PoolSpec], *, is_real: bool
+    name: str, task: SimTask, pools: Mapping[str, PoolSpec], mix: real.Mix | None = None
 ) -> dict[str, Any]:
-    """The workflow of all tasks of `task`'s class; `pools` by the names that `task` uses."""
+    """The workflow of all tasks of `task`'s class; `pools` by the names that `task` uses.
+
+    `mix` is that of a real engine.
+    """
     nodes = {}
     for i, node in enumerate(task.nodes):
         nodes[_node(i)] = {
@@ -51,7 +54,7 @@ def workflow(
             "needs": [_node(n) for n in node.needs],
             "prompt": f"{{{{ {_input(i)} }}}}",
             "expected_tokens": node.expected_tokens,
-            **(_real_answer(task) if is_real else _simulated_answer(node)),
+            **(_simulated_answer(node) if mix is None else _real_answer(mix.endings[task.name])),
         }
     last = _node(len(task.nodes) - 1)
     deadline_s = min(MAX_DEADLINE_S, max(LEAST_PATIENCE_S, PATIENCE * task.target_s))
@@ -77,8 +80,7 @@ def _simulated_answer(node: SimNode) -> dict[str, Any]:
     }
 
 
-def _real_answer(task: SimTask) -> dict[str, Any]:
-    ending = real.ENDINGS[task.name]
+def _real_answer(ending: real.Ending) -> dict[str, Any]:
     return {
         "max_tokens": ending.max_tokens,
         "stop": list(ending.stops),
@@ -111,7 +113,7 @@ def workflows(
                 n.pool: pool_named(topology, n.pool + suffix) for n in task.nodes
             }
             name = workflow_name(experiment.name, task, arm)
-            made = workflow(name, task, pools, is_real=experiment.is_real)
+            made = workflow(name, task, pools, experiment.mix)
             if found.setdefault(name, made) != made:
                 raise CatoError(f"tasks of {name} differ in their DAG or their objective")
     return found

@@ -1,0 +1,1 @@
+"""`cato bench accelerator`: all that only a card can show, in one command."""

@@ -1,0 +1,75 @@
+"""A deployment that was written for a CPU, on another accelerator or with another profile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cato.config.deploy_file import ENGINES_APP, DeployFile, deploy_file_of
+from cato.core.errors import InputError
+
+# Of the card's memory: several engines of one benchmark may share it.
+MEMORY_SHARE = 0.3
+_ONLY_CPU = ("zygote", "kv_cache_memory", "enforce_eager")
+# Coded on every card that vLLM serves; a CPU without its instructions takes ten times as long.
+_CARD_DTYPE = "bfloat16"
+
+
+def on_accelerator(
+    deployment: Mapping[str, Any], accelerator: str | None, profile: str | None
+) -> dict[str, Any]:
+    """`deployment`, as in a deployment file, with these; None leaves what it says.
+
+    Raise `InputError` for one that was written for cards and shall run on a CPU, or on others.
+    """
+    changed = copy.deepcopy(dict(deployment))
+    engine = changed["engine"]
+    was = changed["accelerator"]
+    if accelerator not in (None, was) and engine["kind"] == "vllm":
+        if was != "cpu":
+            raise InputError(f"the deployment is for {was}, not {accelerator}: name another file")
+        changed["accelerator"] = accelerator
+        changed["cards"] = 1
+        for key in _ONLY_CPU:
+            engine.pop(key, None)
+        engine |= {"dtype": _CARD_DTYPE, "gpu_memory_utilization": MEMORY_SHARE}
+    if profile is not None:
+        changed["profile"] = profile
+    return changed
+
+
+def file_on_accelerator(
+    file: DeployFile, accelerator: str | None, profile: str | None
+) -> DeployFile:
+    """All deployments of the file's pools, see `on_accelerator`."""
+    if accelerator is None and profile is None:
+        return file
+    raw = copy.deepcopy(dict(file.raw))
+    for deployment in deployments_of(raw).values():
+        deployment |= on_accelerator(deployment, accelerator, profile)
+    return deploy_file_of(file.path, raw)
+
+
+def engines_args(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`args` of the application `engines` of a checked file."""
+    args: dict[str, Any] = next(
+        app["args"] for app in raw["applications"] if app["name"] == ENGINES_APP
+    )
+    return args
+
+
+def deployments_of(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The deployments of all pools by name."""
+    pools = engines_args(raw).get("pools", {}).values()
+    return {name: d for pool in pools for name, d in pool["deployments"].items()}
+
+
+def with_models_in(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A file whose models are read from `folder`, where it has a folder of the model's name."""
+    changed = copy.deepcopy(dict(raw))
+    for name, model in engines_args(changed)["models"].items():
+        if (folder / name).is_dir():
+            model["source"] = str((folder / name).resolve())
+    return changed

@@ -1,0 +1,110 @@
+"""NVIDIA's cards of this host, as their driver tells of them (NVML).
+
+NVML is asked through the module that Ray brings and finds its own GPUs with; without a driver
+there are no cards. It counts all cards of the host, whatever `CUDA_VISIBLE_DEVICES` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+_NVML = "ray._private.thirdparty.pynvml"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+# Ray's label of a card: "NVIDIA H100 80GB HBM3" is an H100, "Tesla V100-SXM2-16GB" a V100.
+_TYPE = re.compile(r"\w+\s+((?:[A-Z]+\s+)*[A-Z0-9]*\d[A-Z0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One card; `processes` holds bytes by process id, where the driver tells them.
+
+    In a container it may know other ids than the processes themselves, or none.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    driver: str
+    total_bytes: int
+    used_bytes: int
+    processes: Mapping[int, int]
+
+    @property
+    def type(self) -> str:
+        """As Ray calls it in `accelerator_type`."""
+        found = _TYPE.match(self.name)
+        return found[1] if found else self.name
+
+
+def cards(nvml: Any = None) -> tuple[Card, ...]:
+    """Those that this process may use, none without a driver; `nvml` is the module to ask."""
+    nvml = nvml or import_module(_NVML)
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ()
+    try:
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        count = nvml.nvmlDeviceGetCount()
+        found = [_card(nvml, i, driver) for i in range(count)]
+    except nvml.NVMLError:
+        return ()
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+    return visible(found, os.environ.get(VISIBLE_VARIABLE))
+
+
+def _card(nvml: Any, index: int, driver: str) -> Card:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    try:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:  # not for everybody
+        running = []
+    held = {p.pid: int(p.usedGpuMemory) for p in running if p.usedGpuMemory is not None}
+    return Card(
+        index,
+        _text(nvml.nvmlDeviceGetUUID(handle)),
+        _text(nvml.nvmlDeviceGetName(handle)),
+        driver,
+        int(memory.total),
+        int(memory.used),
+        held,
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def visible(found: Sequence[Card], named: str | None) -> tuple[Card, ...]:
+    """Of all cards those that `CUDA_VISIBLE_DEVICES` names, by number or UUID; None: all."""
+    if named is None:
+        return tuple(found)
+    wanted = [name.strip() for name in named.split(",") if name.strip()]
+    return tuple(
+        card
+        for name in wanted
+        for card in found
+        if name == str(card.index) or (not name.isdigit() and card.uuid.startswith(name))
+    )
+
+
+def held_bytes(now: Sequence[Card], pids: Iterable[int], before: Sequence[Card]) -> int:
+    """What the processes `pids` hold on the cards.
+
+    When the driver does not know them: by how much more is used than `before` they were started.
+    """
+    ours = set(pids)
+    known = [held for card in now for pid, held in card.processes.items() if pid in ours]
+    if known:
+        return sum(known)
+    used = {card.uuid: card.used_bytes for card in before}
+    return max(0, sum(card.used_bytes - used.get(card.uuid, 0) for card in now))

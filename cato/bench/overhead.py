@@ -19,10 +19,10 @@ import httpx
 from ray import serve
 
 from cato.bench import bare_server, plain
-from cato.bench.accelerators import on_accelerator
 from cato.bench.client import BenchError, Client, Place, Prompts, Timing
 from cato.bench.companion import companion
 from cato.bench.cpu import cpu_s
+from cato.bench.deployment import on_accelerator
 from cato.bench.local_ray import start_ray, wait_until_answered
 from cato.config.paths import resolve
 from cato.config.schema import EnginesArgs, IngressArgs

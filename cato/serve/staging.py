@@ -79,7 +79,7 @@ async def _staged(
     facts, name = engine.facts, hosted.model.name
     target = Target(
         model=name,
-        accelerator=slots.accelerator,
+        accelerator=slots.accelerator_type or slots.accelerator,
         engine=facts.kind,
         context_tokens=facts.context_tokens,
         max_running=facts.max_running,

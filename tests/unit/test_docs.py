@@ -88,6 +88,7 @@ def test_the_reference_is_what_the_code_says() -> None:
         ROOT / "cato/policies/README.md",
         ROOT / "cato/telemetry/README.md",
         ROOT / "deployments/README.md",
+        ROOT / "deployments/accelerator/README.md",
         ROOT / "deployments/monitoring/README.md",
     ],
     ids=lambda p: str(p.relative_to(ROOT)),

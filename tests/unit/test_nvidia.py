@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from cato.cli.profile import _on_cards
+from cato.control import nvidia
 from cato.control.nvidia import VISIBLE_VARIABLE, Card, cards, held_bytes, visible
+from cato.serve.staging import engine_memory_bytes
 
 CARD = Card(0, "GPU-aa", "NVIDIA H100 80GB HBM3", "580.1", 80 << 30, 1 << 30, {})
 OTHER = replace(CARD, index=1, uuid="GPU-bb")
@@ -94,3 +99,25 @@ def test_where_the_driver_knows_other_process_ids_the_growth_counts() -> None:
     now = [replace(CARD, used_bytes=5 << 30, processes={4711: 3})]
     assert held_bytes(now, [7], before=[CARD]) == 4 << 30
     assert held_bytes([CARD], [7], before=now) == 0
+
+
+def test_a_model_without_cards_holds_the_memory_of_its_processes() -> None:
+    ours = engine_memory_bytes(os.getpid(), before=())
+    assert ours >= psutil.Process().memory_info().rss // 2
+    assert engine_memory_bytes(None, before=()) == 0
+
+
+def test_a_model_on_cards_is_not_measured_by_the_memory_of_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvidia, "cards", lambda: (replace(CARD, processes={os.getpid(): 9}),))
+    assert engine_memory_bytes(os.getpid(), before=(CARD,)) == 9
+
+
+def test_a_profile_says_its_card_and_no_other_engines_memory() -> None:
+    used = replace(CARD, used_bytes=15_000_000_000)
+    name = "NVIDIA H100 80GB HBM3, driver 580.1"
+    assert _on_cards([used], [7], 1) == f"{name}; weights, KV cache and graphs hold 15.0 GB"
+    assert _on_cards([used, OTHER], [7], 1) == name
+    known = replace(used, processes={7: 4_000_000_000})
+    assert _on_cards([known, OTHER], [7], 1).endswith("hold 4.0 GB")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from virtual_time_kit import LocalCaller, asked
+from virtual_time_kit import LocalCaller, VirtualLoop, asked
 
 from cato.control.profile_sweep import (
     NEW_TOKENS,
+    AdapterStep,
     Comparison,
     DecodeStep,
     FirstToken,
@@ -18,12 +20,14 @@ from cato.control.profile_sweep import (
     Stall,
     Sweep,
     Target,
+    adapter_steps,
     evaluate,
     prompt_steps,
 )
 from cato.core.errors import InputError
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec
+from cato.engines.simulated import SimulatedEngine
 from cato.profiles.load import load_profile
 
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -241,3 +245,30 @@ def test_a_machine_that_grew_faster_beside_prompts_gives_no_negative_times() -> 
 
 def test_a_profile_that_says_too_much_has_a_positive_error() -> None:
     assert Comparison("decode step", 1, 10, 3, 0.010, 0.012).error == pytest.approx(0.2)
+
+
+def test_adapters_cost_what_their_batches_take_longer() -> None:
+    slow = replace(KNOWN, decode_base_s=KNOWN.decode_base_s + 5e-3)
+
+    async def measured() -> list[AdapterStep]:
+        engines = [SimulatedEngine(profile, SPEC) for profile in (KNOWN, slow, slow)]
+        for engine in engines:
+            await engine.start()
+        base, *adapters = (LocalCaller(engine) for engine in engines)
+        try:
+            return await adapter_steps(base, adapters, [1, 4], rounds=2)
+        finally:
+            for engine in engines:
+                await engine.stop()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        alone, four = runner.run(measured())
+    assert (alone.batch, four.batch) == (1, 4)
+    assert alone.mixed_s == pytest.approx(alone.none_s)
+    assert alone.one_s is not None
+    assert alone.none_s is not None
+    assert alone.one_s - alone.none_s == pytest.approx(5e-3, rel=0.05)
+    # Requests of one batch are on three engines here: each is faster than four on one.
+    assert four.none_s is not None
+    assert four.mixed_s is not None
+    assert four.mixed_s < four.none_s

@@ -111,6 +111,10 @@ class Alone:
     def is_cpu(self) -> bool:
         return self.deployment.accelerator == "cpu"
 
+    def cards(self) -> tuple[nvidia.Card, ...]:
+        """Those that the engine may run on."""
+        return nvidia.cards() if self.deployment.accelerator == "gpu" else ()
+
     def with_engine(self, **changes: Any) -> Alone:
         """The same with another engine."""
         engine = replace(self.deployment.engine, **changes)
@@ -150,7 +154,7 @@ class Alone:
 async def engine_alone(alone: Alone, provenance: Provenance, seed: int) -> dict[str, Any]:
     """Start, memory, raw sweeps and the profile that they give; sleep and wake."""
     was_compiled = _has_compiled(alone.deployment)
-    before = nvidia.cards()
+    before = alone.cards()
     sleepy = alone if alone.is_cpu else alone.with_engine(sleep=True)
     async with sleepy.engine() as engine:
         facts = engine.facts
@@ -247,7 +251,7 @@ async def two_models(alone: Alone) -> dict[str, Any]:
         sleep=True, gpu_memory_utilization=None if shared is None else min(shared, most)
     )
     models = (alone.model, alone.others[0])
-    before = nvidia.cards()
+    before = alone.cards()
     found: dict[str, dict[str, Any]] = {}
     async with alone.zygote() as zygote:
 

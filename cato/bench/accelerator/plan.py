@@ -20,10 +20,10 @@ class Item:
 
 
 ITEMS = (
-    Item("a", "the engine alone: start, sweep, profile, memory, sleep", 5.0),
+    Item("a", "the engine alone: start, sweep, profile, memory, sleep", 6.0),
     Item("b", "profile through CATO, and a mixed run as it predicts it", 2.5, served=True),
     Item("c", "what a call costs: engine, plain Serve, CATO", 2.5, served=True),
-    Item("d", "schedulers on a mix, as the simulator predicts them", 3.0, served=True),
+    Item("d", "schedulers on a mix, as the simulator predicts them", 4.0, served=True),
     Item("e", "an engine killed under streams", 2.0, served=True),
     Item("f", "two models in one slot: waking against loading", 3.5),
     Item("g", "adapters in one batch", 2.5),

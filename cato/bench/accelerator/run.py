@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import datetime
 import json
 import logging
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +29,7 @@ from cato.bench.accelerator.plan import (
     too_long,
     why_not,
 )
-from cato.bench.accelerators import deployments_of, engines_args, with_models_in
+from cato.bench.deployment import models_of, with_models_in, with_profile
 from cato.bench.live.rounds import Progress
 from cato.config.deploy_file import DeployFile, deploy_file_of, load_deploy_file
 from cato.config.paths import resolve
@@ -273,6 +271,7 @@ class Accelerator:
             "letter": step.item.letter,
             "title": step.item.title,
             "file": step.file,
+            "on": self._subject(self._files[step.file]).accelerator,
             "status": status,
             "minutes": round(minutes, 2),
             "reason": reason,
@@ -294,28 +293,6 @@ def _loaded(file: str, models: Path | None) -> _File:
     if not deploy.topology.pools:
         raise InputError(f"{file} has no pool of its own: there is no engine to measure")
     return _File(deploy, models_of(deploy))
-
-
-def models_of(deploy: DeployFile) -> tuple[ModelSpec, ...]:
-    """Of the whole file: also those that no pool serves, which are measured alone."""
-    from cato.config.schema import EnginesArgs
-
-    args = EnginesArgs.model_validate(engines_args(deploy.raw))
-    return tuple(model.to_spec(name) for name, model in args.models.items())
-
-
-def with_profile(deploy: DeployFile, measured: ProfileFile | None, folder: Path) -> DeployFile:
-    """The file with the measured profile for its first deployment, in a folder of profiles."""
-    if measured is None:
-        return deploy
-    shutil.copytree(resolve(deploy.topology.profiles_dir), folder)
-    name = profile_name(measured.model, measured.accelerator)
-    save_profile(folder / f"{name}.yaml", measured.to_profile(), measured.provenance)
-    raw = copy.deepcopy(dict(deploy.raw))
-    engines_args(raw)["profiles"] = str(folder)
-    first = deploy.topology.pools[0].deployments[0].name
-    deployments_of(raw)[first]["profile"] = name
-    return deploy_file_of(deploy.path, raw)
 
 
 @contextlib.contextmanager

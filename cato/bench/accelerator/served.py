@@ -61,8 +61,8 @@ class Form:
 
 
 def whole(seed: int) -> Form:
-    settings = overhead.Settings((overhead.VLLM,), 64, 6, (1, 16, 64), 16, seed)
-    return Form(alone.WHOLE.plan, CALLS, settings, (), (), 200, 150, 64, 128)
+    settings = overhead.Settings((overhead.VLLM,), 64, 4, (1, 16, 64), 16, seed)
+    return Form(alone.WHOLE.plan, CALLS, settings, (), (), 150, 150, 64, 128)
 
 
 def small(seed: int) -> Form:

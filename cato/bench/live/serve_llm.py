@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from cato.bench.accelerators import MEMORY_SHARE
+from cato.bench.deployment import MEMORY_SHARE
 from cato.config.places import model_path
 from cato.core.topology import DeploymentSpec, ModelSpec
 from cato.engines.vllm.zygote import CPU_ENV, ENGINE_ENV

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cato.bench.accelerators import file_on_accelerator
+from cato.bench.deployment import file_on_accelerator
 from cato.bench.live.experiments import (
     WARM_UP_SEED,
     LiveExperiment,

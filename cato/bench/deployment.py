@@ -1,14 +1,20 @@
-"""A deployment that was written for a CPU, on another accelerator or with another profile."""
+"""Deployment files as a measurement changes them: accelerator, profile, models' folders."""
 
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cato.config.deploy_file import ENGINES_APP, DeployFile, deploy_file_of
+from cato.config.paths import resolve
+from cato.config.schema import EnginesArgs
 from cato.core.errors import InputError
+from cato.core.topology import ModelSpec
+from cato.profiles.load import profile_name, save_profile
+from cato.profiles.schema import ProfileFile
 
 # Of the card's memory: several engines of one benchmark may share it.
 MEMORY_SHARE = 0.3
@@ -73,3 +79,23 @@ def with_models_in(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if (folder / name).is_dir():
             model["source"] = str((folder / name).resolve())
     return changed
+
+
+def models_of(deploy: DeployFile) -> tuple[ModelSpec, ...]:
+    """Of the whole file: also those that no pool serves, which are measured alone."""
+    args = EnginesArgs.model_validate(engines_args(deploy.raw))
+    return tuple(model.to_spec(name) for name, model in args.models.items())
+
+
+def with_profile(deploy: DeployFile, measured: ProfileFile | None, folder: Path) -> DeployFile:
+    """The file with the measured profile for its first deployment, in a folder of profiles."""
+    if measured is None:
+        return deploy
+    shutil.copytree(resolve(deploy.topology.profiles_dir), folder)
+    name = profile_name(measured.model, measured.accelerator)
+    save_profile(folder / f"{name}.yaml", measured.to_profile(), measured.provenance)
+    raw = copy.deepcopy(dict(deploy.raw))
+    engines_args(raw)["profiles"] = str(folder)
+    first = deploy.topology.pools[0].deployments[0].name
+    deployments_of(raw)[first]["profile"] = name
+    return deploy_file_of(deploy.path, raw)

@@ -235,8 +235,8 @@ def a_report(on: str = "gpu") -> dict[str, Any]:
         "form": "whole", "seed": 1,
         "runs": [{**FACTS, "cards": [{"name": "NVIDIA H200", "driver": "580"}]}],
         "steps": [
-            {"letter": letter, "title": "", "file": "f.yaml", "on": on, "status": "done", "minutes": 1.0,
-             "reason": "", "result": result}
+            {"letter": letter, "title": "", "file": "f.yaml", "on": on, "status": "done",
+             "minutes": 1.0, "reason": "", "result": result}
             for letter, result in results.items()
         ],
     }  # fmt: skip
@@ -395,7 +395,9 @@ def test_random_weights_answer_to_their_limit() -> None:
     deploy = load_deploy_file(ONE_CARD)
     [pool] = deploy.topology.pools
     profile = load_profiles(ROOT / "profiles")["reference-7b@gpu-32gb"]
-    mix = mix_of(pool, profile).mix
+    experiment = mix_of(pool, profile)
+    assert (experiment.chunk_tokens, experiment.prompt_cap_tokens) == (2048, 256)
+    mix = experiment.mix
     assert mix is not None
     assert mix.full_batch == 64
     task = mix.tasks(0.5, 1, 1)[0]

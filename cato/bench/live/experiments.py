@@ -19,7 +19,7 @@ from cato.config.paths import resolve
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
-from cato.core.topology import RAY_SERVE, PoolPolicies, PoolScaling, PoolSpec
+from cato.core.topology import CPU_STEP_TOKENS, RAY_SERVE, PoolPolicies, PoolScaling, PoolSpec
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
 from cato.sim import mixed
@@ -77,7 +77,8 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class LiveExperiment:
-    """Workloads and arms; `chunk_tokens` is that of the simulated side (None: whole prompts).
+    """Workloads and arms; `chunk_tokens` is that of the simulated side (None: whole prompts), of
+    which one prompt gets `prompt_cap_tokens` beside other calls (0: all of it).
 
     `tasks`, `warm_up` and `slowdown` are what is usual: so many tasks a run, so many before the
     first one, and by how much all times are stretched, so that two cores carry the tokens. A real
@@ -97,6 +98,7 @@ class LiveExperiment:
     warm_up: int
     slowdown: float = 1.0
     chunk_tokens: int | None = None
+    prompt_cap_tokens: int = 0
     mix: real.Mix | None = None
     cold_start_s: float | None = None
     ours: str = schedulers.FORESIGHT
@@ -255,9 +257,11 @@ def vllm_mix(trace: Path | None) -> LiveExperiment:
     return mix_on(real.Mix(profile), "one vLLM engine with the demo model, on one core")
 
 
-def mix_on(mix: real.Mix, what: str) -> LiveExperiment:
+def mix_on(
+    mix: real.Mix, what: str, step_tokens: int = CPU_STEP_TOKENS, prompt_cap_tokens: int = 0
+) -> LiveExperiment:
     """`vllm-mix` on the engine that `mix` is for; the caps are parts of its batch."""
-    full = mix.full_batch
+    caps = dict.fromkeys(max(1, mix.full_batch // part) for part in (8, 4, 2, 1))
     return LiveExperiment(
         "vllm-mix",
         f"a mix like SABER's W3 on {what}",
@@ -265,13 +269,14 @@ def mix_on(mix: real.Mix, what: str) -> LiveExperiment:
         (
             _arm(schedulers.FORESIGHT),
             _arm("saber"),
-            *(_static_cap(max(1, full // part)) for part in (8, 4, 2, 1)),
+            *map(_static_cap, caps),
             *(() if serve_llm.missing_packages() else (_SERVE_LLM,)),
         ),
         200,
         150,
         slowdown=3.0,
-        chunk_tokens=256,
+        chunk_tokens=step_tokens,
+        prompt_cap_tokens=prompt_cap_tokens,
         mix=mix,
     )
 
@@ -285,7 +290,13 @@ def mix_of(pool: PoolSpec, profile: Profile) -> LiveExperiment:
     where = deployment.accelerator_type or deployment.accelerator
     weights = " (random weights)" if has_random_weights else ""
     what = f"one {deployment.engine.kind} engine with {pool.model.name}{weights}, on {where}"
-    return mix_on(real.Mix(profile, full, endings, pool.name), what)
+    engine = deployment.engine.on(deployment.accelerator)
+    return mix_on(
+        real.Mix(profile, full, endings, pool.name),
+        what,
+        engine.max_num_batched_tokens or CPU_STEP_TOKENS,
+        engine.long_prefill_token_threshold or 0,
+    )
 
 
 # CATO's research question 4

@@ -79,5 +79,6 @@ def _setup(
         replicas,
         policies_of(arm.pool_policies(), profile),
         chunk_tokens=experiment.chunk_tokens,
+        prompt_cap_tokens=experiment.prompt_cap_tokens,
         cold_start_s=experiment.cold_start_s or 0.0,
     )

@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
 from rich.console import Console
+from virtual_time_kit import VirtualLoop
 
 from cato.bench.accelerator import run
-from cato.bench.accelerator.alone import accelerator_name
+from cato.bench.accelerator.alone import (
+    SMALL,
+    Alone,
+    accelerator_name,
+    engine_alone,
+    host_memory,
+    two_models,
+)
 from cato.bench.accelerator.plan import (
     ITEMS,
     START_MINUTES,
@@ -44,6 +53,7 @@ from cato.config.schema import EnginesArgs
 from cato.control.nvidia import Card
 from cato.core.errors import InputError, UnknownNameError
 from cato.profiles.load import load_profile_file, load_profiles
+from cato.profiles.schema import ProfileFile, Provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "deployments" / "accelerator").glob("*.yaml"))
@@ -183,6 +193,55 @@ def test_a_report_of_another_form_is_not_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text("{}")
     with pytest.raises(InputError, match="no report of this command"):
         a_run(tmp_path, {}, only=("b",))
+
+
+# Engines alone, simulated and in virtual time
+
+
+def alone_on_simulated(folder: Path) -> Alone:
+    deploy = load_deploy_file(ONE_CORE)
+    deployment = deploy.topology.pools[0].deployments[0]
+    engine = replace(deployment.engine, kind="simulated", zygote=False)
+    first, *others = models_of(deploy)
+    known = replace(load_profiles(ROOT / "profiles")["demo-coder@cpu"], load_s=0.0)
+    return Alone(replace(deployment, engine=engine), first, others, known, folder, SMALL)
+
+
+T = TypeVar("T")
+
+
+def in_virtual_time(measuring: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(measuring)
+
+
+def test_an_engine_alone_gives_its_profile_and_the_raw_sweep(tmp_path: Path) -> None:
+    alone = alone_on_simulated(tmp_path)
+    found = in_virtual_time(engine_alone(alone, Provenance(command="c"), seed=1))
+    profile = ProfileFile.model_validate(found["profile"])
+    assert (profile.model, profile.accelerator) == ("demo-coder", "cpu")
+    assert profile.provenance.command == "c"
+    assert found["kv_capacity_tokens"] == alone.profile.kv_capacity_tokens
+    assert {row["batch"] for row in found["sweep"]["decode"]} == {1, 4}
+    step_s = alone.profile.decode_step_s(4, 400)
+    assert profile.to_profile().decode_step_s(4, 400) == pytest.approx(step_s, rel=0.1)
+
+
+def test_a_prompt_that_is_cached_is_not_computed_again(tmp_path: Path) -> None:
+    found = in_virtual_time(host_memory(alone_on_simulated(tmp_path), seed=1))
+    [row] = found["prompts"]
+    assert row["cached_s"] < row["computed_s"] / 2
+    assert row["cached_tokens"] > row["tokens"] // 2
+    assert found["host_gib"] == 0
+
+
+def test_a_slot_without_sleep_finds_no_ratio(tmp_path: Path) -> None:
+    found = in_virtual_time(two_models(alone_on_simulated(tmp_path)))
+    assert not found["really_sleeps"]
+    assert {name: row["ratio"] for name, row in found["models"].items()} == {
+        "demo-coder": None,
+        "demo-again": None,
+    }
 
 
 # What it finds

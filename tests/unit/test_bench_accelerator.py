@@ -222,9 +222,18 @@ def test_an_engine_alone_gives_its_profile_and_the_raw_sweep(tmp_path: Path) -> 
     assert (profile.model, profile.accelerator) == ("demo-coder", "cpu")
     assert profile.provenance.command == "c"
     assert found["kv_capacity_tokens"] == alone.profile.kv_capacity_tokens
-    assert {row["batch"] for row in found["sweep"]["decode"]} == {1, 4}
+    assert {row["batch"] for row in found["sweep"]["decode"]} == {1, 4, 8}
     step_s = alone.profile.decode_step_s(4, 400)
     assert profile.to_profile().decode_step_s(4, 400) == pytest.approx(step_s, rel=0.1)
+
+
+def test_a_sweep_that_no_profile_fits_is_kept(tmp_path: Path) -> None:
+    alone = alone_on_simulated(tmp_path)
+    few = replace(alone.form, plan=replace(alone.form.plan, concurrencies=(1,), rounds=1))
+    found = in_virtual_time(engine_alone(replace(alone, form=few), Provenance(), seed=1))
+    assert found["profile"] is None
+    assert "at least 4 samples" in found["problem"]
+    assert found["sweep"]["decode"]
 
 
 def test_a_prompt_that_is_cached_is_not_computed_again(tmp_path: Path) -> None:
@@ -257,6 +266,7 @@ def a_report(on: str = "gpu") -> dict[str, Any]:
         "a": {
             "start_s": 60.0, "had_compiled": False, "kv_capacity_tokens": 900_000,
             "memory_bytes": 70e9, "memory_is_of": "cards", "fit": [fit | {"predicted_s": 0.007}],
+            "profile": {},
             "sleep": {"sleep_s": [1.0], "wake_s": [0.5], "asleep_bytes": 2e9},
         },
         "b": {"verdicts": {"cold": {"error": 0.05, "repeat_error": 0.01}}},

@@ -18,6 +18,7 @@ from cato.control import nvidia
 from cato.control.profile_sweep import (
     FULL,
     QUICK,
+    Measured,
     Plan,
     Sweep,
     Target,
@@ -81,11 +82,11 @@ SMALL = Form(
         QUICK,
         prompt_tokens=(32, 128, 384),
         cached_tokens=(256,),
-        contexts=(64, 384),
-        concurrencies=(1, 4),
+        contexts=(64, 384, 768),
+        concurrencies=(1, 4, 8),
         stalling_prompt_tokens=(32,),
-        rounds=1,
-        total_s=10.0,
+        rounds=2,
+        total_s=20.0,
     ),
     turns=1,
     batches=(1, 3),
@@ -175,18 +176,7 @@ async def engine_alone(alone: Alone, provenance: Provenance, seed: int) -> dict[
         sweep = Sweep(DirectCaller(engine), target, alone.form.plan, seed)
         measured = await sweep.run([CHARS * 40], lambda done, total, what: None)
         asleep = await _slept(engine, before) if not alone.is_cpu else None
-    result = evaluate(target, measured)
-    file = ProfileFile.of(
-        result.profile,
-        provenance.model_copy(
-            update={
-                "samples": result.samples,
-                "prefill_r2": round(result.prefill_r2, 4),
-                "decode_r2": round(result.decode_r2, 4),
-                "note": f"{measured.rounds} rounds; times at the engine's socket",
-            }
-        ),
-    )
+    fitted = _fitted(target, measured, provenance)
     return {
         "start_s": facts.start_s,
         "had_compiled": was_compiled,
@@ -203,9 +193,26 @@ async def engine_alone(alone: Alone, provenance: Provenance, seed: int) -> dict[
             "stalls": [asdict(x) for x in measured.stalls],
             "left_out": list(dict.fromkeys(measured.skipped)),
         },
-        "fit": [asdict(c) for c in result.comparisons],
-        "profile": file.model_dump(),
+        **fitted,
     }
+
+
+def _fitted(target: Target, measured: Measured, provenance: Provenance) -> dict[str, Any]:
+    """The profile and how well it says what was measured; without one, why. What was measured is
+    worth keeping either way."""
+    try:
+        result = evaluate(target, measured)
+    except InputError as error:
+        return {"fit": [], "profile": None, "problem": str(error)}
+    about = {
+        "samples": result.samples,
+        "prefill_r2": round(result.prefill_r2, 4),
+        "decode_r2": round(result.decode_r2, 4),
+        "note": f"{measured.rounds} rounds; times at the engine's socket",
+    }
+    file = ProfileFile.of(result.profile, provenance.model_copy(update=about))
+    fit = [asdict(c) for c in result.comparisons]
+    return {"fit": fit, "profile": file.model_dump(), "problem": ""}
 
 
 def accelerator_name(deployment: DeploymentSpec, cards: Sequence[nvidia.Card]) -> str:

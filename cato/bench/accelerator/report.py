@@ -58,6 +58,8 @@ def _alone(found: Mapping[str, Any]) -> Rows:
     yield "KV cache, by the engine", f"{found['kv_capacity_tokens']} tokens", None
     held = f"{found['memory_bytes'] / 1e9:.2f} GB of the {found['memory_is_of']}"
     yield "weights, KV cache and the rest", held, None
+    if found["profile"] is None:
+        yield "profile", found["problem"], False
     for row in _ends(found["fit"]):
         text = f"{row['measured_s'] * 1000:.2f} ms, fitted {row['predicted_s'] * 1000:.2f}"
         yield f"{row['what']}, {row['batch']} x {row['tokens']} tokens", text, None

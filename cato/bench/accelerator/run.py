@@ -119,7 +119,7 @@ class Accelerator:
             if step["key"].startswith("a ") and step["status"] == DONE:
                 file = self._files.get(step["file"])
                 if file is not None:
-                    file.measured = ProfileFile.model_validate(step["result"]["profile"])
+                    self._know(file, step["result"])
         return report
 
     def run(self) -> dict[str, Any]:
@@ -185,8 +185,8 @@ class Accelerator:
         match item.letter:
             case "a":
                 found = asyncio.run(alone.engine_alone(subject, self._provenance(), seed))
-                file.measured = ProfileFile.model_validate(found["profile"])
-                self._save_profile(file.measured)
+                self._know(file, found)
+                self._save_profile(file)
             case "f":
                 found = asyncio.run(alone.two_models(subject))
             case "g":
@@ -252,10 +252,16 @@ class Accelerator:
         today = datetime.date.today().isoformat()
         return Provenance(command=self._command, date=today, machine=machine)
 
-    def _save_profile(self, file: ProfileFile) -> None:
-        if self._settings.profiles is not None:
-            path = self._settings.profiles / f"{profile_name(file.model, file.accelerator)}.yaml"
-            save_profile(path, file.to_profile(), file.provenance)
+    def _know(self, file: _File, found: Mapping[str, Any]) -> None:
+        """What item a has found, for those after it."""
+        if found["profile"] is not None:
+            file.measured = ProfileFile.model_validate(found["profile"])
+
+    def _save_profile(self, file: _File) -> None:
+        found, folder = file.measured, self._settings.profiles
+        if found is not None and folder is not None:
+            path = folder / f"{profile_name(found.model, found.accelerator)}.yaml"
+            save_profile(path, found.to_profile(), found.provenance)
 
     def _keep(
         self,

@@ -43,7 +43,8 @@ WARM_UPS = 20
 # Receipts asked for when the measuring is over, evenly spread over the rounds.
 MAX_RECEIPTS = 300
 RECEIPT_LAG_S = 2.0
-READY_TIMEOUT_S = 180.0
+# On a card vLLM compiles its model first.
+READY_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 30.0
 POLL_S = 0.2
 

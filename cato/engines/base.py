@@ -21,6 +21,11 @@ class EngineRequest:
     Only completions and chat are also answered without `raw`. `traceparent` is the W3C trace
     context of the run; empty when it is not traced. `adapter` of the engine's model; None for that
     itself. `prompt_tokens` is the estimate of the prompt's length.
+
+    `begun` is the text at the prompt's end that other engines wrote of the answer, of which
+    `begun_tokens` were counted, and are taken off the body's limits. There may be more: an event of
+    a stream may have several. An engine that counts them itself takes these off, too, and says
+    them as its own.
     """
 
     id: str
@@ -32,6 +37,8 @@ class EngineRequest:
     traceparent: str = ""
     adapter: AdapterSpec | None = None
     prompt_tokens: int = 0
+    begun: str = ""
+    begun_tokens: int = 0
 
 
 PREEMPTED = "preempted"

@@ -21,9 +21,9 @@ from cato.wire.answer import AnswerWriter, Ending, Text
 from cato.wire.as_chat import messages_as_chat
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, events_bytes
+from cato.wire.limits import limits_of, shortened
 from cato.wire.transcript import Transcript, deltas_of, events_of, with_usage
 
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # vLLM's, of a completion that names none.
 _DEFAULT_LIMIT = 16
 # Fields whose meaning is lost in the middle of an answer: places and grammars count from its
@@ -164,7 +164,11 @@ class Answer:
     def _rewritten(self, sent: Transcript, chunk: EngineChunk) -> tuple[str, list[Event]]:
         texts: list[str] = []
         written: list[Event] = []
-        for event in events_of(chunk.raw) if chunk.raw else ():
+        came = events_of(chunk.raw) if chunk.raw else []
+        told = [usage.get("completion_tokens") or 0 for e in came if (usage := e.get("usage"))]
+        # What the engine counts in the text that came before is in the chunk alone.
+        before = self.output_tokens - max(told, default=0)
+        for event in came:
             for delta in deltas_of(self._dialect, event):
                 if isinstance(delta, Text):
                     delta = Text(self._new(delta.text))
@@ -173,7 +177,7 @@ class Answer:
                         continue
                 events = sent.more(delta)
                 if counts := event.get("usage"):
-                    output_tokens = self._before + (counts.get("completion_tokens") or 0)
+                    output_tokens = before + (counts.get("completion_tokens") or 0)
                     events = [with_usage(e, self._ending(output_tokens)) for e in events]
                 written += events
         return "".join(texts), written
@@ -213,11 +217,9 @@ class Answer:
                 if endpoint is Endpoint.MESSAGES:
                     body, endpoint = _as_chat(call) or body, Endpoint.CHAT
                 body |= _begun_chat(body, self.text[:cut])
-        for name, limit in _limits(call).items():
-            body[name] = max(1, limit - self._before)
-        if isinstance(least := body.get("min_tokens"), int):
-            body["min_tokens"] = max(0, least - self._before)
-        return replace(call, body=body, endpoint=endpoint)
+        body = shortened({**body, **_limits(call)}, self._before)
+        begun = self.text.removesuffix(self._repeats)
+        return replace(call, body=body, endpoint=endpoint, begun=begun, begun_tokens=self._before)
 
     def _cut_for_a_template(self) -> int:
         """Where the message breaks off that the next engine is given; sets the tokens up to there.
@@ -245,7 +247,7 @@ class Answer:
 
 def _limits(call: EngineCall) -> dict[str, int]:
     """The fields that bound the output, with their values."""
-    limits = {n: limit for n in _LIMITS if isinstance(limit := call.body.get(n), int)}
+    limits = limits_of(call.body)
     if call.endpoint is Endpoint.COMPLETIONS and "max_tokens" not in call.body:
         limits["max_tokens"] = _DEFAULT_LIMIT
     return limits

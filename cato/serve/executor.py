@@ -420,6 +420,7 @@ class RunningTask:
                     if not answer.can_go_on(call):
                         # Its router takes back what can go on, or what nobody waits for.
                         raise SupersededError("a newer run of the same buffer replaced it")
+                    progress.reasons[-1] += f"; taken back after {answer.extent}"
                     log.info("invocation %s was preempted; it goes on from its text", id)
                 return
             except ContextLengthError as error:
@@ -516,6 +517,8 @@ class RunningTask:
             traceparent=TRACEPARENT.get(),
             adapter=pool.model.adapter(call.model),
             prompt_tokens=call.prompt_tokens,
+            begun=call.begun,
+            begun_tokens=call.begun_tokens,
         )
         progress.served_since_s = sent_s = time.monotonic()
         try:

@@ -11,6 +11,7 @@ from cato.core.ids import ModelName
 from cato.core.workflow import CallSettings, LlmSettings
 from cato.engines.base import Endpoint
 from cato.serve.pools import PoolInfo
+from cato.wire.limits import limits_of
 from cato.wire.prefix import block_chars, chain
 from cato.workflows.fim import fit_fim, render_fim, stop_strings
 
@@ -19,14 +20,10 @@ MARGIN_TOKENS = 24
 MARGIN_FRACTION = 0.1
 
 
-# Where the dialects have the limit of an answer.
-LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-
-
 @dataclass(frozen=True, slots=True)
 class EngineCall:
     """An OpenAI body, its dialect, and the tokens it is expected to take. `model` answers it: that
-    of the pool, or one of its adapters."""
+    of the pool, or one of its adapters. `begun`: see `EngineRequest`."""
 
     endpoint: Endpoint
     body: Mapping[str, object]
@@ -40,6 +37,8 @@ class EngineCall:
     calls: int = 1
     stream: bool = True
     raw: bool = False
+    begun: str = ""
+    begun_tokens: int = 0
 
     @property
     def is_resumable(self) -> bool:
@@ -155,7 +154,7 @@ def with_room(settings: CallSettings, refused: ContextLengthError) -> CallSettin
     room = context - prompt
     if not 0 < room < limit:
         return None
-    lowered = {f: room for f in LIMIT_FIELDS if isinstance(settings.body.get(f), int)}
+    lowered = dict.fromkeys(limits_of(settings.body), room)
     return replace(settings, body={**settings.body, **lowered}, max_tokens=room)
 
 

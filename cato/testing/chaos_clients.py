@@ -96,6 +96,7 @@ class Call:
     usage_tokens: int | None = None
     request_id: str = ""
     has_news: bool = False
+    is_read: bool = False
     first_token_s: float = inf
     # Faults since whose moments nothing has come, with the moment from which the wait counts.
     waits_for: list[tuple[Struck, float]] = field(default_factory=list)
@@ -143,7 +144,8 @@ class Clients:
     def strike(self, struck: Struck) -> None:
         """A fault is done now: from here on its calls are waited for."""
         for call in self._open:
-            if call.dialect is not Dialect.WHOLE:  # it shows nothing before its end
+            is_silent = call.dialect is Dialect.WHOLE  # it shows nothing before its end
+            if not is_silent and not call.is_read:
                 call.waits_for.append((struck, struck.at_s))
         self._recent = [s for s in self._recent if struck.at_s - s.at_s < AFTERMATH_S]
         self._recent.append(struck)
@@ -178,6 +180,8 @@ class Clients:
         kind, problem, retry_after_s = "ok", "", None
         try:
             await self._read(session, call)
+            call.is_read = True
+            call.came(time.monotonic())
             await self._check(session, call)
         except _Refused as refusal:
             kind, problem, retry_after_s = "refused", str(refusal), refusal.retry_after_s

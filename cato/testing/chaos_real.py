@@ -1,12 +1,14 @@
 """Clients of a model that really computes: what it says undisturbed is asked before any fault.
 
 An answer that was not lost must be that. One that was lost on its way must be that up to where it
-was lost: what follows goes on from the text, which another engine may split into other tokens.
+was lost: what follows goes on from the text, which another engine may split into other tokens. It
+ends where it was told to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -23,9 +25,12 @@ PROMPTS = (
     "def fibonacci(n):\n",
     "import json\n\ndef load(path):\n",
 )
-_LOST = re.compile(r"lost after (\d+) tokens, (\d+) characters")
+_LOST = re.compile(r"(?:lost|taken back) after (\d+) tokens, (\d+) characters")
 # The count of tokens at a seam may be off by one, and there may be several.
 _TOKENS_OFF = 3
+# An ingress sends its receipts to the Profiler a moment after the answer.
+_TOLD_WITHIN_S = 30.0
+_POLL_S = 0.2
 
 
 class RealClients(Clients):
@@ -57,24 +62,52 @@ class RealClients(Clients):
 
     async def _check(self, session: aiohttp.ClientSession, call: Call) -> None:
         expected = self._expected(call)
-        lost = [] if call.text == expected else await self._losses(session, call)
-        if problem := problem_of(call, expected, lost):
+        lost, tokens = [], call.tokens
+        if call.text != expected:
+            lost = await self._losses(session, call)
+            tokens = await self._counted(session, call.text)
+        if problem := problem_of(call, expected, lost, tokens):
             raise Wrong(problem)
 
     async def _losses(self, session: aiohttp.ClientSession, call: Call) -> list[int]:
         """Characters that had been sent at each loss, by the call's receipt."""
-        url = f"{self._target.url}/v1/requests/{call.request_id}"
-        async with session.get(url) as answer:
-            return [int(found[2]) for found in _LOST.finditer(await answer.text())]
+        receipt = await self._told(session, "GET", f"v1/requests/{call.request_id}")
+        return [int(found[2]) for found in _LOST.finditer(receipt.decode())]
+
+    async def _counted(self, session: aiohttp.ClientSession, text: str) -> int:
+        """Tokens that an engine finds in `text`."""
+        body = {"model": self._target.model, "prompt": text, "add_special_tokens": False}
+        return int(json.loads(await self._told(session, "POST", "tokenize", body))["count"])
+
+    async def _told(
+        self, session: aiohttp.ClientSession, method: str, path: str, body: object = None
+    ) -> bytes:
+        """What is asked about an answer; asked again while faults, or news under way, hide it."""
+        until_s = time.monotonic() + _TOLD_WITHIN_S
+        while True:
+            url = f"{self._target.url}/{path}"
+            try:
+                async with session.request(method, url, json=body) as answer:
+                    content, status = await answer.read(), f"status {answer.status}"
+                if answer.status == 200:
+                    return content
+            except aiohttp.ClientError as error:  # its proxy was killed
+                status = repr(error)
+            if time.monotonic() > until_s:
+                raise Wrong(f"{status} for {path}")
+            await asyncio.sleep(_POLL_S)
 
 
-def problem_of(call: Call, expected: str, lost: Sequence[int]) -> str:
-    """What is wrong with an answer that was lost after so many characters each time."""
+def problem_of(call: Call, expected: str, lost: Sequence[int], tokens: int) -> str:
+    """What is wrong with an answer of so many `tokens` that was lost after so many characters each
+    time."""
     sent = min(lost, default=None)
     if problem := difference(call.text[:sent], expected[:sent]):
         return problem
     if len(call.ids) != 1 or len(call.ends) != 1:
         return f"{len(call.ids)} ids and ends {call.ends} in one answer"
+    if tokens > call.tokens + _TOKENS_OFF:
+        return f"{tokens} tokens of text for {call.tokens}"
     if abs((call.usage_tokens or 0) - call.tokens) > (_TOKENS_OFF if lost else 0):
         return f"usage of {call.usage_tokens} tokens for {call.tokens}"
     return ""

@@ -214,7 +214,13 @@ def test_an_answer_of_a_real_model_is_right_up_to_where_it_was_lost(
     text: str, lost: list[int], tokens: int, *, is_right: bool
 ) -> None:
     call = Call(Dialect.CHAT, "", 6, 0.0, text, {"id"}, ["length"], tokens)
-    assert (problem_of(call, "abcdef", lost) == "") is is_right
+    assert (problem_of(call, "abcdef", lost, 6) == "") is is_right
+
+
+def test_an_answer_of_a_real_model_must_not_go_on_behind_its_end() -> None:
+    call = Call(Dialect.CHAT, "", 6, 0.0, "abcdefghijkl", {"id"}, ["length"], 6)
+    assert problem_of(call, "abcdef", [3], 12) == "12 tokens of text for 6"
+    assert problem_of(call, "abcdef", [3], 8) == "", "others may split a text into other tokens"
 
 
 async def test_clients_of_a_real_model_first_ask_what_it_says() -> None:

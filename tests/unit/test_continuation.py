@@ -24,6 +24,7 @@ from cato.serve.prompts import EngineCall
 from cato.wire.answer import Ending, Part, Text, Thinking, ToolCall
 from cato.wire.endpoint import Endpoint
 from cato.wire.events import Event, event_bytes, events_bytes
+from cato.wire.limits import limits_of
 from cato.wire.reading import conversation_of
 from cato.wire.transcript import deltas_of
 from cato.wire.writers import writer_of
@@ -353,3 +354,17 @@ async def test_white_space_that_a_template_would_strip_is_neither_lost_nor_doubl
         await attempt(answer, call, 1, None)
         assert answer.text == whole.text
         assert answer.output_tokens == whole.output_tokens
+
+
+@pytest.mark.parametrize("endpoint", GENERATING)
+@pytest.mark.parametrize("lost_after", range(3, 9))
+async def test_the_next_engine_is_told_what_was_written_and_counted(
+    endpoint: Endpoint, lost_after: int
+) -> None:
+    call, answer = a_call(endpoint), Answer()
+    await attempt(answer, call, 0, lost_after)
+    asked = answer.next_call(call)
+    (limit,) = limits_of(asked.body).values()
+    assert asked.begun_tokens + limit == TOKENS
+    is_template = endpoint is not Endpoint.COMPLETIONS
+    assert asked.begun == (answer.text.rstrip() if is_template else answer.text)

@@ -51,7 +51,10 @@ async def answer(reader, writer):
     writer.write(b"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\n")
     writer.write(b"Transfer-Encoding: chunked\\r\\n\\r\\n")
     if path == "/tokenize":
-        is_whole = await send(writer, json.dumps({"tokens": rendered(json.loads(body))}).encode())
+        asked = json.loads(body)
+        text = asked.get("prompt")
+        told = {"tokens": rendered(asked)} if text is None else {"count": len(text.split())}
+        is_whole = await send(writer, json.dumps(told).encode())
     elif path == "/detokenize":
         text = bytes(json.loads(body)["tokens"]).decode()
         is_whole = await send(writer, json.dumps({"prompt": text}).encode())
@@ -88,6 +91,7 @@ async def complete(body, writer):
     prompt = body["prompt"]
     if prompt == "#":
         print("PROBE", flush=True)
+    print("LIMIT", body.get("max_tokens"), flush=True)
     if CORE is not None:  # what computes is another process, as on accelerators
         CORE.stdin.write(b"a")
         await CORE.stdin.drain()
@@ -186,6 +190,34 @@ async def test_starts_serves_and_stops(zygote: Zygote) -> None:
     await engine.stop()
     assert pid is not None
     assert not is_alive(pid)
+
+
+@pytest.mark.parametrize(("counted", "asked"), [(4, 5), (2, 5), (0, 5)])
+async def test_an_answer_that_others_began_ends_where_it_would_have_ended(
+    zygote: Zygote, counted: int, asked: int
+) -> None:
+    """Four tokens are there, in fewer events, of nine that were asked for."""
+    engine = an_engine(zygote)
+    await engine.start()
+    request = a_request(prompt="x a b c d", max_tokens=9 - counted)
+    request = replace(request, begun="a b c d", begun_tokens=counted)
+    last = (await collect(engine, request))[-1]
+    assert f"LIMIT {asked}\n" in Path(engine.log).read_text()
+    assert counted + last.output_tokens == 4 + 2
+    await engine.stop()
+
+
+async def test_an_answer_that_others_wrote_to_its_limit_has_an_end_and_no_more(
+    zygote: Zygote,
+) -> None:
+    engine = an_engine(zygote)
+    await engine.start()
+    request = a_request(prompt="x a b c d", max_tokens=2)
+    chunks = await collect(engine, replace(request, begun="a b c d", begun_tokens=2))
+    assert [(c.text, c.finish_reason) for c in chunks] == [("", "length")]
+    assert 2 + chunks[0].output_tokens == 4
+    assert "LIMIT" not in Path(engine.log).read_text()
+    await engine.stop()
 
 
 async def test_learns_what_its_chat_template_renders(

@@ -32,6 +32,7 @@ from cato.engines.vllm import dialects, stream, template, threads, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
+from cato.wire.limits import limits_of, shortened
 
 log = logging.getLogger("cato.engines")
 
@@ -102,6 +103,18 @@ def server_argv(
     # A multimodal model fetches what a prompt names: nothing, unless the deployment lists domains.
     argv += ["--disable-uvicorn-access-log", "--allowed-media-domains", NO_DOMAIN, *spec.args]
     return argv
+
+
+def _counted_in(chunk: EngineChunk, more: int) -> EngineChunk:
+    """`chunk` with `more` tokens of what was prompt to the engine as output."""
+    if not more:
+        return chunk
+    is_told = chunk.prompt_tokens >= 0
+    return replace(
+        chunk,
+        output_tokens=chunk.output_tokens + more,
+        prompt_tokens=max(0, chunk.prompt_tokens - more) if is_told else -1,
+    )
 
 
 class VllmEngine:
@@ -258,6 +271,14 @@ class VllmEngine:
             self._heard_s = time.monotonic()
         self._calls.add(call)
         try:
+            more = await self._uncounted(request)
+            if more:
+                left = min(limits_of(body).values(), default=more + 1)
+                if left <= more:
+                    prompt_tokens = request.prompt_tokens + request.begun_tokens
+                    yield EngineChunk("", left, prompt_tokens, 0, "length")
+                    return
+                body = shortened(body, more)
             response = await session.post(
                 f"http://engine{request.endpoint.path}",
                 data=json.dumps(body).encode(),
@@ -279,7 +300,7 @@ class VllmEngine:
             async for data in response.content.iter_any():
                 call.has_begun, self._heard_s = True, time.monotonic()
                 for chunk in events.feed(data):
-                    yield self._renamed(chunk)
+                    yield _counted_in(self._renamed(chunk), more)
             if not events.is_finished:
                 raise EngineDeadError("the engine's answer broke off", 503)
         except (aiohttp.ClientError, OSError) as exc:
@@ -297,10 +318,24 @@ class VllmEngine:
     async def load(self) -> EngineLoad:
         return stream.load_of_metrics(await self._ask("GET", "/metrics"))
 
-    async def count_tokens(self, text: str) -> int:
-        """Exact, by the engine's own tokenizer, special tokens included."""
-        body = json.dumps({"model": self._server_model, "prompt": text}).encode()
+    async def count_tokens(self, text: str, *, has_special: bool = True) -> int:
+        """Exact, by the engine's own tokenizer; with the special tokens of a prompt or without."""
+        asked = {"model": self._server_model, "prompt": text, "add_special_tokens": has_special}
+        body = json.dumps(asked).encode()
         return int(json.loads(await self._ask("POST", "/tokenize", body))["count"])
+
+    async def _uncounted(self, request: EngineRequest) -> int:
+        """Tokens of what other engines wrote of the answer that nobody has counted."""
+        if not request.begun:
+            return 0
+        try:
+            tokens = await self.count_tokens(request.begun, has_special=False)
+        except EngineDeadError:
+            raise
+        except EngineError as error:
+            log.warning("%s: tokens so far are not counted: %s", request.id, error)
+            return 0
+        return max(0, tokens - request.begun_tokens)
 
     async def swap(self, model: ModelSpec, model_path: str) -> float:
         """Hold `model` from now on, in the place of the one before; return the seconds it took.

@@ -1,0 +1,21 @@
+"""Where the dialects have the limits of an answer's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+def limits_of(body: Mapping[str, Any]) -> dict[str, int]:
+    """The fields that bound the output, with their values."""
+    return {name: limit for name in LIMIT_FIELDS if isinstance(limit := body.get(name), int)}
+
+
+def shortened(body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """`body` for the rest of an answer that has `tokens` already; it asks for one more at least."""
+    rest = {name: max(1, limit - tokens) for name, limit in limits_of(body).items()}
+    if isinstance(least := body.get("min_tokens"), int):
+        rest["min_tokens"] = max(0, least - tokens)
+    return {**body, **rest}

@@ -1,7 +1,8 @@
 """When an engine that says nothing is hung: stopped, deadlocked, or waiting for a card for ever.
 
 A process that is gone closes its connections; one that stands still keeps them open, and its
-streams would wait for ever. Silence alone proves nothing: a long prompt is computed in silence.
+streams would wait for ever. Silence alone proves nothing: a long prompt is computed in silence. An
+engine that has nothing to do is asked now and then, before a call has to wait for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _WORKING_SHARE = 0.2
 class Silence:
     """Nothing came for `silent_s` of any of `running` answers.
 
-    `prompt_tokens` are those of answers that have not begun.
+    `prompt_tokens` are those of answers that have not begun. Without answers it is since the engine
+    last showed that it lives.
     """
 
     silent_s: float
@@ -31,12 +33,14 @@ class Signs:
     """What a silent engine showed while it was watched.
 
     `answered`: a token, or a probe's answer; `counted`: its own counters of tokens moved; `working`
-    is the share of samples in which one of its threads ran.
+    is the share of samples in which one of its threads ran; `stopped`: a signal stopped one of its
+    processes, which runs nothing until another continues it.
     """
 
     answered: bool
     counted: bool
     working: float
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class HungRule:
     watched_s: float = 1.5
     working_s: float = 60.0
     working_times: float = 10.0
+    idle_s: float = 5.0
 
     def predicted_s(self, silence: Silence) -> float:
         """Until the next token."""
@@ -63,18 +68,27 @@ class HungRule:
 
     def is_due(self, silence: Silence) -> bool:
         """Whether the engine should be asked for a sign."""
-        return silence.running > 0 and silence.silent_s >= self._asked_after_s(silence)
+        return silence.silent_s >= self._asked_after_s(silence)
 
     def _asked_after_s(self, silence: Silence) -> float:
+        if silence.running == 0:
+            return self.idle_s
         return max(self.least_s, self.times * self.predicted_s(silence))
 
     def why_hung(self, silence: Silence, signs: Signs) -> str:
         """The reason to give the engine up; empty while there is none."""
         if signs.answered or signs.counted:
             return ""
+        if signs.stopped:
+            return (
+                f"hung: a signal stopped it; no token of {silence.running} answers for "
+                f"{silence.silent_s:.1f} s"
+            )
         working_s = max(self.working_s, self.working_times * self._asked_after_s(silence))
         if signs.working >= _WORKING_SHARE and silence.silent_s < working_s:
             return ""
+        if silence.running == 0:
+            return f"hung: idle, and no answer to a probe for {silence.silent_s:.1f} s"
         return (
             f"hung: no token of {silence.running} answers for {silence.silent_s:.1f} s, where "
             f"{self.predicted_s(silence):.2f} s were predicted, and no answer to a probe"

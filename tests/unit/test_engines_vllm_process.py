@@ -38,6 +38,7 @@ ANSWERS = {
     "/health": {}, "/version": {"version": "stand-in"},
     "/v1/models": {"data": [{"id": "demo", "max_model_len": 512}]},
     "/metrics": {"env": os.environ.get("FOR_ENGINE")},
+    "/sleep?level=1": {}, "/wake_up": {}, "/is_sleeping": {"is_sleeping": False},
 }
 
 async def answer(reader, writer):
@@ -417,7 +418,7 @@ async def test_an_engine_that_stands_still_is_killed_and_its_calls_end(
         with pytest.raises(EngineDeadError):
             await collect_and(lambda: os.kill(pid, signal.SIGSTOP), engine)
         why = await engine.wait_dead()
-    assert "vLLM hung: no token of" in why
+    assert "vLLM hung: a signal stopped it" in why
     assert "it was killed" in why
     assert engine.state is EngineState.DEAD
     await until(lambda: not is_alive(pid))
@@ -437,6 +438,36 @@ async def test_an_engine_that_stands_still_behind_a_server_that_answers_is_kille
             await collect_and(core.suspend, engine)
         assert "hung" in await engine.wait_dead()
     await until(lambda: not is_alive(core.pid))
+    await engine.stop()
+
+
+async def test_an_idle_engine_that_is_stopped_is_killed_before_a_call_waits(
+    zygote: Zygote,
+) -> None:
+    engine = an_engine(zygote, hung=replace(HASTY, idle_s=0.5))
+    await engine.start()
+    log = Path(engine.log)
+    await until(lambda: log.read_text().count("PROBE") > 1)
+    assert engine.state is EngineState.READY
+    os.kill(engine.pid or 0, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        assert "vLLM hung: a signal stopped it" in await engine.wait_dead()
+    await engine.stop()
+
+
+async def test_an_engine_that_sleeps_is_not_asked_for_a_sign(zygote: Zygote) -> None:
+    engine = an_engine(zygote, hung=replace(HASTY, idle_s=0.1))
+    await engine.start()
+    await engine.sleep()
+    log = Path(engine.log)
+    await asyncio.sleep(0.5)
+    asked = log.read_text().count("PROBE")
+    os.kill(engine.pid or 0, signal.SIGSTOP)
+    await asyncio.sleep(1.0)
+    assert engine.state is EngineState.READY
+    os.kill(engine.pid or 0, signal.SIGCONT)
+    await engine.wake()
+    await until(lambda: log.read_text().count("PROBE") > asked)
     await engine.stop()
 
 

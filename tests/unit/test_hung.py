@@ -29,11 +29,12 @@ def test_an_engine_that_computes_a_long_prompt_is_given_its_time() -> None:
     assert rule.is_due(a_silence(21 * prompt_s, prompt_tokens=30_000))
 
 
-def test_a_fast_engine_is_not_asked_at_once_nor_one_that_has_nothing_to_do() -> None:
+def test_a_fast_engine_is_not_asked_at_once_and_an_idle_one_now_and_then() -> None:
     rule = HungRule(replace(UNMEASURED, decode_base_s=0.001, decode_per_request_s=0.0))
     assert not rule.is_due(a_silence(1.9))
     assert rule.is_due(a_silence(2.0))
-    assert not rule.is_due(a_silence(1e6, running=0))
+    assert not rule.is_due(a_silence(4.9, running=0))
+    assert rule.is_due(a_silence(5.0, running=0))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,8 @@ def test_a_fast_engine_is_not_asked_at_once_nor_one_that_has_nothing_to_do() -> 
         (replace(NO_SIGN, working=0.5), 99.0, False),
         (replace(NO_SIGN, working=0.5), 100.0, True),
         (replace(NO_SIGN, working=0.1), 10.0, True),
+        (replace(NO_SIGN, working=0.5, stopped=True), 10.0, True),
+        (replace(NO_SIGN, answered=True, stopped=True), 10.0, False),
     ],
 )
 def test_only_an_engine_without_any_sign_is_given_up(
@@ -53,3 +56,8 @@ def test_only_an_engine_without_any_sign_is_given_up(
     why = RULE.why_hung(a_silence(silent_s, running=3), signs)
     assert bool(why) is is_hung
     assert not why or "no token of 3 answers" in why
+
+
+def test_an_idle_engine_that_answers_no_probe_is_given_up() -> None:
+    assert "idle" in HungRule().why_hung(a_silence(6.5, running=0), NO_SIGN)
+    assert not HungRule().why_hung(a_silence(6.5, running=0), replace(NO_SIGN, answered=True))

@@ -167,9 +167,10 @@ class VllmEngine:
         self._session: aiohttp.ClientSession | None = None
         # Answers that are being read.
         self._answers: set[aiohttp.ClientResponse] = set()
-        # Calls under way, when something last came of one, and why the engine was given up.
+        # Calls under way, when the engine last showed that it lives, and why it was given up.
         self._calls: set[_Call] = set()
         self._heard_s = 0.0
+        self._may_be_silent = False  # it sleeps, or takes other weights
         self._why_hung = ""
         self._listener: asyncio.Task[None] | None = None
         self.pid: int | None = None
@@ -220,6 +221,7 @@ class VllmEngine:
                     ) from exc
                 raise
             self._state = EngineState.READY
+            self._is_heard_again()
             spec = self._spec.on(self._accelerator)
             log.info(
                 "%s: steps of %d tokens, at most %d of one prompt beside other calls",
@@ -347,8 +349,10 @@ class VllmEngine:
         if why_not is not None:
             raise InputError(f"{model.name} cannot take the place of {self._model.name}: {why_not}")
         body = json.dumps({"method": "cato_swap", "args": [model_path]}).encode()
+        self._may_be_silent = True
         answer = json.loads(await self._ask("POST", "/collective_rpc", body, _SWAP_TIMEOUT))
         await self._ask("POST", "/reset_prefix_cache")
+        self._is_heard_again()
         self._model, self._model_path = model, model_path
         self._facts = replace(self._facts, served_model=model.name)
         return float(answer["results"][0])
@@ -358,6 +362,7 @@ class VllmEngine:
 
         Raise `EngineError` when it fails: the engine is of no use then. On a CPU vLLM only pauses.
         """
+        self._may_be_silent = True
         await self._ask("POST", f"/sleep?level={_SLEEP_LEVEL}", None, _SWAP_TIMEOUT)
 
     async def wake(self) -> None:
@@ -366,6 +371,7 @@ class VllmEngine:
         await self._ask("POST", "/wake_up", None, _SWAP_TIMEOUT)
         if json.loads(await self._ask("GET", "/is_sleeping"))["is_sleeping"]:
             raise EngineError("the engine did not wake up", 503)
+        self._is_heard_again()
         self._facts = replace(self._facts, start_s=time.monotonic() - started_s)
 
     async def _hold(self, adapter: AdapterSpec) -> None:
@@ -486,11 +492,13 @@ class VllmEngine:
         """Kill the server when it hangs: its streams end, and it can say nothing any more."""
         while self._state is EngineState.READY:
             await asyncio.sleep(_LISTEN_S)
-            if not self._hung.is_due(self._silence()):
+            if not self._is_silent():
                 continue
             signs = await self._watched()
             if self._state is not EngineState.READY or self.pid is None:
                 return
+            if not self._is_silent():
+                continue
             if why := self._hung.why_hung(self._silence(), signs):
                 log.error("vLLM %s %s", self._name, why)
                 self._why_hung, self._state = why, EngineState.DEAD
@@ -498,6 +506,12 @@ class VllmEngine:
                     os.killpg(self.pid, signal.SIGKILL)
             elif signs.answered or signs.counted:
                 self._heard_s = time.monotonic()
+
+    def _is_heard_again(self) -> None:
+        self._may_be_silent, self._heard_s = False, time.monotonic()
+
+    def _is_silent(self) -> bool:
+        return not self._may_be_silent and self._hung.is_due(self._silence())
 
     def _silence(self) -> Silence:
         silent_s = time.monotonic() - self._heard_s
@@ -507,16 +521,20 @@ class VllmEngine:
     async def _watched(self) -> Signs:
         """What the server shows within `watched_s`: a token of any answer, that of a probe, its own
         counters, threads that run."""
-        heard_s, samples = self._heard_s, []
-        pids = [] if self.pid is None else threads.family(self.pid)
+        heard_s, is_idle, samples = self._heard_s, not self._calls, list[bool]()
+        pids: list[int] = []
         asking = asyncio.create_task(self._probe())
         counting = asyncio.create_task(self._counted())
         try:
             until_s = time.monotonic() + self._hung.watched_s
             while time.monotonic() < until_s:
                 await asyncio.sleep(_SAMPLE_S)
-                if asking.done() or self._heard_s != heard_s or not self._calls:
+                if asking.done() or self._heard_s != heard_s or (not self._calls) != is_idle:
                     return Signs(answered=True, counted=False, working=0.0)
+                if not pids and self.pid is not None:
+                    pids = threads.family(self.pid)
+                if threads.is_stopped(pids):
+                    return Signs(answered=False, counted=False, working=0.0, stopped=True)
                 samples.append(threads.is_working(pids))
             before = await counting
             counted = before is not None and (await self._counted() or 0.0) > before
@@ -541,6 +559,8 @@ class VllmEngine:
 
     async def _counted(self) -> float | None:
         """Tokens by the server's own count: every place may be taken by answers that come whole."""
+        if not self._calls:
+            return None
         try:
             return stream.tokens_of_metrics(await self._ask("GET", "/metrics", None, _SOON))
         except EngineError:

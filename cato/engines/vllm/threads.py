@@ -1,8 +1,8 @@
-"""Whether the threads of processes run; Linux."""
+"""What processes do: whether their threads run, or a signal has stopped them; Linux."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import psutil
 
 # Running or runnable; waiting for a disk or a driver.
 _WORKING = {"R", "D"}
+_STOPPED = "T"
 
 
 def family(pid: int) -> list[int]:
@@ -25,7 +26,23 @@ def is_working(pids: Iterable[int]) -> bool:
     return any(state in _WORKING for pid in pids for state in _states(pid))
 
 
+def is_stopped(pids: Iterable[int]) -> bool:
+    """Whether a signal has stopped one of `pids`, and none has let it go on."""
+    return any(_state(f"/proc/{pid}/stat") == _STOPPED for pid in pids)
+
+
 def _states(pid: int) -> Iterator[str]:
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # it ended between the two
-            yield stat.read_text(errors="replace").rpartition(")")[2].split()[0]
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended
+        return
+    for thread in threads:
+        yield _state(f"/proc/{pid}/task/{thread}/stat")
+
+
+def _state(stat: str) -> str:
+    """Empty for one that has ended."""
+    try:
+        return Path(stat).read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

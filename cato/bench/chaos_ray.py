@@ -57,20 +57,34 @@ class RayStage:
             self.possible -= NEED_PROCESSES
         if hosts is None or len(hosts.up()) < 2:
             self.possible -= {Fault.HOST_KILL}
+        self._replicas = plan.replicas if plan.is_real else 2
         self._store = store
         self._hosts = hosts
         self._handle: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_mended: list[str] = []
+        # Engines that a fault has ended or stopped, by replica: a router may not know yet.
+        self._struck: dict[str, int] = {}
 
     async def victims(self, fault: Fault) -> Sequence[str]:
         if fault is Fault.HOST_KILL:
             return [] if self._hosts is None else self._hosts.up()
         try:
             picture = await self._picture()
-        except (RayError, TimeoutError):
-            return []  # the router is being restarted
-        return [r.id for r in picture.replicas if r.accepting]
+            ready = [r.id for r in picture.replicas if r.accepting]
+            return ready if await self._are_whole(ready) else []
+        except (RayError, TimeoutError, MissedError):
+            return []  # the router or a replica is being restarted
+
+    async def _are_whole(self, ready: Sequence[str]) -> bool:
+        """Whether there are as many replicas as planned, none with an engine that was struck."""
+        if len(ready) < self._replicas:
+            return False
+        for replica, struck in list(self._struck.items()):
+            if replica in ready and await self._engine_id(replica) in (None, struck):
+                return False
+            del self._struck[replica]
+        return True
 
     async def strike(self, fault: Fault, victim: str, pause_s: float) -> None:
         try:
@@ -81,6 +95,8 @@ class RayStage:
     async def _strike(self, fault: Fault, victim: str, pause_s: float) -> None:
         match fault:
             case Fault.ENGINE_CRASH | Fault.FAILED_START:
+                if (pid := await self._engine_id(victim)) is not None:
+                    self._struck[victim] = pid
                 await self._ask(victim, "crash_engine", failed_starts=fault is Fault.FAILED_START)
             case Fault.REPLICA_KILL:
                 await self._signal(victim, signal.SIGKILL)
@@ -93,11 +109,11 @@ class RayStage:
             case Fault.CONTROLLER_KILL:
                 ray.kill(ray.get_actor(_CONTROLLER, namespace="serve"), no_restart=False)
             case Fault.ENGINE_STOP:
-                (await self._engine(victim)).suspend()
+                engine = await self._engine(victim)
+                self._struck[victim] = engine.pid
+                engine.suspend()
             case Fault.ZYGOTE_KILL:
-                zygote = (await self._engine(victim)).parent()
-                assert zygote is not None, "an engine is a zygote's fork"
-                zygote.kill()
+                await self._kill_zygote(victim)
             case Fault.HAPROXY_KILL:
                 _kill_haproxy()
             case Fault.INGRESS_KILL:
@@ -157,8 +173,24 @@ class RayStage:
         except Exception as error:  # Serve's transports let many kinds through
             raise MissedError(f"{replica}: {error!r}") from error
 
-    async def _engine(self, replica: str) -> psutil.Process:
+    async def _kill_zygote(self, victim: str) -> None:
+        """Of the host of `victim`; there must be replicas on another."""
+        zygote = (await self._engine(victim)).parent()
+        assert zygote is not None, "an engine is a zygote's fork"
+        replicas = await self.victims(Fault.ZYGOTE_KILL)
+        engines = {replica: await self._engine(replica) for replica in replicas}
+        hit = {r: e.pid for r, e in engines.items() if e.ppid() == zygote.pid}
+        if len(hit) == len(engines):
+            raise MissedError(f"all of {len(hit)} replicas are on one host")
+        self._struck |= hit
+        zygote.kill()
+
+    async def _engine_id(self, replica: str) -> int | None:
         pid: int | None = await self._ask(replica, "engine_process_id")
+        return pid
+
+    async def _engine(self, replica: str) -> psutil.Process:
+        pid = await self._engine_id(replica)
         if pid is None:
             raise MissedError(f"{replica}: its engine has no process now")
         return psutil.Process(pid)

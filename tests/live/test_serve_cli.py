@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,15 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
+from cato.serve.keeper import STOP_TIMEOUT_S, marked
 from cato.serve.ports import free_port, own_cluster
 from tests.live.conftest import ROOT, wait_ready
 from tests.live.test_tasks import INPUTS
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 BIN = Path(sys.executable).parent
+# Serve's own end, and the keeper's look around.
+GONE_WITHIN_S = STOP_TIMEOUT_S + 30.0
 
 
 @pytest.fixture
@@ -125,6 +130,30 @@ def test_streams_end_before_cato_serve_does(tmp_path: Path, env: dict[str, str])
         process.communicate(timeout=120)
     assert seen.endswith("data: [DONE]\n\n")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("victim", ["cato serve", "its Serve", "both"])
+def test_nothing_outlives_a_killed_cato_serve(
+    tmp_path: Path, env: dict[str, str], victim: str
+) -> None:
+    process, url = a_cato_serve(tmp_path, env)
+    started = psutil.Process(process.pid)
+    mark = f"{process.pid}:{started.create_time()}"
+    ours = marked(mark.__eq__)
+    names = [p.name() for p in ours]
+    assert "haproxy" in names
+    assert "raylet" in names
+    run = next(p for p in started.children() if "serve" in p.name())
+    if victim != "cato serve":
+        run.kill()
+    if victim != "its Serve":
+        process.kill()
+    process.communicate(timeout=GONE_WITHIN_S)
+    gone, left = psutil.wait_procs(ours, timeout=GONE_WITHIN_S)
+    assert not left, f"{len(gone)} of {len(ours)} ended"
+    assert marked(mark.__eq__) == []
+    with socket.create_server(("127.0.0.1", int(url.rpartition(":")[2]))):
+        pass  # the port is free
 
 
 def test_cato_serve_tells_why_a_pool_cannot_come_up_and_ends(

@@ -31,7 +31,7 @@ _DEFAULT_LIMIT = 16
 _FROM_THE_BEGINNING = (
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "response_format", "structured_outputs",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions",
-    "prompt_embeds", "use_beam_search", "return_token_ids",
+    "prompt_embeds", "use_beam_search", "return_token_ids", "include_stop_str_in_output",
 )  # fmt: skip
 # Where the formats of Responses and Messages stand.
 _FORMATS = ("text", "output_config")

@@ -181,6 +181,7 @@ async def test_a_clients_own_unfinished_message_is_gone_on_with() -> None:
         {"logprobs": 1},
         {"response_format": {"type": "json_object"}},
         {"n": 2},
+        {"include_stop_str_in_output": True},
         {"prompt": [1, 2, 3]},
     ],
 )

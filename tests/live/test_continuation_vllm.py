@@ -67,7 +67,10 @@ async def attempt(
 ) -> list[EngineChunk]:
     """What a client gets of one attempt that is lost after so many chunks; all, if that is None."""
     asked = answer.next_call(call)
-    request = EngineRequest(f"{number}-{os.urandom(3).hex()}", asked.endpoint, asked.body, raw=True)
+    request = EngineRequest(
+        f"{number}-{os.urandom(3).hex()}", asked.endpoint, asked.body, raw=True,
+        begun=asked.begun, begun_tokens=asked.begun_tokens,
+    )  # fmt: skip
     sent: list[EngineChunk] = []
     taken = 0
     async with aclosing(engine.generate(request)) as chunks:
@@ -87,6 +90,7 @@ async def test_a_cut_stream_of_vllm_goes_on_as_one(engine: VllmEngine, endpoint:
     whole_sent = await attempt(engine, whole, call, 0, None)
     expected = final_of(endpoint, whole_sent)
     assert whole.output_tokens > 10, "the demo model says something"
+    begun = ""
     for lost_after in (1, 2, 4, 8):
         answer = Answer()
         sent = await attempt(engine, answer, call, 1, lost_after)
@@ -99,16 +103,14 @@ async def test_a_cut_stream_of_vllm_goes_on_as_one(engine: VllmEngine, endpoint:
         (text,) = parts_in(endpoint, told)
         assert text.text == answer.text  # type: ignore[union-attr]
         assert answer.text.startswith(begun)
-        assert begun
         assert told.id == id_in(sent[0])
         # The rest follows from text, which may be split into other tokens than the model chose.
         assert answer.text[: len(begun) + 8] == whole.text[: len(begun) + 8]
         prompt, _, output = counts_in(endpoint, told)
-        # A count that comes last is of the prompt with what was sent before the loss. An event of a
-        # busy engine may have several tokens: what exceeds the events is not known.
-        assert 0 <= prompt - counts_in(endpoint, expected)[0] < TOKENS
-        assert output == answer.output_tokens <= TOKENS + 2
+        assert abs(prompt - counts_in(endpoint, expected)[0]) <= 3
+        assert output == answer.output_tokens <= TOKENS
         assert finish_in(endpoint, told)
+    assert begun, "a first chunk may have no text, later ones have"
 
 
 def final_of(endpoint: Endpoint, sent: list[EngineChunk]) -> Any:

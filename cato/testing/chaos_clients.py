@@ -190,7 +190,7 @@ class Clients:
         except TimeoutError:
             kind, problem = "hung", f"nothing came for {HANG_S:.0f} s"
         except (aiohttp.ClientError, OSError) as error:
-            kind, problem = self._broken(call), repr(error)
+            kind, problem = await self._broken(session, call), repr(error)
         finally:
             self._open.remove(call)
             now_s = time.monotonic()
@@ -203,10 +203,14 @@ class Clients:
         self.outcomes.append(outcome)
         return outcome
 
-    def _broken(self, call: Call) -> str:
+    async def _broken(self, session: aiohttp.ClientSession, call: Call) -> str:
         """A connection broke: as it must when its ingress was killed, if what came was right."""
-        is_right = self._expected(call).startswith(call.text)
-        return "cut" if is_right and self._ingress_killed_since(call.started_s) else "failed"
+        if not self._ingress_killed_since(call.started_s):
+            return "failed"
+        return "cut" if await self._has_begun_right(session, call) else "failed"
+
+    async def _has_begun_right(self, session: aiohttp.ClientSession, call: Call) -> bool:
+        return self._expected(call).startswith(call.text)
 
     def _new_call(self) -> Call:
         draw = self._draw

@@ -69,6 +69,17 @@ class RealClients(Clients):
         if problem := problem_of(call, expected, lost, tokens):
             raise Wrong(problem)
 
+    async def _has_begun_right(self, session: aiohttp.ClientSession, call: Call) -> bool:
+        call.is_read = True  # what is asked now is no part of it
+        call.came(time.monotonic())
+        expected = self._expected(call)
+        try:
+            return begins_right(call.text, expected) or begins_right(
+                call.text, expected, await self._losses(session, call)
+            )
+        except Wrong:
+            return False
+
     async def _losses(self, session: aiohttp.ClientSession, call: Call) -> list[int]:
         """Characters that had been sent at each loss, by the call's receipt."""
         receipt = await self._told(session, "GET", f"v1/requests/{call.request_id}")
@@ -96,6 +107,11 @@ class RealClients(Clients):
             if time.monotonic() > until_s:
                 raise Wrong(f"{status} for {path}")
             await asyncio.sleep(_POLL_S)
+
+
+def begins_right(text: str, expected: str, lost: Sequence[int] = ()) -> bool:
+    """Whether an answer that was cut is right so far; it was lost after so many characters."""
+    return expected.startswith(text[: min(lost, default=None)])
 
 
 def problem_of(call: Call, expected: str, lost: Sequence[int], tokens: int) -> str:

@@ -30,7 +30,7 @@ from cato.testing.chaos_plan import (
     load_plan,
     schedule,
 )
-from cato.testing.chaos_real import problem_of
+from cato.testing.chaos_real import begins_right, problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -221,6 +221,16 @@ def test_an_answer_of_a_real_model_must_not_go_on_behind_its_end() -> None:
     call = Call(Dialect.CHAT, "", 6, 0.0, "abcdefghijkl", {"id"}, ["length"], 6)
     assert problem_of(call, "abcdef", [3], 12) == "12 tokens of text for 6"
     assert problem_of(call, "abcdef", [3], 8) == "", "others may split a text into other tokens"
+
+
+@pytest.mark.parametrize(
+    ("text", "lost", "is_right"),
+    [("abc", [], True), ("abx", [], False), ("abx", [2], True), ("axx", [2], False)],
+)
+def test_an_answer_that_was_cut_is_right_up_to_where_it_was_lost(
+    text: str, lost: list[int], *, is_right: bool
+) -> None:
+    assert begins_right(text, "abcdef", lost) is is_right
 
 
 async def test_clients_of_a_real_model_first_ask_what_it_says() -> None:

@@ -70,6 +70,12 @@ def create(
             help=f"What one call may ask of an engine instead of the usual: {', '.join(NAMES)}.",
         ),
     ] = None,
+    session_minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, help="Sessions of the key are to end within so long of their first call."
+        ),
+    ] = None,
     deployment: Annotated[
         str | None, typer.Option(help="The deployment file whose tasks and models are meant.")
     ] = None,
@@ -96,6 +102,7 @@ def create(
         id, digest, tenant, name, sla, tasks, tuple(model or ()), default_task, now_s,
         None if days is None else now_s + days * 86_400, role,
         tuple(map(_bound, bound or ())),
+        None if session_minutes is None else session_minutes * 60,
     )  # fmt: skip
     with _opened(store) as opened:
         opened.add_key(key)

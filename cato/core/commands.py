@@ -12,6 +12,7 @@ class Dispatch:
 
     `predicted_queue_s` is how long it was expected to wait in front of the engine, `service_s` how
     long to run there. `cached_tokens` of its prompt are believed to be in that replica's KV cache.
+    `home` is the replica of its session's last call, as far as that is known and there.
     """
 
     invocation_id: InvocationId
@@ -26,6 +27,7 @@ class Dispatch:
     predicted_queue_s: float = 0.0
     service_s: float = 0.0
     cached_tokens: int = 0
+    home: ReplicaId = ReplicaId("")
 
 
 @record

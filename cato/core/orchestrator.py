@@ -1553,6 +1553,7 @@ class PoolOrchestrator:
             predicted_queue_s=waiting.predicted_s,
             service_s=work.service_s - saved_s,
             cached_tokens=cached,
+            home=self._home_of(invocation),
         )
         if self._waiting:
             if self._pressure.leave(invocation.id):
@@ -1599,6 +1600,10 @@ class PoolOrchestrator:
         self._touch(replica)
         self._dispatched += 1
         return command
+
+    def _home_of(self, invocation: Invocation) -> ReplicaId:
+        home = self._homes.of(invocation.session) if invocation.session else None
+        return ReplicaId("") if home is None else home.replica_id
 
     def _preempt(self, replica: _Replica, now_s: float) -> tuple[Command, ...]:
         policy = self._policies.preemption

@@ -19,6 +19,17 @@ DEADLINE_EXCEEDED = "deadline_exceeded"
 """The status of a run that passed its hard deadline."""
 
 
+class Placement(StrEnum):
+    """Where a turn went, by where its session was at home: the replica of its last call."""
+
+    NONE = ""
+    """It is no turn of a session."""
+    HOME = "home"
+    MOVED = "moved"
+    NEW = "new"
+    """The session had no home: its first call, or its replica is gone or was not used for long."""
+
+
 class Excuse(StrEnum):
     """Why a run without an answer in time is no miss of its SLO: nobody waited for it, or it asked
     for what cannot be given. Refusals and failures of ours are none."""
@@ -36,6 +47,8 @@ class LlmFacts:
     `expected_prompt_tokens`, `expected_tokens` and `length_bound_tokens` (0: no belief) were
     predicted on arrival, the queue, the service and `expected_cached_tokens` (of its prompt, in
     the replica's KV cache) when it was leased; `service_s` is from the dispatch to the last token.
+    Of the prompt `uncached_prompt_tokens` were computed. `home` is the replica of the session's
+    last call, empty where there was none; the last of `reasons` says why `placement`.
     """
 
     model: str
@@ -61,6 +74,9 @@ class LlmFacts:
     predicted_service_s: float = 0.0
     expected_prompt_tokens: int = 0
     expected_cached_tokens: int = 0
+    uncached_prompt_tokens: int = 0
+    placement: Placement = Placement.NONE
+    home: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,9 @@ class SlaReceipt:
 
     Of a conversation, `session` names it, `turn` counts its calls from 1 and `parent` names the
     session that started it (`cato.core.session.Turn`); `changes` say what was made stable in its
-    prompt.
+    prompt. `think_s` is the time since the turn before, None where there was none. Of a session
+    with a target, `session_slack_s` is what it had to spare when the turn ended: its time left less
+    what is expected of later turns.
     """
 
     request_id: RunId
@@ -129,6 +147,9 @@ class SlaReceipt:
     changes: tuple[str, ...] = ()
     tpot_target_s: float | None = None
     excuse: Excuse = Excuse.NONE
+    think_s: float | None = None
+    session_target_s: float | None = None
+    session_slack_s: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""

@@ -17,6 +17,7 @@ from cato.core.errors import ExpressionError
 from cato.core.ids import NodeId, RunId
 from cato.core.receipt import DEADLINE_EXCEEDED, LlmFacts, NodeReceipt, SlaReceipt
 from cato.core.session import Turn
+from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo, SloMetric, tpot_s
 from cato.core.workflow import Node, NodeKind, Workflow
 
@@ -198,10 +199,11 @@ class Run:
         notes: Sequence[str] = (),
         passed: str = "",
         turn: Turn | None = None,
+        share: SessionShare | None = None,
     ) -> None:
         """`estimates` are baselines by node; `next_share` knows what similar runs did; `notes` say
         what the receipt should of how it was started, `passed` why no workflow runs, `turn` which
-        call of which session it is."""
+        call of which session it is, `share` what it has of its session's time."""
         self.id = id
         self.workflow = workflow
         self.slo = slo
@@ -217,6 +219,7 @@ class Run:
         self._notes: list[str] = list(notes)
         self._passed = passed
         self.turn = turn
+        self._share = share
         self._next_share = next_share if self._has_dynamic_path() else None
         self._estimates = {n.id: self._estimate(n, estimates) for n in workflow.nodes}
         self._event_nodes = self._nodes_before_the_event()
@@ -723,6 +726,9 @@ class Run:
             client=turn.client,
             turn_kind=turn.kind.value,
             changes=turn.changes,
+            think_s=turn.think_s,
+            session_target_s=None if self._share is None else self._share.target_s,
+            session_slack_s=None if self._share is None else self._share.slack_s(e2e_s),
         )
 
 

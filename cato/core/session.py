@@ -26,7 +26,8 @@ class Turn:
     `session` is unique within a tenant; `parent` is the session whose tool call started this one
     (empty: none). `number` counts from 1: the answers that the conversation holds, and this one.
     `client` is the agent's name, empty where it is not known. `changes` name the rules that made
-    the prompt stable (`cato.wire.stable`).
+    the prompt stable (`cato.wire.stable`). `think_s` is the time since the turn before, None where
+    none is known.
     """
 
     session: str
@@ -35,6 +36,7 @@ class Turn:
     client: str = ""
     kind: TurnKind = TurnKind.MAIN
     changes: tuple[str, ...] = ()
+    think_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class ApiKey:
     `models` allow all; a conversation that names no task is one of `default_task`. Moments are
     seconds since the epoch; `expires_at_s` is None for a key that stays valid, and in the past for
     one that was revoked. `bounds` says what one call may ask of an engine where that is not the
-    usual, by the names of `cato.serve.ingress.bounds.Bounds`.
+    usual, by the names of `cato.serve.ingress.bounds.Bounds`. `session_target_s` is for whole
+    sessions that name none themselves; None without one.
     """
 
     id: str
@@ -56,6 +57,7 @@ class ApiKey:
     expires_at_s: float | None = None
     role: Role = Role.USER
     bounds: tuple[tuple[str, int], ...] = ()
+    session_target_s: float | None = None
 
     def is_valid(self, now_s: float) -> bool:
         return self.expires_at_s is None or now_s < self.expires_at_s

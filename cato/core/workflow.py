@@ -200,7 +200,8 @@ class Workflow:
 
     `stream` and `output` are preferences: the first node of the list that ran to an end
     counts ("refine else draft"). `stream` is empty for a workflow that streams nothing before
-    its end. `hard_deadline_s` ends a run that nobody waits for any more.
+    its end. `hard_deadline_s` ends a run that nobody waits for any more. `session_target_s` is for
+    whole sessions of conversations that go to the task's model; None without one.
     """
 
     name: TaskName
@@ -211,6 +212,7 @@ class Workflow:
     nodes: tuple[Node, ...]
     output: tuple[NodeId, ...]
     stream: tuple[NodeId, ...] = ()
+    session_target_s: float | None = None
 
     def node(self, id: NodeId) -> Node:
         return next(n for n in self.nodes if n.id == id)

@@ -28,9 +28,16 @@ from cato.core.errors import (
     UnknownNameError,
     WorkLimitError,
 )
-from cato.core.ids import InvocationId, NodeId, TaskName
+from cato.core.ids import InvocationId, NodeId, ReplicaId, TaskName
 from cato.core.length import LengthBelief
-from cato.core.receipt import CLIENT_LEFT, DEADLINE_EXCEEDED, SUPERSEDED, Excuse, LlmFacts
+from cato.core.receipt import (
+    CLIENT_LEFT,
+    DEADLINE_EXCEEDED,
+    SUPERSEDED,
+    Excuse,
+    LlmFacts,
+    Placement,
+)
 from cato.core.retries import RetryBudget
 from cato.core.runs import (
     AbandonNode,
@@ -111,6 +118,7 @@ class _Progress:
     expected_tokens: int = 0
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
+    home: ReplicaId | None = None  # of its session, at the first lease
     pool: PoolInfo | None = None
 
     @property
@@ -506,6 +514,8 @@ class RunningTask:
             progress.queue_s = progress.waited_s
             progress.waits_since_s = None
         progress.lease = lease
+        if progress.home is None:
+            progress.home = lease.home
         progress.reasons.append(lease.reason)
         request = EngineRequest(
             id=f"{id}.{progress.attempts}",
@@ -639,7 +649,21 @@ class RunningTask:
             attempts=progress.attempts,
             simulated=pool.simulated,
             reasons=reasons,
+            uncached_prompt_tokens=max(0, answer.prompt_tokens - max(0, answer.cached_tokens)),
+            placement=_placement(settings, progress),
+            home=progress.home or "",
         )
+
+
+def _placement(settings: LlmSettings | CallSettings, progress: _Progress) -> Placement:
+    """Of its latest lease."""
+    session = settings.prompt.session if isinstance(settings, CallSettings) else ""
+    if not session or progress.lease is None or not progress.lease.replica_id:
+        return Placement.NONE
+    if not progress.home:
+        return Placement.NEW
+    is_home = progress.lease.replica_id == progress.home
+    return Placement.HOME if is_home else Placement.MOVED
 
 
 def _why_it_waits(pool: PoolInfo, waited_s: float) -> str:

@@ -22,6 +22,7 @@ from cato.core.receipt import SUPERSEDED, NodeReceipt, SlaReceipt
 from cato.core.retries import RetryBudget
 from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
 from cato.core.session import Prompt, Turn, TurnKind
+from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo, SloMetric
 from cato.core.tenancy import TurnUsage, Usage
 from cato.core.workflow import CallSettings, LlmSettings, Node, NodeKind, Workflow
@@ -80,8 +81,8 @@ NOBODY = Origin()
 class ModelCall:
     """One call of a model by its name, with a body in its engine's dialect.
 
-    `passed` says why no workflow runs; `counted` is told how many tokens the engine found in the
-    prompt. It asks for `calls` answers at once.
+    `passed` says why no workflow runs; `ended` is told how it went. It asks for `calls` answers at
+    once. `share` is what it has of its session's time.
     """
 
     model: str
@@ -95,7 +96,8 @@ class ModelCall:
     turn: Turn | None = None
     passed: str = ""
     calls: int = 1
-    counted: Callable[[int], None] = lambda _: None
+    share: SessionShare | None = None
+    ended: Callable[[SlaReceipt], None] = lambda _: None
 
 
 def _node_of(turn: Turn | None) -> NodeId:
@@ -292,6 +294,7 @@ class TaskService:
             notes=notes,
             passed="" if call is None else call.passed,
             turn=None if call is None else call.turn,
+            share=None if call is None else call.share,
         )
         task = RunningTask(
             run,
@@ -345,9 +348,7 @@ class TaskService:
         ]  # fmt: skip
         self._records.record(receipt, usage)
         if call is not None:
-            for node in receipt.nodes:
-                if node.llm is not None and node.llm.prompt_tokens > 0:
-                    call.counted(node.llm.prompt_tokens)
+            call.ended(receipt)
         origin.spend(sum(u.prompt_tokens + u.output_tokens for u in used))
 
     def _estimates(self, workflow: Workflow) -> dict[NodeId, NodeEstimate]:

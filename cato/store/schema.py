@@ -148,6 +148,7 @@ api_keys = Table(
     Column("expires_at_s", Double),
     Column("role", String, nullable=False, server_default="user"),
     Column("bounds", Text, nullable=False, server_default="[]"),
+    Column("session_target_s", Double),
 )
 
 reactions = Table(

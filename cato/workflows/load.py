@@ -181,6 +181,7 @@ class _Draft:
             nodes=tuple(nodes[id] for id in self.order),
             output=tuple(NodeId(id) for id in output),
             stream=tuple(NodeId(id) for id in stream),
+            session_target_s=part.sla.session,
         )
 
     # What can be told of the file even when parts of it are wrong

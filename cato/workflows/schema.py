@@ -83,6 +83,9 @@ class SlaPart(Part):
     deadline: Span | None = None
     """When nobody waits for the answer any more: the run ends unfinished. Default: 20 times
     the target, at least 10s."""
+    session: Span | None = None
+    """From the first call of a conversation with tools or history, which goes to the task's model,
+    to the end of its last answer: each turn gets its part of it."""
 
     @model_validator(mode="after")
     def _deadline_is_later(self) -> Self:

@@ -40,18 +40,26 @@ class LeastLateness:
         cached = [r.cached_tokens(invocation) for r in replicas]
         turn = _Turn(invocation, max(cached))
         best, least = replicas[0], (inf, 0, "")
+        home = None
         for replica, tokens in zip(replicas, cached, strict=True):
-            cost_s = self._cost_s(turn, replica, tokens, pool.now_s)
+            is_home = replica.is_home(invocation)
+            cost_s = self._cost_s(turn, replica, tokens, pool.now_s, is_home)
+            if is_home:
+                home = replica, cost_s
             if cost_s <= least[0]:
                 key = (round(cost_s, 6), -tokens, str(replica.id))
                 if key < least:
                     best, least = replica, key
         reason = f"expected cost {least[0]:.2f} s, {-least[1]} of its prompt tokens cached"
+        if home is not None and home[0] is not best:
+            reason += f", {home[1]:.2f} s at home"
         if replicas is pool.replicas or best in pool.replicas:
             return Route(best.id, reason)
         return Hold(f"waits for {best.id}: {reason}", best.id)
 
-    def _cost_s(self, turn: _Turn, replica: ReplicaView, cached: int, now_s: float) -> float:
+    def _cost_s(
+        self, turn: _Turn, replica: ReplicaView, cached: int, now_s: float, is_home: bool
+    ) -> float:
         profile, invocation = replica.profile, turn.invocation
         own_s, saved_s, whole_s = turn.times_s(profile, cached)
         held, capacity_tokens = replica.held, profile.kv_capacity_tokens
@@ -65,12 +73,16 @@ class LeastLateness:
         cost_s = self.time_weight * first_s + self.harm_weight * own_s * held
         if invocation.deadline_s == inf:
             cost_s += first_s
-        elif now_s + first_s > invocation.deadline_s:
-            cost_s += now_s + first_s - invocation.deadline_s
+        else:
+            due_s = invocation.deadline_s
+            if not invocation.until_first_token:  # the whole answer is due then
+                due_s -= turn.answer_s(profile, replica.batch)
+            if now_s + first_s > due_s:
+                cost_s += now_s + first_s - due_s
         if cached < turn.most_cached:
             cost_s += own_s - saved_s
         working_set = replica.working_set_tokens
-        if not replica.is_home(invocation):
+        if not is_home:
             working_set += turn.context_tokens
             if turn.most_cached:
                 cost_s += self.move_s
@@ -92,6 +104,12 @@ class _Turn:
         self.most_cached = most_cached
         self.context_tokens = invocation.prompt_tokens + invocation.expected_tokens
         self._times_s: dict[tuple[int, int], tuple[float, float, float]] = {}
+
+    def answer_s(self, profile: Profile, batch: int) -> float:
+        """From its first token to its last, and what follows it."""
+        invocation = self.invocation
+        step_s = profile.decode_step_s(batch, self.context_tokens - invocation.expected_tokens / 2)
+        return (invocation.expected_tokens - 1) * step_s + invocation.downstream_s
 
     def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
         """Of its prompt: with so much cached, with the most that any has, and with nothing."""

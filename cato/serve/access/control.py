@@ -68,6 +68,7 @@ class Caller:
     weight: float = 1.0
     role: Role = Role.USER
     bounds: tuple[tuple[str, int], ...] = ()
+    session_target_s: float | None = None
 
     @property
     def is_operator(self) -> bool:
@@ -186,6 +187,7 @@ class AccessControl:
             1.0 if limits is None else limits.tenant.weight,
             key.role,
             key.bounds,
+            key.session_target_s,
         )
 
     def begin(self, caller: Caller, requests: int = 1) -> None:

@@ -125,9 +125,12 @@ def whole_number(body: Mapping[str, object], key: str) -> int | None:
     return value
 
 
-CATO_KEYS = ("inputs", "sla", "receipt", "task", "deadline_ms")
+CATO_KEYS = (
+    "inputs", "sla", "receipt", "task", "deadline_ms", "tpot_ms", "session_deadline_ms"
+)  # fmt: skip
 CATO_SHAPE = (
-    '{"cato": {"inputs": {...}, "sla": ..., "task": str, "deadline_ms": number, "receipt": bool}}'
+    '{"cato": {"inputs": {...}, "sla": ..., "task": str, "deadline_ms": number, "tpot_ms": number, '
+    '"session_deadline_ms": number, "receipt": bool}}'
 )
 
 

@@ -9,13 +9,17 @@ with a limit of tokens that fits. What CATO does not know in it survives.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
-from cato.core.errors import InputError
+from cato.core.errors import CatoError, InputError
+from cato.core.profile import Profile
+from cato.core.receipt import SlaReceipt
 from cato.core.session import Prompt, Turn, TurnKind
+from cato.core.session_slo import TURN_TOKENS, SessionShare, share_of_turn
 from cato.core.slo import Slo, SloMetric
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.body import cato_of, flag
@@ -23,7 +27,7 @@ from cato.serve.ingress.calls import engine_body, other_prompt, start_call
 from cato.serve.ingress.clients import Client, client_of, turn_of
 from cato.serve.ingress.context import Ingress, caller_of, whose
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill
-from cato.serve.ingress.hints import tier_of
+from cato.serve.ingress.hints import session_target_s, tier_of
 from cato.serve.ingress.limits import limited, max_tokens_of, stops_of
 from cato.serve.ingress.naming import (
     AUTO_MODEL,
@@ -138,7 +142,11 @@ def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
             f"send one user message, or use POST /v1/tasks/{target.task}",
             "cato.inputs",
         )
-    return Target(model=model_of_task(ingress, request, target.task), why=why)
+    model, workflow = (
+        model_of_task(ingress, request, target.task),
+        ingress.service.workflow(target.task),
+    )
+    return Target(model=model, why=why, session_target_s=workflow.session_target_s)
 
 
 def _why_conversation(chat: ChatRequest) -> str:
@@ -220,20 +228,82 @@ def start_model(
         ingress.caps,
         is_sure=reading.is_corrected,
     )
-    call = ModelCall(
-        target.model,
-        chat.endpoint,
-        body,
-        replace(reading.prompt, session=memory),
-        is_streamed=chat.is_streamed,
-        expected_tokens=min(limit or PRIOR_TURN_TOKENS, PRIOR_TURN_TOKENS),
-        max_tokens=limit,
-        slo=_slo(request, chat, turn, pool, reading.prompt),
-        turn=turn,
-        passed=target.why,
-        counted=lambda tokens: ingress.sessions.learn(memory, kind, reading, tokens),
-    )
-    return start_call(ingress, request, call, client=chat.client)
+    expected_tokens = min(limit or PRIOR_TURN_TOKENS, PRIOR_TURN_TOKENS)
+    target_s = session_target_s(request, chat.extra, target.session_target_s)
+    clock = _SessionClock(ingress, request, turn, memory)
+    think_s, share = clock.begin(pool.profile, reading.prompt, expected_tokens, target_s)
+
+    def ended(receipt: SlaReceipt) -> None:
+        for node in receipt.nodes:
+            if node.llm is not None and node.llm.prompt_tokens > 0:
+                ingress.sessions.learn(memory, kind, reading, node.llm.prompt_tokens)
+        clock.end(is_answered=receipt.status == "done")
+
+    try:
+        call = ModelCall(
+            target.model,
+            chat.endpoint,
+            body,
+            replace(reading.prompt, session=memory),
+            is_streamed=chat.is_streamed,
+            expected_tokens=expected_tokens,
+            max_tokens=limit,
+            slo=_slo(request, chat, turn, pool, reading.prompt, expected_tokens, share),
+            turn=replace(turn, think_s=think_s),
+            passed=target.why,
+            share=share,
+            ended=ended,
+        )
+        return start_call(ingress, request, call, client=chat.client)
+    except CatoError:
+        clock.end(is_answered=False)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionClock:
+    """The book of sessions for one turn. Calls beside the main loop are in none."""
+
+    ingress: Ingress
+    request: Request
+    turn: Turn
+    memory: str
+
+    @property
+    def _is_main(self) -> bool:
+        return self.turn.kind in (TurnKind.MAIN, TurnKind.COMPACTION)
+
+    def begin(
+        self, profile: Profile, prompt: Prompt, expected_tokens: int, target_s: float | None
+    ) -> tuple[float | None, SessionShare | None]:
+        """Think time before the turn, and its part of its session's time; None for each where there
+        is none."""
+        if not self._is_main:
+            return None, None
+        turn, book, now_s = self.turn, self.ingress.session_book, time.monotonic()
+        new_tokens = min(TURN_TOKENS, prompt.tokens)
+        own_s = profile.service_s(
+            prompt.tokens, expected_tokens, 1, prompt.tokens - prompt.new_tokens
+        )
+        next_s = profile.service_s(prompt.tokens, expected_tokens, 1, prompt.tokens - new_tokens)
+        begun = book.begin(
+            self.memory,
+            turn.client,
+            now_s,
+            number=turn.number,
+            turn_s=next_s,
+            target_s=target_s,
+            parent=_memory_of(self.request, Turn(turn.parent)) if turn.parent else "",
+        )
+        if begun.target_s is None:
+            return begun.think_s, None
+        left_s = begun.began_at_s + begun.target_s - now_s
+        belief = book.belief(turn.client)
+        return begun.think_s, share_of_turn(begun.target_s, left_s, own_s, next_s, belief)
+
+    def end(self, *, is_answered: bool) -> None:
+        if self._is_main:
+            self.ingress.session_book.ended(self.memory, time.monotonic(), is_answered=is_answered)
 
 
 def _memory_of(request: Request, turn: Turn) -> str:
@@ -262,11 +332,21 @@ def _reading(
     )
 
 
-def _slo(request: Request, chat: ChatRequest, turn: Turn, pool: PoolInfo, prompt: Prompt) -> Slo:
+def _slo(
+    request: Request,
+    chat: ChatRequest,
+    turn: Turn,
+    pool: PoolInfo,
+    prompt: Prompt,
+    expected_tokens: int,
+    share: SessionShare | None,
+) -> Slo:
     """The objective of a turn: by what its prompt has that is new to the session.
 
     Of an agent, the first token within 2 s and 40 ms a token; of any other chat, that of a direct
-    call. Twice the unloaded time where that is longer. Titles are urgent to nobody.
+    call. Twice the unloaded time where that is longer. Titles are urgent to nobody. In a session
+    with a target it is the turn's part of the session's time, for the whole answer; when the
+    session can no longer end in time, the usual one again.
     """
     profile = pool.profile
     is_agent = bool(chat.client.name) or chat.has_tools
@@ -279,4 +359,12 @@ def _slo(request: Request, chat: ChatRequest, turn: Turn, pool: PoolInfo, prompt
         pace_s = max(AGENT_TPOT_S, UNLOADED * profile.decode_step_s(1, prompt.tokens))
         base = replace(base, tpot_target_s=pace_s)
     is_urgent = turn.kind is not TurnKind.TITLE
-    return call_slo_of(request, chat.tier, chat.extra, base, is_urgent=is_urgent)
+    return call_slo_of(
+        request,
+        chat.tier,
+        chat.extra,
+        base,
+        is_urgent=is_urgent,
+        expected_tokens=expected_tokens,
+        budget_s=None if share is None else share.budget_s,
+    )

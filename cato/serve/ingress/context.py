@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from cato.core.errors import AccessError
 from cato.core.runs import FinishRun
+from cato.core.session_slo import SessionBook
 from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import BufferId, Buffers
 from cato.serve.access.control import ANYBODY, AccessControl, Caller
@@ -42,6 +43,7 @@ class Ingress:
     buffers: Buffers
     caps: OutputCaps
     sessions: SessionMemory = field(default_factory=SessionMemory)
+    session_book: SessionBook = field(default_factory=SessionBook)
     prompt_rules_off: frozenset[str] = frozenset()
     shared_prompts: bool = False
 

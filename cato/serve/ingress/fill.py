@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import PurePosixPath
 
 from starlette.requests import Request
 
 from cato.core.errors import InputError
-from cato.core.slo import Slo
+from cato.core.slo import Slo, SloMetric
 from cato.core.workflow import Workflow
 from cato.engines.base import Endpoint
 from cato.serve.executor import RunningTask
@@ -23,7 +24,14 @@ from cato.serve.ingress.body import sub_object
 from cato.serve.ingress.buffers import completion_buffer, named_buffer
 from cato.serve.ingress.calls import text_prompt
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.hints import SlaClass, claim_of, granted
+from cato.serve.ingress.hints import (
+    SlaClass,
+    claim_of,
+    granted,
+    target_in,
+    top_class,
+    whole_answer,
+)
 from cato.serve.ingress.limits import limited
 from cato.serve.ingress.naming import COMPLETION, Target, pool_of, prefix_of
 from cato.serve.ingress.parameters import adapted
@@ -81,10 +89,23 @@ def call_slo_of(
     base: Slo = CALL_SLO,
     *,
     is_urgent: bool = True,
+    expected_tokens: int = DEFAULT_TOKENS,
+    budget_s: float | None = None,
 ) -> Slo:
     """The objective of a direct call that is given `base` unless it asks for something else; one
-    that is not urgent may take its time."""
+    that is not urgent may take its time. `budget_s` is what its session leaves for the whole
+    answer; None where no session has a target."""
+    metric, target_s = target_in(extra)
+    whole_s = inf if budget_s is None or metric is SloMetric.TTFT else budget_s
+    if metric is SloMetric.E2E:
+        whole_s = min(whole_s, target_s)
+    if whole_s < inf:
+        base = whole_answer(base, whole_s, expected_tokens, top_class(request))
+    if metric in (SloMetric.E2E, SloMetric.TPOT):
+        extra = {name: value for name, value in extra.items() if name != "sla"}
     claim = claim_of(request, extra, base, prefix_class=prefix_of(request)[1], tier=tier)
+    if metric is SloMetric.TPOT:
+        claim = replace(claim, tpot_s=min(claim.tpot_s, target_s))
     if not is_urgent and claim.sla_class is None:
         claim = replace(claim, sla_class=SlaClass.BATCH)
     return granted(claim, base, CALL_DEADLINE_S)

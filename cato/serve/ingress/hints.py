@@ -8,6 +8,11 @@ OpenAI's SDKs tell in a header: what comes later meets nobody. All of these are 
 for the task's own metric, which for TTFT means "the first token by then"; a TPOT is a pace, so
 there they say nothing. At `X-CATO-Deadline-Ms` and `deadline_ms` the run also ends.
 
+`X-CATO-TPOT-Ms` and `tpot_ms` are a target for the pace of the stream, beside the other. A direct
+call may choose its metric: `{"sla": {"metric": "e2e", "target_ms": 8000}}`.
+`X-CATO-Session-Deadline-Ms` and `session_deadline_ms` are a target for the whole session
+(`session_target_s`; `cato.core.session_slo`).
+
 `granted` decides what of it counts: an API key has a class beyond which nothing can be claimed.
 """
 
@@ -30,6 +35,8 @@ SLA_HEADER = "X-CATO-SLA"
 # How long a client waits, in milliseconds; no field of a body has this name.
 PATIENCE = "patience of the client"
 DEADLINE_HEADER = "X-CATO-Deadline-Ms"
+TPOT_HEADER = "X-CATO-TPOT-Ms"
+SESSION_HEADER = "X-CATO-Session-Deadline-Ms"
 SLA_SHAPE = (
     '"interactive"|"standard"|"batch" or {"metric": "ttft"|"tpot"|"e2e", "target_ms": number}'
 )
@@ -63,7 +70,8 @@ class Claim:
     """What a request asks of its SLA; None asks nothing.
 
     `top` is the most urgent class that its API key may claim; None when there is no key. Of the
-    deadlines that were asked for, the run ends at `hard_deadline_s`.
+    deadlines that were asked for, the run ends at `hard_deadline_s`. `tpot_s` is the pace of the
+    stream.
     """
 
     sla_class: SlaClass | None = None
@@ -71,6 +79,7 @@ class Claim:
     deadline_s: float | None = None
     top: SlaClass | None = None
     hard_deadline_s: float = inf
+    tpot_s: float = inf
 
 
 def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
@@ -89,9 +98,41 @@ def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
         target_s = min(target_s, claim.target_s)
     if claim.deadline_s is not None and slo.metric is not SloMetric.TPOT:
         target_s = min(target_s, claim.deadline_s)
-    pace_s = inf if claim.sla_class is SlaClass.BATCH else slo.tpot_target_s
+    if slo.metric is SloMetric.TPOT:
+        target_s = min(target_s, claim.tpot_s)
+    pace_s = slo.tpot_target_s
+    if slo.metric is not SloMetric.TPOT and claim.tpot_s < pace_s:
+        pace_s = max(claim.tpot_s, _least_pace_s(claim.top, pace_s))
+    if claim.sla_class is SlaClass.BATCH:
+        pace_s = inf
     least_s = _least_target_s(claim.top, slo, hard_deadline_s)
     return Slo(slo.metric, max(target_s, least_s), pace_s, claim.hard_deadline_s)
+
+
+def whole_answer(base: Slo, asked_s: float, tokens: int, top: SlaClass | None) -> Slo:
+    """The objective of a direct call of some `tokens` whose whole answer is wanted within
+    `asked_s`, instead of `base` for its first token.
+
+    With an API key it is not tighter than `base` and a usual pace are together.
+    """
+    if top is None:
+        return Slo(SloMetric.E2E, asked_s)
+    pace_s = min(base.tpot_target_s, INTERACTIVE_TARGETS_S[SloMetric.TPOT])
+    usual_s = base.target_s + max(0, tokens - 1) * pace_s
+    if top is SlaClass.INTERACTIVE:
+        usual_s = min(usual_s, INTERACTIVE_TARGETS_S[SloMetric.E2E])
+    return Slo(SloMetric.E2E, max(asked_s, usual_s))
+
+
+def _least_pace_s(top: SlaClass | None, pace_s: float) -> float:
+    """The tightest pace that a key with the class `top` can get where `pace_s` is usual."""
+    match top:
+        case None:
+            return 0.0
+        case SlaClass.BATCH:
+            return pace_s
+        case _:
+            return min(pace_s, INTERACTIVE_TARGETS_S[SloMetric.TPOT])
 
 
 def _least_target_s(top: SlaClass | None, slo: Slo, hard_deadline_s: float) -> float:
@@ -124,15 +165,46 @@ def claim_of(
     word = request.headers.get(SLA_HEADER) or (sla if is_word else "") or prefix_class
     sla_class = _class_of(str(word)) if word else TIERS[tier][0] if tier else None
     target = {} if is_word else sub_object(extra, "sla")
-    top = caller_of(request).sla_class
-    asked_s = _asked_deadline_s(request, extra)
+    asked_s = _asked_s(request, extra, DEADLINE_HEADER, "deadline_ms")
     return Claim(
         sla_class,
         _target_s(target, slo),
         _deadline_s(request, extra, asked_s),
-        SlaClass(top) if top else None,
+        top_class(request),
         asked_s,
+        _asked_s(request, extra, TPOT_HEADER, "tpot_ms"),
     )
+
+
+def top_class(request: Request) -> SlaClass | None:
+    """The most urgent class that the caller's API key may claim; None without a key."""
+    top = caller_of(request).sla_class
+    return SlaClass(top) if top else None
+
+
+def session_target_s(
+    request: Request, extra: Mapping[str, object], otherwise: float | None
+) -> float | None:
+    """How long after its first call the caller's session is to end: as the request says, or as its
+    task does (`otherwise`), or its key."""
+    asked_s = _asked_s(request, extra, SESSION_HEADER, "session_deadline_ms")
+    return asked_s if asked_s < inf else otherwise or caller_of(request).session_target_s
+
+
+def target_in(extra: Mapping[str, object]) -> tuple[SloMetric | None, float]:
+    """The metric and the target that the body's `sla` names, in seconds; None where it names no
+    metric."""
+    sla = extra.get("sla")
+    if isinstance(sla, str):
+        return None, inf
+    target = sub_object(extra, "sla")
+    if "metric" not in target:
+        return None, inf
+    known_keys(target, ("metric", "target_ms"), SLA_SHAPE)
+    metric = target["metric"]
+    if metric not in set(SloMetric):
+        raise InputError(f"the metric must be one of {', '.join(SloMetric)}", "sla.metric")
+    return SloMetric(str(metric)), positive_number(target.get("target_ms"), "sla.target_ms") / 1000
 
 
 def tier_of(body: Mapping[str, object]) -> str:
@@ -162,14 +234,15 @@ def _target_s(sla: dict[str, object], slo: Slo) -> float | None:
     return positive_number(sla.get("target_ms"), "sla.target_ms") / 1000
 
 
-def _asked_deadline_s(request: Request, extra: Mapping[str, object]) -> float:
-    """How long after its arrival the run is to end; inf when nothing says so."""
+def _asked_s(request: Request, extra: Mapping[str, object], header: str, field: str) -> float:
+    """The shorter of a header's milliseconds and a field's, in seconds; inf when neither is
+    there."""
     found = []
-    header = request.headers.get(DEADLINE_HEADER)
-    if header is not None:
-        found.append(positive_number(_number(header), DEADLINE_HEADER) / 1000)
-    if extra.get("deadline_ms") is not None:
-        found.append(positive_number(extra["deadline_ms"], "deadline_ms") / 1000)
+    text = request.headers.get(header)
+    if text is not None:
+        found.append(positive_number(_number(text), header) / 1000)
+    if extra.get(field) is not None:
+        found.append(positive_number(extra[field], field) / 1000)
     return min(found, default=inf)
 
 

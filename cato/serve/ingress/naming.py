@@ -46,12 +46,14 @@ _SCOPE_KEY = "cato.prefix"
 class Target:
     """What serves a request: a task's workflow, or a model that is called directly.
 
-    `why` says, for the receipt, why a request that named no model goes to one.
+    `why` says, for the receipt, why a request that named no model goes to one; `session_target_s`
+    is what the task promises for whole sessions of such requests.
     """
 
     task: TaskName | None = None
     model: str = ""
     why: str = ""
+    session_target_s: float | None = None
 
 
 class TaskPrefix:

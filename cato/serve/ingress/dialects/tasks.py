@@ -29,7 +29,10 @@ from cato.serve.ingress.jsons import DONE_EVENT, JsonAnswer, sse
 from cato.serve.ingress.naming import COMPLETION
 from cato.serve.ingress.receipts import as_json
 
-SHAPE = f'{{"inputs": {{...}}, "stream": bool, "sla": {SLA_SHAPE}, "deadline_ms": number}}'
+SHAPE = (
+    f'{{"inputs": {{...}}, "stream": bool, "sla": {SLA_SHAPE}, "deadline_ms": number, '
+    '"tpot_ms": number}'
+)
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -60,7 +63,7 @@ def routes(ingress: Ingress) -> APIRouter:
     async def run(request: Request, task: str) -> Response:
         """Run a task; with `stream` as server-sent events."""
         body = await read_object(request, ingress.max_body_bytes)
-        known_keys(body, ("inputs", "stream", "sla", "deadline_ms"), SHAPE)
+        known_keys(body, ("inputs", "stream", "sla", "deadline_ms", "tpot_ms"), SHAPE)
         is_streamed = flag(body, "stream")
         inputs = sub_object(body, "inputs")
         check_task(request, task)

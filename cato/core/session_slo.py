@@ -1,0 +1,216 @@
+"""Targets for whole sessions: what a turn gets of the time that its session has left.
+
+The target counts from the session's first call to the end of its last answer, think times
+included. Each turn gets its part by the proportional rule of `cato.core.budgets`: of what is left
+after the expected think times, as much as its predicted time is of all predicted times to come.
+The split is made again at every turn, so what one turn leaves unused is carried to the next.
+
+Assumption: sessions have no memory. In 319 recorded sessions of Claude Code 66 to 72 turns were
+still to come on average, whether a session had had 1 turn or 100. So the number of turns to come is
+geometric, and its mean is learnt for each kind of client as turns that followed another over
+sessions that ended. Turns that could not end in time any more need no part: the mean is taken of
+those that fit.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from cato.core.pool.sessions import MEMORY_S
+
+# Mean of those recorded sessions: turns to come, and think time between turns of which those above
+# `MEMORY_S` count as that. They weigh like so many sessions and gaps.
+PRIOR_LEFT_TURNS, PRIOR_SESSIONS = 70.0, 3.0
+PRIOR_THINK_S, PRIOR_GAPS = 45.0, 20.0
+# Tokens of an agent's turn that no earlier one had; median of the recorded ones.
+TURN_TOKENS = 764
+# What was learnt of a kind is halved when so many sessions have ended: usage changes.
+REMEMBERED_SESSIONS = 400.0
+# Of one ingress replica; each takes about 300 bytes.
+MOST_SESSIONS, MOST_KINDS = 4_000, 100
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBelief:
+    """Of a kind of client: turns that follow a turn on average, and the mean time in between."""
+
+    left_turns: float = PRIOR_LEFT_TURNS
+    think_s: float = PRIOR_THINK_S
+
+    def turns_within(self, most: float) -> float:
+        """Expected turns to come, given that there are at most `most`."""
+        if self.left_turns <= 0 or most <= 0:
+            return 0.0
+        goes_on = self.left_turns / (1.0 + self.left_turns)
+        beyond: float = goes_on ** (most + 1.0)
+        # Close to 1 the difference below is lost in rounding; there all numbers are as likely.
+        if 1.0 - beyond < 1e-6:
+            return most / 2.0
+        return max(0.0, self.left_turns - (most + 1.0) * beyond / (1.0 - beyond))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionShare:
+    """What a turn gets of its session's time.
+
+    At its arrival `left_s` of the session's `target_s` are left, of which the turn may take
+    `budget_s`; None when it cannot end in time any more, even alone. `own_s` is its predicted time.
+    `later_s` are expected to pass after it, for `later_turns`.
+    """
+
+    target_s: float
+    left_s: float
+    budget_s: float | None
+    own_s: float
+    later_turns: float
+    later_s: float
+
+    def slack_s(self, spent_s: float) -> float:
+        """What the session has to spare once the turn has taken `spent_s`."""
+        return self.left_s - spent_s - self.later_s
+
+
+def share_of_turn(
+    target_s: float, left_s: float, own_s: float, next_s: float, belief: SessionBelief
+) -> SessionShare:
+    """The part of a turn that is predicted to take `own_s`, and each after it `next_s`."""
+    each_s = next_s + belief.think_s
+    if own_s >= left_s:
+        later = belief.left_turns
+        return SessionShare(target_s, left_s, None, own_s, later, later * each_s)
+    fitting = (left_s - own_s) / each_s if each_s > 0 else belief.left_turns
+    later = belief.turns_within(fitting)
+    served_s = left_s - later * belief.think_s
+    budget_s = served_s * own_s / (own_s + later * next_s) if own_s > 0 else left_s
+    return SessionShare(target_s, left_s, budget_s, own_s, later, later * each_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A turn as it begins: when its session began, its target, and how long its client thought.
+
+    `think_s` is None for a first turn, beside another one that is under way, and after one that had
+    no answer.
+    """
+
+    began_at_s: float
+    target_s: float | None
+    think_s: float | None
+
+
+@dataclass(slots=True)
+class _Session:
+    kind: str
+    began_at_s: float
+    seen_at_s: float
+    target_s: float | None = None
+    answered_at_s: float | None = None  # its latest turn, unless another has begun since
+    under_way: int = 0
+
+
+@dataclass(slots=True)
+class _Learnt:
+    followed: float = 0.0
+    ended: float = 0.0
+    gaps: float = 0.0
+    think_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class SessionBook:
+    """The sessions of one ingress replica, or of a simulated one. Times are of one clock."""
+
+    _live: OrderedDict[str, _Session] = field(default_factory=OrderedDict)  # last seen last
+    _quiet: OrderedDict[str, _Session] = field(default_factory=OrderedDict)
+    _learnt: OrderedDict[str, _Learnt] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._quiet)
+
+    def belief(self, kind: str) -> SessionBelief:
+        known = self._learnt.get(kind, _Learnt())
+        turns = known.followed + PRIOR_SESSIONS * PRIOR_LEFT_TURNS
+        gaps_s = known.think_s + PRIOR_GAPS * PRIOR_THINK_S
+        return SessionBelief(
+            turns / (known.ended + PRIOR_SESSIONS), gaps_s / (known.gaps + PRIOR_GAPS)
+        )
+
+    def begin(
+        self,
+        session: str,
+        kind: str,
+        now_s: float,
+        *,
+        number: int = 1,
+        turn_s: float = 0.0,
+        target_s: float | None = None,
+        parent: str = "",
+    ) -> Begun:
+        """A turn of `session` arrives; it is the `number`-th of its conversation.
+
+        A session that is not known here and has had turns elsewhere began when so many turns of
+        `turn_s` take it to now. One that another started shares the time of that. A name that comes
+        back after its target and a long silence is that of a new session.
+        """
+        self._forget_silent(now_s)
+        starter = self._live.get(parent) or self._quiet.get(parent)
+        known = self._live.pop(session, None)
+        if known is None and (known := self._quiet.pop(session, None)) is not None:
+            is_over = known.target_s is not None and known.began_at_s + known.target_s < now_s
+            if is_over:
+                known = None
+            else:
+                self._of(known.kind).ended -= 1.0
+        target_s = target_s or next((s.target_s for s in (known, starter) if s), None)
+        think_s = None
+        if known is None:
+            age_s = (number - 1) * (turn_s + self.belief(kind).think_s)
+            known = _Session(kind, starter.began_at_s if starter else now_s - age_s, now_s)
+        elif known.answered_at_s is not None:
+            think_s = max(0.0, now_s - known.answered_at_s)
+            learnt = self._of(known.kind)
+            learnt.followed += 1.0
+            learnt.gaps += 1.0
+            learnt.think_s += min(think_s, MEMORY_S)
+        known.target_s, known.seen_at_s, known.answered_at_s = target_s, now_s, None
+        known.under_way += 1
+        self._live[session] = known
+        while len(self._live) > MOST_SESSIONS:
+            self._live.popitem(last=False)
+        return Begun(known.began_at_s, target_s, think_s)
+
+    def ended(self, session: str, now_s: float, *, is_answered: bool = True) -> None:
+        """A turn of `session` that began here has ended. One without an answer is asked again: it
+        counts as no turn, and the time until then is no think time."""
+        known = self._live.get(session)
+        if known is not None and known.under_way:
+            known.under_way -= 1
+            known.seen_at_s = now_s
+            known.answered_at_s = now_s if is_answered and not known.under_way else None
+            self._live.move_to_end(session)
+
+    def _forget_silent(self, now_s: float) -> None:
+        """What has been silent for so long counts as ended, until it is heard of again."""
+        while self._live:
+            session, oldest = next(iter(self._live.items()))
+            if oldest.seen_at_s >= now_s - MEMORY_S:
+                return
+            del self._live[session]
+            self._quiet[session] = oldest
+            learnt = self._of(oldest.kind)
+            learnt.ended += 1.0
+            if learnt.ended >= REMEMBERED_SESSIONS:
+                for name in ("followed", "ended", "gaps", "think_s"):
+                    setattr(learnt, name, getattr(learnt, name) / 2.0)
+        while len(self._quiet) > MOST_SESSIONS:
+            self._quiet.popitem(last=False)
+
+    def _of(self, kind: str) -> _Learnt:
+        known = self._learnt.pop(kind, None)
+        if known is None:
+            known = _Learnt()
+        self._learnt[kind] = known
+        while len(self._learnt) > MOST_KINDS:
+            self._learnt.popitem(last=False)
+        return known

@@ -8,16 +8,21 @@ The split is made again at every turn, so what one turn leaves unused is carried
 Assumption: sessions have no memory. In 319 recorded sessions of Claude Code 66 to 72 turns were
 still to come on average, whether a session had had 1 turn or 100. So the number of turns to come is
 geometric, and its mean is learnt for each kind of client as turns that followed another over
-sessions that ended. Turns that could not end in time any more need no part: the mean is taken of
-those that fit.
+sessions that ended. Turns that could not end in time any more need no part: the median is taken of
+numbers that fit.
+
+A part never makes a turn more urgent than it usually is. Where the session has slack, its turns
+give way to others; where it has none, they have the usual objective.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from math import expm1, log, log1p
 
 from cato.core.pool.sessions import MEMORY_S
+from cato.core.profile import Profile
 
 # Mean of those recorded sessions: turns to come, and think time between turns of which those above
 # `MEMORY_S` count as that. They weigh like so many sessions and gaps.
@@ -27,6 +32,9 @@ PRIOR_THINK_S, PRIOR_GAPS = 45.0, 20.0
 TURN_TOKENS = 764
 # What was learnt of a kind is halved when so many sessions have ended: usage changes.
 REMEMBERED_SESSIONS = 400.0
+# Parts are planned for so many turns that more are this unlikely. Planning for more makes early
+# turns as urgent as late ones (0020).
+CONFIDENCE = 0.5
 # Of one ingress replica; each takes about 300 bytes.
 MOST_SESSIONS, MOST_KINDS = 4_000, 100
 
@@ -39,15 +47,13 @@ class SessionBelief:
     think_s: float = PRIOR_THINK_S
 
     def turns_within(self, most: float) -> float:
-        """Expected turns to come, given that there are at most `most`."""
+        """Turns to come, at the most and with the probability `CONFIDENCE`, given that there are
+        no more than `most`."""
         if self.left_turns <= 0 or most <= 0:
             return 0.0
-        goes_on = self.left_turns / (1.0 + self.left_turns)
-        beyond: float = goes_on ** (most + 1.0)
-        # Close to 1 the difference below is lost in rounding; there all numbers are as likely.
-        if 1.0 - beyond < 1e-6:
-            return most / 2.0
-        return max(0.0, self.left_turns - (most + 1.0) * beyond / (1.0 - beyond))
+        goes_on = log(self.left_turns / (1.0 + self.left_turns))
+        is_within = CONFIDENCE * -expm1(goes_on * (most + 1.0))
+        return min(most, max(0.0, log1p(-is_within) / goes_on - 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +61,20 @@ class SessionShare:
     """What a turn gets of its session's time.
 
     At its arrival `left_s` of the session's `target_s` are left, of which the turn may take
-    `budget_s`; None when it cannot end in time any more, even alone. `own_s` is its predicted time.
-    `later_s` are expected to pass after it, for `later_turns`.
+    `budget_s`; None when it cannot end in time any more, even alone. `later_s` are expected to pass
+    after it, for `later_turns`.
     """
 
     target_s: float
     left_s: float
     budget_s: float | None
-    own_s: float
     later_turns: float
     later_s: float
+
+    def first_token_s(self, usual_s: float, answer_s: float) -> float:
+        """The target for the turn's first token, where `usual_s` is usual and the tokens after it
+        may take `answer_s`."""
+        return usual_s if self.budget_s is None else max(usual_s, self.budget_s - answer_s)
 
     def slack_s(self, spent_s: float) -> float:
         """What the session has to spare once the turn has taken `spent_s`."""
@@ -78,25 +88,37 @@ def share_of_turn(
     each_s = next_s + belief.think_s
     if own_s >= left_s:
         later = belief.left_turns
-        return SessionShare(target_s, left_s, None, own_s, later, later * each_s)
+        return SessionShare(target_s, left_s, None, later, later * each_s)
     fitting = (left_s - own_s) / each_s if each_s > 0 else belief.left_turns
     later = belief.turns_within(fitting)
     served_s = left_s - later * belief.think_s
     budget_s = served_s * own_s / (own_s + later * next_s) if own_s > 0 else left_s
-    return SessionShare(target_s, left_s, budget_s, own_s, later, later * each_s)
+    return SessionShare(target_s, left_s, budget_s, later, later * each_s)
+
+
+def turn_times_s(
+    profile: Profile, prompt_tokens: int, new_tokens: int, expected_tokens: int
+) -> tuple[float, float]:
+    """Predicted times, alone, of a turn and of a later one: they differ in what is not cached."""
+
+    def whole_s(uncached_tokens: int) -> float:
+        cached_tokens = prompt_tokens - min(uncached_tokens, prompt_tokens)
+        return profile.service_s(prompt_tokens, expected_tokens, 1, cached_tokens)
+
+    return whole_s(new_tokens), whole_s(TURN_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A turn as it begins: when its session began, its target, and how long its client thought.
+    """A turn as it begins: its part of its session's time, and how long its client thought.
 
-    `think_s` is None for a first turn, beside another one that is under way, and after one that had
-    no answer.
+    `share` is None without a target; `think_s` is None for a first turn, beside another one that is
+    under way, and after one that had no answer.
     """
 
     began_at_s: float
-    target_s: float | None
     think_s: float | None
+    share: SessionShare | None
 
 
 @dataclass(slots=True)
@@ -143,15 +165,16 @@ class SessionBook:
         now_s: float,
         *,
         number: int = 1,
-        turn_s: float = 0.0,
+        times_s: tuple[float, float] = (0.0, 0.0),
         target_s: float | None = None,
         parent: str = "",
     ) -> Begun:
-        """A turn of `session` arrives; it is the `number`-th of its conversation.
+        """A turn of `session` arrives; it is the `number`-th of its conversation, and `times_s` are
+        those of `turn_times_s`.
 
-        A session that is not known here and has had turns elsewhere began when so many turns of
-        `turn_s` take it to now. One that another started shares the time of that. A name that comes
-        back after its target and a long silence is that of a new session.
+        A session that is not known here and has had turns elsewhere began so many turns ago. One
+        that another started shares the time of that. A name that comes back after its target and a
+        long silence is that of a new session.
         """
         self._forget_silent(now_s)
         starter = self._live.get(parent) or self._quiet.get(parent)
@@ -165,7 +188,7 @@ class SessionBook:
         target_s = target_s or next((s.target_s for s in (known, starter) if s), None)
         think_s = None
         if known is None:
-            age_s = (number - 1) * (turn_s + self.belief(kind).think_s)
+            age_s = (number - 1) * (times_s[1] + self.belief(kind).think_s)
             known = _Session(kind, starter.began_at_s if starter else now_s - age_s, now_s)
         elif known.answered_at_s is not None:
             think_s = max(0.0, now_s - known.answered_at_s)
@@ -178,7 +201,11 @@ class SessionBook:
         self._live[session] = known
         while len(self._live) > MOST_SESSIONS:
             self._live.popitem(last=False)
-        return Begun(known.began_at_s, target_s, think_s)
+        share = None
+        if target_s is not None:
+            left_s = known.began_at_s + target_s - now_s
+            share = share_of_turn(target_s, left_s, *times_s, self.belief(kind))
+        return Begun(known.began_at_s, think_s, share)
 
     def ended(self, session: str, now_s: float, *, is_answered: bool = True) -> None:
         """A turn of `session` that began here has ended. One without an answer is asked again: it

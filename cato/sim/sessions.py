@@ -12,8 +12,9 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cato.core.errors import InputError
 from cato.core.ids import PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
+from cato.core.session_slo import SessionBook, turn_times_s
 from cato.core.slo import SloMetric
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 from cato.sim.fleet import Fleet, PoolSetup
@@ -124,9 +126,13 @@ def _session(row: dict[str, Any]) -> RecordedSession:
 class _Playing:
     """One session that a user plays: which turns have ended, and the blocks of their prompts."""
 
-    def __init__(self, recorded: RecordedSession, number: int) -> None:
+    def __init__(
+        self, recorded: RecordedSession, number: int, began_at_s: float, target_s: float
+    ) -> None:
         self.recorded = recorded
         self.number = number
+        self.began_at_s = began_at_s
+        self.target_s = target_s
         self.ended: set[int] = set()
         self.left = len(recorded.turns)
         self._blocks: dict[int, tuple[int, ...]] = {}
@@ -163,6 +169,20 @@ class _Playing:
 
 
 @dataclass(frozen=True, slots=True)
+class PlayedSession:
+    """A session that was played to its end, and its target (inf: none)."""
+
+    recorded: RecordedSession
+    began_at_s: float
+    ended_at_s: float
+    target_s: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.ended_at_s - self.began_at_s <= self.target_s
+
+
+@dataclass(frozen=True, slots=True)
 class PlayedTurn:
     """A turn and how it went. `unloaded_s`: its answer alone, with its session's blocks cached."""
 
@@ -184,9 +204,11 @@ class Users:
         seed: int,
         change: Callable[[SimTask], SimTask] | None = None,
         alongside: Sequence[SimTask] = (),
+        session_target_s: Callable[[RecordedSession], float] | None = None,
     ) -> None:
         """`change`: what turns are before they begin. `alongside`: further tasks that arrive when
-        they do; how they fared is in `alongside`.
+        they do; how they fared is in `alongside`. With `session_target_s` turns get their parts of
+        it, by the rule of live ingresses; how sessions fared is in `sessions`.
         """
         profile = pool.profiles[0]
         cut = [s.within(profile.context_tokens) for s in sessions]
@@ -206,6 +228,9 @@ class Users:
         self._playing: dict[str, tuple[_Playing, int]] = {}
         self.played: dict[str, PlayedTurn] = {}
         self.alongside: list[Outcome] = []
+        self.sessions: list[PlayedSession] = []
+        self._book = SessionBook()
+        self._session_target_s = session_target_s
         self.fleet = Fleet([pool], on_end=self._ended)
 
     def run(self, until_s: float) -> list[PlayedTurn]:
@@ -225,7 +250,9 @@ class Users:
             order = self._rng.permutation(len(self._sessions))
             self._upcoming = [self._sessions[i] for i in order]
         self._begun += 1
-        playing = _Playing(self._upcoming.pop(), self._begun)
+        recorded = self._upcoming.pop()
+        target_s = inf if self._session_target_s is None else self._session_target_s(recorded)
+        playing = _Playing(recorded, self._begun, self.fleet.kernel.now_s, target_s)
         for index, turn in enumerate(playing.recorded.turns):
             if not turn.after:
                 self._schedule(playing, index)
@@ -264,6 +291,19 @@ class Users:
             patience_s=PATIENCE_S,
             session=f"s{playing.number}/{turn.agent}",
         )
+        begun = self._book.begin(
+            task.session,
+            AGENT,
+            task.arrived_at_s,
+            times_s=turn_times_s(
+                profile, turn.prompt_tokens, turn.prompt_tokens - reused, self._expected_tokens
+            ),
+            target_s=playing.target_s if playing.target_s < inf else None,
+            parent=f"s{playing.number}/0" if turn.agent else "",
+        )
+        if begun.share is not None:
+            answer_s = self._expected_tokens * TPOT_S
+            task = replace(task, target_s=begun.share.first_token_s(task.target_s, answer_s))
         if self._change is not None:
             task = self._change(task)
         self._playing[id] = playing, index
@@ -274,6 +314,8 @@ class Users:
     def _ended(self, outcome: Outcome) -> None:
         if outcome.task.id not in self._playing:
             return  # one of those alongside
+        now_s = self.fleet.kernel.now_s
+        self._book.ended(outcome.task.session, now_s, is_answered=outcome.is_finished)
         playing, index = self._playing.pop(outcome.task.id)
         playing.ended.add(index)
         playing.left -= 1
@@ -281,5 +323,7 @@ class Users:
             if playing.ended.issuperset(playing.recorded.turns[follower].after):
                 self._schedule(playing, follower)
         if playing.left == 0:
-            now_s = self.fleet.kernel.now_s
+            self.sessions.append(
+                PlayedSession(playing.recorded, playing.began_at_s, now_s, playing.target_s)
+            )
             self.fleet.kernel.at(now_s + BETWEEN_SESSIONS_S, self._next_session)

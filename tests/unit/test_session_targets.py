@@ -78,12 +78,10 @@ async def test_turns_get_their_parts_of_the_sessions_time_and_receipts_say_what_
 ) -> None:
     headers = {**CLAUDE, "X-CATO-Session-Deadline-Ms": "7200000"}
     async with running(tmp_path, a_fast_pool(), workflows=FLOWS) as kit, kit.http() as http:
-        first, second = [
-            await receipt_of(http, a_chat(n, tools=[TOOL]), headers) for n in range(2)
-        ]
+        first, second = [await receipt_of(http, a_chat(n, tools=[TOOL]), headers) for n in range(2)]
         other = await receipt_of(http, a_chat(tools=[TOOL]), {"x-cato-session": "other"})
-    assert [(r["metric"], r["session_target_s"]) for r in (first, second)] == [("e2e", 7200.0)] * 2
-    assert 0 < second["target_s"] < 7200
+    assert [(r["metric"], r["session_target_s"]) for r in (first, second)] == [("ttft", 7200.0)] * 2
+    assert 2.0 < second["target_s"] < 7200
     assert 0 < second["session_slack_s"] < 7200
     assert first["think_s"] is None
     assert 0 <= second["think_s"] < 60
@@ -121,8 +119,8 @@ async def test_a_key_and_a_task_set_targets_for_sessions_that_name_none(tmp_path
             receipt = await receipt_of(http, body, {**auth, **session, **more})
             found.append((receipt["session_target_s"], receipt["target_s"]))
     assert [target for target, _ in found] == [900.0, 1800.0, 60.0]
-    # No key gets more by numbers than its class gives: 2 s and 40 ms a token, or 8 s in all.
-    assert all(2.0 < budget_s for _, budget_s in found)
+    # No session makes a turn more urgent than it usually is.
+    assert all(target_s >= 2.0 for _, target_s in found)
 
 
 async def test_a_turns_receipt_says_what_was_cached_and_why_it_went_where_it_went(

@@ -19,7 +19,7 @@ from cato.core.errors import CatoError, InputError
 from cato.core.profile import Profile
 from cato.core.receipt import SlaReceipt
 from cato.core.session import Prompt, Turn, TurnKind
-from cato.core.session_slo import TURN_TOKENS, SessionShare, share_of_turn
+from cato.core.session_slo import SessionShare, turn_times_s
 from cato.core.slo import Slo, SloMetric
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.body import cato_of, flag
@@ -280,26 +280,17 @@ class _SessionClock:
         is none."""
         if not self._is_main:
             return None, None
-        turn, book, now_s = self.turn, self.ingress.session_book, time.monotonic()
-        new_tokens = min(TURN_TOKENS, prompt.tokens)
-        own_s = profile.service_s(
-            prompt.tokens, expected_tokens, 1, prompt.tokens - prompt.new_tokens
-        )
-        next_s = profile.service_s(prompt.tokens, expected_tokens, 1, prompt.tokens - new_tokens)
-        begun = book.begin(
+        turn = self.turn
+        begun = self.ingress.session_book.begin(
             self.memory,
             turn.client,
-            now_s,
+            time.monotonic(),
             number=turn.number,
-            turn_s=next_s,
+            times_s=turn_times_s(profile, prompt.tokens, prompt.new_tokens, expected_tokens),
             target_s=target_s,
             parent=_memory_of(self.request, Turn(turn.parent)) if turn.parent else "",
         )
-        if begun.target_s is None:
-            return begun.think_s, None
-        left_s = begun.began_at_s + begun.target_s - now_s
-        belief = book.belief(turn.client)
-        return begun.think_s, share_of_turn(begun.target_s, left_s, own_s, next_s, belief)
+        return begun.think_s, begun.share
 
     def end(self, *, is_answered: bool) -> None:
         if self._is_main:
@@ -345,8 +336,7 @@ def _slo(
 
     Of an agent, the first token within 2 s and 40 ms a token; of any other chat, that of a direct
     call. Twice the unloaded time where that is longer. Titles are urgent to nobody. In a session
-    with a target it is the turn's part of the session's time, for the whole answer; when the
-    session can no longer end in time, the usual one again.
+    with a target and slack the first token may come later, by the turn's part of it.
     """
     profile = pool.profile
     is_agent = bool(chat.client.name) or chat.has_tools
@@ -358,6 +348,9 @@ def _slo(
     if is_agent:
         pace_s = max(AGENT_TPOT_S, UNLOADED * profile.decode_step_s(1, prompt.tokens))
         base = replace(base, tpot_target_s=pace_s)
+    if share is not None:
+        answer_s = expected_tokens * min(base.tpot_target_s, AGENT_TPOT_S)
+        base = replace(base, target_s=share.first_token_s(base.target_s, answer_s))
     is_urgent = turn.kind is not TurnKind.TITLE
     return call_slo_of(
         request,
@@ -366,5 +359,4 @@ def _slo(
         base,
         is_urgent=is_urgent,
         expected_tokens=expected_tokens,
-        budget_s=None if share is None else share.budget_s,
     )

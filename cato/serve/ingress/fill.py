@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import PurePosixPath
 
 from starlette.requests import Request
@@ -90,17 +89,12 @@ def call_slo_of(
     *,
     is_urgent: bool = True,
     expected_tokens: int = DEFAULT_TOKENS,
-    budget_s: float | None = None,
 ) -> Slo:
     """The objective of a direct call that is given `base` unless it asks for something else; one
-    that is not urgent may take its time. `budget_s` is what its session leaves for the whole
-    answer; None where no session has a target."""
+    that is not urgent may take its time."""
     metric, target_s = target_in(extra)
-    whole_s = inf if budget_s is None or metric is SloMetric.TTFT else budget_s
     if metric is SloMetric.E2E:
-        whole_s = min(whole_s, target_s)
-    if whole_s < inf:
-        base = whole_answer(base, whole_s, expected_tokens, top_class(request))
+        base = whole_answer(base, target_s, expected_tokens, top_class(request))
     if metric in (SloMetric.E2E, SloMetric.TPOT):
         extra = {name: value for name, value in extra.items() if name != "sla"}
     claim = claim_of(request, extra, base, prefix_class=prefix_of(request)[1], tier=tier)

@@ -1,4 +1,4 @@
-"""`cato explain`: where the time of a task went, and why."""
+"""`cato explain`: where the time of a task went, and why; or how the turns of a session went."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from cato.cli.client import DEFAULT_URL, Url, answer, client
+from cato.cli.client import DEFAULT_URL, Url, answer, client, fail
 
 # Leaves room for the other columns in 80.
 BAR_CHARS = 20
@@ -25,17 +25,94 @@ STYLES = {
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="The x-request-id of an answer.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+    id: Annotated[
+        str, typer.Argument(help="The x-request-id of an answer, or the name of a session.")
+    ],
+    session: Annotated[
+        bool, typer.Option("--session", help="Show the session that the answer was a turn of.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Show a task's SLA receipt: nodes, budgets, queues, replicas and reasons."""
+    """Show a task's SLA receipt: nodes, budgets, queues, replicas and reasons.
+
+    With the name of a session, which the receipts of its turns have, or with --session: those of
+    its turns that are still kept.
+    """
     with client(url) as http:
-        receipt = answer(http.get(f"/v1/requests/{quote(request_id, safe='')}"))
+        found = http.get(f"/v1/requests/{quote(id, safe='')}")
+        if found.is_success and not session:
+            receipt = answer(found)
+            shown, plain = rendered(receipt), receipt
+        else:
+            name = answer(found).get("session") if found.is_success else id
+            if not name:
+                fail(f"{id} was no turn of a session")
+            turns = answer(http.get("/v1/usage", params={"session": name}))["data"]
+            if not turns:
+                answer(found)  # there is neither: in the server's words
+                fail(f"no turns of {name} are kept")
+            shown, plain = rendered_session(turns), {"session": name, "turns": turns}
     if as_json:
-        print(json.dumps(receipt, indent=2, ensure_ascii=False))
+        print(json.dumps(plain, indent=2, ensure_ascii=False))
     else:
-        Console().print(rendered(receipt))
+        Console().print(shown)
+
+
+def rendered_session(turns: list[dict[str, Any]]) -> Group:
+    """The turns of a session for people, oldest first; times in seconds."""
+    prompt = sum(t["prompt_tokens"] for t in turns)
+    cached = sum(t["cached_prompt_tokens"] for t in turns)
+    text = Text(turns[-1]["session"], style="bold")
+    if parent := turns[-1]["parent"]:
+        text.append(f", started by {parent}", style="not bold")
+    hits = f", {100 * cached / prompt:.1f} % of {prompt:,} prompt tokens cached" if prompt else ""
+    text.append(f"\n{len(turns)} turns kept{hits}", style="not bold")
+    slack_s = turns[-1]["session_slack_s"]
+    if slack_s is not None:
+        word = "to spare" if slack_s >= 0 else "too late"
+        style = "green" if slack_s >= 0 else "red"
+        text.append(f"\nexpected to end with {abs(slack_s):.0f} s {word}", style=style)
+    table = Table(header_style="bold", caption="times in s")
+    for name in ("turn", "think", "prompt", "cached", "new", "TTFT"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("SLO", "replica", "where"):
+        table.add_column(name, no_wrap=name == "SLO")
+    for t in turns:
+        verdict = "met" if t["met"] else "late" if t["status"] == "done" else t["status"]
+        table.add_row(
+            _turn(t),
+            _seconds(t["think_s"]),
+            f"{t['prompt_tokens']:,}",
+            f"{t['cached_prompt_tokens']:,}",
+            f"{t['uncached_prompt_tokens']:,}",
+            _seconds(t["ttft_s"]),
+            Text(verdict, style="green" if t["met"] else "red"),
+            Text(t["replica"] or "-"),
+            Text(_where(t), style="yellow" if t["placement"] == "moved" else ""),
+        )
+    why = [
+        Text.assemble((f"turn {_turn(t)}, {_where(t)}: ", "bold"), t["reason"])
+        for t in turns
+        if t["reason"] and (t["placement"] != "home" or not t["met"])
+    ]
+    return Group(text, table, *why)
+
+
+def _turn(turn: dict[str, Any]) -> str:
+    kind = "" if turn["kind"] == "main" else f" {turn['kind']}"
+    return f"{turn['turn']}{kind}"
+
+
+def _where(turn: dict[str, Any]) -> str:
+    """At home or not, and which replica was the home before."""
+    if turn["placement"] == "moved":
+        return f"moved from {turn['home']}"
+    return str(turn["placement"]) or "not placed"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2f}"
 
 
 def rendered(receipt: dict[str, Any]) -> Group:

@@ -18,6 +18,7 @@ from cato.cli.simulation import a_table
 
 RUNS_SHOWN = 6
 DECISIONS_SHOWN = 8
+SESSIONS_SHOWN = 6
 BLOCKS = "▁▂▃▄▅▆▇█"
 # The last half hour in as many columns.
 SPARK_CHARS = 30
@@ -34,7 +35,7 @@ def top(
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
 ) -> None:
-    """Watch pools, replicas, attainment, missed runs and decisions; Ctrl-C ends.
+    """Watch pools, replicas, attainment, sessions, missed runs and decisions; Ctrl-C ends.
 
     Shows what the API key's tenant may see; without keys, everything.
     """
@@ -61,6 +62,8 @@ def rendered(now: Json) -> Group:
     parts: list[RenderableType] = [_head(now), _fleet(now)]
     if now["tasks"]:
         parts.append(_tasks(now))
+    if now["sessions"]["count"]:
+        parts.append(_sessions(now))
     if now["runs"]:
         parts.append(_runs(now))
     if now["decisions"]:
@@ -127,8 +130,49 @@ def _fleet(now: Json) -> Table:
                 "",
                 "" if is_gone else _duration(r["wait_s"]),
                 "",
-                Text(", ".join(filter(None, (r["model"], r["note"])))),
+                Text(", ").join(filter(None, (_sessions_of(r), Text(r["model"]), Text(r["note"])))),
             )
+    return table
+
+
+def _sessions_of(replica: Json) -> Text:
+    """How many, and tokens of their contexts beside those that the replica's memory holds."""
+    if not replica["sessions"]:
+        return Text("")
+    memory = replica["kv_tokens"] + replica["host_tokens"]
+    is_short = replica["working_set_tokens"] > memory
+    text = f"{_tokens(replica['working_set_tokens'])} of {_tokens(memory)} tokens"
+    return Text(f"{replica['sessions']} sessions: {text}", "red" if is_short else "")
+
+
+def _tokens(count: int) -> str:
+    for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return str(count)
+
+
+def _sessions(now: Json) -> Table:
+    found = now["sessions"]
+    prompt, cached = found["prompt_tokens"], found["cached_prompt_tokens"]
+    hits = f", {100 * cached / prompt:.1f} % of prompt tokens cached" if prompt else ""
+    table = a_table(f"{found['count']} sessions in 30 minutes{hits}; `cato explain NAME` has turns")
+    for name in ("session", "replica"):
+        table.add_column(name, overflow="fold")
+    for name in ("turns", "met", "moved", "prompt", "cached", "slack"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for s in found["newest"][:SESSIONS_SHOWN]:
+        share = s["cached_prompt_tokens"] / s["prompt_tokens"] if s["prompt_tokens"] else 0.0
+        table.add_row(
+            Text(s["session"]),
+            Text(s["replica"] or "-"),
+            str(s["turns"]),
+            str(s["met"]),
+            str(s["moved"]),
+            _tokens(s["prompt_tokens"]),
+            f"{100 * share:.1f} %",
+            _duration(s["slack_s"]),
+        )
     return table
 
 

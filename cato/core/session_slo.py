@@ -92,7 +92,9 @@ def share_of_turn(
     fitting = (left_s - own_s) / each_s if each_s > 0 else belief.left_turns
     later = belief.turns_within(fitting)
     served_s = left_s - later * belief.think_s
-    budget_s = served_s * own_s / (own_s + later * next_s) if own_s > 0 else left_s
+    all_s = own_s + later * next_s
+    # Where nothing is known of times, turns share evenly.
+    budget_s = served_s * own_s / all_s if all_s > 0 else served_s / (1.0 + later)
     return SessionShare(target_s, left_s, budget_s, later, later * each_s)
 
 

@@ -124,7 +124,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TurnUsage:
-    """What one turn of a session used, and how it went; see `cato.core.session.Turn`."""
+    """What one turn of a session used, and how it went; see `cato.core.session.Turn`.
+
+    `home` is the replica of the turn before; `reason` says why it went to `replica`, and so does
+    `placement` (`cato.core.receipt.Placement`).
+    """
 
     request_id: str
     session: str
@@ -136,20 +140,47 @@ class TurnUsage:
     cached_prompt_tokens: int
     output_tokens: int
     met: bool
+    status: str = "done"
+    metric: str = ""
+    target_s: float | None = None
+    think_s: float | None = None
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+    uncached_prompt_tokens: int = 0
+    replica: str = ""
+    placement: str = ""
+    home: str = ""
+    reason: str = ""
+    session_slack_s: float | None = None
 
 
 def turn_usage(receipt: Mapping[str, Any]) -> TurnUsage:
     """Of a receipt as plain values; raise `LookupError` or `TypeError` when it is none."""
     calls = [node["llm"] for node in receipt["nodes"] if node["llm"] is not None]
+    last = calls[-1] if calls else {}
+    prompt_tokens = sum(call["prompt_tokens"] for call in calls)
+    cached_tokens = sum(call["cached_prompt_tokens"] for call in calls)
     return TurnUsage(
         request_id=receipt["request_id"],
         session=receipt["session"],
         turn=receipt["turn"],
         parent=receipt["parent"],
         kind=receipt["turn_kind"],
-        model=calls[-1]["model"] if calls else "",
-        prompt_tokens=sum(call["prompt_tokens"] for call in calls),
-        cached_prompt_tokens=sum(call["cached_prompt_tokens"] for call in calls),
+        model=last.get("model", ""),
+        prompt_tokens=prompt_tokens,
+        cached_prompt_tokens=cached_tokens,
         output_tokens=sum(call["output_tokens"] for call in calls),
         met=receipt["met"],
+        status=receipt["status"],
+        metric=receipt["metric"],
+        target_s=receipt["target_s"],
+        think_s=receipt.get("think_s"),
+        ttft_s=receipt["ttft_s"],
+        e2e_s=receipt["e2e_s"],
+        uncached_prompt_tokens=prompt_tokens - cached_tokens,
+        replica=last.get("replica", ""),
+        placement=last.get("placement", ""),
+        home=last.get("home", ""),
+        reason=(last.get("reasons") or [""])[-1],
+        session_slack_s=receipt.get("session_slack_s"),
     )

@@ -34,6 +34,8 @@ QUEUE_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10,
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 # Both ways from 0: whether a call is foretold to be in time.
 SLACK_BUCKETS_S = (-10, -3, -1, -0.3, -0.1, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+THINK_BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 45, 90, 180, 600, 1800, 7200)
+SESSION_SLACK_BUCKETS_S = (-3600, -600, -120, -30, 0, 30, 120, 600, 1800, 3600, 14_400)
 # Of predicted over actual: narrow around 1, where a good profile is.
 RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 4)
 
@@ -121,6 +123,29 @@ class RunMetrics:
             buckets=LATENCY_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
 
+        self._turns = Counter(
+            "cato_session_turns",
+            "Turns of sessions that had a replica, by pool and placement: home (the replica of the "
+            "turn before), moved, or new (no home was known).",
+            ["pool", "placement"], registry=self.registry,
+        )  # fmt: skip
+        self._turn_tokens = Counter(
+            "cato_session_prompt_tokens",
+            "Prompt tokens of those turns, by pool and whether the engine had them cached. Hit "
+            "rate: those with cached=true over all.",
+            ["pool", "cached"], registry=self.registry,
+        )  # fmt: skip
+        self._think = Histogram(
+            "cato_session_think_seconds",
+            "Time from a session's answer to its next turn, by client (the agent's name).",
+            ["client"], buckets=THINK_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
+        self._session_slack = Histogram(
+            "cato_session_slack_seconds",
+            "What sessions with a target had to spare when a turn ended: their time left less what "
+            "was expected of later turns. Below 0 they are expected to be late.",
+            ["client"], buckets=SESSION_SLACK_BUCKETS_S, registry=self.registry,
+        )  # fmt: skip
         self._reactions = Counter(
             "cato_completion_reactions",
             "What people did with completions that they were shown, by task, model and reaction "
@@ -184,6 +209,10 @@ class RunMetrics:
             self._tpot.labels(task).observe(receipt.tpot_s)
         if receipt.problem == SUPERSEDED:
             self._superseded.labels(task).inc()
+        if receipt.think_s is not None:
+            self._think.labels(receipt.client).observe(receipt.think_s)
+        if receipt.session_slack_s is not None:
+            self._session_slack.labels(receipt.client).observe(receipt.session_slack_s)
         for node in receipt.nodes:
             self._node.labels(task, node.node).observe(node.spent_s)
             if node.llm is not None:
@@ -203,6 +232,10 @@ class RunMetrics:
         self._tenant_tokens.labels(tenant, "prompt").inc(call.prompt_tokens)
         self._tenant_tokens.labels(tenant, "output").inc(call.output_tokens)
         self._attempts.labels(pool).inc(call.attempts)
+        if call.placement:
+            self._turns.labels(pool, call.placement.value).inc()
+            self._turn_tokens.labels(pool, "true").inc(call.cached_prompt_tokens)
+            self._turn_tokens.labels(pool, "false").inc(call.uncached_prompt_tokens)
         slack_s = call.slack_s - call.predicted_s
         if call.replica and slack_s < inf:
             self._slack.labels(pool).observe(slack_s)
@@ -321,6 +354,19 @@ def _pool_metrics(pictures: Iterable[PoolPicture]) -> Iterable[Metric]:
     wait = GaugeMetricFamily(
         "cato_replica_wait_seconds", "Expected queueing time of a newcomer.", labels=by_replica
     )
+    sessions = GaugeMetricFamily(
+        "cato_replica_sessions",
+        "Sessions whose last call, within 10 minutes, went to a replica.",
+        labels=by_replica,
+    )
+    working_set = GaugeMetricFamily(
+        "cato_replica_working_set_tokens", "Tokens of their contexts.", labels=by_replica
+    )
+    memory = GaugeMetricFamily(
+        "cato_replica_kv_tokens",
+        "Tokens that a replica's memory holds, by where: kv (the accelerator's) and host.",
+        labels=[*by_replica, "memory"],
+    )
     for picture in pictures:
         queued.add_metric([picture.name], picture.queued)
         dispatched.add_metric([picture.name], picture.dispatched)
@@ -331,7 +377,12 @@ def _pool_metrics(pictures: Iterable[PoolPicture]) -> Iterable[Metric]:
             places.add_metric(labels, replica.max_running)
             accepting.add_metric(labels, float(replica.accepting))
             wait.add_metric(labels, replica.wait_s)
-    return [queued, dispatched, refused, held, places, accepting, wait]
+            sessions.add_metric(labels, replica.sessions)
+            working_set.add_metric(labels, replica.working_set_tokens)
+            memory.add_metric([*labels, "kv"], replica.profile.kv_capacity_tokens)
+            memory.add_metric([*labels, "host"], replica.host_tokens)
+    by_pool = [queued, dispatched, refused]
+    return [*by_pool, held, places, accepting, wait, sessions, working_set, memory]
 
 
 def _decisions(decisions: Mapping[PoolName, PoolDecisions]) -> Metric:

@@ -13,7 +13,7 @@ from cato.core.residency import Resident
 from cato.core.slots import SharedPoolPicture, SlotPicture
 from cato.core.snapshot import ReplicaSnapshot
 from cato.telemetry.decisions import LOAD, LOST, Decided, PoolDecisions, slack_now
-from cato.telemetry.recent import RecentOverview, RunLine, TaskHistory
+from cato.telemetry.recent import RecentOverview, RecentSessions, RunLine, TaskHistory
 
 SHOWN_DECISIONS = 60
 # How long a replica that is gone is shown beside those that live.
@@ -28,7 +28,8 @@ class ReplicaOverview:
     """One replica. `held` of `slots` places are taken; `standby` more may wait before its engine.
 
     `wait_s` is the expected queueing time of a newcomer. `note`: why it is gone, or how its last
-    engine was lost.
+    engine was lost. `sessions` are at home there, with contexts of `working_set_tokens`; its KV
+    cache holds `kv_tokens`, and the host's memory `host_tokens` more.
     """
 
     id: str
@@ -44,6 +45,10 @@ class ReplicaOverview:
     wait_s: float = 0.0
     restarts: int = 0
     note: str = ""
+    sessions: int = 0
+    working_set_tokens: int = 0
+    kv_tokens: int = 0
+    host_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ class Overview:
     decisions: tuple[Decided, ...]
     missing: tuple[str, ...] = ()
     problem: str = ""
+    sessions: RecentSessions = field(default_factory=RecentSessions)
 
 
 def overview(
@@ -141,6 +147,7 @@ def overview(
         recent.runs,
         tuple(sorted(seen, key=attrgetter("at_s"), reverse=True)[:SHOWN_DECISIONS]),
         fleet.missing,
+        sessions=recent.sessions,
     )
 
 
@@ -180,6 +187,10 @@ def _replica(replica: ReplicaSnapshot, resident: Resident | None) -> ReplicaOver
         standby=replica.standby,
         prefilling=replica.prefilling,
         wait_s=replica.wait_s,
+        sessions=replica.sessions,
+        working_set_tokens=replica.working_set_tokens,
+        kv_tokens=replica.profile.kv_capacity_tokens,
+        host_tokens=replica.host_tokens,
     )
     if resident is None:
         return found

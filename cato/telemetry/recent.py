@@ -1,19 +1,23 @@
-"""What happened lately: attainment of each task over the last half hour, and the slowest runs."""
+"""What happened lately: attainment of each task over the last half hour, the slowest runs, and the
+sessions that had turns."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cato.core.ids import TaskName
-from cato.core.receipt import SlaReceipt
+from cato.core.receipt import Placement, SlaReceipt
 
 BIN_S = 10.0
 WINDOW_S = 1800.0
 # Of each, the newest: all runs, and those that missed their SLO. A receipt is about 5 kB.
 KEPT_RUNS = 200
 SHOWN_RUNS = 40
+# Sessions that had turns lately; about 400 B each.
+KEPT_SESSIONS = 2_000
+SHOWN_SESSIONS = 20
 
 
 @dataclass(slots=True)
@@ -73,11 +77,42 @@ class RunLine:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionLine:
+    """A session in a list, as its turns since they are counted here; `replica` took its last one.
+
+    `moved` turns went to another replica than the one before. `slack_s` is what a session with a
+    target had to spare at its last turn, None without one.
+    """
+
+    session: str
+    client: str
+    turns: int = 0
+    met: int = 0
+    moved: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    replica: str = ""
+    slack_s: float | None = None
+    ended_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecentSessions:
+    """Of the last half hour: how many there were, their tokens, and the newest of them first."""
+
+    count: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    newest: tuple[SessionLine, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RecentOverview:
-    """Tasks by name; runs that missed first, then the slowest against their targets."""
+    """Tasks by name; runs that missed first, then the slowest against their targets; sessions."""
 
     tasks: tuple[TaskHistory, ...] = ()
     runs: tuple[RunLine, ...] = ()
+    sessions: RecentSessions = RecentSessions()
 
 
 class RecentRuns:
@@ -88,11 +123,15 @@ class RecentRuns:
         self._slos: dict[tuple[str, TaskName], tuple[str, float]] = {}
         self._newest: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
         self._missed: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
+        # By tenant and name; the one that was used longest ago first.
+        self._sessions: OrderedDict[tuple[str, str], SessionLine] = OrderedDict()
 
     def record(self, receipt: SlaReceipt, ended_at_s: float) -> None:
         """A run that ended at `ended_at_s` seconds since the epoch; calls come in that order."""
         line = (receipt.tenant, _line(receipt, ended_at_s))
         self._newest.append(line)
+        if receipt.session:
+            self._record_turn(receipt, ended_at_s)
         if receipt.excuse:
             return  # neither met nor missed
         if not receipt.met:
@@ -125,7 +164,47 @@ class RecentRuns:
             lines.values(),
             key=lambda r: (r.met or r.status == "cancelled", -r.slowness, r.request_id),
         )
-        return RecentOverview(tuple(self._tasks(tenant, since_s)), tuple(slowest[:SHOWN_RUNS]))
+        return RecentOverview(
+            tuple(self._tasks(tenant, since_s)),
+            tuple(slowest[:SHOWN_RUNS]),
+            self._recent_sessions(tenant, since_s),
+        )
+
+    def _record_turn(self, receipt: SlaReceipt, ended_at_s: float) -> None:
+        calls = [node.llm for node in receipt.nodes if node.llm is not None]
+        if not calls:
+            return
+        name = (receipt.tenant, receipt.session)
+        known = self._sessions.pop(name, None)
+        if known is None or known.ended_at_s < ended_at_s - WINDOW_S:
+            known = SessionLine(receipt.session, receipt.client)
+        self._sessions[name] = replace(
+            known,
+            turns=known.turns + 1,
+            met=known.met + receipt.met,
+            moved=known.moved + (calls[-1].placement is Placement.MOVED),
+            prompt_tokens=known.prompt_tokens + sum(c.prompt_tokens for c in calls),
+            cached_prompt_tokens=known.cached_prompt_tokens
+            + sum(c.cached_prompt_tokens for c in calls),
+            replica=calls[-1].replica or known.replica,
+            slack_s=receipt.session_slack_s,
+            ended_at_s=ended_at_s,
+        )
+        if len(self._sessions) > KEPT_SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def _recent_sessions(self, tenant: str | None, since_s: float) -> RecentSessions:
+        mine = [
+            line
+            for (whose, _), line in reversed(self._sessions.items())
+            if tenant in (None, whose) and line.ended_at_s >= since_s
+        ]
+        return RecentSessions(
+            len(mine),
+            sum(line.prompt_tokens for line in mine),
+            sum(line.cached_prompt_tokens for line in mine),
+            tuple(mine[:SHOWN_SESSIONS]),
+        )
 
     def _tasks(self, tenant: str | None, since_s: float) -> Iterator[TaskHistory]:
         mine = [name for name in self._bins if tenant in (None, name[0])]

@@ -36,6 +36,11 @@ def test_a_part_makes_a_turn_less_urgent_than_usual_and_never_more() -> None:
     assert share_of_turn(600.0, 3.0, 4.0, 2.0, TEN_TURNS).first_token_s(2.0, 8.0) == 2.0
 
 
+def test_turns_whose_times_nobody_knows_share_evenly() -> None:
+    share = share_of_turn(100.0, 100.0, 0.0, 0.0, SessionBelief(10.0, 0.0))
+    assert share.budget_s == pytest.approx(100.0 / (1 + share.later_turns))
+
+
 def test_what_a_turn_leaves_unused_is_carried_to_the_next() -> None:
     first = share_of_turn(1000.0, 1000.0, 2.0, 2.0, TEN_TURNS)
     quick = share_of_turn(1000.0, 1000.0 - 2.0 - 5.0, 2.0, 2.0, TEN_TURNS)

@@ -43,7 +43,7 @@ from cato.serve.ingress.naming import (
 from cato.serve.ingress.parameters import sampling_of
 from cato.serve.ingress.templates import check_tools
 from cato.serve.pools import PoolInfo
-from cato.serve.service import CALL_SLO, PRIOR_TURN_TOKENS, ModelCall
+from cato.serve.service import CALL_DEADLINE_S, CALL_SLO, PRIOR_TURN_TOKENS, ModelCall
 from cato.serve.sessions import Hashing, Reading
 from cato.wire.conversation import Conversation, PartKind
 from cato.wire.endpoint import Endpoint
@@ -350,7 +350,8 @@ def _slo(
         base = replace(base, tpot_target_s=pace_s)
     if share is not None:
         answer_s = expected_tokens * min(base.tpot_target_s, AGENT_TPOT_S)
-        base = replace(base, target_s=share.first_token_s(base.target_s, answer_s))
+        first_s = min(share.first_token_s(base.target_s, answer_s), CALL_DEADLINE_S)
+        base = replace(base, target_s=first_s)
     is_urgent = turn.kind is not TurnKind.TITLE
     return call_slo_of(
         request,

@@ -80,6 +80,8 @@ SCHEMAS: dict[str, Schema] = {
             sla=_ref("Sla"),
             task=_or_null({**TEXT, "description": "Overrules the model."}),
             deadline_ms=_or_null(POSITIVE),
+            tpot_ms=_or_null(POSITIVE),
+            session_deadline_ms=_or_null(POSITIVE),
             receipt=_or_null({**FLAG, "description": "End a direct stream with the receipt."}),
         ),
         "additionalProperties": False,
@@ -388,6 +390,7 @@ RUN = _operation(
             stream=STREAM,
             sla=_ref("Sla"),
             deadline_ms=_or_null(POSITIVE),
+            tpot_ms=_or_null(POSITIVE),
         ),
         "additionalProperties": False,
     },
@@ -442,6 +445,20 @@ _TURN = _object(
     cached_prompt_tokens=COUNT,
     output_tokens=COUNT,
     met={"type": "boolean"},
+    status=TEXT,
+    metric=TEXT,
+    target_s=_or_null(NUMBER),
+    think_s=_or_null({**NUMBER, "description": "Since the turn before."}),
+    ttft_s=_or_null(NUMBER),
+    e2e_s=_or_null(NUMBER),
+    uncached_prompt_tokens=COUNT,
+    replica=TEXT,
+    placement={"enum": ["", "home", "moved", "new"]},
+    home={**TEXT, "description": "The replica of the turn before."},
+    reason={**TEXT, "description": "Why it went to its replica."},
+    session_slack_s=_or_null(
+        {**NUMBER, "description": "What a session with a target had to spare when it ended."}
+    ),
 )
 USAGE: dict[str, Any] = {
     "responses": {
@@ -490,6 +507,12 @@ HINTS = [
         ("X-CATO-Task", "The task; overrules base URL and model.", TEXT),
         ("X-CATO-SLA", "The class of the SLA.", _ref("SlaClass")),
         ("X-CATO-Deadline-Ms", "The first token, or a whole answer, by then.", POSITIVE),
+        ("X-CATO-TPOT-Ms", "The time for each token after the first.", POSITIVE),
+        (
+            "X-CATO-Session-Deadline-Ms",
+            "The session's last answer, counted from its first call.",
+            POSITIVE,
+        ),
         ("X-CATO-Buffer", "Ends the request under way that has the same value.", TEXT),
     )
 ]

@@ -53,6 +53,10 @@ const percent = (share) => {
 };
 const clock = (epochS) => new Date(epochS * 1000).toLocaleTimeString("en-GB");
 const whole = (n) => n.toLocaleString("en-US");
+function tokens(n) {
+  const [size, letter] = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([s]) => n >= s) ?? [1, ""];
+  return `${Number((n / size).toPrecision(3))}${letter}`;
+}
 const short = (id) => (id.length > 14 ? `${id.slice(0, 4)}…${id.slice(-8)}` : id);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 
@@ -114,7 +118,7 @@ function poolRow(pool, deployments) {
       `${d.name}: ${d.running} of ${d.wanted} running` + (d.starting ? `, ${d.starting} starting` : "") +
       ` (${d.min} to ${d.max}, scaling ${d.policy}` + (d.reason ? `: ${d.reason})` : ")") +
       (d.problem ? ` — ${d.problem}` : "")));
-  return h("tr", { class: "pool" }, h("td", { colspan: 6 },
+  return h("tr", { class: "pool" }, h("td", { colspan: 7 },
     h("strong", null, pool.name), ` — ${whole(pool.queued)} waiting · ${slack} · ${whole(pool.dispatched)} dispatched, ${whole(pool.refused)} refused${pool.note ? ` · ${pool.note}` : ""}`,
     lines));
 }
@@ -130,18 +134,48 @@ function replicaRow(replica) {
     cell(replica.deployment || NO_VALUE),
     isGone ? cell(NO_VALUE, "number") : places(replica),
     cell(isGone ? NO_VALUE : duration(replica.wait_s), "number"),
+    contexts(replica),
     cell([model, restarts, replica.note].filter((t) => t && t !== NO_VALUE).join("; ") || NO_VALUE));
 }
 
 function drawFleet(now) {
   const rows = now.pools.flatMap((pool) => {
     const deployments = now.deployments.filter((d) => d.pool === pool.name);
-    const empty = h("tr", null, h("td", { colspan: 6, class: "soft" }, "no replica"));
+    const empty = h("tr", null, h("td", { colspan: 7, class: "soft" }, "no replica"));
     const replicas = pool.replicas.map(replicaRow);
     return [poolRow(pool, deployments), ...(replicas.length ? replicas : [empty])];
   });
-  const heads = [["replica"], ["state"], ["deployment"], ["places taken", "number"], ["wait of a newcomer", "number"], ["model, notes"]];
+  const heads = [["replica"], ["state"], ["deployment"], ["places taken", "number"], ["wait of a newcomer", "number"], ["sessions, their contexts", "number"], ["model, notes"]];
   at("fleet").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "card empty" }, "No pool is known yet."));
+}
+
+// Sessions
+
+function contexts(replica) {
+  if (!replica.sessions) return cell(NO_VALUE, "number");
+  const memory = replica.kv_tokens + replica.host_tokens;
+  const isShort = replica.working_set_tokens > memory;
+  return h("td", { class: `number ${isShort ? "bad" : ""}` },
+    `${whole(replica.sessions)} · ${tokens(replica.working_set_tokens)} of ${tokens(memory)} tokens`);
+}
+
+function drawSessions(now) {
+  const all = now.sessions;
+  const share = (s) => (s.prompt_tokens ? percent(s.cached_prompt_tokens / s.prompt_tokens) : NO_VALUE);
+  const rows = all.newest.map((s) => h("tr", null,
+    cell(ago(now.now_s - s.ended_at_s), "number"),
+    cell(s.session, "code"),
+    cell(s.client || NO_VALUE),
+    cell(whole(s.turns), "number"),
+    cell(whole(s.met), "number"),
+    cell(whole(s.moved), "number"),
+    cell(tokens(s.prompt_tokens), "number"),
+    cell(share(s), "number"),
+    h("td", { class: `number ${s.slack_s !== null && s.slack_s < 0 ? "bad" : ""}` }, duration(s.slack_s)),
+    cell(s.replica ? short(s.replica) : NO_VALUE, "code")));
+  const heads = [["last turn", "number"], ["session"], ["client"], ["turns", "number"], ["met", "number"], ["moved", "number"], ["prompt tokens", "number"], ["cached", "number"], ["slack", "number"], ["replica"]];
+  const note = h("p", { class: "legend" }, `${whole(all.count)} sessions; ${share(all)} of ${tokens(all.prompt_tokens)} prompt tokens were cached. Working sets beside memory: above, by replica.`);
+  at("sessions").replaceChildren(...(rows.length ? [note, table(heads, rows)] : [h("p", { class: "empty" }, "No session had a turn in the last 30 minutes.")]));
 }
 
 // Attainment over time
@@ -375,7 +409,7 @@ async function refresh() {
   const hasKey = sessionStorage.getItem(KEY) !== null;
   try {
     const now = await ask("ui/state");
-    for (const draw of [drawFigures, drawFleet, drawTasks, drawRuns, drawDecisions]) draw(now);
+    for (const draw of [drawFigures, drawFleet, drawTasks, drawSessions, drawRuns, drawDecisions]) draw(now);
     at("key-form").hidden = true;
     at("forget-key").hidden = !hasKey;
     const silent = now.missing.length ? ` — no answer from: ${now.missing.join(", ")}` : "";

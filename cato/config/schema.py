@@ -34,6 +34,7 @@ from cato.config.yaml_file import (
 )
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
     RESERVED_PREFIX,
     AdapterSpec,
@@ -676,6 +677,18 @@ def _host_name(text: str) -> str:
     return text
 
 
+class ReuseArgs(StrictModel):
+    """`reuse`: identical deterministic calls share answers; see `ReuseLimits`. `memory` is for all
+    tenants of an ingress replica together, 0 for none."""
+
+    memory: Annotated[ByteSize, Field(ge=0)] = 64_000_000
+    tenant_memory: Annotated[ByteSize, Field(ge=0)] = 16_000_000
+    age: Annotated[Duration, Field(gt=0)] = 600.0
+
+    def to_limits(self) -> ReuseLimits:
+        return ReuseLimits(int(self.tenant_memory), int(self.memory), self.age)
+
+
 class IngressArgs(StrictModel):
     """`args` of the application `cato`."""
 
@@ -693,6 +706,7 @@ class IngressArgs(StrictModel):
     origins: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
     hosts: list[Annotated[str, AfterValidator(_host_name)]] = Field(default_factory=list)
     shared_prompts: bool = False
+    reuse: ReuseArgs | None = None
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
@@ -708,6 +722,7 @@ class IngressArgs(StrictModel):
             tuple(self.origins),
             tuple(self.hosts),
             self.shared_prompts,
+            None if self.reuse is None else self.reuse.to_limits(),
         )
 
 

@@ -69,6 +69,8 @@ class Baselines:
         for id, executions in done.items():
             samples: list[tuple[str, float]] = []
             for x in executions:
+                if x.llm is not None and x.llm.reused:
+                    continue  # no engine was asked
                 queue_s = x.llm.queue_s if x.llm else 0.0
                 samples.append((SERVICE_S, x.spent_s - queue_s))
                 if x.llm is not None and x.llm.engine_ttft_s is not None:

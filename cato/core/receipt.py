@@ -48,7 +48,8 @@ class LlmFacts:
     predicted on arrival, the queue, the service and `expected_cached_tokens` (of its prompt, in
     the replica's KV cache) when it was leased; `service_s` is from the dispatch to the last token.
     Of the prompt `uncached_prompt_tokens` were computed. `home` is the replica of the session's
-    last call, empty where there was none; the last of `reasons` says why `placement`.
+    last call, empty where there was none; the last of `reasons` says why `placement`. `reused`
+    says where the answer is from that no engine was asked for: of a call in flight, or memory.
     """
 
     model: str
@@ -77,6 +78,7 @@ class LlmFacts:
     uncached_prompt_tokens: int = 0
     placement: Placement = Placement.NONE
     home: str = ""
+    reused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ TURN_TOKENS = 764
 # What was learnt of a kind is halved when so many sessions have ended: usage changes.
 REMEMBERED_SESSIONS = 400.0
 # Parts are planned for so many turns that more are this unlikely. Planning for more makes early
-# turns as urgent as late ones (0020).
+# turns as urgent as late ones (0021).
 CONFIDENCE = 0.5
 # Of one ingress replica; each takes about 300 bytes.
 MOST_SESSIONS, MOST_KINDS = 4_000, 100

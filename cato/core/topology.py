@@ -10,6 +10,7 @@ from operator import attrgetter
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
+from cato.core.reuse import ReuseLimits
 
 RESERVED_PREFIX = "cato-"
 """Model names under which the HTTP interface offers workflows, such as `cato-code-completion`."""
@@ -392,7 +393,8 @@ class IngressSpec:
     `cato.wire.stable` that are not applied. `proxies` are the addresses and networks of proxies
     that are believed when they say for whom they ask. `origins` are those of web pages that may
     ask, `hosts` further names by which clients without an API key call the server. With
-    `shared_prompts` a tenant's prompts use what engines have cached of another's.
+    `shared_prompts` a tenant's prompts use what engines have cached of another's. With `reuse`
+    identical deterministic calls of a tenant share answers.
     """
 
     workflows_dir: str = "workflows"
@@ -407,3 +409,4 @@ class IngressSpec:
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     shared_prompts: bool = False
+    reuse: ReuseLimits | None = None

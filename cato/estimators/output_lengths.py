@@ -80,6 +80,7 @@ def samples_of(receipt: SlaReceipt) -> tuple[LengthSample, ...]:
         )
         for node in receipt.nodes
         if node.llm is not None
+        and not node.llm.reused
         and node.status == NodeStatus.DONE.value
         and (node.llm.finish_reason in ENDED or node.llm.finish_reason == CUT)
     )

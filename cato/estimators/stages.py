@@ -51,6 +51,8 @@ def stages_of(executions: Iterable[NodeReceipt]) -> SuperGraph:
 def finished_stages(receipt: SlaReceipt) -> FinishedStages | None:
     """What a run teaches; None when it failed or has one stage, which gets all the time anyway."""
     graph = stages_of(receipt.nodes)
+    if any(node.llm is not None and node.llm.reused for node in receipt.nodes):
+        return None  # its times are of no engine
     if receipt.status != "done" or len(graph.stages) < 2:
         return None
     return FinishedStages(receipt.task, graph)

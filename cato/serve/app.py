@@ -151,6 +151,7 @@ class Ingress:
             records,
             tracing=from_environment(),
             brownout=spec.brownout,
+            reuse=spec.reuse,
         )
         self._pools.start()
         records.start()

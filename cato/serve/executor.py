@@ -59,6 +59,7 @@ from cato.serve.continuation import Answer, can_continue
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
 from cato.serve.prompts import EngineCall, engine_call, with_room
+from cato.serve.reuse import Flight, Reuse
 from cato.telemetry.tracing import TRACEPARENT
 from cato.wire.answer import AnswerWriter
 from cato.workflows.templates import little_work
@@ -119,6 +120,9 @@ class _Progress:
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
     home: ReplicaId | None = None  # of its session, at the first lease
+    flight: Flight | None = None  # whose answer it has, or gives to others as its leader
+    leads: bool = False
+    reused: str = ""  # how it came to what it read of another call's answer
     pool: PoolInfo | None = None
 
     @property
@@ -169,12 +173,13 @@ class RunningTask:
         user: str = "",
         salt: str = "",
         patience_s: float = inf,
+        reuse: Reuse | None = None,
     ) -> None:
         """Pools are shared by `tenant` and `weight`, `retries` by all runs of the process.
         `head_start_s` is how long before its arrival the run stands in the pools' queues;
         of one `buffer` they serve the latest run alone. `user` names the caller; the client leaves
         when it has no token after `patience_s`. Prompts of one `salt` share what engines have
-        cached."""
+        cached; with `reuse` identical calls share answers."""
         self.run = run
         self.head_start_s = head_start_s
         self._buffer = buffer
@@ -193,6 +198,9 @@ class RunningTask:
         self._lengths = lengths
         self._served_s = 0.0  # by engines, for all nodes so far
         self._queued = 0
+        self._reuse = reuse
+        self._leading: set[Flight] = set()
+        self._left = ""  # why nobody waits any more for a run that goes on for others
         self._calls: list[tuple[str, _Progress]] = []
         self._on_finish = on_finish
         self._retries = retries
@@ -254,7 +262,17 @@ class RunningTask:
         return self._queued > 0
 
     def cancel(self, reason: str) -> None:
-        """End the run; harmless when it has finished."""
+        """End the run; harmless when it has finished.
+
+        While others read an answer that it leads, a run that nobody waits for goes on for them.
+        """
+        if reason in (CLIENT_LEFT, SUPERSEDED) and not self.run.is_finished:
+            shared = [flight for flight in self._leading if flight.readers]
+            if shared:
+                self._left = reason
+                for flight in shared:
+                    flight.give_up = partial(self.cancel, reason)
+                return
         self._perform(self._ended(reason, "cancelled"))
 
     # Commands
@@ -404,9 +422,75 @@ class RunningTask:
         id = InvocationId(f"{self._key}.{command.node.id}.{command.round}{suffix}")
         self._retries.begin()
         try:
-            await self._invoke_to_its_end(command, settings, pool, id, progress, started_s)
+            call = key = None
+            if self._reuse is not None:
+                call = await self._engine_call(settings, command.names, pool, 1.0)
+                key = self._reuse.key(self._tenant, call)
+            if call is None or key is None or not await self._had(command, call, key, progress):
+                await self._lead(command, settings, pool, id, progress, started_s)
         finally:
             self._retries.end(time.monotonic())
+            if self._reuse is not None and call and key and progress.flight is not None:
+                self._reuse.done(self._tenant, key, call, progress.flight)
+
+    async def _had(
+        self, command: StartNode, call: EngineCall, key: bytes, progress: _Progress
+    ) -> bool:
+        """Read the answer of an identical call; False when this one is to lead, from where the
+        answer is."""
+        assert self._reuse is not None, "answers are not shared"
+        flight, how = self._reuse.find(self._tenant, key, call, command.deadline_s)
+        answer, read, began_s = progress.answer, 0, time.monotonic()
+        progress.flight, progress.asked_tokens = flight, call.prompt_tokens
+        answer.next_call(call)
+        flight.readers += 1
+        try:
+            while True:
+                for chunk in flight.chunks[read:]:
+                    read += 1
+                    progress.reused = how
+                    if progress.first_token_s is None and chunk.text:
+                        progress.first_token_s = time.monotonic() - began_s
+                    self._emit_chunks(command, answer.add(chunk), progress)
+                if flight.is_whole and read == len(flight.chunks):
+                    progress.reasons.append(f"the answer of an identical call ({how})")
+                    return True
+                if not flight.has_leader:
+                    break
+                if read == len(flight.chunks):
+                    await flight.more()
+        finally:
+            flight.leave()
+        if read:
+            progress.reasons.append(f"an identical call ended after {answer.extent}")
+            if not answer.can_go_on(call):
+                raise ReplicaLostError("", "the call whose answer it shared ended")
+        return False
+
+    async def _lead(
+        self,
+        command: StartNode,
+        settings: LlmSettings | CallSettings,
+        pool: PoolInfo,
+        id: InvocationId,
+        progress: _Progress,
+        started_s: float,
+    ) -> None:
+        """Get the answer from an engine; others may read it meanwhile."""
+        flight, is_whole = progress.flight, False
+        if flight is not None:
+            flight.has_leader = progress.leads = True
+            self._leading.add(flight)
+        try:
+            await self._invoke_to_its_end(command, settings, pool, id, progress, started_s)
+            is_whole = progress.answer.is_whole
+        finally:
+            progress.leads = False
+            if flight is not None:
+                self._leading.discard(flight)
+                flight.end(is_whole=is_whole)
+        if self._left:
+            self.cancel(self._left)
 
     async def _invoke_to_its_end(
         self,
@@ -448,7 +532,7 @@ class RunningTask:
                     return
                 progress.reasons[-1] += f"; lost after {answer.extent}: {error}"
                 if rest := answer.rest(call):
-                    self._emit_chunks(command, rest)
+                    self._emit_chunks(command, rest, progress)
                     return
                 if not answer.can_go_on(call) or not self._may_retry(progress, error):
                     raise
@@ -552,13 +636,19 @@ class RunningTask:
             new = progress.answer.add(chunk)
             if progress.first_token_s is None and any(piece.text for piece in new):
                 progress.first_token_s = time.monotonic() - sent_s
-            self._emit_chunks(command, new)
+            self._emit_chunks(command, new, progress)
             if chunk.finish_reason == PREEMPTED:
                 return False
         return True
 
-    def _emit_chunks(self, command: StartNode, chunks: list[EngineChunk]) -> None:
+    def _emit_chunks(
+        self, command: StartNode, chunks: list[EngineChunk], progress: _Progress
+    ) -> None:
+        answer = progress.answer
         for chunk in chunks:
+            if progress.leads and progress.flight is not None:
+                counts = (answer.output_tokens, answer.prompt_tokens, answer.cached_tokens)
+                progress.flight.add(chunk, counts)
             if chunk.text or chunk.raw:
                 self._emit(command, Piece(chunk.text, chunk.raw))
 
@@ -618,7 +708,8 @@ class RunningTask:
     def _facts(self, command: StartNode, progress: _Progress) -> LlmFacts | None:
         settings = command.node.settings
         lease, pool = progress.lease, progress.pool
-        if not isinstance(settings, LlmSettings | CallSettings) or progress.attempts == 0:
+        was_called = progress.attempts > 0 or bool(progress.reused)
+        if not isinstance(settings, LlmSettings | CallSettings) or not was_called:
             return None
         assert pool is not None, "an invocation that was made has its pool"
         answer = progress.answer
@@ -652,6 +743,7 @@ class RunningTask:
             uncached_prompt_tokens=max(0, answer.prompt_tokens - max(0, answer.cached_tokens)),
             placement=_placement(settings, progress),
             home=progress.home or "",
+            reused=progress.reused if progress.attempts == 0 else "",
         )
 
 

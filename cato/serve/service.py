@@ -20,6 +20,7 @@ from cato.core.length import LengthBelief
 from cato.core.orchestrator import MAX_HEAD_START_S
 from cato.core.receipt import SUPERSEDED, NodeReceipt, SlaReceipt
 from cato.core.retries import RetryBudget
+from cato.core.reuse import ReuseLimits
 from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
 from cato.core.session import Prompt, Turn, TurnKind
 from cato.core.session_slo import SessionShare
@@ -31,6 +32,7 @@ from cato.estimators.dag_match import StageShare
 from cato.serve.executor import ModelUse, RunningTask
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo, Pools
+from cato.serve.reuse import Reuse
 from cato.telemetry import logs
 from cato.telemetry.overview import Overview
 from cato.telemetry.tracing import RunTrace, Tracing
@@ -175,7 +177,10 @@ class TaskService:
         seed: int | None = None,
         tracing: Tracing | None = None,
         brownout: Sequence[BrownoutStep] = (),
+        reuse: ReuseLimits | None = None,
     ) -> None:
+        """With `reuse` identical calls share answers."""
+        self._reuse = None if reuse is None else Reuse(reuse)
         self._workflows = workflows
         self._pools = pools
         self._nodes = nodes
@@ -311,6 +316,7 @@ class TaskService:
             user=origin.user,
             salt=origin.salt,
             patience_s=origin.patience_s,
+            reuse=self._reuse,
         )
         origin.reserve(*_tokens_of(workflow))
         _start_instead(task, origin.replaces)

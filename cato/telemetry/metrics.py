@@ -123,6 +123,12 @@ class RunMetrics:
             buckets=LATENCY_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
 
+        self._reused = Counter(
+            "cato_reused_calls",
+            "LLM calls that had the answer of an identical one, by pool and where it was from "
+            "(in flight, memory). No other metric of calls counts them.",
+            ["pool", "source"], registry=self.registry,
+        )  # fmt: skip
         self._turns = Counter(
             "cato_session_turns",
             "Turns of sessions that had a replica, by pool and placement: home (the replica of the "
@@ -215,7 +221,10 @@ class RunMetrics:
             self._session_slack.labels(receipt.client).observe(receipt.session_slack_s)
         for node in receipt.nodes:
             self._node.labels(task, node.node).observe(node.spent_s)
-            if node.llm is not None:
+            if node.llm is not None and node.llm.reused:
+                source = node.llm.reused.partition(",")[0]
+                self._reused.labels(node.llm.pool, source).inc()
+            elif node.llm is not None:
                 self._record_call(receipt.tenant, node, node.llm)
                 self._queue.labels(node.llm.pool).observe(node.llm.queue_s)
                 self._tokens.labels(node.llm.model, "prompt").inc(node.llm.prompt_tokens)

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from cato.core.ids import ModelName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
+from cato.core.reuse import ReuseLimits
 from cato.core.session import Prompt
 from cato.core.tenancy import Access
 from cato.core.topology import ModelSpec, PoolPolicies
@@ -201,12 +202,14 @@ async def running(
     workflows: tuple[str, ...],
     belief: LengthBelief | None = None,
     access: AccessControl | None = None,
+    reuse: ReuseLimits | None = None,
 ) -> AsyncIterator[Kit]:
-    """An ingress over `pools` with `workflows`; `access` is None where no key is configured."""
+    """An ingress over `pools` with `workflows`; `access` is None where no key is configured. With
+    `reuse` identical calls share answers."""
     async with LocalPools(*pools) as local:
         records = LocalRecords(local, belief)
         service = TaskService(
-            workflows_of(folder, *workflows), local, NodeRunner({}), records, seed=1
+            workflows_of(folder, *workflows), local, NodeRunner({}), records, seed=1, reuse=reuse
         )
         feedback = KeptFeedback()
         app = create_app(

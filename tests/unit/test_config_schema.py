@@ -23,6 +23,7 @@ from cato.config.schema import (
 from cato.config.yaml_file import validate
 from cato.core.errors import ConfigError
 from cato.core.ids import DeploymentName
+from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
     CARD_PROMPT_TOKENS,
     CARD_STEP_TOKENS,
@@ -77,6 +78,10 @@ def test_a_small_file_gets_the_defaults_of_the_core_values() -> None:
         ),
     )
     assert IngressArgs.model_validate({}).to_ingress() == IngressSpec()
+    assert IngressSpec().reuse is None, "answers are kept only where that is asked for"
+    asked = {"reuse": {"memory": "1MB", "tenant_memory": 0, "age": "2m"}}
+    limits = IngressArgs.model_validate(asked).to_ingress().reuse
+    assert limits == ReuseLimits(tenant_bytes=0, total_bytes=1_000_000, age_s=120.0)
 
 
 def test_every_setting_of_an_engine_arrives() -> None:

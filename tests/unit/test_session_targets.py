@@ -62,6 +62,31 @@ async def test_a_direct_call_chooses_its_pace_and_its_metric(
             assert found == slo
 
 
+@pytest.mark.parametrize(
+    ("sla_class", "pace_s", "whole_s"),
+    [("interactive", 0.04, 1.5 + 3 * 0.04), ("standard", 0.04, 1.5 + 3 * 0.04),
+     ("batch", None, 600.0)],
+)  # fmt: skip
+async def test_numbers_are_no_way_around_the_class_of_a_key(
+    tmp_path: Path, sla_class: str, pace_s: float | None, whole_s: float
+) -> None:
+    secret, id, digest = new_key()
+    access = an_access(Access(keys=(ApiKey(id, digest, "team", sla_class=sla_class),)))
+    headers = {"Authorization": f"Bearer {secret}", "X-CATO-TPOT-Ms": "1"}
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=FLOWS, access=access) as kit,
+        kit.http() as http,
+    ):
+        body = {"model": "fast", "prompt": "a", "max_tokens": 4}
+        first = await http.post("/v1/completions", json=body, headers=headers)
+        sla = {"metric": "e2e", "target_ms": 1}
+        whole = await http.post(
+            "/v1/completions", json={**body, "cato": {"sla": sla}}, headers=headers
+        )
+    assert first.json()["cato"]["tpot_target_s"] == pace_s
+    assert whole.json()["cato"]["target_s"] == pytest.approx(whole_s)
+
+
 @pytest.mark.parametrize("value", ["0", "-5", "soon", "nan", "inf", ""])
 @pytest.mark.parametrize("header", ["X-CATO-TPOT-Ms", "X-CATO-Session-Deadline-Ms"])
 async def test_a_target_that_is_no_number_above_0_is_named_in_a_400(
@@ -71,6 +96,19 @@ async def test_a_target_that_is_no_number_above_0_is_named_in_a_400(
         answer = await http.post("/v1/chat/completions", json=a_chat(), headers={header: value})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == f"{header} must be a number above 0"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"sla": {"metric": []}}, {"sla": {"metric": "speed"}}, {"sla": {"metric": "e2e"}},
+     {"tpot_ms": "50"}, {"session_deadline_ms": -1}],
+)  # fmt: skip
+async def test_a_target_in_the_body_that_makes_no_sense_is_a_400(
+    tmp_path: Path, extra: dict[str, object]
+) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=FLOWS) as kit, kit.http() as http:
+        answer = await http.post("/v1/chat/completions", json=a_chat(cato=extra))
+    assert answer.status_code == 400, answer.text
 
 
 async def test_turns_get_their_parts_of_the_sessions_time_and_receipts_say_what_is_left(

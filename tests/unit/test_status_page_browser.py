@@ -93,6 +93,7 @@ async def test_idle_loaded_and_with_a_dead_replica(tmp_path: Path) -> None:
         await page.wait_for_selector("#fleet tbody tr")
         assert "No run has ended" in await page.inner_text("#runs")
         assert "4 of 4" in await page.inner_text("#figures")
+        assert "No session had a turn" in await page.inner_text("#sessions")
         await check_layout(page)
         await shot(page, "idle")
 

@@ -130,7 +130,8 @@ def start_fill(
 
     def start(origin: Origin) -> RunningTask:
         if target.task is None:
-            slo = call_slo_of(request, tier, extra)
+            tokens = fill.max_tokens or DEFAULT_TOKENS
+            slo = call_slo_of(request, tier, extra, expected_tokens=tokens)
             return _start_model(ingress, request, target.model, fill, slo, origin)
         workflow = ingress.service.workflow(target.task)
         given = sub_object(extra, "inputs")

@@ -202,9 +202,9 @@ def target_in(extra: Mapping[str, object]) -> tuple[SloMetric | None, float]:
         return None, inf
     known_keys(target, ("metric", "target_ms"), SLA_SHAPE)
     metric = target["metric"]
-    if metric not in set(SloMetric):
+    if not isinstance(metric, str) or metric not in set(SloMetric):
         raise InputError(f"the metric must be one of {', '.join(SloMetric)}", "sla.metric")
-    return SloMetric(str(metric)), positive_number(target.get("target_ms"), "sla.target_ms") / 1000
+    return SloMetric(metric), positive_number(target.get("target_ms"), "sla.target_ms") / 1000
 
 
 def tier_of(body: Mapping[str, object]) -> str:

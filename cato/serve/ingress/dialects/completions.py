@@ -102,15 +102,16 @@ async def _call(
     passed, limit = limited(
         passed, Endpoint.COMPLETIONS, prompt.tokens, pool.profile.context_tokens, ingress.caps
     )
+    expected_tokens = limit or PRIOR_OUTPUT_TOKENS
     call = ModelCall(
         target.model,
         Endpoint.COMPLETIONS,
         passed,
         prompt,
         is_streamed=is_streamed,
-        expected_tokens=limit or PRIOR_OUTPUT_TOKENS,
+        expected_tokens=expected_tokens,
         max_tokens=limit,
-        slo=call_slo_of(request, tier_of(body), extra),
+        slo=call_slo_of(request, tier_of(body), extra, expected_tokens=expected_tokens),
         passed=target.why,
     )
     task = start_call(ingress, request, call, _buffer(request, body))

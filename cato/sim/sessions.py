@@ -170,16 +170,11 @@ class _Playing:
 
 @dataclass(frozen=True, slots=True)
 class PlayedSession:
-    """A session that was played to its end, and its target (inf: none)."""
+    """A session that was played to its end."""
 
     recorded: RecordedSession
     began_at_s: float
     ended_at_s: float
-    target_s: float
-
-    @property
-    def is_met(self) -> bool:
-        return self.ended_at_s - self.began_at_s <= self.target_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,25 +286,31 @@ class Users:
             patience_s=PATIENCE_S,
             session=f"s{playing.number}/{turn.agent}",
         )
-        begun = self._book.begin(
-            task.session,
-            AGENT,
-            task.arrived_at_s,
-            times_s=turn_times_s(
-                profile, turn.prompt_tokens, turn.prompt_tokens - reused, self._expected_tokens
-            ),
-            target_s=playing.target_s if playing.target_s < inf else None,
-            parent=f"s{playing.number}/0" if turn.agent else "",
-        )
-        if begun.share is not None:
-            answer_s = self._expected_tokens * TPOT_S
-            task = replace(task, target_s=begun.share.first_token_s(task.target_s, answer_s))
+        if playing.target_s < inf:
+            task = self._within_session(task, playing, turn, reused)
         if self._change is not None:
             task = self._change(task)
         self._playing[id] = playing, index
         # Known before it begins: a refusal comes at once.
         outcome = self.fleet.begin(task)
         self.played[id] = PlayedTurn(outcome, gap_s, warm_s + answer_s, reused)
+
+    def _within_session(self, task: SimTask, playing: _Playing, turn: Turn, reused: int) -> SimTask:
+        """With its part of the session's time as its target, as a live ingress would do."""
+        new_tokens = turn.prompt_tokens - reused
+        begun = self._book.begin(
+            task.session,
+            AGENT,
+            task.arrived_at_s,
+            times_s=turn_times_s(
+                self._profile, turn.prompt_tokens, new_tokens, self._expected_tokens
+            ),
+            target_s=playing.target_s,
+            parent=f"s{playing.number}/0" if turn.agent else "",
+        )
+        assert begun.share is not None, "it has a target"
+        answer_s = self._expected_tokens * TPOT_S
+        return replace(task, target_s=begun.share.first_token_s(task.target_s, answer_s))
 
     def _ended(self, outcome: Outcome) -> None:
         if outcome.task.id not in self._playing:
@@ -323,7 +324,5 @@ class Users:
             if playing.ended.issuperset(playing.recorded.turns[follower].after):
                 self._schedule(playing, follower)
         if playing.left == 0:
-            self.sessions.append(
-                PlayedSession(playing.recorded, playing.began_at_s, now_s, playing.target_s)
-            )
+            self.sessions.append(PlayedSession(playing.recorded, playing.began_at_s, now_s))
             self.fleet.kernel.at(now_s + BETWEEN_SESSIONS_S, self._next_session)

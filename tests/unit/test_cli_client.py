@@ -46,7 +46,7 @@ async def test_a_task_runs_from_the_shell_and_can_be_explained(tmp_path: Path) -
     assert "met" in whole.stderr
     assert differing.stdout.rstrip().endswith("# 8 tokens")
     assert explained.exit_code == 0, explained.output
-    assert all(word in explained.stdout for word in (id, "fill *", "sim-fast#0", "laxity", "met"))
+    assert all(word in explained.stdout for word in (id, "fill *", "sim-fast#0", "slack", "met"))
     assert json.loads(as_receipt.stdout) == json.loads(as_json.stdout)["cato"]
 
 
@@ -100,5 +100,5 @@ async def test_top_shows_what_the_status_page_shows(tmp_path: Path) -> None:
         busy = await cato("top", "--once", "--url", url)
     assert idle.exit_code == busy.exit_code == 0, busy.output
     assert "no run ended" in idle.stdout
-    for words in ("1 of 1 replicas ready", "100.0 %", "sim-fast#0", "my-run", "laxity", "█"):
+    for words in ("1 of 1 replicas ready", "100.0 %", "sim-fast#0", "my-run", "slack", "█"):
         assert words in busy.stdout

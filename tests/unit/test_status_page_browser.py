@@ -120,7 +120,7 @@ async def test_idle_loaded_and_with_a_dead_replica(tmp_path: Path) -> None:
         assert "code-translation" in await page.inner_text("#tasks")
         assert "4 of 12" in await page.inner_text("#figures"), "all places of the slow pool"
         assert "late" in await page.inner_text("#runs")
-        assert "laxity" in await page.inner_text("#decisions")
+        assert "slack" in await page.inner_text("#decisions")
         await check_layout(page)
         await shot(page, "loaded")
 

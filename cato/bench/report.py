@@ -25,7 +25,7 @@ from cato.bench.overhead import (
 )
 from cato.bench.stats import Difference, Rounds, paired_difference, summary
 
-# The goal of CATO (issue 2): a call costs at most this much more than on plain Serve.
+# The goal: a call costs at most this much more than on plain Serve.
 GOAL_MS = 1.5
 METRICS = ("ttft", "e2e")
 LABELS = {

@@ -18,9 +18,10 @@ CatoError
 ├── PrefixUnknownError     the router does not have the session's prefix; send all of it
 ├── SupersededError        a newer run of the same buffer took the place (HTTP 499)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
+├── LinkError              no connection to a router or replica, or it ended
 └── EngineError            the engine refused or broke
     └── EngineDeadError    the engine process is gone
-(StoreError and what is below it are in `cato.store.errors`.)
+(StoreError and what is below it are in `cato.store.errors`, CodecError in `cato.wire.link.codec`.)
 
 Every class passes all its arguments to `super().__init__`: Ray pickles `args`.
 """
@@ -255,6 +256,18 @@ class ReplicaLostError(CatoError):
 
     def __str__(self) -> str:
         return f"replica {self.replica!r}: {self.problem}"
+
+
+class LinkError(CatoError):
+    """There is no connection to `peer`, or it ended before the answer did."""
+
+    def __init__(self, peer: str, problem: str) -> None:
+        super().__init__(peer, problem)
+        self.peer = peer
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"link to {self.peer}: {self.problem}"
 
 
 class EngineError(CatoError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, assert_never
 
+from cato.control.links import Leased
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.demand import PoolDemand, PoolMeter
 from cato.core.errors import CapacityError, SupersededError
@@ -35,6 +36,7 @@ from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
 from cato.telemetry.decisions import DecisionBook, PoolDecisions
 from cato.telemetry.event_log import EventLog
+from cato.wire.link.endpoints import Address
 
 log = logging.getLogger("cato.router")
 TICK_S = 0.5
@@ -73,9 +75,11 @@ class ReplicaRouter:
         policies: PoolPolicies,
         profile: Profile,
         log_folder: str | None = None,
+        secret: bytes = b"",
     ) -> None:
         """`profile` is that of the pool's fastest deployment; policies that need a model of the
         engine take it. All events and commands are logged in `log_folder`, if one is given.
+        `secret` is that of the pool's links, in all lives of the actor.
         """
         self._names, self._profile = policies, profile
         self._core = PoolOrchestrator(pool, policies_of(policies, profile))
@@ -91,6 +95,8 @@ class ReplicaRouter:
         self._ticker: asyncio.Task[None] | None = None
         self._life = uuid.uuid4().hex
         self._has_dealt = False
+        self._secret = secret
+        self._addresses: dict[ReplicaId, Address] = {}
 
     async def configure(self, policies: PoolPolicies, profile: Profile) -> None:
         """Change how the pool decides, or the profile that its policies take (a new measurement);
@@ -130,6 +136,17 @@ class ReplicaRouter:
             raise CapacityError(self._core.name, command.reason, command.retry_after_s)
         return command
 
+    async def lease(
+        self, invocation: Invocation, ingress: str = "", shared_blocks: int = 0
+    ) -> Leased:
+        """As `offer`, with the address of the replica."""
+        dispatch = await self.offer(invocation, ingress, shared_blocks)
+        return Leased(dispatch, self._addresses.get(dispatch.replica_id))
+
+    async def secret(self) -> bytes:
+        """What opens the pool's links."""
+        return self._secret
+
     async def withdraw(self, id: InvocationId, attempt: int, reason: str) -> None:
         """Its ingress gives up `attempt`; nothing happens when it has asked for a newer one."""
         asked = self._asked.get(id)
@@ -140,14 +157,19 @@ class ReplicaRouter:
             del self._asked[id]
             asked.answer.cancel()
 
-    async def report(self, report: ReplicaReported) -> tuple[tuple[InvocationId, int], ...]:
-        """A replica's heartbeat; `report.now_s` is replaced by this clock's.
+    async def report(
+        self, report: ReplicaReported, address: Address | None = None
+    ) -> tuple[tuple[InvocationId, int], ...]:
+        """A replica's heartbeat; `report.now_s` is replaced by this clock's. It takes links at
+        `address`.
 
         Returns what it has to stop, as `progress` does: answers that come whole show no progress.
         """
         self._ensure_ticking()
         if report.replica_id in self._gone:
             return ()
+        if address is not None:
+            self._addresses[report.replica_id] = address
         self._handle(replace(report, now_s=_now_s()))
         return self._orders(report.replica_id, report.held)
 
@@ -193,6 +215,7 @@ class ReplicaRouter:
         for replica in replicas - self._gone:
             self._gone.add(replica)
             self._to_stop.pop(replica, None)
+            self._addresses.pop(replica, None)
             self._handle(ReplicaLost(_now_s(), replica, "left the deployment"))
 
     async def alive(self, ingress: str) -> str:

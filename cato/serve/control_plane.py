@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,7 @@ class ControlPlane:
                 self._policies[pool.name],
                 pool.fastest(profiles),
                 topology.event_log,
+                secrets.token_bytes(32),  # an actor that is there keeps its own
             )
         await self._assert()  # ingresses hear of the new pools before the routers of others end
         actors.remove_routers_but(p.name for p in topology.pools)

@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 from cato.config.places import run_dir
 from cato.control import actors
 from cato.control.host_agent import zygote_socket_of
+from cato.control.links import Generate, take
 from cato.control.router import Ended
 from cato.core.errors import CatoError, EngineDeadError, EngineError, ReplicaLostError
 from cato.core.events import ReplicaReported
@@ -42,6 +43,8 @@ from cato.serve.engine_loader import new_engine
 from cato.serve.engine_start import started
 from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
+from cato.wire.link.connection import Connection, Passive
+from cato.wire.link.endpoints import Listener
 
 log = logging.getLogger("cato.engine_replica")
 
@@ -89,6 +92,11 @@ class EngineReplica:
         self._starts_to_fail = 0  # by order of a drill
         self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
         self._unanswered: set[asyncio.Task[None]] = set()  # reports
+        self._listener: Listener | None = None
+        self._joining = asyncio.Lock()
+        self._is_draining = False
+        self._is_idle = asyncio.Event()  # holds nothing
+        self._is_idle.set()
         self._engine = await self._started_engine()
         self._load_s = self._engine.facts.start_s
         if (tracing := from_environment()) is not None:
@@ -114,8 +122,11 @@ class EngineReplica:
 
         `cato` names the replica (for the request router), the invocation and its attempt.
         """
+        if self._is_draining:
+            raise ReplicaLostError(self._id, "it is shutting down", was_reached=False)
         id, attempt = InvocationId(cato["invocation"]), int(cato["attempt"])
         self._held[id] = attempt
+        self._is_idle.clear()
         self._progress.begin(id)
         tokens, outcome, is_first = 0, "cancelled", True
         prompt_tokens = cached_tokens = None
@@ -163,6 +174,8 @@ class EngineReplica:
             if self._held.get(id) == attempt:  # the next attempt may have come to this replica
                 del self._held[id]
                 self._progress.end(id)
+                if not self._held:
+                    self._is_idle.set()
             if outcome != PREEMPTED:  # the router ordered it
                 ended = Ended(id, attempt, tokens, outcome, cached_tokens, prompt_tokens)
                 self._news.ended(ended)
@@ -226,6 +239,11 @@ class EngineReplica:
             os.kill(self._engine.pid, signal.SIGKILL)
 
     async def shutdown(self) -> None:
+        """Take no more, and end when nothing is held: Serve does not count what links carry."""
+        self._is_draining = True
+        await self._is_idle.wait()
+        if self._listener is not None:
+            self._listener.close()
         for task in self._tasks:
             task.cancel()
         if self._eviction is not None:
@@ -297,6 +315,10 @@ class EngineReplica:
                 self._eviction = actors.get(actors.EVICTION_MANAGER)
             except ValueError:
                 return  # the control plane is not up yet
+        async with self._joining:
+            if self._listener is None:
+                secret = await self._router.secret.remote()
+                self._listener = await take(_Generating(self), secret, f"replica {self._id}")
         facts, state = self._engine.facts, self._engine.state
         orders = await self._router.report.remote(
             ReplicaReported(
@@ -311,7 +333,7 @@ class EngineReplica:
                 ),
                 max_running=facts.max_running,
                 standby=self._spec.standby,
-                accepting=state is EngineState.READY,
+                accepting=state is EngineState.READY and not self._is_draining,
                 held=tuple(self._held),
                 # An engine that died has lost what it had cached.
                 prefix_caching=self._spec.engine.prefix_caching and state is EngineState.READY,
@@ -319,7 +341,8 @@ class EngineReplica:
                 host_tokens=self._profile.host_capacity_tokens
                 if self._spec.engine.host_memory
                 else 0,
-            )
+            ),
+            self._listener.address,
         )
         self._progress.stop(orders)
         resident = Resident(
@@ -340,6 +363,21 @@ class EngineReplica:
         if resident != self._resident or now_s - self._resident_told_s >= RESIDENT_EVERY_S:
             self._resident, self._resident_told_s = resident, now_s
             self._eviction.report.remote(resident)
+
+
+class _Generating(Passive):
+    """What the replica does for ingresses over links."""
+
+    def __init__(self, replica: EngineReplica) -> None:
+        self._replica = replica
+
+    async def stream(self, peer: Connection, asked: object) -> AsyncGenerator[EngineChunk, None]:
+        assert isinstance(asked, Generate)
+        pin = {"invocation": asked.invocation_id, "attempt": asked.attempt}
+        chunks = self._replica.generate(asked.request, pin)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
 
 
 class _News:

@@ -13,11 +13,11 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from ray import serve
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors, ray_private, replica_sets
+from cato.control.links import Leased
 from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
@@ -60,6 +60,7 @@ from cato.serve.pools import PoolInfo
 from cato.serve.ray_fleet import fleet_state
 from cato.serve.router_link import RETRY_AFTER_S, RouterLink
 from cato.serve.shared_parts import SharedParts
+from cato.serve.token_streams import TokenStreams
 from cato.store.errors import StoreUnavailableError
 from cato.telemetry.metrics import render_fleet
 from cato.telemetry.overview import Overview, overview
@@ -94,7 +95,8 @@ class RayPools:
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
         self._routers: dict[PoolName, Any] = {}
         self._links: dict[str, RouterLink] = {}
-        self._handles: dict[str, Any] = {}
+        self._streams = TokenStreams()
+        self._secrets: dict[PoolName, bytes] = {}
         self._told_left: dict[str, frozenset[str]] = {}
         self._me = uuid.uuid4().hex
         self._refresher: asyncio.Task[None] | None = None
@@ -164,11 +166,17 @@ class RayPools:
             return self._offer_difference(pool, mine, rest, shared)
 
         try:
-            return await self._link(pool).lease(pool, offer)
+            leased = await self._link(pool).lease(pool, offer)
+            return leased if pool in self._shared else await self._reached(pool, leased)
         except asyncio.CancelledError:
             why = "the ingress gave up waiting"
             self._withdraw(pool, invocation.id, invocation.attempt, why)
             raise
+
+    async def _reached(self, pool: PoolName, leased: Leased) -> Dispatch:
+        if pool not in self._secrets:
+            self._secrets[pool] = await self._router(pool).secret.remote()
+        return await self._streams.reach(leased.dispatch, leased.address, self._secrets[pool])
 
     async def stream(
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
@@ -180,25 +188,17 @@ class RayPools:
         }
         if pool in self._shared:
             pin["model"] = self._shared.model_of(pool)
-        response = self._handle(lease.deployment).generate.remote(request, cato=pin)
         has_ended = False
         try:
-            async for chunk in response:
-                has_ended = has_ended or chunk.finish_reason is not None
-                yield chunk
+            async with contextlib.aclosing(self._streams.stream(lease, request, pin)) as chunks:
+                async for chunk in chunks:
+                    has_ended = has_ended or chunk.finish_reason is not None
+                    yield chunk
             has_ended = True
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
-                raise  # the client left; otherwise it was the replica that was cancelled
-            translated = _translated(error, lease)
-            if isinstance(translated, ReplicaLostError | EngineDeadError):
-                self._tell_lost(pool, lease, str(translated))
-            if translated is error:
-                raise
-            raise translated from error
+        except (ReplicaLostError, EngineDeadError) as error:
+            self._tell_lost(pool, lease, str(error))
+            raise
         finally:
-            response.cancel()  # leaving a stream early does not cancel it
             if not has_ended:
                 self._withdraw(pool, lease.invocation_id, lease.attempt, "the stream was left")
 
@@ -228,10 +228,10 @@ class RayPools:
 
     async def _offer_difference(
         self, pool: PoolName, invocation: Invocation, rest: tuple[int, ...], shared: int
-    ) -> Dispatch:
+    ) -> Leased:
         """Offer with what is new in the session's prefix; all of it where the rest is unknown."""
         try:
-            leased: Dispatch = await self._offer(pool, replace(invocation, prefix=rest), shared)
+            leased: Leased = await self._offer(pool, replace(invocation, prefix=rest), shared)
         except RayTaskError as error:
             if not isinstance(error.cause, PrefixUnknownError):
                 raise
@@ -246,7 +246,7 @@ class RayPools:
         except ValueError:
             problem = "it was removed, or its router has not started"
             raise CapacityError(pool, problem, RETRY_AFTER_S) from None
-        return router.offer.remote(invocation, self._me, shared_blocks)
+        return router.lease.remote(invocation, self._me, shared_blocks)
 
     def _link(self, pool: PoolName) -> RouterLink:
         """One to each actor; the Eviction Manager leases all shared pools."""
@@ -265,12 +265,6 @@ class RayPools:
         if pool not in self._routers:
             self._routers[pool] = actors.get(actors.router_name(pool))
         return self._routers[pool]
-
-    def _handle(self, deployment: str) -> Any:
-        if deployment not in self._handles:
-            handle = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
-            self._handles[deployment] = handle.options(stream=True)
-        return self._handles[deployment]
 
     def _info(self, name: PoolName) -> PoolInfo:
         if name in self._shared:
@@ -344,6 +338,7 @@ class RayPools:
             self._templates.pop(name, None)
             self._ask_template_at_s.pop(name, None)
             self._routers.pop(name, None)
+            self._secrets.pop(name, None)
             link = self._links.pop(actors.router_name(name), None)
             if link is not None:
                 link.close()
@@ -360,7 +355,7 @@ class RayPools:
                 raise
             await self._learn_template(pool)
             for deployment in pool.deployments:
-                self._handle(deployment.name)
+                self._streams.handle(deployment.name)
                 gone = replica_sets.left(deployment.name)
                 if gone != self._told_left.get(deployment.name, frozenset()):
                     await router.left.remote(frozenset(ReplicaId(r) for r in gone))
@@ -372,7 +367,7 @@ class RayPools:
         now_s = time.monotonic()
         if not ready or now_s < self._ask_template_at_s.get(pool.name, 0.0):
             return
-        handle = self._handle(ready[0].deployment).options(stream=False)
+        handle = self._streams.handle(ready[0].deployment).options(stream=False)
         try:
             self._templates[pool.name] = await handle.template.remote(cato={"replica": ready[0].id})
             self._ask_template_at_s[pool.name] = now_s + TEMPLATE_EVERY_S
@@ -383,7 +378,7 @@ class RayPools:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             await self._shared.refresh()
         for deployment, part in {p.deployment: p.name for p in self._shared}.items():
-            self._handle(deployment)
+            self._streams.handle(deployment)
             # Again and again: an Eviction Manager that was restarted does not know them.
             if gone := replica_sets.left(deployment):
                 self._shared.tell_left(part, frozenset(ReplicaId(r) for r in gone))
@@ -559,17 +554,3 @@ def _left_to_serve(spec: PoolSpec, invocation: Invocation) -> Dispatch:
         remaining_s=0.0,
         reason="Ray Serve's own router decides",
     )
-
-
-def _translated(error: BaseException, lease: Dispatch) -> BaseException:
-    """What the replica raised without Ray's wrapping; its loss when it raised nothing of ours.
-
-    A replica that ends raises much: what Ray and Serve say of it, and what their parts say that
-    end before it, gRPC among them.
-    """
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, CatoError):
-        return cause
-    if not isinstance(error, RayActorError | RayServeException | asyncio.CancelledError):
-        log.error("invocation %s: its stream broke", lease.invocation_id, exc_info=error)
-    return ReplicaLostError(lease.replica_id, f"its stream broke ({type(error).__name__})")

@@ -6,14 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
 
-from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError, CatoError
 from cato.core.ids import PoolName
 
 log = logging.getLogger("cato.pools")
+T = TypeVar("T")
 
 # An actor that was killed answers again after a second, on a busy machine after several.
 PATIENCE_S = 10.0
@@ -37,13 +38,11 @@ class RouterLink:
     def __init__(self, ping: Callable[[], Awaitable[str]]) -> None:
         self._ping = ping
         self._life = ""
-        self._offers: set[asyncio.Future[Dispatch]] = set()
+        self._offers: set[asyncio.Future[Any]] = set()
         self._coming_back: asyncio.Task[None] | None = None
         self._watching = asyncio.get_running_loop().create_task(self._watch_forever())
 
-    async def lease(
-        self, pool: PoolName, offer: Callable[[float, bool], Awaitable[Dispatch]]
-    ) -> Dispatch:
+    async def lease(self, pool: PoolName, offer: Callable[[float, bool], Awaitable[T]]) -> T:
         """What `offer` returns; raise `CapacityError` when the actor does not answer for long,
         however long the call had waited there before.
 

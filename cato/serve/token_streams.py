@@ -1,0 +1,104 @@
+"""Tokens from a leased replica to an ingress: over a link, or through Serve where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import RayServeException
+
+from cato.control import actors
+from cato.control.links import Generate, ReplicaLinks
+from cato.core.commands import Dispatch
+from cato.core.errors import CatoError, LinkError, ReplicaLostError
+from cato.engines.base import EngineChunk, EngineRequest
+from cato.wire.link.codec import CodecError
+from cato.wire.link.endpoints import Address
+
+log = logging.getLogger("cato.pools")
+
+
+class TokenStreams:
+    """Streams of one ingress replica."""
+
+    def __init__(self) -> None:
+        self._links = ReplicaLinks()
+        self._handles: dict[str, Any] = {}
+
+    async def reach(self, lease: Dispatch, address: Address | None, secret: bytes) -> Dispatch:
+        """`lease`, once its replica is connected; its reason says so when it cannot be."""
+        try:
+            if address is None:
+                raise LinkError(f"replica {lease.replica_id}", "it has not told its address")
+            await self._links.reach(lease.replica_id, address, secret)
+        except LinkError as error:
+            log.warning("streams go through Serve's handle: %s", error)
+            return replace(lease, reason=f"{lease.reason}; through Serve's handle: {error}")
+        return lease
+
+    async def stream(
+        self, lease: Dispatch, request: EngineRequest, pin: Mapping[str, object]
+    ) -> AsyncGenerator[EngineChunk, None]:
+        """As `Pools.stream`. `pin` names the replica and the invocation to Serve's handle."""
+        try:
+            link = self._links.get(lease.replica_id)
+            chunks: AsyncGenerator[EngineChunk, None]
+            if link is not None:
+                asked = Generate(request, lease.invocation_id, lease.attempt)
+                try:
+                    async with contextlib.aclosing(link.call(asked)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
+                    return
+                except CodecError as error:  # nothing was sent
+                    log.info("invocation %s through Serve's handle: %s", lease.invocation_id, error)
+            async with contextlib.aclosing(self._through_serve(lease, request, pin)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise  # the client left; otherwise it was the replica that was cancelled
+            translated = _translated(error, lease)
+            if translated is error:
+                raise
+            raise translated from error
+
+    def handle(self, deployment: str) -> Any:
+        """Serve's way to the replicas of `deployment`."""
+        if deployment not in self._handles:
+            handle = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
+            self._handles[deployment] = handle.options(stream=True)
+        return self._handles[deployment]
+
+    async def _through_serve(
+        self, lease: Dispatch, request: EngineRequest, pin: Mapping[str, object]
+    ) -> AsyncGenerator[EngineChunk, None]:
+        response = self.handle(lease.deployment).generate.remote(request, cato=pin)
+        try:
+            async for chunk in response:
+                yield chunk
+        finally:
+            response.cancel()  # leaving a stream early does not cancel it
+
+
+def _translated(error: BaseException, lease: Dispatch) -> BaseException:
+    """What the replica raised without Ray's wrapping; its loss when it raised nothing of ours.
+
+    A replica that ends raises much: what Ray and Serve say of it, and what their parts say that
+    end before it, gRPC among them.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, LinkError):
+        return ReplicaLostError(lease.replica_id, cause.problem)
+    if isinstance(cause, CatoError):
+        return cause
+    if not isinstance(error, RayActorError | RayServeException | asyncio.CancelledError):
+        log.error("invocation %s: its stream broke", lease.invocation_id, exc_info=error)
+    return ReplicaLostError(lease.replica_id, f"its stream broke ({type(error).__name__})")

@@ -10,14 +10,29 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from cato.config.places import run_dir
+from cato.control import actors
 from cato.core.commands import Dispatch
 from cato.core.errors import LinkError
-from cato.core.ids import InvocationId, ReplicaId
+from cato.core.events import (
+    FirstTokenSent,
+    InvocationEnded,
+    InvocationWithdrawn,
+    ReplicaProgressed,
+    ReplicaReported,
+)
+from cato.core.ids import InvocationId, PoolName, ReplicaId
+from cato.core.length import LengthBelief
+from cato.core.profile import Profile
 from cato.core.record import record
+from cato.core.snapshot import Invocation
 from cato.core.topology import AdapterSpec
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.wire.endpoint import Endpoint
@@ -26,7 +41,10 @@ from cato.wire.link.connection import Connection, Handler, Passive
 from cato.wire.link.endpoints import Address, Listener, Tls, connect, listen
 
 # A peer that refused is not asked again by every call.
-RETRY_S = 1.0
+REFUSED_S = 1.0
+# To a router that is being restarted.
+RETRY_S = 0.1
+DOOR_S = 0.5
 
 
 @record
@@ -39,6 +57,14 @@ class Generate:
 
 
 @record
+class Offer:
+    """To a router: wait for a lease, as `ReplicaRouter.offer` has it. Answered with `Leased`."""
+
+    invocation: Invocation
+    shared_blocks: int = 0
+
+
+@record
 class Leased:
     """A lease, and where its replica takes links (None: it has not told)."""
 
@@ -46,7 +72,41 @@ class Leased:
     address: Address | None
 
 
-CODEC = Codec((Generate, EngineRequest, EngineChunk, Endpoint, AdapterSpec))
+@record
+class Joined:
+    """A replica's first note to its router: which it is, and where it takes links."""
+
+    replica_id: ReplicaId
+    address: Address
+
+
+@record
+class Stop:
+    """A router's note to a replica: it takes this attempt back."""
+
+    invocation_id: InvocationId
+    attempt: int
+
+
+Told = ReplicaReported | ReplicaProgressed | FirstTokenSent | InvocationEnded | InvocationWithdrawn
+"""Notes to a router: events, whose `now_s` the router replaces by its own clock's."""
+
+CODEC = Codec(
+    (
+        Generate, EngineRequest, EngineChunk, Endpoint, AdapterSpec,
+        Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop,
+        ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
+        InvocationWithdrawn,
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a pool's router takes links, and the secret of all links of the pool."""
+
+    address: Address
+    secret: bytes
 
 
 def _tls() -> Tls | None:
@@ -81,10 +141,26 @@ async def open_link(address: Address, secret: bytes, name: str, handler: Handler
     return await connect(address, CODEC, secret, handler, name=name, host=_host(), tls=_tls())
 
 
+async def link_to_router(pool: PoolName, handler: Handler) -> tuple[Connection, bytes]:
+    """A link to the pool's router in its present life, and the pool's secret. Raise `LinkError`."""
+    name = actors.router_name(pool)
+    try:
+        async with asyncio.timeout(DOOR_S):
+            door: Door = await actors.get(name).door.remote()
+    except (ValueError, RayError, TimeoutError) as error:
+        raise LinkError(name, f"the actor does not answer: {error!r}") from error
+    return await open_link(door.address, door.secret, name, handler), door.secret
+
+
+Dial = Callable[[Address, bytes, str, Handler], Coroutine[Any, Any, Connection]]
+"""As `open_link`."""
+
+
 class ReplicaLinks:
     """The links of an ingress to replicas, opened when they are first needed and kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, dial: Dial = open_link) -> None:
+        self._dial = dial
         self._open: dict[ReplicaId, Connection] = {}
         self._opening: dict[ReplicaId, asyncio.Task[Connection]] = {}
         self._refused: dict[ReplicaId, tuple[LinkError, float]] = {}
@@ -102,7 +178,7 @@ class ReplicaLinks:
         if error is not None and time.monotonic() < until_s:
             raise error
         if replica not in self._opening:
-            opening = open_link(address, secret, f"replica {replica}", Passive())
+            opening = self._dial(address, secret, f"replica {replica}", Passive())
             task = asyncio.get_running_loop().create_task(opening)
             self._opening[replica] = task
             task.add_done_callback(lambda done: self._opened(replica, done))
@@ -117,6 +193,6 @@ class ReplicaLinks:
             return
         error = done.exception()
         if isinstance(error, LinkError):
-            self._refused[replica] = (error, now_s + RETRY_S)
+            self._refused[replica] = (error, now_s + REFUSED_S)
         elif error is None:
             self._open[replica] = done.result()

@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
-from cato.control.links import Leased
+from cato.control.links import Door, Told
+from cato.control.router_links import RouterLinks
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.demand import PoolDemand, PoolMeter
 from cato.core.errors import CapacityError, SupersededError
 from cato.core.events import (
     Event,
-    FirstTokenSent,
-    InvocationEnded,
     InvocationOffered,
     InvocationWithdrawn,
     PoliciesChanged,
     ReplicaLost,
-    ReplicaProgressed,
     ReplicaReported,
     Ticked,
 )
@@ -36,34 +32,18 @@ from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
 from cato.telemetry.decisions import DecisionBook, PoolDecisions
 from cato.telemetry.event_log import EventLog
-from cato.wire.link.endpoints import Address
 
 log = logging.getLogger("cato.router")
 TICK_S = 0.5
-# Ingresses show that they live every second; what waits for one that does not is nobody's.
-INGRESS_SILENCE_S = 15.0
-# Longer than an ingress looks for a replica that it does not know yet.
-ORDERED_FOR_S = 10.0
 
 
-class Ended(NamedTuple):
-    """An invocation that has left its replica; what its engine said of its prompt, if it did."""
-
-    id: InvocationId
-    attempt: int
-    output_tokens: int
-    outcome: str
-    cached_tokens: int | None = None
-    prompt_tokens: int | None = None
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Asked:
     """What an ingress waits for: a lease for its invocation, in this attempt."""
 
     answer: asyncio.Future[Dispatch | Refuse]
     attempt: int
-    ingress: str
+    is_over: bool = False  # withdrawn, or offered once more
 
 
 class ReplicaRouter:
@@ -88,15 +68,14 @@ class ReplicaRouter:
         self._log = _event_log(log_folder, pool, policies, profile)
         self._decisions = DecisionBook(pool)
         self._asked: dict[InvocationId, _Asked] = {}
-        # What was taken back from replicas: its attempt, and until when they are told.
-        self._to_stop: dict[ReplicaId, dict[InvocationId, tuple[int, float]]] = {}
         self._gone: set[ReplicaId] = set()
-        self._ingress_seen_s: dict[str, float] = {}
         self._ticker: asyncio.Task[None] | None = None
-        self._life = uuid.uuid4().hex
         self._has_dealt = False
-        self._secret = secret
-        self._addresses: dict[ReplicaId, Address] = {}
+        self.links = RouterLinks(pool, secret, self)
+
+    async def door(self) -> Door:
+        """Where this life of the actor takes links, and the secret that opens them."""
+        return await self.links.door()
 
     async def configure(self, policies: PoolPolicies, profile: Profile) -> None:
         """Change how the pool decides, or the profile that its policies take (a new measurement);
@@ -107,121 +86,76 @@ class ReplicaRouter:
             self._names, self._profile = policies, profile
             self._handle(PoliciesChanged(_now_s(), fresh))
 
-    async def offer(
-        self, invocation: Invocation, ingress: str = "", shared_blocks: int = 0
-    ) -> Dispatch:
+    async def offer(self, invocation: Invocation, shared_blocks: int = 0) -> Dispatch:
         """Wait for a lease; raise `CapacityError` when the queue is full, `SupersededError` when a
         newer run of its buffer takes its place, and `PrefixUnknownError` when its prefix lacks the
         first of the `shared_blocks` that it shares with the prompt before, and they are not known.
 
         Times of `invocation` count from the moment of the call; here they become this clock's.
-        When `ingress` dies, what it has waiting is withdrawn.
+        To cancel the call is to withdraw it, unless the same is offered again by then.
         """
         now_s = _now_s()
         self._ensure_ticking()
         prefix = self._prefixes.whole(invocation.session, shared_blocks, invocation.prefix)
         mine = replace(invocation.on_clock(now_s), prefix=prefix)
-        asked = self._asked.get(mine.id)
-        if asked is None or asked.answer.done():
-            answer = asyncio.get_running_loop().create_future()
-            asked = self._asked[mine.id] = _Asked(answer, mine.attempt, ingress)
-        asked.attempt, asked.ingress = max(asked.attempt, mine.attempt), ingress
-        if ingress:
-            self._ingress_seen_s[ingress] = now_s
+        asked = _Asked(asyncio.get_running_loop().create_future(), mine.attempt)
+        earlier, self._asked[mine.id] = self._asked.get(mine.id), asked
+        if earlier is not None:  # over a link whose end is not seen yet
+            earlier.is_over = True
+            earlier.answer.cancel()
         self._handle(InvocationOffered(now_s, mine))
-        command = await asyncio.shield(asked.answer)
+        try:
+            command = await asked.answer
+        except asyncio.CancelledError:
+            if not asked.is_over:
+                self._withdraw(mine.id, mine.attempt, "its ingress gave up waiting")
+            raise
         if isinstance(command, Refuse) and command.superseded:
             raise SupersededError(command.reason)
         if isinstance(command, Refuse):
             raise CapacityError(self._core.name, command.reason, command.retry_after_s)
         return command
 
-    async def lease(
-        self, invocation: Invocation, ingress: str = "", shared_blocks: int = 0
-    ) -> Leased:
-        """As `offer`, with the address of the replica."""
-        dispatch = await self.offer(invocation, ingress, shared_blocks)
-        return Leased(dispatch, self._addresses.get(dispatch.replica_id))
+    def take(self, told: Told) -> None:
+        """What a replica or an ingress tells; its `now_s` becomes this clock's.
 
-    async def secret(self) -> bytes:
-        """What opens the pool's links."""
-        return self._secret
+        Of replicas that have left reports count no more.
+        """
+        match told:
+            case InvocationWithdrawn(_, id, attempt, reason):
+                self._withdraw(id, attempt, reason)
+            case ReplicaReported(replica_id=replica) if replica in self._gone:
+                pass
+            case _:
+                self._ensure_ticking()
+                self._handle(replace(told, now_s=_now_s()))
 
-    async def withdraw(self, id: InvocationId, attempt: int, reason: str) -> None:
+    def _withdraw(self, id: InvocationId, attempt: int, reason: str) -> None:
         """Its ingress gives up `attempt`; nothing happens when it has asked for a newer one."""
         asked = self._asked.get(id)
         if asked is not None and asked.attempt > attempt:
-            return  # calls of one ingress may overtake each other
+            return
         self._handle(InvocationWithdrawn(_now_s(), id, attempt, reason))
         if asked is not None:
             del self._asked[id]
+            asked.is_over = True
             asked.answer.cancel()
-
-    async def report(
-        self, report: ReplicaReported, address: Address | None = None
-    ) -> tuple[tuple[InvocationId, int], ...]:
-        """A replica's heartbeat; `report.now_s` is replaced by this clock's. It takes links at
-        `address`.
-
-        Returns what it has to stop, as `progress` does: answers that come whole show no progress.
-        """
-        self._ensure_ticking()
-        if report.replica_id in self._gone:
-            return ()
-        if address is not None:
-            self._addresses[report.replica_id] = address
-        self._handle(replace(report, now_s=_now_s()))
-        return self._orders(report.replica_id, report.held)
-
-    async def progress(
-        self, replica: ReplicaId, tokens: tuple[tuple[InvocationId, int], ...]
-    ) -> tuple[tuple[InvocationId, int], ...]:
-        """Tokens of what runs on `replica`, by invocation, in its present attempt.
-
-        Returns what the replica has to stop, as (id, attempt): it waits again and goes on from
-        the text it has, here or elsewhere, unless its run was superseded.
-        """
-        self._handle(ReplicaProgressed(_now_s(), replica, tokens))
-        return self._orders(replica, [id for id, _ in tokens])
-
-    def _orders(
-        self, replica: ReplicaId, held: Iterable[InvocationId]
-    ) -> tuple[tuple[InvocationId, int], ...]:
-        """What it should stop of what it holds. Told again and again: a call that was taken back as
-        soon as it had its lease may reach the replica after the order."""
-        orders = self._to_stop.get(replica)
-        if not orders:
-            return ()
-        now_s = _now_s()
-        for id in [id for id, (_, until_s) in orders.items() if until_s < now_s]:
-            del orders[id]
-        return tuple((id, orders[id][0]) for id in held if id in orders)
-
-    async def news(self, first_tokens: tuple[InvocationId, ...], ended: tuple[Ended, ...]) -> None:
-        """What happened on a replica since it last told."""
-        for id in first_tokens:
-            self._handle(FirstTokenSent(_now_s(), id))
-        for call in ended:
-            self._handle(InvocationEnded(_now_s(), *call))
 
     async def lost(self, replica: ReplicaId, reason: str) -> None:
         """A stream to the replica broke; if it lives, its next report brings it back."""
-        self._to_stop.pop(replica, None)
+        self.lose(replica, reason)
+
+    def lose(self, replica: ReplicaId, reason: str) -> None:
+        """Its leases end."""
         log.warning("replica %s lost: %s", replica, reason)
+        self.links.forget(replica)
         self._handle(ReplicaLost(_now_s(), replica, reason))
 
     async def left(self, replicas: frozenset[ReplicaId]) -> None:
         """Serve no longer lists these replicas; they get no new work, whatever they report."""
         for replica in replicas - self._gone:
             self._gone.add(replica)
-            self._to_stop.pop(replica, None)
-            self._addresses.pop(replica, None)
-            self._handle(ReplicaLost(_now_s(), replica, "left the deployment"))
-
-    async def alive(self, ingress: str) -> str:
-        """`ingress` is there for what it has waiting. Returns a name of this life of the actor."""
-        self._ingress_seen_s[ingress] = _now_s()
-        return self._life
+            self.lose(replica, "left the deployment")
 
     async def picture(self) -> PoolPicture:
         return self._core.picture(_now_s())
@@ -254,10 +188,7 @@ class ReplicaRouter:
                     self._meter.refused(command.invocation_id)
                     self._answer(command)
                 case Preempt():
-                    # Its replica is told by the answer to its report, the ingress by the replica.
-                    stopped = self._to_stop.setdefault(command.replica_id, {})
-                    until_s = _now_s() + ORDERED_FOR_S
-                    stopped[command.invocation_id] = (command.attempt, until_s)
+                    self.links.order(command)  # the ingress is told by the replica
                     log.info("preempt %s: %s", command.invocation_id, command.reason)
                 case _:
                     assert_never(command)
@@ -278,7 +209,6 @@ class ReplicaRouter:
             await asyncio.sleep(TICK_S)
             self._handle(Ticked(_now_s()))
             self._deal_anew()
-            await self._forget_dead_ingresses()
             self._decisions.note_silent(time.time(), self._core.replicas)
             if self._log is not None:
                 self._log.flush()
@@ -291,24 +221,6 @@ class ReplicaRouter:
         policies = policies_of(self._names, self._profile)
         if not policies.late_binding:
             self._handle(PoliciesChanged(_now_s(), policies))
-
-    async def _forget_dead_ingresses(self) -> None:
-        """A place in the queue must not come to one that nobody reads."""
-        silent_since_s = _now_s() - INGRESS_SILENCE_S
-        dead = {i for i, seen_s in self._ingress_seen_s.items() if seen_s < silent_since_s}
-        for ingress in dead:
-            del self._ingress_seen_s[ingress]
-        if not dead:
-            return
-        left = [(id, asked) for id, asked in self._asked.items() if asked.ingress in dead]
-        for id, asked in left:
-            # One that was only slow tells its client to ask again.
-            error = CapacityError(self._core.name, "its ingress was silent", 1.0)
-            if not asked.answer.done():
-                asked.answer.set_exception(error)
-                asked.answer.exception()  # seen: there may be nobody to whom it could be told
-            await self.withdraw(id, asked.attempt, "its ingress is gone")
-        log.warning("%d ingresses are silent; %d invocations withdrawn", len(dead), len(left))
 
 
 def _event_log(

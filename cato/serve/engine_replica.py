@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,10 +21,9 @@ from ray.exceptions import RayError
 from cato.config.places import run_dir
 from cato.control import actors
 from cato.control.host_agent import zygote_socket_of
-from cato.control.links import Generate, take
-from cato.control.router import Ended
+from cato.control.links import Generate
 from cato.core.errors import CatoError, EngineDeadError, EngineError, ReplicaLostError
-from cato.core.events import ReplicaReported
+from cato.core.events import FirstTokenSent, InvocationEnded, ReplicaReported
 from cato.core.ids import HostId, InvocationId, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Resident
@@ -41,28 +40,15 @@ from cato.engines.simulated import SimulatedEngine
 from cato.serve.coalesce import coalesced
 from cato.serve.engine_loader import new_engine
 from cato.serve.engine_start import started
+from cato.serve.replica_link import ReplicaLink
 from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
-from cato.wire.link.connection import Connection, Passive
-from cato.wire.link.endpoints import Listener
 
 log = logging.getLogger("cato.engine_replica")
 
-REPORT_S = 0.5
-# To a router that is being restarted.
-RETRY_S = 0.1
-MAX_UNANSWERED = 8
 # What is loaded seldom changes; a manager that was restarted knows all after so long.
 RESIDENT_EVERY_S = 2.0
-# An actor call costs about a millisecond of CPU on both sides together, more than a token: news for
-# the pool's router is sent together and off the path of the tokens. An end frees a slot, so it may
-# wait for those of the same engine step only; a first token lets the next prompt in.
-ENDED_NEWS_WITHIN_S = 0.001
-FIRST_TOKEN_NEWS_WITHIN_S = 0.005
-# Tokens of a stream between two reports of progress, as in the simulator, and the least time from
-# one report to the next: streams that began at different moments share one.
-PROGRESS_TOKENS = 20
-PROGRESS_EVERY_S = 0.1
+RESIDENT_POLL_S = 0.5
 # A new engine is tried at once; one that keeps dying gives Serve a reason to move the replica.
 RESTART_BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
 
@@ -80,20 +66,14 @@ class EngineReplica:
         self._pool, self._model, self._spec, self._profile = pool, model, spec, profile
         self._held: dict[InvocationId, int] = {}  # with the attempt
         self._broken = ""
-        self._router: Any = None
-        self._is_heard = True
         self._eviction: Any = None
-        self._news = _News(lambda: self._router)
-        self._progress = _Progress(self._id, self._held, lambda: self._router)
+        self._link = ReplicaLink(self._id, pool, self._held, self._report, self._generate)
+        self._progress = self._link.progress
         self._restarts = 0
         self._lost = ""  # how the last engine ended, in a line
         self._resident: Resident | None = None  # as the manager was last told
-        self._resident_told_s = 0.0
         self._starts_to_fail = 0  # by order of a drill
         self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
-        self._unanswered: set[asyncio.Task[None]] = set()  # reports
-        self._listener: Listener | None = None
-        self._joining = asyncio.Lock()
         self._is_draining = False
         self._is_idle = asyncio.Event()  # holds nothing
         self._is_idle.set()
@@ -102,7 +82,8 @@ class EngineReplica:
         if (tracing := from_environment()) is not None:
             tracing.loaded(self._model.name, self._id, self._load_s)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._watch()), loop.create_task(self._report_forever())]
+        for task in (self._watch(), self._link.keep_forever(), self._tell_resident_forever()):
+            self._tasks.append(loop.create_task(task))
 
     async def _started_engine(self) -> Engine:
         """A new engine that has answered once."""
@@ -150,7 +131,7 @@ class EngineReplica:
                         prompt_tokens, cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
                     if is_first and tokens > 0:
                         is_first = False
-                        self._news.first_token(id)
+                        self._link.tell(FirstTokenSent(0.0, id))
                     if self._progress.note(id, tokens) and chunk.finish_reason is None:
                         outcome = PREEMPTED
                         yield replace(chunk, finish_reason=PREEMPTED)
@@ -177,8 +158,13 @@ class EngineReplica:
                 if not self._held:
                     self._is_idle.set()
             if outcome != PREEMPTED:  # the router ordered it
-                ended = Ended(id, attempt, tokens, outcome, cached_tokens, prompt_tokens)
-                self._news.ended(ended)
+                self._link.tell(
+                    InvocationEnded(0.0, id, attempt, tokens, outcome, cached_tokens, prompt_tokens)
+                )
+
+    def _generate(self, asked: Generate) -> AsyncGenerator[EngineChunk, None]:
+        pin = {"invocation": asked.invocation_id, "attempt": asked.attempt}
+        return self.generate(asked.request, pin)
 
     def _expect_first_token(self, id: InvocationId, request: EngineRequest) -> None:
         """An answer that comes whole shows no first token: news of it when its prompt should be
@@ -189,7 +175,7 @@ class EngineReplica:
 
     def _note_expected(self, id: InvocationId) -> None:
         if id in self._held:
-            self._news.first_token(id)
+            self._link.tell(FirstTokenSent(0.0, id))
 
     async def check_health(self) -> None:
         """Serve's health check: fails when the engine cannot be brought back."""
@@ -242,10 +228,9 @@ class EngineReplica:
         """Take no more, and end when nothing is held: Serve does not count what links carry."""
         self._is_draining = True
         await self._is_idle.wait()
-        if self._listener is not None:
-            self._listener.close()
         for task in self._tasks:
             task.cancel()
+        self._link.close()
         if self._eviction is not None:
             self._eviction.remove.remote(self._id)
         if self._tasks:  # an engine that never got ready was stopped by its own start
@@ -262,9 +247,9 @@ class EngineReplica:
             why = await self._engine.wait_dead()
             log.error("engine of %s died: %s", self._id, why)
             self._lost = why.partition("; last lines of ")[0]
-            self._report_soon()
+            self._link.report()
             await self._restart(why)
-            self._report_soon()
+            self._link.report()
 
     async def _restart(self, why: str) -> None:
         for delay_s in RESTART_BACKOFF_S:
@@ -285,67 +270,48 @@ class EngineReplica:
 
     # Reports
 
-    def _report_soon(self) -> None:
-        """Ray tells late that a call's actor has died: nothing waits for the answer."""
-        if len(self._unanswered) < MAX_UNANSWERED:
-            report = asyncio.get_running_loop().create_task(self._try_to_report())
-            self._unanswered.add(report)
-            report.add_done_callback(self._unanswered.discard)
-
-    async def _report_forever(self) -> None:
-        while True:
-            self._report_soon()
-            await asyncio.sleep(REPORT_S if self._is_heard else RETRY_S)
-
-    async def _try_to_report(self) -> None:
-        """A control actor that is being restarted must not end the replica's reports."""
-        try:
-            await self._report()
-        except Exception:
-            if self._is_heard:
-                log.warning("report of %s failed; trying again", self._id, exc_info=True)
-            self._is_heard = False
-        else:
-            self._is_heard = True
-
-    async def _report(self) -> None:
-        if self._router is None:
-            try:
-                self._router = actors.get(actors.router_name(self._pool))
-                self._eviction = actors.get(actors.EVICTION_MANAGER)
-            except ValueError:
-                return  # the control plane is not up yet
-        async with self._joining:
-            if self._listener is None:
-                secret = await self._router.secret.remote()
-                self._listener = await take(_Generating(self), secret, f"replica {self._id}")
+    def _report(self) -> ReplicaReported:
+        """What the pool's router must know of it."""
         facts, state = self._engine.facts, self._engine.state
-        orders = await self._router.report.remote(
-            ReplicaReported(
-                now_s=0.0,
-                replica_id=self._id,
-                deployment=self._spec.name,
-                profile=replace(
-                    self._profile,
-                    context_tokens=facts.context_tokens or self._profile.context_tokens,
-                    max_running=facts.max_running,
-                    kv_capacity_tokens=facts.kv_capacity_tokens or self._profile.kv_capacity_tokens,
-                ),
+        is_ready = state is EngineState.READY
+        return ReplicaReported(
+            now_s=0.0,
+            replica_id=self._id,
+            deployment=self._spec.name,
+            profile=replace(
+                self._profile,
+                context_tokens=facts.context_tokens or self._profile.context_tokens,
                 max_running=facts.max_running,
-                standby=self._spec.standby,
-                accepting=state is EngineState.READY and not self._is_draining,
-                held=tuple(self._held),
-                # An engine that died has lost what it had cached.
-                prefix_caching=self._spec.engine.prefix_caching and state is EngineState.READY,
-                step_tokens=self._spec.engine.max_num_batched_tokens or 0,
-                host_tokens=self._profile.host_capacity_tokens
-                if self._spec.engine.host_memory
-                else 0,
+                kv_capacity_tokens=facts.kv_capacity_tokens or self._profile.kv_capacity_tokens,
             ),
-            self._listener.address,
+            max_running=facts.max_running,
+            standby=self._spec.standby,
+            accepting=is_ready and not self._is_draining,
+            held=tuple(self._held),
+            # An engine that died has lost what it had cached.
+            prefix_caching=self._spec.engine.prefix_caching and is_ready,
+            step_tokens=self._spec.engine.max_num_batched_tokens or 0,
+            host_tokens=self._profile.host_capacity_tokens if self._spec.engine.host_memory else 0,
         )
-        self._progress.stop(orders)
-        resident = Resident(
+
+    async def _tell_resident_forever(self) -> None:
+        """What is loaded, to the Eviction Manager: every change, and all again to a new one."""
+        told_s = -RESIDENT_EVERY_S
+        while True:
+            resident, now_s = self._resident_now(), time.monotonic()
+            if resident != self._resident or now_s - told_s >= RESIDENT_EVERY_S:
+                try:
+                    if self._eviction is None:
+                        self._eviction = actors.get(actors.EVICTION_MANAGER)
+                    self._eviction.report.remote(resident)
+                except (ValueError, RayError) as error:
+                    log.info("%s: the Eviction Manager was not told: %s", self._id, error)
+                else:
+                    self._resident, told_s = resident, now_s
+            await asyncio.sleep(RESIDENT_POLL_S)
+
+    def _resident_now(self) -> Resident:
+        return Resident(
             replica_id=self._id,
             pool=self._pool,
             deployment=self._spec.name,
@@ -353,65 +319,12 @@ class EngineReplica:
             host=self._host,
             accelerator=self._spec.accelerator,
             cards=self._spec.cards,
-            state=state.value,
+            state=self._engine.state.value,
             load_s=self._load_s,
             pid=self._engine.pid,
             restarts=self._restarts,
             lost=self._lost,
         )
-        now_s = time.monotonic()
-        if resident != self._resident or now_s - self._resident_told_s >= RESIDENT_EVERY_S:
-            self._resident, self._resident_told_s = resident, now_s
-            self._eviction.report.remote(resident)
-
-
-class _Generating(Passive):
-    """What the replica does for ingresses over links."""
-
-    def __init__(self, replica: EngineReplica) -> None:
-        self._replica = replica
-
-    async def stream(self, peer: Connection, asked: object) -> AsyncGenerator[EngineChunk, None]:
-        assert isinstance(asked, Generate)
-        pin = {"invocation": asked.invocation_id, "attempt": asked.attempt}
-        chunks = self._replica.generate(asked.request, pin)
-        async with contextlib.aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
-
-
-class _News:
-    """What the pool's router must hear of invocations. Nothing is kept while there is no router."""
-
-    def __init__(self, router: Callable[[], Any]) -> None:
-        self._router = router
-        self._first_tokens: list[InvocationId] = []
-        self._ended: list[Ended] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def first_token(self, id: InvocationId) -> None:
-        self._first_tokens.append(id)
-        self._send_within(FIRST_TOKEN_NEWS_WITHIN_S)
-
-    def ended(self, call: Ended) -> None:
-        self._ended.append(call)
-        self._send_within(ENDED_NEWS_WITHIN_S)
-
-    def _send_within(self, delay_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        if self._timer is not None:
-            if self._timer.when() <= loop.time() + delay_s:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_later(delay_s, self._send)
-
-    def _send(self) -> None:
-        self._timer = None
-        first_tokens, self._first_tokens = tuple(self._first_tokens), []
-        ended, self._ended = tuple(self._ended), []
-        router = self._router()
-        if router is not None:
-            router.news.remote(first_tokens, ended)
 
 
 async def _unless_stopped(
@@ -429,68 +342,3 @@ async def _unless_stopped(
                 task.cancel()
             await asyncio.gather(answer, stopped, return_exceptions=True)
         yield whole
-
-
-class _Progress:
-    """What each stream has generated, told to the pool's router, and what the router takes back."""
-
-    def __init__(
-        self,
-        replica: ReplicaId,
-        attempts: Mapping[InvocationId, int],
-        router: Callable[[], Any],
-    ) -> None:
-        self._replica, self._attempts, self._router = replica, attempts, router
-        self._tokens: dict[InvocationId, int] = {}
-        self._told: dict[InvocationId, int] = {}
-        self._taken_back: set[InvocationId] = set()
-        self._stops: dict[InvocationId, asyncio.Event] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._last_s = 0.0
-
-    def begin(self, id: InvocationId) -> None:
-        self._tokens[id] = self._told[id] = 0
-        self._taken_back.discard(id)
-        self._stops.pop(id, None)
-
-    def stop_of(self, id: InvocationId) -> asyncio.Event:
-        """Set when the router wants the call to stop; for one that shows no progress."""
-        return self._stops.setdefault(id, asyncio.Event())
-
-    def stop(self, orders: Iterable[tuple[InvocationId, int]]) -> None:
-        """The router takes these attempts back."""
-        for id, attempt in orders:
-            if self._attempts.get(id) == attempt:
-                self._taken_back.add(id)
-                if id in self._stops:
-                    self._stops[id].set()
-
-    def end(self, id: InvocationId) -> None:
-        self._tokens.pop(id, None)
-        self._told.pop(id, None)
-        self._taken_back.discard(id)
-        self._stops.pop(id, None)
-
-    def note(self, id: InvocationId, tokens: int) -> bool:
-        """True when the router wants the stream to stop here."""
-        self._tokens[id] = tokens
-        if tokens - self._told[id] >= PROGRESS_TOKENS and self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._tell())
-        return id in self._taken_back
-
-    async def _tell(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await asyncio.sleep(max(0.0, self._last_s + PROGRESS_EVERY_S - loop.time()))
-            router = self._router()
-            if router is None:
-                return
-            self._last_s = loop.time()
-            self._told = dict(self._tokens)
-            report = tuple((id, n) for id, n in self._told.items() if n > 0)
-            self.stop(await router.progress.remote(self._replica, report))
-        except RayError as error:
-            # The router is being restarted: what it knew of the streams is gone with it.
-            log.info("progress of %s was not told: %s", self._replica, error)
-        finally:
-            self._task = None

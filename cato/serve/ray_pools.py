@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors, ray_private, replica_sets
-from cato.control.links import Leased
+from cato.control.links import link_to_router
 from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
@@ -25,7 +24,6 @@ from cato.core.errors import (
     CapacityError,
     CatoError,
     EngineDeadError,
-    PrefixUnknownError,
     ReplicaLostError,
     StartingError,
     UnknownNameError,
@@ -33,7 +31,6 @@ from cato.core.errors import (
 from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolPicture
-from cato.core.pool.prefixes import difference
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
@@ -56,15 +53,17 @@ from cato.serve.access.control import AccessControl
 from cato.serve.access.early import stored_access
 from cato.serve.engines_app import ServedApplication, why_unplaceable
 from cato.serve.ingress.feedback import Feedback
+from cato.serve.lease_link import RETRY_AFTER_S, LeaseLink
 from cato.serve.pools import PoolInfo
 from cato.serve.ray_fleet import fleet_state
-from cato.serve.router_link import RETRY_AFTER_S, RouterLink
+from cato.serve.router_link import RouterLink
 from cato.serve.shared_parts import SharedParts
 from cato.serve.token_streams import TokenStreams
 from cato.store.errors import StoreUnavailableError
 from cato.telemetry.metrics import render_fleet
 from cato.telemetry.overview import Overview, overview
 from cato.telemetry.recent import RecentOverview
+from cato.wire.link.connection import Passive
 
 log = logging.getLogger("cato.pools")
 
@@ -94,11 +93,10 @@ class RayPools:
         self._unplaceable = ""
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
         self._routers: dict[PoolName, Any] = {}
-        self._links: dict[str, RouterLink] = {}
+        self._links: dict[PoolName, LeaseLink] = {}
+        self._shared_link: RouterLink | None = None  # the Eviction Manager leases all shared pools
         self._streams = TokenStreams()
-        self._secrets: dict[PoolName, bytes] = {}
         self._told_left: dict[str, frozenset[str]] = {}
-        self._me = uuid.uuid4().hex
         self._refresher: asyncio.Task[None] | None = None
 
     def follow(self, calls: Mapping[TaskName, CallsBefore]) -> None:
@@ -154,29 +152,33 @@ class RayPools:
         return pool not in self._shared and self._specs[pool].may_be_empty
 
     async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
+        if pool in self._shared:
+            return await self._lease_shared(pool, invocation)
         spec = self._specs.get(pool)
-        if spec is not None and spec.policies.scheduler == RAY_SERVE:
+        if spec is None:
+            raise CapacityError(pool, "it was removed", RETRY_AFTER_S)
+        if spec.policies.scheduler == RAY_SERVE:
             return _left_to_serve(spec, invocation)
-
-        def offer(waited_s: float, was_taken: bool) -> Any:
-            mine = replace(invocation.on_clock(-waited_s), was_taken=was_taken)
-            rest, shared = difference(mine)
-            if not shared or pool in self._shared:
-                return self._offer(pool, mine)
-            return self._offer_difference(pool, mine, rest, shared)
-
+        link = self._lease_link(pool)
         try:
-            leased = await self._link(pool).lease(pool, offer)
-            return leased if pool in self._shared else await self._reached(pool, leased)
+            leased = await link.lease(invocation)
+            return await self._streams.reach(leased.dispatch, leased.address, link.secret)
         except asyncio.CancelledError:
-            why = "the ingress gave up waiting"
-            self._withdraw(pool, invocation.id, invocation.attempt, why)
+            self._withdraw(pool, invocation.id, invocation.attempt, "the ingress gave up waiting")
             raise
 
-    async def _reached(self, pool: PoolName, leased: Leased) -> Dispatch:
-        if pool not in self._secrets:
-            self._secrets[pool] = await self._router(pool).secret.remote()
-        return await self._streams.reach(leased.dispatch, leased.address, self._secrets[pool])
+    async def _lease_shared(self, pool: PoolName, invocation: Invocation) -> Dispatch:
+        def offer(waited_s: float, was_taken: bool) -> Any:
+            mine = replace(invocation.on_clock(-waited_s), was_taken=was_taken)
+            return self._shared.offer(pool, replace(mine, prefix=()))  # it knows nothing of these
+
+        if self._shared_link is None:
+            self._shared_link = RouterLink(self._shared.ping)
+        try:
+            return await self._shared_link.lease(pool, offer)
+        except asyncio.CancelledError:
+            self._shared.withdraw(pool, invocation.id, invocation.attempt)
+            raise
 
     async def stream(
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
@@ -222,44 +224,13 @@ class RayPools:
     def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
         if pool in self._shared:
             self._shared.withdraw(pool, id, attempt)
-            return
-        with contextlib.suppress(ValueError):  # its pool is there no more
-            self._router(pool).withdraw.remote(id, attempt, reason)
+        elif pool in self._links:
+            self._links[pool].withdraw(id, attempt, reason)
 
-    async def _offer_difference(
-        self, pool: PoolName, invocation: Invocation, rest: tuple[int, ...], shared: int
-    ) -> Leased:
-        """Offer with what is new in the session's prefix; all of it where the rest is unknown."""
-        try:
-            leased: Leased = await self._offer(pool, replace(invocation, prefix=rest), shared)
-        except RayTaskError as error:
-            if not isinstance(error.cause, PrefixUnknownError):
-                raise
-            leased = await self._offer(pool, invocation)
-        return leased
-
-    def _offer(self, pool: PoolName, invocation: Invocation, shared_blocks: int = 0) -> Any:
-        if pool in self._shared:  # it knows nothing of prefixes
-            return self._shared.offer(pool, replace(invocation, prefix=()))
-        try:
-            router = self._router(pool)
-        except ValueError:
-            problem = "it was removed, or its router has not started"
-            raise CapacityError(pool, problem, RETRY_AFTER_S) from None
-        return router.lease.remote(invocation, self._me, shared_blocks)
-
-    def _link(self, pool: PoolName) -> RouterLink:
-        """One to each actor; the Eviction Manager leases all shared pools."""
-        is_shared = pool in self._shared
-        actor = actors.EVICTION_MANAGER if is_shared else actors.router_name(pool)
-        if actor not in self._links:
-            ping = self._shared.ping if is_shared else partial(self._show_life, pool)
-            self._links[actor] = RouterLink(ping)
-        return self._links[actor]
-
-    async def _show_life(self, pool: PoolName) -> str:
-        life: str = await self._router(pool).alive.remote(self._me)
-        return life
+    def _lease_link(self, pool: PoolName) -> LeaseLink:
+        if pool not in self._links:
+            self._links[pool] = LeaseLink(pool, partial(link_to_router, pool, Passive()))
+        return self._links[pool]
 
     def _router(self, pool: PoolName) -> Any:
         if pool not in self._routers:
@@ -338,8 +309,7 @@ class RayPools:
             self._templates.pop(name, None)
             self._ask_template_at_s.pop(name, None)
             self._routers.pop(name, None)
-            self._secrets.pop(name, None)
-            link = self._links.pop(actors.router_name(name), None)
+            link = self._links.pop(name, None)
             if link is not None:
                 link.close()
         self._name_models()

@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors
-from cato.control.links import Generate, ReplicaLinks
+from cato.control.links import Dial, Generate, ReplicaLinks, open_link
 from cato.core.commands import Dispatch
 from cato.core.errors import CatoError, LinkError, ReplicaLostError
 from cato.engines.base import EngineChunk, EngineRequest
@@ -27,8 +27,8 @@ log = logging.getLogger("cato.pools")
 class TokenStreams:
     """Streams of one ingress replica."""
 
-    def __init__(self) -> None:
-        self._links = ReplicaLinks()
+    def __init__(self, dial: Dial = open_link) -> None:
+        self._links = ReplicaLinks(dial)
         self._handles: dict[str, Any] = {}
 
     async def reach(self, lease: Dispatch, address: Address | None, secret: bytes) -> Dispatch:

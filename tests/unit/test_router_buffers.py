@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cato.control.links import Stop
 from cato.control.router import ReplicaRouter
 from cato.core.errors import SupersededError
 from cato.core.ids import PoolName, ReplicaId, RunId
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.testing.builders import a_profile, a_report, an_invocation
+from tests.unit.link_kit import joined
 
 REPLICA = ReplicaId("r")
 
@@ -20,7 +23,7 @@ REPLICA = ReplicaId("r")
 async def a_router() -> ReplicaRouter:
     """With one replica that runs one call at a time."""
     router = ReplicaRouter(PoolName("p"), PoolPolicies(), a_profile())
-    await router.report(a_report(REPLICA))
+    router.take(a_report(REPLICA))
     return router
 
 
@@ -30,14 +33,15 @@ def a_call(run: str, *, began_s_ago: float, buffer: str = "b") -> Invocation:
     return replace(call, run_id=RunId(run), buffer=buffer, began_at_s=-began_s_ago)
 
 
-async def test_a_replica_is_told_to_stop_and_the_ingress_where_it_asks_again() -> None:
+async def test_a_replica_is_told_to_stop_and_the_ingress_where_it_asks_again(
+    tmp_path: Path,
+) -> None:
     router = await a_router()
     older, newer = a_call("old", began_s_ago=2.0), a_call("new", began_s_ago=1.0)
-    assert (await router.offer(older)).replica_id == REPLICA
-    assert (await router.offer(newer)).replica_id == REPLICA
-    told = await router.progress(REPLICA, ((older.id, 5),))
-    assert told == ((older.id, 1),)
-    assert await router.progress(REPLICA, ((newer.id, 1),)) == (), "once is enough"
+    async with joined(router, REPLICA, tmp_path) as orders:
+        assert (await router.offer(older)).replica_id == REPLICA
+        assert (await router.offer(newer)).replica_id == REPLICA
+        assert await orders.next() == Stop(older.id, 1)
     with pytest.raises(SupersededError, match="run new"):
         await router.offer(older.continued(2, 5))
 
@@ -54,30 +58,23 @@ async def test_an_ingress_that_waits_is_told_at_once() -> None:
     newer.cancel()
 
 
-async def test_what_a_lost_replica_ran_is_not_stopped_on_the_next_one() -> None:
+async def test_what_a_lost_replica_ran_is_not_stopped_on_the_next_one(tmp_path: Path) -> None:
     router = await a_router()
-    await router.offer(older := a_call("old", began_s_ago=2.0))
+    await router.offer(a_call("old", began_s_ago=2.0))
     await router.offer(a_call("new", began_s_ago=1.0))
     await router.lost(REPLICA, "died")
-    assert await router.progress(REPLICA, ((older.id, 5),)) == ()
+    async with joined(router, REPLICA, tmp_path) as orders:
+        router.take(a_report(REPLICA))
+        other = a_call("other", began_s_ago=2.0, buffer="c")
+        await router.offer(other)
+        await router.offer(a_call("newest", began_s_ago=1.0, buffer="c"))
+        assert await orders.next() == Stop(other.id, 1), "the first order"
 
 
-async def test_a_replica_whose_calls_show_no_progress_is_told_with_its_heartbeat() -> None:
+async def test_a_replica_that_was_away_gets_its_orders_when_it_joins(tmp_path: Path) -> None:
     router = await a_router()
-    older, newer = a_call("old", began_s_ago=2.0), a_call("new", began_s_ago=1.0)
+    older = a_call("old", began_s_ago=2.0)
     await router.offer(older)
-    await router.offer(newer)
-    beat = a_report(REPLICA, held=[older.id, newer.id])
-    assert await router.report(beat) == ((older.id, 1),)
-    assert await router.report(a_report(REPLICA, held=[newer.id])) == ()
-
-
-async def test_a_call_that_reaches_its_replica_after_the_order_is_stopped_all_the_same() -> None:
-    router = await a_router()
-    older, newer = a_call("old", began_s_ago=2.0), a_call("new", began_s_ago=1.0)
-    await router.offer(older)
-    await router.offer(newer)
-    assert await router.report(a_report(REPLICA)) == (), "neither has arrived"
-    beat = a_report(REPLICA, held=[older.id, newer.id])
-    assert await router.report(beat) == ((older.id, 1),)
-    assert await router.report(beat) == ((older.id, 1),), "the answer may have been lost"
+    await router.offer(a_call("new", began_s_ago=1.0))
+    async with joined(router, REPLICA, tmp_path) as orders:
+        assert await orders.next() == Stop(older.id, 1)

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from cato.control import router as module
-from cato.control.router import Ended, ReplicaRouter
-from cato.core.commands import Dispatch
-from cato.core.errors import CapacityError
-from cato.core.events import PoliciesChanged
+from cato.control.router import ReplicaRouter
+from cato.core.events import InvocationEnded, InvocationWithdrawn, PoliciesChanged
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
@@ -41,63 +39,65 @@ def a_router() -> ReplicaRouter:
     return ReplicaRouter(PoolName("p"), PoolPolicies(), a_profile())
 
 
-async def passes(clock: Clock, router: ReplicaRouter, living: str) -> None:
-    """Three times ten seconds in which `living` shows life, and the router looks."""
-    for _ in range(3):
-        await router.alive(living)
-        clock.now_s += 10.0
-        await asyncio.sleep(0.05)  # a few ticks
-
-
-async def test_what_a_dead_ingress_has_waiting_is_withdrawn(clock: Clock) -> None:
+async def test_what_is_cancelled_is_withdrawn_and_keeps_no_place() -> None:
     router = a_router()
-    lost = asyncio.ensure_future(router.offer(an_invocation("lost"), "dead"))
-    kept = asyncio.ensure_future(router.offer(an_invocation("kept"), "living"))
+    lost = asyncio.ensure_future(router.offer(an_invocation("lost")))
+    kept = asyncio.ensure_future(router.offer(an_invocation("kept")))
     await asyncio.sleep(0)
-    await passes(clock, router, "living")
-    with pytest.raises(CapacityError, match="silent"):
-        await asyncio.wait_for(lost, 10)
+    lost.cancel()
+    await asyncio.wait({lost})
     assert (await router.picture()).queued == 1
-    await router.report(a_report())
-    lease = await asyncio.wait_for(kept, 10)
-    assert isinstance(lease, Dispatch)
+    router.take(a_report())
+    assert (await asyncio.wait_for(kept, 10)).invocation_id == InvocationId("kept")
     assert (await router.picture()).queued == 0
 
 
-async def test_an_ingress_that_shows_life_keeps_its_place(clock: Clock) -> None:
+async def test_a_lease_that_was_granted_to_the_dead_is_free_at_once() -> None:
     router = a_router()
-    waiting = asyncio.ensure_future(router.offer(an_invocation("i"), "slow"))
+    lost = asyncio.ensure_future(router.offer(an_invocation("lost")))
     await asyncio.sleep(0)
-    await passes(clock, router, "slow")
-    assert not waiting.done()
-    await router.report(a_report())
-    assert (await asyncio.wait_for(waiting, 10)).invocation_id == InvocationId("i")
+    router.take(a_report())
+    lost.cancel()  # the lease is on its way to it
+    await asyncio.wait({lost})
+    assert [r.held for r in (await router.picture()).replicas] == [0]
+
+
+async def test_an_offer_made_again_outlives_the_end_of_the_first_link() -> None:
+    router = a_router()
+    first = asyncio.ensure_future(router.offer(an_invocation("i")))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(router.offer(an_invocation("i")))
+    await asyncio.wait({first})
+    assert first.cancelled()
+    assert (await router.picture()).queued == 1
+    router.take(a_report())
+    assert (await asyncio.wait_for(second, 10)).invocation_id == InvocationId("i")
 
 
 async def test_a_restarted_router_gets_the_same_offers_again_and_leaks_no_slot() -> None:
     first, second = a_router(), a_router()
-    await first.report(a_report())
-    lease = await first.offer(an_invocation("runs"), "me")
-    await second.report(a_report(held=["runs"]))
-    waiting = asyncio.ensure_future(second.offer(an_invocation("waits"), "me"))
+    first.take(a_report())
+    lease = await first.offer(an_invocation("runs"))
+    second.take(a_report(held=["runs"]))
+    waiting = asyncio.ensure_future(second.offer(an_invocation("waits")))
     await asyncio.sleep(0.01)
     assert not waiting.done(), "the one slot is still held"
-    await second.news((), (Ended(lease.invocation_id, lease.attempt, 5, "done"),))
+    second.take(InvocationEnded(0.0, lease.invocation_id, lease.attempt, 5, "done"))
     assert (await waiting).replica_id == ReplicaId("r")
-    again = await second.offer(an_invocation("waits"), "me")
+    again = await second.offer(an_invocation("waits"))
     assert again == await waiting, "an offer that was answered is answered the same"
-    await second.news((), (Ended(InvocationId("waits"), 1, 5, "done"),))
+    second.take(InvocationEnded(0.0, InvocationId("waits"), 1, 5, "done"))
     assert [r.held for r in (await second.picture()).replicas] == [0]
 
 
 async def test_a_withdrawal_that_comes_late_leaves_the_next_attempt_waiting() -> None:
     router = a_router()
-    again = asyncio.ensure_future(router.offer(an_invocation("i", attempt=2), "me"))
+    again = asyncio.ensure_future(router.offer(an_invocation("i", attempt=2)))
     await asyncio.sleep(0)
-    await router.withdraw(InvocationId("i"), 1, "its stream broke")
-    await router.report(a_report())
+    router.take(InvocationWithdrawn(0.0, InvocationId("i"), 1, "its stream broke"))
+    router.take(a_report())
     assert (await asyncio.wait_for(again, 10)).attempt == 2
-    await router.withdraw(InvocationId("i"), 2, "the client left")
+    router.take(InvocationWithdrawn(0.0, InvocationId("i"), 2, "the client left"))
     assert [r.held for r in (await router.picture()).replicas] == [0]
 
 
@@ -110,7 +110,7 @@ async def test_a_changed_profile_reaches_the_policies_of_a_living_router(
     await router.configure(names, first)  # nothing new
     await router.configure(names, second)
     await router.configure(names, second)
-    await router.report(a_report())
+    router.take(a_report())
     await asyncio.sleep(0.05)  # a tick, which writes out what was logged
     (path,) = tmp_path.iterdir()
     changes = [s.event for s in read_log(path).steps if isinstance(s.event, PoliciesChanged)]
@@ -120,12 +120,10 @@ async def test_a_changed_profile_reaches_the_policies_of_a_living_router(
 async def test_what_waited_is_dealt_out_when_the_other_replicas_have_reported(clock: Clock) -> None:
     """Early binding, after a restart: the first to report had been given everything."""
     router = ReplicaRouter(PoolName("p"), PoolPolicies("cato"), a_profile())
-    asked = [
-        asyncio.ensure_future(router.offer(an_invocation(f"i{n}"), "living")) for n in range(6)
-    ]
+    asked = [asyncio.ensure_future(router.offer(an_invocation(f"i{n}"))) for n in range(6)]
     await asyncio.sleep(0)
     for id in ("a", "b"):
-        await router.report(a_report(id))
+        router.take(a_report(id))
     await asyncio.sleep(0.05)  # a tick
     loads = [(r.held, r.queued) for r in (await router.picture()).replicas]
     assert loads == [(1, 2), (1, 2)]

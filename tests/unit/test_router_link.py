@@ -1,4 +1,4 @@
-"""What an ingress offers to a router outlives the router."""
+"""What an ingress offers to an actor that leases outlives the actor."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Actor:
             raise RayActorError
         return self.router
 
-    async def report(self) -> None:
-        await self.present().report(a_report(slots=20))
+    def report(self) -> None:
+        self.present().take(a_report(slots=20))
 
     async def ping(self) -> str:
         self.pings += 1
-        return await self.present().alive("me")
+        return str(id(self.present()))
 
     def offers(self, id: str, waited: list[float]) -> Callable[[float, bool], Awaitable[Dispatch]]:
         def offer(waited_s: float, was_taken: bool) -> Awaitable[Dispatch]:
@@ -53,7 +53,7 @@ class Actor:
         return offer
 
     async def _offer(self, id: str, waited_s: float) -> Dispatch:
-        return await self.present().offer(an_invocation(id).on_clock(-waited_s), "me")
+        return await self.present().offer(an_invocation(id).on_clock(-waited_s))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def test_what_an_earlier_life_was_offered_is_offered_to_the_next(
     await asyncio.sleep(0.05)
     assert not any(lease.done() for lease in leases)  # there is no replica yet
     actor.restart()
-    await actor.report()
+    actor.report()
     async with asyncio.timeout(5):
         granted = await asyncio.gather(*leases)
     assert {g.replica_id for g in granted} == {"r"}
@@ -96,7 +96,7 @@ async def test_a_call_that_had_waited_for_long_survives_a_restart_too(
     lease = asyncio.create_task(link.lease(POOL, actor.offers("i", waited)))
     await asyncio.sleep(0.3)
     actor.restart()
-    await actor.report()
+    actor.report()
     async with asyncio.timeout(5):
         assert (await lease).replica_id == "r"
     assert [len(waited), waited[1] >= 0.3] == [2, True]
@@ -114,7 +114,7 @@ async def test_an_actor_that_is_away_is_asked_by_one_for_all(
     assert len(waited) == 10
     assert actor.pings < 30
     actor.restart()
-    await actor.report()
+    actor.report()
     async with asyncio.timeout(5):
         granted = await asyncio.gather(*leases)
     assert len({g.invocation_id for g in granted}) == 10

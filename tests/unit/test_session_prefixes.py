@@ -72,12 +72,12 @@ def test_a_later_turn_of_a_long_session_is_a_short_message() -> None:
 
 async def test_the_router_gets_the_whole_prefix() -> None:
     router = ReplicaRouter(PoolName("p"), PoolPolicies(), a_profile())
-    await router.report(a_report("a", slots=4))
-    await router.offer(a_call((1, 2, 3)), "me")
+    router.take(a_report("a", slots=4))
+    await router.offer(a_call((1, 2, 3)))
     with pytest.raises(PrefixUnknownError):
-        await router.offer(a_call((9, 10), session="t"), "me", 2)
+        await router.offer(a_call((9, 10), session="t"), 2)
     rest, shared = difference(a_call((1, 2, 3, 4), shared=3))
     lease = await asyncio.wait_for(
-        router.offer(replace(a_call(rest), id=an_invocation("j").id), "me", shared), 5
+        router.offer(replace(a_call(rest), id=an_invocation("j").id), shared), 5
     )
     assert lease.invocation_id == an_invocation("j").id

@@ -242,7 +242,11 @@ class Connection(asyncio.Protocol):
         if kind == _BEAT:
             return
         if kind == _NOTE:
-            self._handler.note(self, self._codec.unpack(payload))
+            note = self._codec.unpack(payload)
+            try:
+                self._handler.note(self, note)
+            except Exception:  # a defect; the link goes on
+                log.exception("a note over %s broke: a %s", self.name, type(note).__name__)
         elif kind in (_ASK, _CALL):
             self._serve(kind, number, self._codec.unpack(payload))
         elif kind in (_CANCEL, _MORE):

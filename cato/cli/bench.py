@@ -32,7 +32,7 @@ from rich.progress import (
 from rich.table import Table
 
 from cato.cli.client import fail
-from cato.cli.serve import QUIET, TRANSPORT
+from cato.cli.serve import EAGER, QUIET, TRANSPORT
 from cato.cli.simulation import SEEDS_HELP, seeds_of, targets_table
 from cato.config.places import RUN_DIR_VARIABLE
 from cato.core.errors import CatoError, InputError
@@ -512,7 +512,7 @@ def set_environment(folder: str, *, transport: bool) -> None:
     if transport:
         os.environ.update(TRANSPORT)
     os.environ.update(
-        own_cluster(folder) | QUIET,
+        own_cluster(folder) | QUIET | {n: os.environ.get(n, v) for n, v in EAGER.items()},
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
         RAY_DEDUP_LOGS="0",  # else Ray's complaints about its own end come after ours
         HF_HUB_OFFLINE="1",

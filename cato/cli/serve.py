@@ -50,6 +50,8 @@ TRANSPORT = {
 # Every call of an actor leaves events in Ray's GCS, which grows by megabytes a minute. Without them
 # `ray list tasks`, `ray timeline` and the dashboard's page of tasks are empty.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "0"}
+# Ray starts its workers at nice 15: ingress, routers and engines then wait for whatever else runs.
+EAGER = {"RAY_worker_niceness": "0"}
 # A replica that did not start twice will not: Serve's default are three tries, of which each may
 # take as long as an engine's start.
 GIVE_UP = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "2"}
@@ -86,7 +88,7 @@ def serve(
     url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
     _check_free(url)
     mark = new_mark()
-    env = GIVE_UP | QUIET | os.environ | {MARK_VARIABLE: mark}
+    env = GIVE_UP | QUIET | EAGER | os.environ | {MARK_VARIABLE: mark}
     if transport:
         # Another Serve on this machine has the default fallback port, which HAProxy would use.
         fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}

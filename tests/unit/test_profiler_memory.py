@@ -11,7 +11,7 @@ import pytest
 from ingress_kit import until
 from store_kit import a_receipt
 
-from cato.cli.serve import QUIET
+from cato.cli.serve import EAGER, QUIET
 from cato.control import profiler as profiler_actor
 from cato.control.fitting import refitted_apart
 from cato.control.profiler import Profiler
@@ -82,8 +82,8 @@ def receipts_in_memory() -> int:
     return sum(type(o) is SlaReceipt for o in gc.get_objects())
 
 
-def test_ray_is_started_without_task_events_everywhere() -> None:
-    name = "RAY_task_events_report_interval_ms"
-    assert QUIET[name] == "0"
+@pytest.mark.parametrize("name", [*EAGER, "RAY_task_events_report_interval_ms"])
+def test_ray_is_started_without_task_events_and_brakes_everywhere(name: str) -> None:
+    assert (QUIET | EAGER)[name] == "0"
     for file in ("docker/Dockerfile", "README.md", "deployments/README.md"):
         assert f"{name}=0" in (ROOT / file).read_text(), file

@@ -227,6 +227,7 @@ class EngineReplica:
     async def shutdown(self) -> None:
         """Take no more, and end when nothing is held: Serve does not count what links carry."""
         self._is_draining = True
+        self._link.report()
         await self._is_idle.wait()
         for task in self._tasks:
             task.cancel()

@@ -25,6 +25,7 @@ from cato.core.events import (
     FirstTokenSent,
     InvocationEnded,
     InvocationWithdrawn,
+    ReplicaLost,
     ReplicaProgressed,
     ReplicaReported,
 )
@@ -88,15 +89,29 @@ class Stop:
     attempt: int
 
 
-Told = ReplicaReported | ReplicaProgressed | FirstTokenSent | InvocationEnded | InvocationWithdrawn
+@record
+class Left:
+    """To a router: Serve no longer lists the replica."""
+
+    replica_id: ReplicaId
+
+
+Told = (
+    ReplicaReported
+    | ReplicaProgressed
+    | FirstTokenSent
+    | InvocationEnded
+    | InvocationWithdrawn
+    | ReplicaLost
+)
 """Notes to a router: events, whose `now_s` the router replaces by its own clock's."""
 
 CODEC = Codec(
     (
         Generate, EngineRequest, EngineChunk, Endpoint, AdapterSpec,
-        Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop,
+        Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop, Left,
         ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
-        InvocationWithdrawn,
+        InvocationWithdrawn, ReplicaLost,
     )
 )  # fmt: skip
 

@@ -126,6 +126,8 @@ class ReplicaRouter:
                 self._withdraw(id, attempt, reason)
             case ReplicaReported(replica_id=replica) if replica in self._gone:
                 pass
+            case ReplicaLost(_, replica, reason):
+                self.lose(replica, reason)
             case _:
                 self._ensure_ticking()
                 self._handle(replace(told, now_s=_now_s()))
@@ -141,21 +143,21 @@ class ReplicaRouter:
             asked.is_over = True
             asked.answer.cancel()
 
-    async def lost(self, replica: ReplicaId, reason: str) -> None:
-        """A stream to the replica broke; if it lives, its next report brings it back."""
-        self.lose(replica, reason)
-
     def lose(self, replica: ReplicaId, reason: str) -> None:
-        """Its leases end."""
+        """Its leases end; if it lives, its next report brings it back."""
         log.warning("replica %s lost: %s", replica, reason)
-        self.links.forget(replica)
         self._handle(ReplicaLost(_now_s(), replica, reason))
 
-    async def left(self, replicas: frozenset[ReplicaId]) -> None:
-        """Serve no longer lists these replicas; they get no new work, whatever they report."""
-        for replica in replicas - self._gone:
+    def leave(self, replica: ReplicaId) -> None:
+        """Serve no longer lists it: it gets no new work, whatever it reports."""
+        if replica not in self._gone:
             self._gone.add(replica)
             self.lose(replica, "left the deployment")
+
+    async def left(self, replicas: frozenset[ReplicaId]) -> None:
+        """As `leave`."""
+        for replica in replicas:
+            self.leave(replica)
 
     async def picture(self) -> PoolPicture:
         return self._core.picture(_now_s())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from cato.control.links import Door, Joined, Leased, Offer, Stop, Told, take
+from cato.control.links import Door, Joined, Leased, Left, Offer, Stop, Told, take
 from cato.core.commands import Dispatch, Preempt
 from cato.core.ids import PoolName, ReplicaId
 from cato.core.snapshot import Invocation
@@ -22,6 +22,8 @@ class Router(Protocol):
 
     def lose(self, replica: ReplicaId, reason: str) -> None: ...
 
+    def leave(self, replica: ReplicaId) -> None: ...
+
 
 class RouterLinks(Passive):
     """The end of a link is that of its peer: what an ingress has waiting is withdrawn (its offers
@@ -33,7 +35,6 @@ class RouterLinks(Passive):
         self._opening = asyncio.Lock()
         self._replicas: dict[ReplicaId, Connection] = {}
         self._addresses: dict[ReplicaId, Address] = {}
-        self._orders: dict[ReplicaId, list[Stop]] = {}  # of replicas that are not connected now
 
     async def door(self) -> Door:
         """Where links are taken, from the first call on."""
@@ -43,17 +44,10 @@ class RouterLinks(Passive):
         return Door(self._listener.address, self._secret)
 
     def order(self, command: Preempt) -> None:
-        """Tell the replica; when it is connected again, if it is not now."""
-        stop = Stop(command.invocation_id, command.attempt)
+        """Tell the replica to stop a call. One that is not connected has no leases."""
         link = self._replicas.get(command.replica_id)
-        if link is None:
-            self._orders.setdefault(command.replica_id, []).append(stop)
-        else:
-            link.note(stop)
-
-    def forget(self, replica: ReplicaId) -> None:
-        """The replica has lost what it ran: no orders wait for it any more."""
-        self._orders.pop(replica, None)
+        if link is not None:
+            link.note(Stop(command.invocation_id, command.attempt))
 
     async def answer(self, peer: Connection, asked: object) -> Leased:
         assert isinstance(asked, Offer)
@@ -61,14 +55,14 @@ class RouterLinks(Passive):
         return Leased(dispatch, self._addresses.get(dispatch.replica_id))
 
     def note(self, peer: Connection, note: object) -> None:
-        if not isinstance(note, Joined):
-            assert isinstance(note, Told)
-            self._router.take(note)
-            return
-        self._replicas[note.replica_id] = peer
-        self._addresses[note.replica_id] = note.address
-        for stop in self._orders.pop(note.replica_id, ()):
-            peer.note(stop)
+        match note:
+            case Joined(replica, address):
+                self._replicas[replica], self._addresses[replica] = peer, address
+            case Left(replica):
+                self._router.leave(replica)
+            case _:
+                assert isinstance(note, Told)
+                self._router.take(note)
 
     def ended(self, peer: Connection) -> None:
         for replica in [r for r, link in self._replicas.items() if link is peer]:

@@ -8,10 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from cato.control.links import RETRY_S, Leased, Offer
+from cato.control.links import RETRY_S, Leased, Left, Offer, Told
 from cato.core.errors import CapacityError, LinkError, PrefixUnknownError
-from cato.core.events import InvocationWithdrawn
-from cato.core.ids import InvocationId, PoolName
+from cato.core.ids import PoolName
 from cato.core.pool.prefixes import difference
 from cato.core.snapshot import Invocation
 from cato.wire.link.connection import Connection
@@ -53,10 +52,10 @@ class LeaseLink:
                 was_taken, away_since_s = True, time.monotonic()
         raise CapacityError(self._pool, "its router does not answer", RETRY_AFTER_S)
 
-    def withdraw(self, id: InvocationId, attempt: int, reason: str) -> None:
-        """Give up `attempt`. A router that is not there has it in no book."""
+    def tell(self, note: Told | Left) -> None:
+        """Before the next offer. A router that is not there has nothing in its books."""
         if self._link is not None:
-            self._link.note(InvocationWithdrawn(0.0, id, attempt, reason))
+            self._link.note(note)
 
     def close(self) -> None:
         """Its pool is there no more."""

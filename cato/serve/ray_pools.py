@@ -16,7 +16,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors, ray_private, replica_sets
-from cato.control.links import link_to_router
+from cato.control.links import Left, link_to_router
 from cato.control.profiler import Finished
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
@@ -28,6 +28,7 @@ from cato.core.errors import (
     StartingError,
     UnknownNameError,
 )
+from cato.core.events import InvocationWithdrawn, ReplicaLost
 from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolPicture
@@ -214,18 +215,15 @@ class RayPools:
             else:
                 self._shared.tell_lost(pool, lease, why)
             return
-        with contextlib.suppress(ValueError):  # its pool is there no more
-            router = self._router(pool)
-            if has_left:
-                router.left.remote(frozenset({lease.replica_id}))
-            else:
-                router.lost.remote(lease.replica_id, why)
+        if (link := self._links.get(pool)) is not None:
+            id = lease.replica_id
+            link.tell(Left(id) if has_left else ReplicaLost(0.0, id, why))
 
     def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
         if pool in self._shared:
             self._shared.withdraw(pool, id, attempt)
         elif pool in self._links:
-            self._links[pool].withdraw(id, attempt, reason)
+            self._links[pool].tell(InvocationWithdrawn(0.0, id, attempt, reason))
 
     def _lease_link(self, pool: PoolName) -> LeaseLink:
         if pool not in self._links:

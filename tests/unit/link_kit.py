@@ -48,6 +48,8 @@ async def joined(
     listener, orders = await taken(router.links, folder), Orders()
     link = await dial(listener.address, SECRET, "router", orders)
     link.note(Joined(replica, own or Address("h", "", "", 0)))
+    while replica not in router.links._replicas:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     try:
         yield orders
     finally:

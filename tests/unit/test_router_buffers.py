@@ -56,25 +56,3 @@ async def test_an_ingress_that_waits_is_told_at_once() -> None:
         await asyncio.wait_for(waits, 5)
     assert (await router.picture()).queued == 1
     newer.cancel()
-
-
-async def test_what_a_lost_replica_ran_is_not_stopped_on_the_next_one(tmp_path: Path) -> None:
-    router = await a_router()
-    await router.offer(a_call("old", began_s_ago=2.0))
-    await router.offer(a_call("new", began_s_ago=1.0))
-    await router.lost(REPLICA, "died")
-    async with joined(router, REPLICA, tmp_path) as orders:
-        router.take(a_report(REPLICA))
-        other = a_call("other", began_s_ago=2.0, buffer="c")
-        await router.offer(other)
-        await router.offer(a_call("newest", began_s_ago=1.0, buffer="c"))
-        assert await orders.next() == Stop(other.id, 1), "the first order"
-
-
-async def test_a_replica_that_was_away_gets_its_orders_when_it_joins(tmp_path: Path) -> None:
-    router = await a_router()
-    older = a_call("old", began_s_ago=2.0)
-    await router.offer(older)
-    await router.offer(a_call("new", began_s_ago=1.0))
-    async with joined(router, REPLICA, tmp_path) as orders:
-        assert await orders.next() == Stop(older.id, 1)

@@ -11,7 +11,10 @@ import httpx
 import psutil
 import pytest
 
+from cato.core.errors import LinkError
 from cato.serve.service import CALL_SLO
+from cato.wire.link.connection import Passive
+from cato.wire.link.endpoints import connect
 from tests.live.conftest import App
 from tests.live.test_tasks import PYTHON
 
@@ -60,6 +63,29 @@ def test_a_killed_router_is_whole_again_and_no_task_is_lost(app: App) -> None:
     calls = [llm_facts(app, a.headers["x-request-id"]) for a in answers]
     targets_s = [call["slack_s"] + call["queue_s"] for call in calls]
     assert targets_s == pytest.approx([CALL_SLO.target_s] * 40, abs=0.8)
+
+
+def test_leases_and_tokens_travel_over_links_of_those_who_know_the_secret(app: App) -> None:
+    import ray
+
+    from cato.control.links import CODEC
+
+    for _ in range(2):  # an ingress may not have known the replicas before
+        facts = llm_facts(app, complete(app).headers["x-request-id"])
+    assert not [reason for reason in facts["reasons"] if "handle" in reason]
+    door = ray.get(actor("router:small").door.remote(), timeout=10)
+
+    async def is_let_in(secret: bytes, host: str) -> bool:
+        try:
+            link = await connect(door.address, CODEC, secret, Passive(), name="door", host=host)
+        except LinkError:
+            return False
+        link.close("the test is over")
+        return True
+
+    for host in (door.address.host, "another host"):
+        assert asyncio.run(is_let_in(door.secret, host))
+        assert not asyncio.run(is_let_in(b"of another pool", host))
 
 
 def test_slots_do_not_leak(app: App) -> None:

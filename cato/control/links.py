@@ -8,8 +8,10 @@ may do all that links allow.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -41,11 +43,13 @@ from cato.wire.link.codec import Codec
 from cato.wire.link.connection import Connection, Handler, Passive
 from cato.wire.link.endpoints import Address, Listener, Tls, connect, listen
 
+log = logging.getLogger("cato.link")
+
 # A peer that refused is not asked again by every call.
 REFUSED_S = 1.0
 # To a router that is being restarted.
 RETRY_S = 0.1
-DOOR_S = 0.5
+DOOR_S, DOOR_TRIES = 0.5, 8
 
 
 @record
@@ -159,12 +163,29 @@ async def open_link(address: Address, secret: bytes, name: str, handler: Handler
 async def link_to_router(pool: PoolName, handler: Handler) -> tuple[Connection, bytes]:
     """A link to the pool's router in its present life, and the pool's secret. Raise `LinkError`."""
     name = actors.router_name(pool)
-    try:
-        async with asyncio.timeout(DOOR_S):
-            door: Door = await actors.get(name).door.remote()
-    except (ValueError, RayError, TimeoutError) as error:
-        raise LinkError(name, f"the actor does not answer: {error!r}") from error
+    door = await _door(name)
     return await open_link(door.address, door.secret, name, handler), door.secret
+
+
+async def _door(name: str) -> Door:
+    """What the actor answers. Ray does not tell soon that a call's actor has died, and one that is
+    busy answers late: it is asked again while earlier answers may still come."""
+    asked: set[asyncio.Future[Door]] = set()
+    try:
+        for _ in range(DOOR_TRIES):
+            asked.add(asyncio.ensure_future(actors.get(name).door.remote()))
+            done, asked = await asyncio.wait(asked, timeout=DOOR_S, return_when=FIRST_COMPLETED)
+            for answer in done:
+                if answer.exception() is None:
+                    return answer.result()
+            if done:
+                await asyncio.sleep(RETRY_S)
+    except (ValueError, RayError) as error:
+        raise LinkError(name, f"there is no such actor: {error}") from error
+    finally:
+        for answer in asked:
+            answer.cancel()
+    raise LinkError(name, "the actor does not answer")
 
 
 Dial = Callable[[Address, bytes, str, Handler], Coroutine[Any, Any, Connection]]
@@ -208,6 +229,7 @@ class ReplicaLinks:
             return
         error = done.exception()
         if isinstance(error, LinkError):
+            log.warning("streams go through Serve's handle: %s", error)
             self._refused[replica] = (error, now_s + REFUSED_S)
         elif error is None:
             self._open[replica] = done.result()

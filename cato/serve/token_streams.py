@@ -38,7 +38,6 @@ class TokenStreams:
                 raise LinkError(f"replica {lease.replica_id}", "it has not told its address")
             await self._links.reach(lease.replica_id, address, secret)
         except LinkError as error:
-            log.warning("streams go through Serve's handle: %s", error)
             return replace(lease, reason=f"{lease.reason}; through Serve's handle: {error}")
         return lease
 

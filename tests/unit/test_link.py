@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,7 @@ from cato.wire.endpoint import Endpoint
 from cato.wire.link import connection as module
 from cato.wire.link.codec import Codec, CodecError
 from cato.wire.link.connection import Connection, Passive
-from cato.wire.link.endpoints import Address, Listener, connect, listen
+from cato.wire.link.endpoints import Address, Listener, Tls, connect, listen
 
 CODEC = Codec((Invocation, LengthBelief, EngineRequest, EngineChunk, Endpoint, AdapterSpec))
 SECRET = b"s" * 32
@@ -130,6 +133,34 @@ async def test_another_secret_or_another_version_is_refused(
         async with link(listener.address, secret=secret, codec=codec):
             pass
     assert not echo.peers_gone.is_set()  # it never was a peer
+
+
+def a_certificate(folder: Path, name: str, authority: str = "") -> Tls:
+    """Signed by itself; it believes `authority`, or itself."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    made += ["-nodes", "-keyout", str(key), "-out", str(certificate), "-subj", "/CN=cato"]
+    subprocess.run(made, check=True, capture_output=True)
+    return Tls(str(certificate), str(key), authority or str(certificate))
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+async def test_between_hosts_both_ends_show_certificates_where_tls_is_on(
+    tmp_path: Path, echo: Echo
+) -> None:
+    ours = a_certificate(tmp_path, "ours")
+    stranger = a_certificate(tmp_path, "stranger", ours.authority)
+    listener = await listen(
+        CODEC, SECRET, echo, name="n", host="a", ip="127.0.0.1", folder=tmp_path / "l", tls=ours
+    )
+    dial = partial(connect, listener.address, CODEC, SECRET, Passive(), name="echo", host="b")
+    link = await dial(tls=ours)
+    assert await link.ask("hello") == "hello"
+    link.close("the test is over")
+    for wrong in (stranger, None):
+        with pytest.raises(LinkError):
+            await dial(tls=wrong)
+    listener.close()
 
 
 async def test_what_is_sent_before_the_proof_is_never_read(listener: Listener) -> None:

@@ -24,7 +24,7 @@ PROVISIONER = "provisioner"
 EVICTION_MANAGER = "eviction-manager"
 ENGINES_APP = "engines"
 INGRESS_APP = "cato"
-# Invocations that wait hold one call each; the pool's queue bound is below this.
+# Invocations of shared pools that wait hold one call each; their queue bound is below this.
 MAX_WAITING_CALLS = 20_000
 # For the Profiler to write what it has not written yet.
 CLOSE_S = 5.0

@@ -93,7 +93,7 @@ def test_cato_serve_says_where_it_answers_and_stops_on_ctrl_c(
             check=True,
         ).stdout
         llm = next(n["llm"] for n in receipt["nodes"] if n["llm"])
-        for word in ("summary", llm["replica"], "budget", "laxity"):
+        for word in ("summary", llm["replica"], "budget", "slack"):
             assert word in explained
     finally:
         process.send_signal(signal.SIGINT)

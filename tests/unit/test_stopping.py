@@ -19,7 +19,7 @@ from cato.cli import app as cli
 from cato.cli import serve
 from cato.serve.draining import Drain, drain, forget
 from cato.serve.ingress.app import create_app
-from cato.serve.keeper import MARK_VARIABLE
+from cato.serve.keeper import MARK_VARIABLE, STOP_TIMEOUT_S
 
 MARK = "1:2.0"
 SLOW = {"model": "slow", "prompt": "x", "max_tokens": 60, "stream": True, "ignore_eos": True}
@@ -83,7 +83,8 @@ def test_nothing_is_left_after_a_kill(victim: str) -> None:
     if victim == "child":  # what ran the rest dies first
         min(left, key=lambda p: p.create_time()).kill()
     serve.kill()
-    gone, alive = psutil.wait_procs(left, timeout=60)
+    # A shell's background job, and all that it starts, ignores SIGINT: then they are killed.
+    gone, alive = psutil.wait_procs(left, timeout=STOP_TIMEOUT_S + 30)
     serve.wait()
     for process in alive:
         process.kill()

@@ -33,14 +33,12 @@ class Signs:
     """What a silent engine showed while it was watched.
 
     `answered`: a token, or a probe's answer; `counted`: its own counters of tokens moved; `working`
-    is the share of samples in which one of its threads ran; `stopped`: a signal stopped one of its
-    processes, which runs nothing until another continues it.
+    is the share of samples in which one of its threads ran.
     """
 
     answered: bool
     counted: bool
     working: float
-    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,8 @@ class HungRule:
 
     Threads that run are given `working_s`, and `working_times` as long as an engine is not asked:
     kernels are compiled in silence, profiles may be guesses, and on a busy host everything takes
-    longer, while a process that is stopped or deadlocked runs nothing.
+    longer, while a deadlocked process runs nothing. A process that a signal has stopped computes
+    nothing until another signal continues it: it is given `stopped_s`, whatever it was doing.
     """
 
     profile: Profile = UNMEASURED
@@ -59,6 +58,7 @@ class HungRule:
     working_s: float = 60.0
     working_times: float = 10.0
     idle_s: float = 5.0
+    stopped_s: float = 1.0
 
     def predicted_s(self, silence: Silence) -> float:
         """Until the next token."""
@@ -75,15 +75,16 @@ class HungRule:
             return self.idle_s
         return max(self.least_s, self.times * self.predicted_s(silence))
 
+    def why_stopped(self, stopped_s: float) -> str:
+        """The reason to give up an engine whose process is stopped; empty while there is none."""
+        if stopped_s < self.stopped_s:
+            return ""
+        return f"hung: a signal stopped its process {stopped_s:.1f} s ago"
+
     def why_hung(self, silence: Silence, signs: Signs) -> str:
         """The reason to give the engine up; empty while there is none."""
         if signs.answered or signs.counted:
             return ""
-        if signs.stopped:
-            return (
-                f"hung: a signal stopped it; no token of {silence.running} answers for "
-                f"{silence.silent_s:.1f} s"
-            )
         working_s = max(self.working_s, self.working_times * self._asked_after_s(silence))
         if signs.working >= _WORKING_SHARE and silence.silent_s < working_s:
             return ""

@@ -46,8 +46,6 @@ def test_a_fast_engine_is_not_asked_at_once_and_an_idle_one_now_and_then() -> No
         (replace(NO_SIGN, working=0.5), 99.0, False),
         (replace(NO_SIGN, working=0.5), 100.0, True),
         (replace(NO_SIGN, working=0.1), 10.0, True),
-        (replace(NO_SIGN, working=0.5, stopped=True), 10.0, True),
-        (replace(NO_SIGN, answered=True, stopped=True), 10.0, False),
     ],
 )
 def test_only_an_engine_without_any_sign_is_given_up(
@@ -61,3 +59,10 @@ def test_only_an_engine_without_any_sign_is_given_up(
 def test_an_idle_engine_that_answers_no_probe_is_given_up() -> None:
     assert "idle" in HungRule().why_hung(a_silence(6.5, running=0), NO_SIGN)
     assert not HungRule().why_hung(a_silence(6.5, running=0), replace(NO_SIGN, answered=True))
+
+
+@pytest.mark.parametrize(("stopped_s", "is_hung"), [(0.9, False), (1.0, True)])
+def test_a_process_that_a_signal_has_stopped_is_given_a_second(
+    stopped_s: float, is_hung: bool
+) -> None:
+    assert bool(RULE.why_stopped(stopped_s)) is is_hung

@@ -490,22 +490,32 @@ class VllmEngine:
 
     async def _listen(self) -> None:
         """Kill the server when it hangs: its streams end, and it can say nothing any more."""
+        pids = [] if self.pid is None else threads.family(self.pid)
+        stopped_since_s: float | None = None
         while self._state is EngineState.READY:
             await asyncio.sleep(_LISTEN_S)
-            if not self._is_silent():
-                continue
-            signs = await self._watched()
-            if self._state is not EngineState.READY or self.pid is None:
-                return
-            if not self._is_silent():
-                continue
-            if why := self._hung.why_hung(self._silence(), signs):
+            if threads.is_stopped(pids):
+                stopped_since_s = stopped_since_s or time.monotonic()
+                why = self._hung.why_stopped(time.monotonic() - stopped_since_s)
+            else:
+                stopped_since_s = None
+                why = await self._why_silent(pids)
+            if why and self._state is EngineState.READY and self.pid is not None:
                 log.error("vLLM %s %s", self._name, why)
                 self._why_hung, self._state = why, EngineState.DEAD
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-            elif signs.answered or signs.counted:
-                self._heard_s = time.monotonic()
+
+    async def _why_silent(self, pids: list[int]) -> str:
+        """The reason to give up a silent server; empty while it is heard, or shows signs."""
+        if not self._is_silent():
+            return ""
+        signs = await self._watched(pids)
+        if not self._is_silent() or threads.is_stopped(pids):
+            return ""
+        if signs.answered or signs.counted:
+            self._heard_s = time.monotonic()
+        return self._hung.why_hung(self._silence(), signs)
 
     def _is_heard_again(self) -> None:
         self._may_be_silent, self._heard_s = False, time.monotonic()
@@ -518,11 +528,10 @@ class VllmEngine:
         prompt_tokens = sum(max(1, c.prompt_tokens) for c in self._calls if not c.has_begun)
         return Silence(silent_s, len(self._calls), prompt_tokens)
 
-    async def _watched(self) -> Signs:
+    async def _watched(self, pids: list[int]) -> Signs:
         """What the server shows within `watched_s`: a token of any answer, that of a probe, its own
         counters, threads that run."""
         heard_s, is_idle, samples = self._heard_s, not self._calls, list[bool]()
-        pids: list[int] = []
         asking = asyncio.create_task(self._probe())
         counting = asyncio.create_task(self._counted())
         try:
@@ -531,10 +540,6 @@ class VllmEngine:
                 await asyncio.sleep(_SAMPLE_S)
                 if asking.done() or self._heard_s != heard_s or (not self._calls) != is_idle:
                     return Signs(answered=True, counted=False, working=0.0)
-                if not pids and self.pid is not None:
-                    pids = threads.family(self.pid)
-                if threads.is_stopped(pids):
-                    return Signs(answered=False, counted=False, working=0.0, stopped=True)
                 samples.append(threads.is_working(pids))
             before = await counting
             counted = before is not None and (await self._counted() or 0.0) > before

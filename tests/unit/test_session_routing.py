@@ -154,6 +154,7 @@ def test_a_new_session_waits_while_its_context_does_not_fit_beside_the_working_s
     new = a_turn(session="new")
     assert isinstance(admission.admit(new, crowded, 0.0), Defer)
     assert isinstance(admission.admit(new, replace(crowded, working_set_tokens=1_000), 0.0), Admit)
+    assert isinstance(admission.admit(new, replace(crowded, host_tokens=500_000), 0.0), Admit)
     assert isinstance(admission.admit(a_turn(), replace(crowded, homes=frozenset("s")), 0.0), Admit)
     assert isinstance(admission.admit(a_turn(session=""), crowded, 0.0), Admit)
     assert isinstance(admission.admit(new, crowded, new.arrived_at_s + 60.0), Admit)

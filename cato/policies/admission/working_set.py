@@ -1,4 +1,4 @@
-"""New sessions wait while the KV cache cannot hold one more."""
+"""New sessions wait while the KV cache and the host's memory cannot hold one more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cato.core.snapshot import Invocation, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class WorkingSetAdmission:
-    """A new session joins a replica whose KV cache holds its context beside those at home there.
+    """A new session joins a replica whose memory holds its context beside those at home there: the
+    KV cache, and what the host keeps of it.
 
     Denning, "The working set model for program behavior" (1968): a program starts only when its
     working set fits into memory, else all of them thrash. ThunderAgent (arXiv 2602.13692) pauses
@@ -25,7 +26,7 @@ class WorkingSetAdmission:
             return Admit("its context is counted already")
         context_tokens = invocation.prompt_tokens + invocation.expected_tokens
         working_set = replica.working_set_tokens + context_tokens
-        capacity_tokens = replica.profile.kv_capacity_tokens
+        capacity_tokens = replica.profile.kv_capacity_tokens + replica.host_tokens
         if working_set <= capacity_tokens or not replica.sessions:
             return Admit(f"a working set of {working_set} tokens fits")
         if now_s - invocation.arrived_at_s >= self.most_wait_s:

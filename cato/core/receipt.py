@@ -40,6 +40,28 @@ class Excuse(StrEnum):
     CLIENT_ERROR = "client_error"
 
 
+class TrafficArm(StrEnum):
+    """Which of a rollout's models served a run; `shadow` answered a copy that nobody read."""
+
+    STABLE = "stable"
+    CANARY = "canary"
+    SHADOW = "shadow"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A run's part in a rollout: of the step `stage` of the one called `name`.
+
+    `fell_back`: the canary could not answer, and the stable model did.
+    """
+
+    name: str
+    id: int
+    stage: int
+    arm: TrafficArm
+    fell_back: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class LlmFacts:
     """How an invocation was served. `reasons` holds one decision per attempt.
@@ -117,7 +139,7 @@ class SlaReceipt:
     session that started it (`cato.core.session.Turn`); `changes` say what was made stable in its
     prompt. `think_s` is the time since the turn before, None where there was none. Of a session
     with a target, `session_slack_s` is what it had to spare when the turn ended: its time left less
-    what is expected of later turns.
+    what is expected of later turns. `rollouts` are those that chose its models.
     """
 
     request_id: RunId
@@ -152,6 +174,12 @@ class SlaReceipt:
     think_s: float | None = None
     session_target_s: float | None = None
     session_slack_s: float | None = None
+    rollouts: tuple[Drawn, ...] = ()
+
+    @property
+    def is_shadow(self) -> bool:
+        """Whether it is a copy of a run, and nobody waited for it."""
+        return any(drawn.arm is TrafficArm.SHADOW for drawn in self.rollouts)
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""

@@ -21,6 +21,7 @@ VERBS = {
     "simulate": "Run an experiment, or your own scenario, in virtual time.",
     "plan": "How many replicas does a scenario need for its SLAs?",
     "models": "Add, list, measure and remove models of shared pools.",
+    "rollout": "Bring a new version of a model to its users, step by step.",
     "replay": "What another scheduler would have made of a recorded pool.",
     "top": "Watch the fleet, attainment and decisions in the terminal.",
     "keys": "Make, list, rotate and revoke API keys; limit tenants; show usage.",

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cato.cli import rollout
 from cato.cli.client import DEFAULT_URL, Url, answer, client
 from cato.cli.simulation import a_table
 
@@ -60,6 +61,8 @@ def _look(http: httpx.Client) -> Json:
 def rendered(now: Json) -> Group:
     """One look for people."""
     parts: list[RenderableType] = [_head(now), _fleet(now)]
+    if now["rollouts"]:
+        parts.append(rollout.rendered(now["rollouts"]))
     if now["tasks"]:
         parts.append(_tasks(now))
     if now["sessions"]["count"]:

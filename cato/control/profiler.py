@@ -14,7 +14,9 @@ from pathlib import Path
 from cato.control.fitting import needs_forest, refitted_apart
 from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, TaskName
-from cato.core.receipt import SlaReceipt
+from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
+from cato.core.rollout import Rollout
+from cato.core.rollout_book import SHOWN, TAKEN, RolloutBook, RolloutOrder
 from cato.core.runs import NodeEstimate
 from cato.core.tenancy import Access, KeyHistory, TurnUsage, Usage
 from cato.estimators.output_lengths import (
@@ -27,8 +29,9 @@ from cato.estimators.output_lengths import (
 from cato.estimators.stages import PastRuns, RunHistory, finished_stages, past_runs
 from cato.profiles.schema import ProfileFile
 from cato.serve.ingress.feedback import Feedback
+from cato.serve.ingress.feedback import Reaction as Kind
 from cato.store import keyed
-from cato.store.errors import StoreError
+from cato.store.errors import StoreError, StoreUnavailableError
 from cato.store.location import default_location, store_url
 from cato.store.records import KeptReceipt, Learnt, Reaction, Record
 from cato.store.store import MetadataStore
@@ -55,6 +58,8 @@ SEED = 0
 ACCESS_AGE_S = 0.5
 # What was just used can be asked for; a store that hangs does not hold the answer up for longer.
 FLUSH_S = 1.0
+# What a rollout has seen is kept so often: a restart costs it no more.
+KEEP_ROLLOUTS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class _Shown:
     task: str
     model: str
     e2e_s: float
+    rollouts: tuple[Drawn, ...] = ()
     reactions: set[tuple[str, int, str]] = field(default_factory=set)
 
 
@@ -97,6 +103,9 @@ class Profiler:
         self._grown_at_s = -REGROW_S
         self._earlier: Learnt | None = None
         self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
+        self._rollouts = RolloutBook()
+        self._kept_rollouts: Mapping[str, Rollout] = {}
+        self._kept_rollouts_at_s = 0.0
         self._access: Access | None = None
         self._reading_access = asyncio.Lock()
         self._access_at_s = -ACCESS_AGE_S
@@ -114,6 +123,9 @@ class Profiler:
 
     def _record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> list[Record]:
         """Learn from a run; return what the store should keep of it."""
+        self._rollouts.record(receipt)
+        if receipt.is_shadow:  # nobody asked for it
+            return self._learn_lengths(receipt)
         name = (receipt.tenant, receipt.request_id)
         self._receipts[name] = receipt
         self._receipts.move_to_end(name)
@@ -122,25 +134,31 @@ class Profiler:
         models = [n.llm.model for n in receipt.nodes if n.llm is not None]
         model = models[-1] if models else ""
         self._shown.pop(name, None)
-        self._shown[name] = _Shown(receipt.task, model, receipt.e2e_s)
+        self._shown[name] = _Shown(receipt.task, model, receipt.e2e_s, receipt.rollouts)
         if len(self._shown) > KEPT_RUNS:
             self._shown.popitem(last=False)
         self._metrics.record(receipt)
         self._recent.record(receipt, time.time())
-        samples = samples_of(receipt)
-        self._length_history.add(samples)
         records: list[Record] = [
             KeptReceipt(receipt, time.time()),
-            *samples,
+            *self._learn_lengths(receipt),
             *self._errors.record(receipt),
         ]
-        if not receipt.task.startswith(UNLEARNT_PREFIX):
+        # A task's baselines are those of the model that most of its runs have.
+        is_canary = any(drawn.arm is TrafficArm.CANARY for drawn in receipt.rollouts)
+        if not receipt.task.startswith(UNLEARNT_PREFIX) and not is_canary:
             records += self._baselines.record(receipt, all_nodes)
         if (stages := finished_stages(receipt)) is not None:
             self._run_history.add([stages])
             self._new_runs = True
             records.append(stages)
         return records
+
+    def _learn_lengths(self, receipt: SlaReceipt) -> list[Record]:
+        """Samples are of their model, so that a canary has beliefs of its own."""
+        samples = samples_of(receipt)
+        self._length_history.add(samples)
+        return list(samples)
 
     async def react(self, told: tuple[Feedback, ...]) -> None:
         """Count and keep what people did with completions.
@@ -155,6 +173,7 @@ class Profiler:
             name = (feedback.reaction.value, feedback.choice, feedback.view_id)
             if name in shown.reactions or len(shown.reactions) >= KEPT_REACTIONS:
                 continue
+            self._count_reaction(shown, feedback.reaction)
             shown.reactions.add(name)
             reaction = Reaction(
                 feedback.request_id,
@@ -171,6 +190,44 @@ class Profiler:
                 reaction.task, reaction.model, reaction.reaction, reaction.e2e_s
             )
             self._writer.put([reaction])
+
+    def _count_reaction(self, shown: _Shown, kind: Kind) -> None:
+        """Each completion counts once as shown, and once as taken."""
+        counts = {Kind.VIEW: SHOWN, Kind.SELECT: TAKEN}.get(kind)
+        if counts is not None and all(name != kind.value for name, _, _ in shown.reactions):
+            for drawn in shown.rollouts:
+                self._rollouts.count(drawn, counts)
+
+    async def rollouts(self) -> tuple[Rollout, ...]:
+        """All rollouts, as their rules have them now."""
+        self._take_earlier()
+        now_s = time.time()
+        moved = self._rollouts.judge(now_s)
+        for rollout in moved:
+            log.warning(
+                "rollout of %s: %s: %s", rollout.name, rollout.phase, rollout.outlook(now_s)
+            )
+        if moved or now_s - self._kept_rollouts_at_s >= KEEP_ROLLOUTS_S:
+            self._kept_rollouts_at_s = now_s
+            self._keep_rollouts()
+        return tuple(self._rollouts.all.values())
+
+    async def order_rollout(self, order: RolloutOrder) -> Rollout:
+        """The rollout as `order` makes it; raise `InputError`, `UnknownNameError`, or `StoreError`
+        where it cannot be kept."""
+        self._take_earlier()
+        if not self._writer.state().is_ok:
+            raise StoreUnavailableError("", "the store cannot keep a rollout now")
+        rollout = self._rollouts.order(order, time.time())
+        log.warning("rollout of %s: %s", rollout.name, rollout.history[-1].why)
+        self._keep_rollouts()
+        await asyncio.to_thread(self._writer.flush, FLUSH_S)
+        return rollout
+
+    def _keep_rollouts(self) -> None:
+        known, kept = dict(self._rollouts.all), self._kept_rollouts
+        self._writer.put([r for name, r in known.items() if r != kept.get(name)])
+        self._kept_rollouts = known
 
     async def estimates(self) -> dict[TaskName, dict[NodeId, NodeEstimate]]:
         self._take_earlier()
@@ -274,6 +331,7 @@ class Profiler:
         self._errors.restore(earlier.errors)
         self._length_history.restore(earlier.samples)
         self._run_history.restore(earlier.runs)
+        self._rollouts.restore(earlier.rollouts)
         self._new_runs = True
 
     # Learning anew

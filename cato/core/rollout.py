@@ -45,12 +45,12 @@ class Phase(StrEnum):
 class RolloutRule:
     """When a step ends, and how.
 
-    The canary has each of `shares` of the sessions in turn; before that copies of `shadow_share` of
-    the calls (0: no shadow step). A step lasts at least `hold_s` and until each arm has `min_calls`;
-    one that has no answer after `max_calls` of the canary is rolled back. Limits say how much worse
-    the canary may be: in misses of the SLO, errors and completions not taken as fractions of calls,
-    in TTFT as a fraction of the stable model's. Acceptance counts once `min_shown` completions of
-    each arm were shown.
+    The canary has each of `shares` of the sessions in turn; before that copies of `shadow_share`
+    of the calls (0: no shadow step). A step lasts at least `hold_s` and until each arm has
+    `min_calls`; one that has no answer after `max_calls` of the canary is rolled back. Limits say
+    how much worse the canary may be: in misses of the SLO, errors and completions not taken as
+    fractions of calls, in TTFT as a fraction of the stable model's. Acceptance counts once
+    `min_shown` completions of each arm were shown.
     """
 
     shares: tuple[float, ...] = (0.05, 0.25)
@@ -114,7 +114,8 @@ def counted(receipt: SlaReceipt, drawn: Drawn) -> ArmCounts:
 class Measure:
     """One comparison. The canary is worse by `low` to `high` (95 %), and may be by `limit`.
 
-    `surely` is what it is worse by at least, beyond reasonable doubt; negative when it may be better.
+    `surely` is what it is worse by at least, beyond reasonable doubt; negative when it may be
+    better.
     """
 
     name: str

@@ -24,7 +24,7 @@ class StartRollout:
     name: str
     stable: str
     canary: str
-    rule: RolloutRule = RolloutRule()
+    rule: RolloutRule
 
 
 @dataclass(frozen=True, slots=True)

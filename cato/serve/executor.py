@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from types import MappingProxyType
 from typing import assert_never
 
 from cato.core.commands import Dispatch
@@ -174,12 +175,14 @@ class RunningTask:
         salt: str = "",
         patience_s: float = inf,
         reuse: Reuse | None = None,
+        instead: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Pools are shared by `tenant` and `weight`, `retries` by all runs of the process.
         `head_start_s` is how long before its arrival the run stands in the pools' queues;
         of one `buffer` they serve the latest run alone. `user` names the caller; the client leaves
         when it has no token after `patience_s`. Prompts of one `salt` share what engines have
-        cached; with `reuse` identical calls share answers."""
+        cached; with `reuse` identical calls share answers. `instead` names the model that answers
+        in the place of another that cannot."""
         self.run = run
         self.head_start_s = head_start_s
         self._buffer = buffer
@@ -199,6 +202,8 @@ class RunningTask:
         self._served_s = 0.0  # by engines, for all nodes so far
         self._queued = 0
         self._reuse = reuse
+        self._instead = instead
+        self.fell_back = False
         self._leading: set[Flight] = set()
         self._left = ""  # why nobody waits any more for a run that goes on for others
         self._calls: list[tuple[str, _Progress]] = []
@@ -413,9 +418,28 @@ class RunningTask:
     async def _invoke(
         self, command: StartNode, settings: LlmSettings | CallSettings, progress: _Progress
     ) -> None:
+        """One LLM call, by the model that answers instead where its own gave nothing."""
+        try:
+            await self._invoke_model(command, settings, progress)
+        except SupersededError:
+            raise
+        except CatoError as error:
+            other = self._instead.get(settings.model)
+            if other is None or progress.answer.has_output:
+                raise
+            log.warning("%s cannot answer (%s); %s does", settings.model, error, other)
+            progress.reasons.append(f"{settings.model} cannot answer: {error}; {other} does")
+            progress.flight, self.fell_back = None, True
+            progress.losses = progress.all_losses = progress.missed = 0
+            await self._invoke_model(command, replace(settings, model=other), progress)
+
+    async def _invoke_model(
+        self, command: StartNode, settings: LlmSettings | CallSettings, progress: _Progress
+    ) -> None:
         """One LLM call, over as many leases as it takes."""
         pool = self._pools.pool_of(settings.model)
         progress.pool = pool
+        self._calls = [call for call in self._calls if call[1] is not progress]
         self._calls.append((pool.model.called(settings.model), progress))
         started_s = time.monotonic()
         suffix = "" if command.item is None else f".{command.item}"

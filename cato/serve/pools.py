@@ -45,6 +45,12 @@ def pool_named(pools: Iterable[PoolInfo], model: str) -> PoolInfo | None:
     return next((pool for pool in known if pool.model is spec), None)
 
 
+def is_ready(pools: Iterable[PoolInfo], model: str) -> bool | None:
+    """Whether `model` has a replica that can take work; None when no pool serves it."""
+    pool = pool_named(pools, model)
+    return None if pool is None else pool.ready_replicas > 0
+
+
 class Pools(Protocol):
     """The way from an ingress to leases and tokens."""
 

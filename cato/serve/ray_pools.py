@@ -34,6 +34,8 @@ from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolPicture
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
+from cato.core.rollout import Rollout
+from cato.core.rollout_book import RolloutOrder
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import TurnUsage, Usage
@@ -380,6 +382,7 @@ class RayRecords:
         self._finished: list[Finished] = []
         self._used: list[Usage] = []
         self._told: list[Feedback] = []
+        self._rollouts: dict[str, Rollout] = {}
         self._refresher: asyncio.Task[None] | None = None
 
     def follow(self, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
@@ -444,6 +447,14 @@ class RayRecords:
         turns: tuple[TurnUsage, ...] = await self._asked(lambda p: p.turns.remote(session, tenant))
         return turns
 
+    def rollouts(self) -> Mapping[str, Rollout]:
+        return self._rollouts
+
+    async def order_rollout(self, order: RolloutOrder) -> Rollout:
+        changed: Rollout = await self._asked(lambda p: p.order_rollout.remote(order))
+        self._rollouts = {**self._rollouts, changed.name: changed}
+        return changed
+
     async def _asked(self, ask: Callable[[Any], Any]) -> Any:
         """What the profiler answers, with what was just recorded; raise `StoreError`."""
         if self._profiler is None:
@@ -478,6 +489,8 @@ class RayRecords:
             try:
                 if self._profiler is None:
                     self._profiler = actors.get(actors.PROFILER)
+                rollouts = await self._profiler.rollouts.remote()
+                self._rollouts = {r.name: r for r in rollouts}
                 self._access.learn(await self._profiler.access.remote())
                 self._table = await self._profiler.estimates.remote()
                 await self._refresh_beliefs()

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -18,9 +18,11 @@ from cato.core.errors import UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import MAX_HEAD_START_S
-from cato.core.receipt import SUPERSEDED, NodeReceipt, SlaReceipt
+from cato.core.receipt import SUPERSEDED, Drawn, NodeReceipt, SlaReceipt, TrafficArm
 from cato.core.retries import RetryBudget
 from cato.core.reuse import ReuseLimits
+from cato.core.rollout import Rollout
+from cato.core.rollout_book import RolloutOrder
 from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
 from cato.core.session import Prompt, Turn, TurnKind
 from cato.core.session_slo import SessionShare
@@ -31,7 +33,7 @@ from cato.engines.base import Endpoint
 from cato.estimators.dag_match import StageShare
 from cato.serve.executor import ModelUse, RunningTask
 from cato.serve.nodes.runner import NodeRunner
-from cato.serve.pools import PoolInfo, Pools
+from cato.serve.pools import PoolInfo, Pools, is_ready
 from cato.serve.reuse import Reuse
 from cato.telemetry import logs
 from cato.telemetry.overview import Overview
@@ -48,6 +50,10 @@ CALL_NODE = NodeId("call")
 # Plain models: the first token of a chat or a completion, as for generation.
 CALL_SLO = Slo(SloMetric.TTFT, 1.5)
 CALL_DEADLINE_S = 600.0
+# Copies of calls for the canaries of rollouts: so many at once, and in a full pool so much less
+# than a call that somebody waits for.
+MAX_SHADOWS = 4
+SHADOW_WEIGHT = 0.05
 # Traces and log lines of a run are written so long after its end.
 TELL_AFTER_S = 0.02
 
@@ -61,7 +67,8 @@ class Origin:
     expected to use and the most that it may, before it begins, and `spend` what it has used when it
     has ended. `user` tells one caller from another, and says nothing else. Prompts of one `salt`
     share what engines have cached. The client waits `patience_s` for a first token (inf: nobody
-    knows).
+    knows). `session` is what rollouts go by; `drawn` are those that chose the model of a direct
+    call.
     """
 
     key: str = ""
@@ -74,6 +81,8 @@ class Origin:
     reserve: Callable[[int, int], None] = lambda _, __: None
     patience_s: float = inf
     spend: Callable[[int], None] = lambda _: None
+    session: str = ""
+    drawn: tuple[Drawn, ...] = ()
 
 
 NOBODY = Origin()
@@ -146,6 +155,15 @@ class Records(Protocol):
         """What the turns of a session used, oldest first; else as `usage`."""
         ...
 
+    def rollouts(self) -> Mapping[str, Rollout]:
+        """All rollouts by the name that they are of, as known now."""
+        ...
+
+    async def order_rollout(self, order: RolloutOrder) -> Rollout:
+        """The rollout as `order` makes it, kept over restarts; raise `InputError`,
+        `UnknownNameError` or `StoreError`."""
+        ...
+
     async def overview(self, tenant: str | None) -> Overview:
         """The fleet now, and what happened lately: what `tenant` may see (None: everything)."""
         ...
@@ -190,6 +208,8 @@ class TaskService:
         self.workflow_problem = ""
         self._retries = RetryBudget()
         self._brownout = tuple(brownout)
+        self._shadows: set[asyncio.Task[FinishRun]] = set()
+        self._shadow_retries = RetryBudget()
 
     @property
     def workflows(self) -> Mapping[TaskName, Workflow]:
@@ -287,6 +307,10 @@ class TaskService:
             trace = self._tracing.begin(workflow.name, request_id)
         if slo is not None and slo.hard_deadline_s < workflow.hard_deadline_s:
             workflow = replace(workflow, hard_deadline_s=slo.hard_deadline_s)
+        copies = self._copies(workflow, origin, request_id)
+        workflow, drawn, instead = self._with_arms(workflow, origin)
+        if call is not None and not call.endpoint.generates:
+            drawn = ()  # a count of tokens says nothing of a model
         workflow, notes = browned(workflow, self._brownout, self._fullness)
         run = Run(
             id=RunId(request_id),
@@ -301,13 +325,24 @@ class TaskService:
             turn=None if call is None else call.turn,
             share=None if call is None else call.share,
         )
+
+        def ended(finish: FinishRun, used: Sequence[ModelUse]) -> None:
+            parts = tuple(
+                replace(d, fell_back=task.fell_back and d.arm is TrafficArm.CANARY) for d in drawn
+            )
+            receipt = replace(finish.receipt, rollouts=parts)
+            self._on_finish(origin, trace, call, replace(finish, receipt=receipt), used)
+            if finish.status == "done":
+                for copied, shadow in copies:
+                    self._shadow(run, inputs, copied, shadow, origin)
+
         task = RunningTask(
             run,
             self._pools,
             self._nodes,
             self._random.random,
             self._records.length,
-            partial(self._on_finish, origin, trace, call),
+            ended,
             self._retries,
             tenant=origin.tenant,
             weight=origin.weight,
@@ -317,10 +352,101 @@ class TaskService:
             salt=origin.salt,
             patience_s=origin.patience_s,
             reuse=self._reuse,
+            instead=instead,
         )
         origin.reserve(*_tokens_of(workflow))
         _start_instead(task, origin.replaces)
         return task
+
+    # Rollouts
+
+    def draw(self, model: str, session: str) -> tuple[str, Drawn | None]:
+        """What `model` means to `session` now, and its part in the rollout of that name."""
+        rollout = self._records.rollouts().get(model)
+        return (model, None) if rollout is None else rollout.draw(session, self._is_ready)
+
+    def _is_ready(self, model: str) -> bool | None:
+        return is_ready(self._pools.all(), model)
+
+    def _with_arms(
+        self, workflow: Workflow, origin: Origin
+    ) -> tuple[Workflow, tuple[Drawn, ...], dict[str, str]]:
+        """`workflow` with the models that its rollouts draw, its part in them, and the stable model
+        in the place of each canary."""
+        rollouts = self._records.rollouts()
+        if not rollouts:
+            return workflow, (), {}
+        drawn, nodes = list(origin.drawn), []
+        for node in workflow.nodes:
+            settings = node.settings
+            if isinstance(settings, LlmSettings) and settings.model in rollouts:
+                model, part = self.draw(settings.model, origin.session)
+                node = replace(node, settings=replace(settings, model=model))
+                if part is not None and part not in drawn:
+                    drawn.append(part)
+            nodes.append(node)
+        mine = [rollouts[d.name] for d in drawn if d.arm is TrafficArm.CANARY]
+        instead = {r.canary: r.stable for r in mine}
+        return replace(workflow, nodes=tuple(nodes)), tuple(drawn), instead
+
+    def _copies(
+        self, workflow: Workflow, origin: Origin, request_id: str
+    ) -> list[tuple[Workflow, Drawn]]:
+        """What canaries get of a run in their shadow step: it whole, where they would serve all of
+        it; no model that serves people gets more work."""
+        copies = []
+        for rollout in self._records.rollouts().values():
+            is_drawn = any(d.name == rollout.name for d in origin.drawn)
+            asked = {rollout.name, rollout.stable} if is_drawn else {rollout.name}
+            if (
+                not rollout.is_shadowed(request_id)
+                or not _is_served_by(workflow, asked)
+                or not self._is_ready(rollout.canary)
+            ):
+                continue
+            name = workflow.name
+            if any(isinstance(node.settings, CallSettings) for node in workflow.nodes):
+                name = TaskName(f"model:{self._pools.pool_of(rollout.canary).model.name}")
+            nodes = tuple(_asking(node, rollout.canary) for node in workflow.nodes)
+            copies.append((replace(workflow, name=name, nodes=nodes), rollout.shadow))
+        return copies
+
+    def _shadow(
+        self,
+        run: Run,
+        inputs: Mapping[str, object],
+        workflow: Workflow,
+        drawn: Drawn,
+        origin: Origin,
+    ) -> None:
+        """Let the canary answer what `run` was asked, and forget the answer.
+
+        It begins when the real answer is complete, so that it never slows it, and only while few
+        others are under way.
+        """
+        if len(self._shadows) >= MAX_SHADOWS:
+            return
+        copy = Run(
+            id=RunId(f"{run.id}.shadow"),
+            workflow=workflow,
+            slo=run.slo,
+            inputs=inputs,
+            estimates=self._estimates(workflow),
+            arrived_at_s=time.monotonic(),
+            next_share=lambda _: None,
+        )
+
+        def ended(finish: FinishRun, _: Sequence[ModelUse]) -> None:
+            self._records.record(replace(finish.receipt, rollouts=(drawn,)), ())
+
+        task = RunningTask(
+            copy, self._pools, self._nodes, self._random.random, self._records.length, ended,
+            self._shadow_retries, tenant=origin.tenant, weight=SHADOW_WEIGHT, salt=origin.salt,
+        )  # fmt: skip
+        task.start()
+        waiting = asyncio.get_running_loop().create_task(task.wait())
+        self._shadows.add(waiting)
+        waiting.add_done_callback(self._shadows.discard)
 
     def _fullness(self, model: str) -> float:
         try:
@@ -371,6 +497,21 @@ class TaskService:
                 runs=1.0 if node.when is None else CONDITIONAL_RUNS,
             )
         return known
+
+
+def _is_served_by(workflow: Workflow, models: Set[str]) -> bool:
+    """Whether all that `workflow` does is to have one of `models` generate."""
+    return all(
+        isinstance(s := node.settings, LlmSettings | CallSettings)
+        and s.model in models
+        and (isinstance(s, LlmSettings) or Endpoint(s.endpoint).generates)
+        for node in workflow.nodes
+    )
+
+
+def _asking(node: Node, model: str) -> Node:
+    assert isinstance(node.settings, LlmSettings | CallSettings), "only generating nodes are copied"
+    return replace(node, settings=replace(node.settings, model=model))
 
 
 def _tokens_of(workflow: Workflow) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, PoolName
 from cato.core.receipt import SlaReceipt
+from cato.core.rollout import Rollout
 from cato.core.tenancy import Usage
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.output_lengths import LengthSample
@@ -44,9 +45,11 @@ class Reaction:
     tenant: str = ""
 
 
-Record = Reaction | LengthSample | NodeMean | PoolErrors | FinishedStages | KeptReceipt | Usage
-"""What a writer takes. Usage is added to what is known of its name; of means and errors of the same
-name, and of a tenant's receipts with the same request id, the newest is kept."""
+Record = (
+    Reaction | LengthSample | NodeMean | PoolErrors | FinishedStages | KeptReceipt | Usage | Rollout
+)
+"""What a writer takes. Usage is added to what is known of its name; of means, errors and rollouts
+of the same name, and of a tenant's receipts with the same request id, the newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Learnt:
     errors: tuple[PoolErrors, ...] = ()
     samples: tuple[LengthSample, ...] = ()
     runs: tuple[FinishedStages, ...] = ()
+    rollouts: tuple[Rollout, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,13 @@ api_keys = Table(
     Column("session_target_s", Double),
 )
 
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+
 reactions = Table(
     "reactions",
     metadata,

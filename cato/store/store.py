@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
+from cato.core.rollout import Rollout
 from cato.core.tenancy import Access, ApiKey, KeyHistory, Role, Tenant, TurnUsage, Usage, turn_usage
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.dag_match import SuperGraph, SuperNode
@@ -56,10 +58,13 @@ from cato.store.schema import (
     profiles,
     reactions,
     receipts,
+    rollouts,
     tenants,
     usage,
     usual_arrivals,
 )
+
+log = logging.getLogger("cato.store")
 
 BUSY_TIMEOUT_S = 5.0
 """How long a call waits for another process that writes."""
@@ -67,6 +72,7 @@ BUSY_TIMEOUT_S = 5.0
 Row = dict[str, object]
 
 _HOSTED = TypeAdapter(HostedModel)
+_ROLLOUT = TypeAdapter(Rollout)
 
 
 class MetadataStore:
@@ -159,11 +165,12 @@ class MetadataStore:
                 for r in connection.execute(select(length_samples).order_by(length_samples.c.id))
             )  # fmt: skip
             stages = connection.execute(select(dag_runs).order_by(dag_runs.c.id)).all()
+            kept = connection.execute(select(rollouts.c.document)).scalars().all()
         try:
             runs = tuple(FinishedStages(TaskName(r.task), _graph(r.stages)) for r in stages)
         except (TypeError, ValueError) as exc:
             raise StoreCorruptError(self.name, f"a row of dag_runs is unreadable ({exc})") from exc
-        return Learnt(means, errors, samples, runs)
+        return Learnt(means, errors, samples, runs, tuple(_readable_rollouts(kept)))
 
     def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
         """A receipt of `tenant` (None: the newest of anybody) as plain values, its free text
@@ -497,6 +504,10 @@ class _Rows:
             case Usage():
                 known = self._used.get(record.name)
                 self._used[record.name] = record if known is None else known.plus(record)
+            case Rollout():
+                document = _ROLLOUT.dump_json(record).decode()
+                row: Row = {"name": record.name, "document": document}
+                self._replace(rollouts, record.name, row)
             case KeptReceipt():
                 name = (record.receipt.request_id, record.receipt.tenant)
                 self._replace(receipts, name, _receipt_row(record))
@@ -517,6 +528,16 @@ class _Rows:
 
     def _replace(self, table: Table, key: object, row: Row) -> None:
         self._latest.setdefault(table, {})[key] = row
+
+
+def _readable_rollouts(documents: Iterable[str]) -> Iterator[Rollout]:
+    """One that another version of CATO wrote may not be; its name then means what the deployment
+    file says."""
+    for document in documents:
+        try:
+            yield _ROLLOUT.validate_json(document)
+        except ValidationError as exc:
+            log.error("a rollout of the store is unreadable and left out: %s", exc)
 
 
 def _row(record: LengthSample | NodeMean | PoolErrors) -> Row:

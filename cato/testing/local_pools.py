@@ -38,6 +38,8 @@ from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.profile import Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
+from cato.core.rollout import Rollout
+from cato.core.rollout_book import RolloutBook, RolloutOrder
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import TurnUsage, Usage, turn_usage
@@ -363,8 +365,12 @@ class LocalRecords:
         self._metrics = RunMetrics()
         self._recent = RecentRuns()
         self._usage: dict[tuple[str, ...], Usage] = {}
+        self.book = RolloutBook()
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage] = ()) -> None:
+        self.book.record(receipt)
+        if receipt.is_shadow:
+            return
         self.receipts[receipt.tenant, receipt.request_id] = receipt
         if len(self.receipts) > MAX_RECEIPTS:
             self.receipts.popitem(last=False)
@@ -397,6 +403,13 @@ class LocalRecords:
     async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
         kept = (r for r in self.receipts.values() if r.session == session)
         return [turn_usage(r.as_dict()) for r in kept if tenant in (None, r.tenant)]
+
+    def rollouts(self) -> Mapping[str, Rollout]:
+        self.book.judge(time.time())
+        return self.book.all
+
+    async def order_rollout(self, order: RolloutOrder) -> Rollout:
+        return self.book.order(order, time.time())
 
     async def overview(self, tenant: str | None) -> Overview:
         assert self._pools is not None, "an overview is of pools"

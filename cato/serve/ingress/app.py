@@ -18,6 +18,7 @@ from cato.serve.ingress import (
     errors,
     models,
     operations,
+    rollouts,
     usage,
 )
 from cato.serve.ingress.context import Ingress
@@ -43,7 +44,7 @@ from cato.serve.ui import routes as ui
 # Routes are tried in order: the busiest first.
 DIALECTS = (
     completions, fim, tabby, infill, chat, responses, messages, tasks, others, models, operations,
-    usage, ui,
+    usage, rollouts, ui,
 )  # fmt: skip
 
 

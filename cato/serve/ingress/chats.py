@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.requests import Request
 
@@ -35,8 +36,8 @@ from cato.serve.ingress.naming import (
     Target,
     model_of_task,
     names_a_task,
-    pool_behind,
     pool_of,
+    pools_behind,
     resolve,
     without_family,
 )
@@ -98,8 +99,9 @@ def read_chat(
     """The chat in `body`; raise `InputError` with the field that is wrong."""
     extra, is_streamed = cato_of(body), flag(body, "stream")
     tier = "" if endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS) else tier_of(body)
-    pool, off = pool_behind(ingress, body.get("model")), ingress.prompt_rules_off
-    if pool is not None and pool.template is not None and pool.template.takes_late_system:
+    pools, off = pools_behind(ingress, body.get("model")), ingress.prompt_rules_off
+    templates = [pool.template for pool in pools]
+    if pools and all(t is not None and t.takes_late_system for t in templates):
         off |= {LATE_SYSTEM}
     better, changes = stable(endpoint, body, off)
     conversation = conversation_of(endpoint, better)
@@ -127,7 +129,8 @@ def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
     not run.
     """
     model = chat.body.get("model")
-    target = resolve(ingress, request, model, chat.extra, GENERATION)
+    session = partial(session_of_chat, request, chat)
+    target = resolve(ingress, request, model, chat.extra, GENERATION, session=session)
     if target.task is None:
         return target
     why = _why_conversation(chat)
@@ -143,10 +146,20 @@ def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
             "cato.inputs",
         )
     model, workflow = (
-        model_of_task(ingress, request, target.task),
+        model_of_task(ingress, request, target.task, session),
         ingress.service.workflow(target.task),
     )
     return Target(model=model, why=why, session_target_s=workflow.session_target_s)
+
+
+def session_of_chat(request: Request, chat: ChatRequest) -> str:
+    """What rollouts go by: calls beside the main loop are the session's too."""
+    return f"{caller_of(request).tenant}\0{_turn_of(request, chat).session}"
+
+
+def _turn_of(request: Request, chat: ChatRequest) -> Turn:
+    whole = "\0".join(whose(request))
+    return turn_of(chat.client, request.headers, chat.endpoint, chat.body, chat.conversation, whole)
 
 
 def _why_conversation(chat: ChatRequest) -> str:
@@ -198,17 +211,7 @@ def start_model(
     pool = pool_of(ingress, target.model)
     check_tools(pool, chat.body)
     model = pool.model.called(target.model)
-    turn = replace(
-        turn_of(
-            chat.client,
-            request.headers,
-            chat.endpoint,
-            chat.body,
-            chat.conversation,
-            "\0".join(whose(request)),
-        ),
-        changes=chat.changes,
-    )
+    turn = replace(_turn_of(request, chat), changes=chat.changes)
     body = engine_body(chat.body, is_streamed=chat.is_streamed)
     if not chat.endpoint.generates:
         prompt = other_prompt(body)

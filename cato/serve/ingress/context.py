@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from cato.core.errors import AccessError
+from cato.core.receipt import Drawn
 from cato.core.runs import FinishRun
 from cato.core.session_slo import SessionBook
 from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import BufferId, Buffers
 from cato.serve.access.control import ANYBODY, AccessControl, Caller
 from cato.serve.executor import RunningTask
-from cato.serve.ingress.clients import UNKNOWN, Client, client_of, patience_s
+from cato.serve.ingress.clients import SESSION_HEADER, UNKNOWN, Client, client_of, patience_s
 from cato.serve.ingress.feedback import FeedbackSink
 from cato.serve.service import Origin, TaskService, new_request_id
 from cato.serve.sessions import SessionMemory
@@ -99,6 +100,8 @@ class Ingress:
             patience_s=patience_s(request.headers, agent),
             reserve=reserve,
             spend=spend,
+            session=session_of(request, buffer),
+            drawn=getattr(request.state, "cato_drawn", ()),
         )
         return self.buffers.started(buffer, origin, start)
 
@@ -138,6 +141,18 @@ def request_id(request: Request) -> str:
         known = offered if _SANE_ID.fullmatch(offered) else new_request_id()
         request.state.cato_request_id = known
     return known
+
+
+def session_of(request: Request, buffer: BufferId | None) -> str:
+    """What rollouts go by where no conversation says more: the session that a header names, else
+    the editor's buffer, else this request alone."""
+    named = request.headers.get(SESSION_HEADER, "") or "\0".join(buffer or ())
+    return f"{caller_of(request).tenant}\0{named or request_id(request)}"
+
+
+def remember_drawn(request: Request, drawn: Drawn | None) -> None:
+    """Keep which rollout chose the model of a direct call."""
+    request.state.cato_drawn = () if drawn is None else (drawn,)
 
 
 def remember_task(request: Request, task: RunningTask) -> None:

@@ -493,6 +493,67 @@ USAGE: dict[str, Any] = {
         ],
     },
 }
+_ARM_COUNTS = _object(
+    "calls errors met shown taken",
+    calls=COUNT,
+    errors=COUNT,
+    met=COUNT,
+    mean_ttft_s=_or_null(NUMBER),
+    shown=COUNT,
+    taken=COUNT,
+)
+_ROLLOUT = _object(
+    "object name stable canary phase share outlook stable_counts canary_counts measures history",
+    object={"const": "rollout"},
+    name=TEXT,
+    stable=TEXT,
+    canary=TEXT,
+    phase={"enum": ["shadow", "canary", "promoted", "rolled-back"]},
+    share=NUMBER,
+    since_s=NUMBER,
+    outlook={**TEXT, "description": "What the rule says of the present step."},
+    stable_counts=_ARM_COUNTS,
+    canary_counts=_ARM_COUNTS,
+    measures=_list(
+        _object(
+            "name stable canary low high surely limit",
+            name=TEXT,
+            stable=NUMBER,
+            canary=NUMBER,
+            low=NUMBER,
+            high=NUMBER,
+            surely=NUMBER,
+            limit=NUMBER,
+        )
+    ),
+    rule={"type": "object"},
+    history=_list(_object("at_s phase share why", at_s=NUMBER, phase=TEXT, share=NUMBER, why=TEXT)),
+)
+_SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+ROLLOUTS = _answers(_object("object data", object={"const": "list"}, data=_list(_ROLLOUT)))
+START_ROLLOUT = _operation(
+    _object(
+        "name canary",
+        name={**TEXT, "description": "What clients call: the name of a model, or another of its."},
+        canary={**TEXT, "description": "The model that is to take over."},
+        rule=_or_null(
+            _object(
+                shares=_list(_SHARE),
+                shadow_share=_SHARE,
+                min_calls=LIMIT,
+                max_calls=LIMIT,
+                hold_s=NUMBER,
+                min_shown=LIMIT,
+                miss_limit=_SHARE,
+                error_limit=_SHARE,
+                ttft_limit=_SHARE,
+                acceptance_limit=_SHARE,
+            )
+        ),
+    ),
+    _ROLLOUT,
+)
+ROLLOUT_STEP = _operation(_object("name", name=TEXT), _ROLLOUT)
 
 # Headers that every dialect's requests may have.
 HINTS = [

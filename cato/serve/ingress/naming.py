@@ -19,8 +19,8 @@ is up to the key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,7 +29,13 @@ from cato.core.errors import AccessError, InputError, StartingError, UnknownName
 from cato.core.ids import TaskName
 from cato.core.workflow import LlmSettings, Workflow
 from cato.serve.ingress import virtual
-from cato.serve.ingress.context import Ingress, caller_of, check_task
+from cato.serve.ingress.context import (
+    Ingress,
+    caller_of,
+    check_task,
+    remember_drawn,
+    session_of,
+)
 from cato.serve.ingress.hints import SlaClass
 from cato.serve.pools import PoolInfo, pool_named
 
@@ -98,10 +104,12 @@ def resolve(
     shape: TaskName,
     *,
     needs_model: bool = True,
+    session: Callable[[], str] | None = None,
 ) -> Target:
     """What serves the request, if its caller may have it.
 
     `extra` is the body's object `cato`, `shape` the task that the dialect and the body suggest.
+    Rollouts choose by `session` (None: what its headers tell).
     Raise `AccessError` for what the API key does not allow, `InputError` when nothing is named
     and the dialect `needs_model`, `UnknownNameError` for a task that is not there; a model is
     looked up when it is called.
@@ -111,18 +119,44 @@ def resolve(
         check_task(request, target.task)
     else:
         _check_model(ingress, request, target.model)
+        target = replace(target, model=_drawn(ingress, request, target.model, session))
     return target
 
 
-def model_of_task(ingress: Ingress, request: Request, task: TaskName) -> str:
-    """The model that gets a request itself in the place of `task`, if its caller may call it.
+def model_of_task(
+    ingress: Ingress,
+    request: Request,
+    task: TaskName,
+    session: Callable[[], str] | None = None,
+) -> str:
+    """The model that gets a request itself in the place of `task`, if its caller may call it;
+    rollouts choose as in `resolve`.
 
     Leave to run a task is leave to have its prompts answered, not to send that model any other:
     raise `AccessError` where the key does not allow the model.
     """
     model = answering_model(ingress.service.workflow(task))
     _check_model(ingress, request, model, f" It may run {task} with one user message.")
-    return model
+    return _drawn(ingress, request, model, session)
+
+
+def _drawn(
+    ingress: Ingress, request: Request, model: str, session: Callable[[], str] | None
+) -> str:
+    """The model that the rollout of `model` has for the session; `model` where there is none.
+
+    A key that names models gets no other one by a rollout: what it names is the rollout, or what
+    the rollout has for it.
+    """
+    if model not in ingress.service.records.rollouts():
+        return model
+    asked = session_of(request, None) if session is None else session()
+    chosen, drawn = ingress.service.draw(model, asked)
+    caller = caller_of(request)
+    if not caller.may_call((model,)) and not caller.may_call(names_of(ingress, chosen)):
+        return model
+    remember_drawn(request, drawn)
+    return chosen
 
 
 def _check_model(ingress: Ingress, request: Request, model: str, instead: str = "") -> None:
@@ -191,15 +225,19 @@ def pool_of(ingress: Ingress, model: str) -> PoolInfo:
     raise UnknownNameError("model", model, (*real, *sorted(tasks)))
 
 
-def pool_behind(ingress: Ingress, model: object) -> PoolInfo | None:
-    """The pool of a model, or of the one that a virtual model's task answers with; None for a name
-    that is neither."""
+def pools_behind(ingress: Ingress, model: object) -> Sequence[PoolInfo]:
+    """The pool of a model, or of the one that a virtual model's task answers with, and that of its
+    canary in a rollout; none for a name that is neither."""
     if not isinstance(model, str):
-        return None
+        return ()
     names = {**virtual.model_names(ingress.service.workflows), AUTO_MODEL: GENERATION}
     workflow = ingress.service.workflows.get(names.get(without_family(model), TaskName("")))
     answering = "" if workflow is None else _answering_model(workflow)
-    return pool_named(ingress.service.pools(), answering or model)
+    called = answering or model
+    rollout = ingress.service.records.rollouts().get(called)
+    targets = (called,) if rollout is None else (rollout.stable, rollout.canary)
+    pools = ingress.service.pools()
+    return [pool for target in targets if (pool := pool_named(pools, target)) is not None]
 
 
 def answering_model(workflow: Workflow) -> str:

@@ -149,6 +149,21 @@ function drawFleet(now) {
   at("fleet").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "card empty" }, "No pool is known yet."));
 }
 
+// Rollouts
+
+function drawRollouts(now) {
+  const rows = now.rollouts.map((r) => h("tr", null,
+    cell(r.name, "code"),
+    cell(`${r.stable} → ${r.canary}`, "code"),
+    h("td", { class: r.phase === "rolled-back" ? "bad" : "" }, r.phase),
+    cell(percent(r.share), "number"),
+    cell(`${whole(r.stable_counts.calls)} + ${whole(r.canary_counts.calls)}`, "number"),
+    cell(r.outlook)));
+  const heads = [["name"], ["stable → canary"], ["phase"], ["canary's share", "number"], ["calls of both", "number"], ["what the rule says"]];
+  at("rollouts-part").hidden = !rows.length;
+  at("rollouts").replaceChildren(table(heads, rows));
+}
+
 // Sessions
 
 function contexts(replica) {
@@ -409,7 +424,7 @@ async function refresh() {
   const hasKey = sessionStorage.getItem(KEY) !== null;
   try {
     const now = await ask("ui/state");
-    for (const draw of [drawFigures, drawFleet, drawTasks, drawSessions, drawRuns, drawDecisions]) draw(now);
+    for (const draw of [drawFigures, drawFleet, drawRollouts, drawTasks, drawSessions, drawRuns, drawDecisions]) draw(now);
     at("key-form").hidden = true;
     at("forget-key").hidden = !hasKey;
     const silent = now.missing.length ? ` — no answer from: ${now.missing.join(", ")}` : "";

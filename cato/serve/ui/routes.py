@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
+from cato.serve.ingress.rollouts import described
 from cato.serve.ingress.templates import note_of
 
 HERE = Path(__file__).parent
@@ -58,7 +59,9 @@ def routes(ingress: Ingress) -> APIRouter:
             for p in found.pools
         )
         found = replace(found, pools=pools, problem=ingress.service.workflow_problem)
-        return JsonAnswer(as_json(found), headers={"Cache-Control": "no-store"})
+        known = ingress.service.records.rollouts() if caller_of(request).is_operator else {}
+        shown = as_json(found) | {"rollouts": described(known)}
+        return JsonAnswer(shown, headers={"Cache-Control": "no-store"})
 
     return router
 

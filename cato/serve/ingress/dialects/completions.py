@@ -25,7 +25,7 @@ from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object, text_field
 from cato.serve.ingress.buffers import completion_buffer
 from cato.serve.ingress.calls import engine_body, start_call, text_prompt
-from cato.serve.ingress.context import Ingress, request_id
+from cato.serve.ingress.context import Ingress, request_id, session_of
 from cato.serve.ingress.dialects import tabby
 from cato.serve.ingress.dialects.chat import usage_in_of
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill, with_sentinels_read
@@ -58,7 +58,14 @@ def routes(ingress: Ingress) -> APIRouter:
 
 async def _complete(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
     extra, is_streamed = cato_of(body), flag(body, "stream")
-    target = resolve(ingress, request, body.get("model"), extra, COMPLETION)
+    target = resolve(
+        ingress,
+        request,
+        body.get("model"),
+        extra,
+        COMPLETION,
+        session=lambda: session_of(request, _buffer(request, body)),
+    )
     model = str(body.get("model") or "")
     writer = CompletionsWriter(request_id(request), model, int(time.time()), usage_in_of(body))
     if target.task is None:

@@ -6,6 +6,8 @@ request, goes to the engine as it is.
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +16,13 @@ from cato.serve.ingress import document
 from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import read_object
 from cato.serve.ingress.calls import whole_call
-from cato.serve.ingress.chats import read_chat, start_model, start_task, target_of
+from cato.serve.ingress.chats import (
+    read_chat,
+    session_of_chat,
+    start_model,
+    start_task,
+    target_of,
+)
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.naming import Target, model_of_task
 from cato.serve.ingress.relay import relay_typed
@@ -38,7 +46,8 @@ def routes(ingress: Ingress) -> APIRouter:
         chat = read_chat(ingress, request, Endpoint.COUNT_TOKENS, body)
         target = target_of(ingress, request, chat)
         if target.task is not None:
-            target = Target(model=model_of_task(ingress, request, target.task))
+            session = partial(session_of_chat, request, chat)
+            target = Target(model=model_of_task(ingress, request, target.task, session))
         return await whole_call(ingress, request, start_model(ingress, request, target, chat))
 
     return router

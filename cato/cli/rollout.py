@@ -1,0 +1,133 @@
+"""`cato rollout`: a new version of a model under the name that clients call, step by step.
+
+The verbs ask a running deployment, with an operator's key where it has keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.text import Text
+
+from cato.cli.client import DEFAULT_URL, Url, answer, client
+from cato.cli.simulation import a_table
+from cato.core.rollout import RolloutRule
+
+app = typer.Typer(
+    no_args_is_help=True, help="Give a model's new version a growing share of its sessions."
+)
+
+PATH = "/v1/admin/rollouts"
+DEFAULT = RolloutRule()
+PHASES = {"promoted": "green", "rolled-back": "red"}
+
+Json = dict[str, Any]
+Name = Annotated[str, typer.Argument(help="The name that clients call.")]
+Fraction = Annotated[float, typer.Option(min=0.0, max=1.0)]
+
+
+@app.command()
+def start(
+    name: Name,
+    canary: Annotated[str, typer.Option(help="The model that is to take over; it runs already.")],
+    url: Url = DEFAULT_URL,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="The canary's part of the sessions, for each step in turn; "
+            f"{' and '.join(f'{s:g}' for s in DEFAULT.shares)} without. After the last it has all."
+        ),
+    ] = None,
+    shadow: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="First copy such a part of the calls to the canary and discard the answers; 0: "
+            "no such step.",
+        ),
+    ] = DEFAULT.shadow_share,
+    min_calls: Annotated[
+        int, typer.Option(min=1, help="Calls of each model before a step ends.")
+    ] = DEFAULT.min_calls,
+    max_calls: Annotated[
+        int, typer.Option(min=1, help="Calls of the canary after which a step must have ended.")
+    ] = DEFAULT.max_calls,
+    hold: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that a step lasts at least.")
+    ] = DEFAULT.hold_s,
+    min_shown: Annotated[
+        int, typer.Option(min=1, help="Shown completions of each before acceptance counts.")
+    ] = DEFAULT.min_shown,
+    miss_limit: Fraction = DEFAULT.miss_limit,
+    error_limit: Fraction = DEFAULT.error_limit,
+    ttft_limit: Fraction = DEFAULT.ttft_limit,
+    acceptance_limit: Fraction = DEFAULT.acceptance_limit,
+) -> None:
+    """Begin a rollout. The limits say how much worse than the stable model the canary may be."""
+    rule = {
+        "shares": share or list(DEFAULT.shares),
+        "shadow_share": shadow,
+        "min_calls": min_calls,
+        "max_calls": max_calls,
+        "hold_s": hold,
+        "min_shown": min_shown,
+        "miss_limit": miss_limit,
+        "error_limit": error_limit,
+        "ttft_limit": ttft_limit,
+        "acceptance_limit": acceptance_limit,
+    }
+    _ordered(url, "", {"name": name, "canary": canary, "rule": rule})
+
+
+@app.command()
+def status(url: Url = DEFAULT_URL) -> None:
+    """Show all rollouts: their steps, what both models did, and what the rule says."""
+    with client(url) as http:
+        rollouts = answer(http.get(PATH))["data"]
+    Console().print(rendered(rollouts) if rollouts else "no rollout")
+
+
+@app.command()
+def promote(name: Name, url: Url = DEFAULT_URL) -> None:
+    """Go to the next step now; after the last one the canary has every session."""
+    _ordered(url, "/promote", {"name": name})
+
+
+@app.command()
+def rollback(name: Name, url: Url = DEFAULT_URL) -> None:
+    """Give every session to the stable model again; streams under way go on where they are."""
+    _ordered(url, "/rollback", {"name": name})
+
+
+def _ordered(url: str, path: str, body: Json) -> None:
+    with client(url) as http:
+        rollout = answer(http.post(PATH + path, json=body))
+    Console().print(rendered([rollout]))
+
+
+def rendered(rollouts: Sequence[Json]) -> Group:
+    """Rollouts for people."""
+    table = a_table("Rollouts")
+    for column in ("name", "stable", "canary", "phase"):
+        table.add_column(column, no_wrap=True)
+    for column in ("share", "calls", "for"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("what the rule says", min_width=20)
+    for r in rollouts:
+        minutes = (time.time() - r["since_s"]) / 60
+        table.add_row(
+            r["name"],
+            r["stable"],
+            r["canary"],
+            Text(r["phase"], PHASES.get(r["phase"], "yellow")),
+            f"{100 * r['share']:g} %",
+            f"{r['stable_counts']['calls']} + {r['canary_counts']['calls']}",
+            f"{minutes:.0f} min",
+            Text(r["outlook"]),
+        )
+    return Group(table)

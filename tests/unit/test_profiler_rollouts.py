@@ -1,0 +1,121 @@
+"""Rollouts in the Profiler: counted from runs and reactions, moved by rule, kept over restarts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from store_kit import a_receipt, an_execution, facts
+
+from cato.control.profiler import Profiler
+from cato.core.errors import InputError
+from cato.core.ids import TaskName
+from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
+from cato.core.rollout import Phase, Rollout, RolloutRule
+from cato.core.rollout_book import PromoteRollout, RollBackRollout, StartRollout
+from cato.serve.ingress.feedback import Feedback, Reaction
+from cato.store.store import MetadataStore
+
+RULE = RolloutRule(
+    shares=(0.2,), shadow_share=0.0, min_calls=200, hold_s=0.0, error_limit=0.05, miss_limit=0.05
+)
+START = StartRollout("coder", "coder-1", "coder-2", RULE)
+
+
+@asynccontextmanager
+async def a_life(path: Path) -> AsyncIterator[Profiler]:
+    profiler = Profiler(path)
+    try:
+        yield profiler
+    finally:
+        await profiler.close()
+
+
+def some_runs(rollout: Rollout, arm: TrafficArm, n: int = 200) -> list[SlaReceipt]:
+    model = rollout.stable if arm is TrafficArm.STABLE else rollout.canary
+    execution = an_execution(llm=facts(model=model))
+    drawn = (Drawn(rollout.name, rollout.id, rollout.stage, arm),)
+    made = (a_receipt(execution, id=f"{arm}-{i}", task="chat") for i in range(n))
+    return [replace(r, ttft_s=0.2 + 0.001 * (i % 9), rollouts=drawn) for i, r in enumerate(made)]
+
+
+async def seen(profiler: Profiler, receipts: list[SlaReceipt]) -> None:
+    await profiler.record(tuple((r, ()) for r in receipts))
+
+
+async def test_a_restart_goes_on_with_the_step_and_what_it_has_seen(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    async with a_life(path) as profiler:
+        started = await profiler.order_rollout(START)
+        await seen(profiler, some_runs(started, TrafficArm.STABLE))
+        await profiler.rollouts()
+    async with a_life(path) as profiler:
+        (known,) = await profiler.rollouts()
+        assert known.stable_counts.calls == 200
+        assert replace(known, stable_counts=started.stable_counts) == started
+        await seen(profiler, some_runs(started, TrafficArm.CANARY))
+        (known,) = await profiler.rollouts()
+        assert known.phase is Phase.PROMOTED
+    async with a_life(path) as profiler:
+        assert await profiler.rollouts() == (known,)
+        back = await profiler.order_rollout(RollBackRollout("coder"))
+    async with a_life(path) as profiler:
+        assert await profiler.rollouts() == (back,)
+
+
+async def test_a_wrong_order_changes_nothing(tmp_path: Path) -> None:
+    async with a_life(tmp_path / "metadata.db") as profiler:
+        started = await profiler.order_rollout(START)
+        await profiler.order_rollout(PromoteRollout("coder"))
+        try:
+            await profiler.order_rollout(PromoteRollout("coder"))
+        except InputError as error:
+            assert "promoted already" in str(error)
+        (known,) = await profiler.rollouts()
+    assert (known.id, known.phase) == (started.id, Phase.PROMOTED)
+
+
+async def test_each_completion_counts_once_as_shown_and_once_as_taken(tmp_path: Path) -> None:
+    async with a_life(tmp_path / "metadata.db") as profiler:
+        rollout = await profiler.order_rollout(START)
+        runs = some_runs(rollout, TrafficArm.CANARY, 3)
+        await seen(profiler, runs)
+        told = [
+            Feedback(runs[0].request_id, Reaction.VIEW),
+            Feedback(runs[0].request_id, Reaction.VIEW, choice=1),
+            Feedback(runs[0].request_id, Reaction.SELECT),
+            Feedback(runs[1].request_id, Reaction.VIEW),
+            Feedback(runs[1].request_id, Reaction.DISMISS),
+            Feedback("made-up", Reaction.VIEW),
+        ]
+        await profiler.react(tuple(told))
+        (known,) = await profiler.rollouts()
+    assert (known.canary_counts.shown, known.canary_counts.taken) == (2, 1)
+
+
+async def test_a_shadow_run_teaches_lengths_and_is_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    async with a_life(path) as profiler:
+        rollout = await profiler.order_rollout(replace(START, rule=RolloutRule(shadow_share=0.1)))
+        runs = some_runs(rollout, TrafficArm.SHADOW, 4)
+        await seen(profiler, runs)
+        (known,) = await profiler.rollouts()
+        assert await profiler.receipt(runs[0].request_id, None) is None
+        assert (await profiler.recent(None)).runs == ()
+    with_store = MetadataStore.open(path)
+    learnt = with_store.learnt()
+    with_store.close()
+    assert known.canary_counts.calls == 4
+    assert {s.model for s in learnt.samples} == {"coder-2"}
+    assert learnt.means == ()
+
+
+async def test_a_canary_does_not_change_what_is_expected_of_a_tasks_nodes(tmp_path: Path) -> None:
+    async with a_life(tmp_path / "metadata.db") as profiler:
+        rollout = await profiler.order_rollout(START)
+        await seen(profiler, some_runs(rollout, TrafficArm.CANARY, 3))
+        assert await profiler.estimates() == {}
+        await seen(profiler, some_runs(rollout, TrafficArm.STABLE, 3))
+        assert set(await profiler.estimates()) == {TaskName("chat")}

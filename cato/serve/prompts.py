@@ -126,7 +126,9 @@ def _salted(body: Mapping[str, object], salt: str) -> Mapping[str, object]:
 
 def _passthrough(settings: CallSettings, pool: PoolInfo, salt: str) -> EngineCall:
     prompt, endpoint = settings.prompt, Endpoint(settings.endpoint)
-    has_cache = endpoint.generates or endpoint is Endpoint.EMBEDDINGS
+    has_cache = endpoint.generates or endpoint in (
+        Endpoint.EMBEDDINGS, Endpoint.SCORE, Endpoint.RERANK
+    )  # fmt: skip
     return EngineCall(
         endpoint=endpoint,
         body=_salted(settings.body, salt if has_cache else ""),

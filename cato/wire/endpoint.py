@@ -16,6 +16,8 @@ class Endpoint(StrEnum):
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
     EMBEDDINGS = "embeddings"
+    SCORE = "score"
+    RERANK = "rerank"
 
     @property
     def path(self) -> str:

@@ -81,6 +81,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/tasks/inspect": {"inputs": {"source": "def f(: x", "language": "python"}},
     "/tokenize": {"model": "fast", "prompt": "x"},
     "/v1/embeddings": {"model": "fast", "input": ["x"]},
+    "/v1/rerank": {"model": "fast", "query": "x", "documents": ["y"]},
+    "/v1/admin/rollouts": {
+        "name": "fast", "canary": "slow", "rule": {"shares": [0.1], "hold_s": 1.0},
+    },
+    "/v1/admin/rollouts/promote": {"name": "fast"},
 }  # fmt: skip
 
 odd = st.sampled_from(

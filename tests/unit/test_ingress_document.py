@@ -16,6 +16,8 @@ PATHS = {
     "/v1/models",
     "/v1/models/{model}",
     "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
     "/v1/fim/completions",
     "/v1/health",
     "/v1beta/server_setting",

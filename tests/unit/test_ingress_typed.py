@@ -186,6 +186,10 @@ async def test_tokens_are_counted_by_the_model_that_would_answer(
     [
         ("/detokenize", {"tokens": [1]}),
         ("/v1/embeddings", {"input": "x"}),
+        ("/v1/score", {"text_1": "x", "text_2": ["y"]}),
+        ("/score", {"text_1": "x", "text_2": ["y"]}),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}),
+        ("/v2/rerank", {"query": "x", "documents": ["y"]}),
     ],
 )
 async def test_what_an_engine_does_not_serve_is_not_found(

@@ -338,6 +338,19 @@ EMBEDDINGS = _operation(
     _object("model input", model=MODEL_NAME, input={}),
     _object("object data model", object={"const": "list"}, data=_list({"type": "object"})),
 )
+SCORE = _operation(
+    _object(
+        "model",
+        model=MODEL_NAME,
+        text_1={"description": "Or `data_1`, or `queries`."},
+        text_2={"description": "Or `data_2`, `documents` or `items`."},
+    ),
+    _object("object data model", object={"const": "list"}, data=_list({"type": "object"})),
+)
+RERANK = _operation(
+    _object("model query documents", model=MODEL_NAME, query={}, documents={}),
+    _object("results model", results=_list({"type": "object"}), model=TEXT),
+)
 TABBY_HEALTH = _answers(
     _object(
         "model chat_model device arch cpu_info cpu_count cuda_devices version",

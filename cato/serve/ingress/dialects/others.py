@@ -1,4 +1,4 @@
-"""What engines do besides generating: tokens of a text, text of tokens, embeddings.
+"""What engines do besides generating: tokens of a text, text of tokens, embeddings, scores.
 
 Bodies and answers are the engine's own, and 404 where it does not serve an endpoint.
 """
@@ -37,6 +37,19 @@ def routes(ingress: Ingress) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """Vectors of texts, by a deployed embedding model."""
         return await _passed(ingress, request, Endpoint.EMBEDDINGS)
+
+    @router.post("/score", **document.SCORE, include_in_schema=False)
+    @router.post("/v1/score", **document.SCORE)
+    async def score(request: Request) -> Response:
+        """How well texts go together, by a deployed scoring model; in vLLM's words."""
+        return await _passed(ingress, request, Endpoint.SCORE)
+
+    @router.post("/rerank", **document.RERANK, include_in_schema=False)
+    @router.post("/v2/rerank", **document.RERANK, include_in_schema=False)
+    @router.post("/v1/rerank", **document.RERANK)
+    async def rerank(request: Request) -> Response:
+        """Documents by their relevance to a query, as Jina's and Cohere's clients ask."""
+        return await _passed(ingress, request, Endpoint.RERANK)
 
     return router
 

@@ -38,6 +38,8 @@ from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
     RESERVED_PREFIX,
     AdapterSpec,
+    BatchLimits,
+    BatchSpec,
     DeploymentSpec,
     EngineSpec,
     HostedModel,
@@ -689,6 +691,27 @@ class ReuseArgs(StrictModel):
         return ReuseLimits(int(self.tenant_memory), int(self.memory), self.age)
 
 
+_DEFAULT_BATCHES = BatchLimits()
+
+
+class BatchesArgs(StrictModel):
+    """`batches`: files of requests that run when there is room; see `BatchSpec`. `file` and `total`
+    are sizes, of one upload and of all files of a tenant. Ingress replicas on several hosts need a
+    `folder` that all of them see."""
+
+    folder: NonEmpty | None = None
+    file: Annotated[ByteSize, Field(ge=1)] = _DEFAULT_BATCHES.file_bytes
+    total: Annotated[ByteSize, Field(ge=1)] = _DEFAULT_BATCHES.total_bytes
+    lines: int = Field(default=_DEFAULT_BATCHES.lines, ge=1)
+    open: int = Field(default=_DEFAULT_BATCHES.open_batches, ge=1)
+    keep: Annotated[Duration, Field(gt=0)] = _DEFAULT_BATCHES.keep_s
+    at_once: int = Field(default=BatchSpec().at_once, ge=1)
+
+    def to_spec(self) -> BatchSpec:
+        limits = BatchLimits(int(self.file), int(self.total), self.lines, self.open, self.keep)
+        return BatchSpec(self.folder, limits, self.at_once)
+
+
 class IngressArgs(StrictModel):
     """`args` of the application `cato`."""
 
@@ -707,6 +730,7 @@ class IngressArgs(StrictModel):
     hosts: list[Annotated[str, AfterValidator(_host_name)]] = Field(default_factory=list)
     shared_prompts: bool = False
     reuse: ReuseArgs | None = None
+    batches: BatchesArgs | None = None
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
@@ -723,6 +747,7 @@ class IngressArgs(StrictModel):
             tuple(self.hosts),
             self.shared_prompts,
             None if self.reuse is None else self.reuse.to_limits(),
+            None if self.batches is None else self.batches.to_spec(),
         )
 
 

@@ -383,6 +383,29 @@ class OutputCaps:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What a tenant may keep for batches. `file_bytes` are of one upload, `lines` of one file,
+    `total_bytes` of all its files; results count too, but are never cut short. Files go after
+    `keep_s`."""
+
+    file_bytes: int = 100_000_000
+    total_bytes: int = 1_000_000_000
+    lines: int = 50_000
+    open_batches: int = 20
+    keep_s: float = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """Files and batches; prompts and answers are kept in `folder` (None: in the state folder, which
+    is one host's). `at_once` lines run in each ingress replica."""
+
+    folder: str | None = None
+    limits: BatchLimits = BatchLimits()
+    at_once: int = 8
+
+
+@dataclass(frozen=True, slots=True)
 class IngressSpec:
     """Everything the `cato` application (the HTTP ingress) needs.
 
@@ -394,7 +417,7 @@ class IngressSpec:
     that are believed when they say for whom they ask. `origins` are those of web pages that may
     ask, `hosts` further names by which clients without an API key call the server. With
     `shared_prompts` a tenant's prompts use what engines have cached of another's. With `reuse`
-    identical deterministic calls of a tenant share answers.
+    identical deterministic calls of a tenant share answers. Without `batches` no files are kept.
     """
 
     workflows_dir: str = "workflows"
@@ -410,3 +433,4 @@ class IngressSpec:
     hosts: tuple[str, ...] = ()
     shared_prompts: bool = False
     reuse: ReuseLimits | None = None
+    batches: BatchSpec | None = None

@@ -5,22 +5,26 @@ Annotations are not postponed here: Serve looks at the builder's own to find the
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from cato.config.paths import resolve, resolve_index
-from cato.config.places import run_dir
+from cato.config.places import run_dir, state_dir
 from cato.config.schema import EnginesArgs, IngressArgs, ray_actor_options
 from cato.control.ray_private import check_ray_version, http_host
 from cato.core.demand import CallsBefore, calls_before
 from cato.core.ids import NodeId, TaskName
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.topology import RAY_SERVE, DeploymentSpec, HostedModel, IngressSpec
+from cato.core.topology import RAY_SERVE, BatchSpec, DeploymentSpec, HostedModel, IngressSpec
 from cato.profiles.load import check_profiles, load_profiles
 from cato.serve.access.control import AccessControl, KeyRule, is_loopback
+from cato.serve.batches.folder import BatchRoom
+from cato.serve.batches.runner import BatchRunner
 from cato.serve.control_plane import ControlPlane
 from cato.serve.draining import Drain
 from cato.serve.engine_replica import EngineReplica
@@ -159,6 +163,7 @@ class Ingress:
         self._following = asyncio.get_running_loop().create_task(following)
         self._drain = Drain(run_dir())
         self._draining = asyncio.get_running_loop().create_task(self._drain.follow())
+        self._app = self._made_app()
 
     def _take_workflows(self) -> None:
         workflows = self._files.workflows
@@ -167,6 +172,11 @@ class Ingress:
         self._service.follow(workflows, self._files.problem)
 
     def __serve_build_asgi_app__(self) -> Any:
+        return _leaving_request_id_to_serve(self._app)
+
+    def _made_app(self) -> FastAPI:
+        """The application, with its batches running behind it."""
+        room = batch_room(self._spec.batches)
         app = create_app(
             self._service,
             max_body_bytes=self._spec.max_body_bytes,
@@ -180,8 +190,18 @@ class Ingress:
             prompt_rules_off=self._spec.prompt_rules_off,
             shared_prompts=self._spec.shared_prompts,
             drain=self._drain,
+            batches=room,
         )
-        return _leaving_request_id_to_serve(app)
+        if room is not None:
+            runner = BatchRunner(
+                room,
+                app.state.inside,
+                self._access.renewed,
+                max_line_bytes=self._spec.max_body_bytes,
+                is_paused=lambda: self._drain.is_asked or not self._ready()[0],
+            )
+            self._batches = asyncio.get_running_loop().create_task(runner.run())
+        return app
 
     def _ready(self) -> tuple[bool, str]:
         why_not = self._access.why_not_ready() or self._pools.why_not_ready()
@@ -189,6 +209,14 @@ class Ingress:
             return True, ""
         failure, trouble = self._pools.why_stuck()
         return False, failure or "\n".join(filter(None, (why_not, trouble)))
+
+
+def batch_room(spec: BatchSpec | None) -> BatchRoom | None:
+    """Where the files of batches are; None where there are none."""
+    if spec is None:
+        return None
+    folder = state_dir() / "batches" if spec.folder is None else Path(spec.folder).expanduser()
+    return BatchRoom(folder, spec.limits, spec.at_once)
 
 
 def _calls(workflows: Workflows) -> dict[TaskName, CallsBefore]:

@@ -1,4 +1,4 @@
-"""Rollouts under 50 streams: a good canary is promoted, a slow one rolled back, no stream is lost."""
+"""Rollouts under 50 streams: a good canary is promoted, a slow one rolled back, none is lost."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from cato.core.topology import ModelSpec, PoolPolicies
 from cato.core.workflow import Workflow
 from cato.serve import loopback
 from cato.serve.access.control import AccessControl
+from cato.serve.batches.folder import BatchRoom
 from cato.serve.ingress.app import create_app
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.nodes.runner import NodeRunner
@@ -203,6 +204,7 @@ async def running(
     belief: LengthBelief | None = None,
     access: AccessControl | None = None,
     reuse: ReuseLimits | None = None,
+    batches: BatchRoom | None = None,
 ) -> AsyncIterator[Kit]:
     """An ingress over `pools` with `workflows`; `access` is None where no key is configured. With
     `reuse` identical calls share answers."""
@@ -218,6 +220,7 @@ async def running(
             ready=lambda: (True, ""),
             access=access or an_access(),
             feedback=feedback,
+            batches=batches,
         )
         yield Kit(service, records, app, feedback)
 

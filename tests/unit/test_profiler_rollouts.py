@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from store_kit import a_receipt, an_execution, facts
 
 from cato.control.profiler import Profiler
@@ -69,10 +70,8 @@ async def test_a_wrong_order_changes_nothing(tmp_path: Path) -> None:
     async with a_life(tmp_path / "metadata.db") as profiler:
         started = await profiler.order_rollout(START)
         await profiler.order_rollout(PromoteRollout("coder"))
-        try:
+        with pytest.raises(InputError, match="promoted already"):
             await profiler.order_rollout(PromoteRollout("coder"))
-        except InputError as error:
-            assert "promoted already" in str(error)
         (known,) = await profiler.rollouts()
     assert (known.id, known.phase) == (started.id, Phase.PROMOTED)
 

@@ -175,7 +175,19 @@ class AccessControl:
                 "No API key is configured, so only clients of the server's own machine are "
                 "served; its operator makes a key with `cato keys create`.",
             )  # fmt: skip
-        key = self._key_of(credentials)
+        return self._as_caller(self._key_of(credentials))
+
+    def renewed(self, caller: Caller) -> Caller | None:
+        """`caller`, who was let in some time ago, with the rights of now; None when its key is
+        gone, or it had none and needs one. Who came by other means than a key stays who it was."""
+        if self._rule is KeyRule.IGNORED or ":" in caller.key:
+            return caller
+        if not caller.key:
+            return None if self._needs_key or self._rule is KeyRule.REQUIRED else caller
+        key = self._keys.get(caller.key)
+        return None if key is None or not key.is_valid(self._clock()) else self._as_caller(key)
+
+    def _as_caller(self, key: ApiKey) -> Caller:
         limits = self._limits.get(key.tenant)
         return Caller(
             key.id,

@@ -12,6 +12,7 @@ import cato
 from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import Buffers
 from cato.serve.access.control import AccessControl
+from cato.serve.batches.folder import BatchRoom
 from cato.serve.draining import Drain
 from cato.serve.ingress import (
     document,
@@ -22,6 +23,9 @@ from cato.serve.ingress import (
     usage,
 )
 from cato.serve.ingress.context import Ingress
+from cato.serve.ingress.dialects import (
+    batches as batch_files,
+)
 from cato.serve.ingress.dialects import (
     chat,
     completions,
@@ -44,7 +48,7 @@ from cato.serve.ui import routes as ui
 # Routes are tried in order: the busiest first.
 DIALECTS = (
     completions, fim, tabby, infill, chat, responses, messages, tasks, others, models, operations,
-    usage, rollouts, ui,
+    usage, rollouts, batch_files, ui,
 )  # fmt: skip
 
 
@@ -61,6 +65,7 @@ def create_app(
     caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
     prompt_rules_off: frozenset[str] = frozenset(),
     shared_prompts: bool = False,
+    batches: BatchRoom | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
     """All dialects over `service`.
@@ -70,7 +75,8 @@ def create_app(
     web pages may ask; `feedback` is told what people did with completions (None: the log). `caps`
     bound what direct calls may write; `prompt_rules_off` names rules of `cato.wire.stable` that are
     not applied. With `shared_prompts` tenants share what engines have cached of prompts. `drain`
-    is told of requests under way.
+    is told of requests under way. `batches` is where files of batches are kept; `app.state.inside`
+    has the same paths without the gate, for callers that are known: a batch's.
     """
     ingress = Ingress(
         service,
@@ -83,6 +89,7 @@ def create_app(
         caps=caps,
         prompt_rules_off=prompt_rules_off,
         shared_prompts=shared_prompts,
+        batches=batches,
     )
     app = FastAPI(
         title="CATO",
@@ -92,8 +99,11 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    for dialect in DIALECTS:
-        app.include_router(dialect.routes(ingress))
+    app.state.inside = inside = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    for one in (app, inside):
+        for dialect in DIALECTS:
+            one.include_router(dialect.routes(ingress))
+        errors.install(one, ingress.has_replicas)
     app.add_middleware(
         Gate, access=access, is_private=is_private, proxies=proxies, pages=pages, drain=drain
     )
@@ -106,6 +116,5 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["*"],
         )
-    errors.install(app, ingress.has_replicas)
     document.install(app)
     return app

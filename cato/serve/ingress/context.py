@@ -16,6 +16,7 @@ from cato.core.session_slo import SessionBook
 from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import BufferId, Buffers
 from cato.serve.access.control import ANYBODY, AccessControl, Caller
+from cato.serve.batches.folder import BatchRoom
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.clients import SESSION_HEADER, UNKNOWN, Client, client_of, patience_s
 from cato.serve.ingress.feedback import FeedbackSink
@@ -32,7 +33,8 @@ class Ingress:
 
     `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write;
     `prompt_rules_off` names the rules of `cato.wire.stable` that are switched off. With
-    `shared_prompts` tenants share what engines have cached of prompts.
+    `shared_prompts` tenants share what engines have cached of prompts. `batches` is where the files
+    of batches are; None where there are none.
     """
 
     service: TaskService
@@ -47,6 +49,7 @@ class Ingress:
     session_book: SessionBook = field(default_factory=SessionBook)
     prompt_rules_off: frozenset[str] = frozenset()
     shared_prompts: bool = False
+    batches: BatchRoom | None = None
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""

@@ -351,6 +351,73 @@ RERANK = _operation(
     _object("model query documents", model=MODEL_NAME, query={}, documents={}),
     _object("results model", results=_list({"type": "object"}), model=TEXT),
 )
+_FILE = _object(
+    "id object bytes created_at filename purpose status",
+    id=TEXT,
+    object={"const": "file"},
+    bytes=COUNT,
+    created_at=COUNT,
+    filename=TEXT,
+    purpose=TEXT,
+    status=TEXT,
+)
+_BATCH = _object(
+    "id object endpoint input_file_id status created_at request_counts",
+    id=TEXT,
+    object={"const": "batch"},
+    endpoint=TEXT,
+    input_file_id=TEXT,
+    completion_window=TEXT,
+    status={
+        "enum": [
+            "validating", "failed", "in_progress", "completed", "expired", "cancelling", "cancelled"
+        ]
+    },
+    output_file_id=_or_null(TEXT),
+    error_file_id=_or_null(TEXT),
+    errors=_or_null({"type": "object"}),
+    created_at=COUNT,
+    expires_at=COUNT,
+    request_counts=_object(
+        "total completed failed", total=COUNT, completed=COUNT, failed=COUNT
+    ),
+    metadata={"type": "object"},
+)  # fmt: skip
+UPLOAD: dict[str, Any] = {
+    "responses": _answers(_FILE),
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {
+                    "schema": _object(
+                        "file purpose",
+                        file={"type": "string", "format": "binary"},
+                        purpose={"const": "batch"},
+                    )
+                }
+            },
+        }
+    },
+}
+FILE = _answers(_FILE)
+FILES = _answers(_object("object data", object={"const": "list"}, data=_list(_FILE)))
+DELETED = _answers(_object("id object deleted", id=TEXT, object={"const": "file"}, deleted=FLAG))
+CONTENT: Responses = {
+    200: {"description": "The lines.", "content": {"application/jsonl": {"schema": TEXT}}}
+}
+BATCH = _answers(_BATCH)
+BATCHES = _answers(_object("object data", object={"const": "list"}, data=_list(_BATCH)))
+START_BATCH = _operation(
+    _object(
+        "input_file_id endpoint completion_window",
+        input_file_id=TEXT,
+        endpoint={**TEXT, "description": "The path that every line of the file names."},
+        completion_window={**TEXT, "description": "Hours, such as 24h; later lines expire."},
+        metadata=_or_null({"type": "object"}),
+    ),
+    _BATCH,
+)
 TABBY_HEALTH = _answers(
     _object(
         "model chat_model device arch cpu_info cpu_count cuda_devices version",

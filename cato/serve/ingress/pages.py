@@ -56,7 +56,8 @@ class Pages:
                 "Web pages of other sites are not served without an API key; `origins` in the "
                 "ingress args lets some.",
             )  # fmt: skip
-        if _has_body(headers) and not _is_json(headers.get("content-type", "")):
+        is_json = _is_json(headers.get("content-type", ""))
+        if _has_body(headers) and not is_json and not _is_from_no_form(headers):
             raise AccessError(
                 415, "not_json",
                 "Without an API key a body must be declared as JSON: send the header "
@@ -84,6 +85,13 @@ def _own_name() -> str:
 
 def _has_body(headers: Headers) -> bool:
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def _is_from_no_form(headers: Headers) -> bool:
+    """Whether it has a header that no page sends to another site without asking it beforehand:
+    clients with a key that nobody checks, such as SDKs, which upload files."""
+    bearer = headers.get("authorization", "").lower().startswith("bearer ")
+    return bearer or any(name in headers for name in ("x-api-key", "api-key"))
 
 
 def _is_json(content_type: str) -> bool:

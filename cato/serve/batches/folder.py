@@ -1,0 +1,255 @@
+"""What batches keep: one folder, in which each tenant has its own files and batches.
+
+All ingress replicas share it; with several hosts it is on a shared file system. Facts are small
+JSON files that take each other's place whole. An open batch has a file in `open`; who holds its
+lock runs the batch, and a process that ends lets go of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cato.core.topology import BatchLimits
+
+_ID = re.compile(r"(file|batch)-[0-9a-f]{32}")
+OUTPUT = "batch_output"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRoom:
+    """Where files are kept, within which limits; `at_once` lines run in each ingress replica."""
+
+    root: Path
+    limits: BatchLimits
+    at_once: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """One file; moments are seconds since the epoch."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch, and for whom it runs. `errors` say why its file was refused; results so far are in
+    its two files. Moments are seconds since the epoch."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    caller: Mapping[str, Any]
+    output_file_id: str
+    error_file_id: str
+    status: str
+    created_at: int
+    expires_at: int
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    ended_at: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    errors: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ("completed", "failed", "expired", "cancelled")
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(16)}"
+
+
+class TenantFolder:
+    """The files and batches of one tenant. Calls block."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.path = root / name
+        self.name = name
+
+    @classmethod
+    def of(cls, root: Path, tenant: str) -> TenantFolder:
+        """No tenant's name is in a path: names are anything."""
+        digest = hashlib.blake2b(tenant.encode("utf-8", "replace"), digest_size=16)
+        return cls(root, digest.hexdigest())
+
+    def make(self) -> None:
+        for part in ("files", "batches", "open"):
+            (self.path / part).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    # Files
+
+    def content(self, id: str) -> Path:
+        """Where the lines of a file are; of one that a batch still writes, so far."""
+        assert _ID.fullmatch(id), f"{id} is no id of ours"
+        return self.path / "files" / f"{id}.jsonl"
+
+    def keep(self, id: str, filename: str, purpose: str) -> FileFacts:
+        """Show the file whose content was written."""
+        size = self.content(id).stat().st_size
+        facts = FileFacts(id, size, int(time.time()), filename, purpose)
+        _write(self.path / "files" / f"{id}.json", asdict(facts))
+        return facts
+
+    def file(self, id: str) -> FileFacts | None:
+        if not _ID.fullmatch(id):
+            return None
+        found = _read(self.path / "files" / f"{id}.json")
+        return None if found is None else FileFacts(**found)
+
+    def files(self) -> list[FileFacts]:
+        """Newest first."""
+        found = [FileFacts(**facts) for facts in self._facts("files")]
+        return sorted(found, key=lambda f: (f.created_at, f.id), reverse=True)
+
+    def delete_file(self, id: str) -> None:
+        (self.path / "files" / f"{id}.json").unlink(missing_ok=True)
+        self.content(id).unlink(missing_ok=True)
+
+    def size(self) -> int:
+        """Bytes of all files, those being written too."""
+        return sum(f.stat().st_size for f in (self.path / "files").glob("*.jsonl"))
+
+    # Batches
+
+    def batch(self, id: str) -> Batch | None:
+        if not _ID.fullmatch(id):
+            return None
+        found = _read(self.path / "batches" / f"{id}.json")
+        return None if found is None else _batch(found)
+
+    def batches(self) -> list[Batch]:
+        """Newest first."""
+        found = [_batch(facts) for facts in self._facts("batches")]
+        return sorted(found, key=lambda b: (b.created_at, b.id), reverse=True)
+
+    def write(self, batch: Batch) -> None:
+        _write(self.path / "batches" / f"{batch.id}.json", asdict(batch))
+
+    def open(self, batch: Batch) -> None:
+        """Have it run."""
+        self.write(batch)
+        (self.path / "open" / batch.id).touch(mode=0o600)
+
+    def open_ids(self) -> list[str]:
+        try:
+            names = sorted(os.listdir(self.path / "open"))
+        except FileNotFoundError:
+            return []
+        return [name for name in names if _ID.fullmatch(name)]
+
+    def cancel(self, id: str) -> None:
+        (self.path / "open" / f"{id}.cancel").touch(mode=0o600)
+
+    def is_cancelled(self, id: str) -> bool:
+        return (self.path / "open" / f"{id}.cancel").exists()
+
+    def close(self, batch: Batch) -> None:
+        """It is over."""
+        self.write(batch)
+        for name in (batch.id, f"{batch.id}.cancel"):
+            (self.path / "open" / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def running(self, id: str) -> Iterator[bool]:
+        """Whether this process is the one that runs the batch."""
+        try:
+            lock = os.open(self.path / "open" / id, os.O_RDWR)
+        except FileNotFoundError:  # it just ended
+            yield False
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            yield False
+            return
+        try:
+            batch = self.batch(id)
+            yield batch is not None and not batch.is_over
+        finally:
+            os.close(lock)
+
+    def sweep(self, before_s: float) -> None:
+        """Forget files and batches from before `before_s`, but none of a batch that is open."""
+        is_open = set(self.open_ids())
+        kept: set[str] = set()
+        for batch in self.batches():
+            if batch.created_at < before_s and batch.id not in is_open:
+                (self.path / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
+            else:
+                kept |= {batch.input_file_id, batch.output_file_id, batch.error_file_id}
+        for file in self.files():
+            if file.created_at < before_s and file.id not in kept:
+                self.delete_file(file.id)
+
+    def _facts(self, part: str) -> Iterator[dict[str, Any]]:
+        for path in (self.path / part).glob("*.json"):
+            if (found := _read(path)) is not None:
+                yield found
+
+
+def tenants(root: Path) -> list[TenantFolder]:
+    """All that have ever kept something."""
+    try:
+        return [TenantFolder(root, name) for name in sorted(os.listdir(root))]
+    except FileNotFoundError:
+        return []
+
+
+def copy_bounded(source: BinaryIO, to: Path, most: int) -> int:
+    """Write what `source` holds; -1, and nothing stays, when that is more than `most` bytes."""
+    written = 0
+    try:
+        with to.open("xb") as out:
+            os.chmod(to, 0o600)
+            while part := source.read(1 << 20):
+                written += len(part)
+                if written > most:
+                    raise OverflowError
+                out.write(part)
+    except OverflowError:
+        to.unlink()
+        return -1
+    except OSError:
+        to.unlink(missing_ok=True)
+        raise
+    return written
+
+
+def _batch(facts: dict[str, Any]) -> Batch:
+    return Batch(**{**facts, "errors": tuple(facts["errors"])})
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    with new.open("w", encoding="utf-8") as file:
+        os.chmod(new, 0o600)
+        json.dump(facts, file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found

@@ -1,0 +1,295 @@
+"""Runs batches: each line is a request of its own, of the SLA class `batch`, for their caller.
+
+Every ingress replica has a runner. A batch runs in one of them at a time; when that ends, another
+one, or the same after its restart, goes on with the lines that have no result yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
+
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cato.core.tenancy import Role
+from cato.serve.access.control import Caller
+from cato.serve.batches.folder import (
+    OUTPUT,
+    Batch,
+    BatchRoom,
+    TenantFolder,
+    tenants,
+)
+from cato.serve.batches.lines import Line, LineError, done_in, lines_of
+
+log = logging.getLogger("cato.batches")
+
+LOOK_S = 1.0
+SWEEP_S = 3600.0
+# A full pool, a quota that is used up, a server that starts: the line waits. Anything else that is
+# the server's fault is tried again a few times.
+WAITS, RETRIED = frozenset({429, 503}), frozenset({500, 502, 504})
+MAX_TRIES = 3
+MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+KEEP_PROGRESS_S = 1.0
+REVOKED = "key_revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one line came to; `error` says why it was not even asked."""
+
+    status: int = 0
+    body: Any = None
+    request_id: str = ""
+    error: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class BatchRunner:
+    """The batches in `room`.
+
+    `app` serves a line like any request whose caller is known. `rights` gives what a caller may
+    now, None when its key is gone. While `is_paused` no line runs.
+    """
+
+    def __init__(
+        self,
+        room: BatchRoom,
+        app: ASGIApp,
+        rights: Callable[[Caller], Caller | None],
+        *,
+        max_line_bytes: int,
+        is_paused: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._room = room
+        self._app = app
+        self._rights = rights
+        self._places = asyncio.Semaphore(room.at_once)
+        self._max_line_bytes = max_line_bytes
+        self._is_paused = is_paused
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._swept_at_s = 0.0
+
+    async def run(self) -> None:
+        """Look for work for ever."""
+        while True:
+            try:
+                await self.look()
+            except OSError:
+                log.exception("batches in %s cannot be read; trying again", self._room.root)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Begin what is open and runs nowhere."""
+        now_s = time.time()
+        for folder in await asyncio.to_thread(tenants, self._room.root):
+            for id in folder.open_ids():
+                if id not in self._running and not self._is_paused():
+                    task = asyncio.get_running_loop().create_task(self._run(folder, id))
+                    self._running[id] = task
+                    task.add_done_callback(lambda t, id=id: self._ended(id, t))  # type: ignore[misc]
+            if now_s - self._swept_at_s > SWEEP_S:
+                await asyncio.to_thread(folder.sweep, now_s - self._room.limits.keep_s)
+        if now_s - self._swept_at_s > SWEEP_S:
+            self._swept_at_s = now_s
+
+    async def close(self) -> None:
+        """Leave what runs to others, or to a later start."""
+        for task in list(self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _ended(self, id: str, task: asyncio.Task[None]) -> None:
+        self._running.pop(id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("batch %s broke off; it is taken up again", id, exc_info=error)
+
+    async def _run(self, folder: TenantFolder, id: str) -> None:
+        with ExitStack() as held:
+            if not held.enter_context(folder.running(id)):
+                return
+            batch = folder.batch(id)
+            assert batch is not None, "who holds the lock has seen it"
+            run = _BatchRun(folder, batch)
+            held.callback(run.close)
+            await asyncio.to_thread(run.open)
+            await self._run_lines(run)
+
+    async def _run_lines(self, run: _BatchRun) -> None:
+        lines = run.lines(self._max_line_bytes)
+        asked: set[asyncio.Task[None]] = set()
+        try:
+            while run.why_over() == "" and not self._is_paused():
+                while len(asked) < self._room.at_once:
+                    line = await asyncio.to_thread(next, lines, None)
+                    if line is None:
+                        break
+                    task = asyncio.get_running_loop().create_task(self._line(run, line))
+                    asked.add(task)
+                if not asked:
+                    run.end("completed")
+                    return
+                done, asked = await asyncio.wait(
+                    asked, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+                run.keep_progress()
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        if (why := run.why_over()) != "":
+            run.end(why)
+
+    async def _line(self, run: _BatchRun, line: Line) -> None:
+        tries = 0
+        while True:
+            async with self._places:
+                caller = self._rights(run.caller)
+                answer = (
+                    Answer(error=REVOKED) if caller is None else await self._ask(run, line, caller)
+                )
+            tries += 1
+            is_final = answer.error or answer.status not in WAITS | RETRIED
+            if is_final or (answer.status in RETRIED and tries >= MAX_TRIES):
+                run.write(line, answer)
+                return
+            await asyncio.sleep(min(MAX_WAIT_S, MIN_WAIT_S * 2 ** min(tries, 10)))
+
+    async def _ask(self, run: _BatchRun, line: Line, caller: Caller) -> Answer:
+        async def as_caller(scope: Scope, receive: Receive, send: Send) -> None:
+            state = {"cato_caller": caller, "cato_address": f"batch:{run.batch.id}"}
+            await self._app({**scope, "state": state}, receive, send)
+
+        request_id = f"batch_req-{secrets.token_hex(10)}"
+        headers = {"x-request-id": request_id, "X-CATO-SLA": "batch"}
+        transport = httpx.ASGITransport(as_caller, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://batch") as http:
+            response = await http.post(
+                run.batch.endpoint, json=dict(line.body), headers=headers, timeout=None
+            )
+        try:
+            body = response.json()
+        except ValueError:
+            body = response.text
+        return Answer(response.status_code, body, request_id)
+
+
+class _BatchRun:
+    """One batch while this process runs it, with its two files of results."""
+
+    def __init__(self, folder: TenantFolder, batch: Batch) -> None:
+        self.batch = batch
+        self.caller = _caller(batch)
+        self._folder = folder
+        self._done: set[str] = set()
+        self._out: TextIO | None = None
+        self._errors: TextIO | None = None
+        self._kept_at_s = 0.0
+
+    def open(self) -> None:
+        """Find what is done already."""
+        good, bad = (self._folder.content(id) for id in self._result_ids)
+        done, failed = done_in(good), done_in(bad)
+        self._done = done | failed
+        self.batch = replace(
+            self.batch, status="in_progress", completed=len(done), failed=len(failed)
+        )
+        self._out, self._errors = (path.open("a", encoding="utf-8") for path in (good, bad))
+        self._folder.write(self.batch)
+
+    @property
+    def _result_ids(self) -> tuple[str, str]:
+        return self.batch.output_file_id, self.batch.error_file_id
+
+    def lines(self, max_line_bytes: int) -> Iterator[Line]:
+        """Those without a result."""
+        path = self._folder.content(self.batch.input_file_id)
+        try:
+            for _, line in lines_of(path, self.batch.endpoint, max_line_bytes):
+                if line.custom_id not in self._done:
+                    yield line
+        except (OSError, LineError) as error:  # it was whole and right when the batch was made
+            log.error("batch %s: its file cannot be read any more: %s", self.batch.id, error)
+
+    def why_over(self) -> str:
+        """The status of a batch that is to end before its last line; empty for no other."""
+        if self._folder.is_cancelled(self.batch.id):
+            return "cancelled"
+        return "expired" if time.time() >= self.batch.expires_at else ""
+
+    def write(self, line: Line, answer: Answer) -> None:
+        assert self._out is not None
+        assert self._errors is not None
+        result: dict[str, Any] = {
+            "id": answer.request_id or f"batch_req-{secrets.token_hex(10)}",
+            "custom_id": line.custom_id,
+            "response": None,
+            "error": None,
+        }
+        if answer.status:
+            result["response"] = {
+                "status_code": answer.status,
+                "request_id": answer.request_id,
+                "body": answer.body,
+            }
+        if answer.error:
+            result["error"] = {"code": answer.error, "message": "The request was not made."}
+        file = self._out if answer.is_good else self._errors
+        file.write(json.dumps(result) + "\n")
+        file.flush()
+        if answer.is_good:
+            self.batch = replace(self.batch, completed=self.batch.completed + 1)
+        else:
+            self.batch = replace(self.batch, failed=self.batch.failed + 1)
+
+    def keep_progress(self) -> None:
+        """For people; after a restart the results themselves are counted."""
+        if time.monotonic() - self._kept_at_s >= KEEP_PROGRESS_S:
+            self._kept_at_s = time.monotonic()
+            self._folder.write(self.batch)
+
+    def end(self, status: str) -> None:
+        self.close()
+        for id, kind, count in zip(
+            self._result_ids,
+            ("output", "error"),
+            (self.batch.completed, self.batch.failed),
+            strict=True,
+        ):
+            if count:
+                self._folder.keep(id, f"{self.batch.id}_{kind}.jsonl", OUTPUT)
+            else:
+                self._folder.delete_file(id)
+        self._folder.close(replace(self.batch, status=status, ended_at=int(time.time())))
+
+    def close(self) -> None:
+        for file in (self._out, self._errors):
+            if file is not None:
+                file.close()
+
+
+def _caller(batch: Batch) -> Caller:
+    kept = dict(batch.caller)
+    return Caller(
+        **kept
+        | {
+            "role": Role(kept["role"]),
+            "tasks": tuple(kept["tasks"]),
+            "models": tuple(kept["models"]),
+            "bounds": tuple((name, value) for name, value in kept["bounds"]),
+        }
+    )

@@ -1,0 +1,250 @@
+"""OpenAI's files and batches: requests that may wait, in files, with results as JSON lines.
+
+A deployment that has them switched on keeps prompts and answers in files until they are deleted or
+old; everywhere else these paths say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from fastapi import APIRouter
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from cato.core.errors import AccessError, InputError
+from cato.core.topology import BatchLimits
+from cato.serve.batches.folder import (
+    Batch,
+    BatchRoom,
+    FileFacts,
+    TenantFolder,
+    copy_bounded,
+    new_id,
+)
+from cato.serve.batches.lines import ENDPOINTS, checked
+from cato.serve.ingress import document
+from cato.serve.ingress.body import known_keys, read_object, sub_object
+from cato.serve.ingress.context import Ingress, caller_of
+from cato.serve.ingress.jsons import JsonAnswer
+
+MAX_BODY_BYTES = 16_384
+UPLOAD_WITHIN_S = 600.0
+# Of an upload beside its file: names of fields, boundaries.
+FORM_BYTES = 65_536
+MAX_NAME_CHARS = 200
+MAX_METADATA = 16
+WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
+MAX_WINDOW_H = 168
+_FIELDS = (
+    "input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"
+)  # fmt: skip
+_SHAPE = '{"input_file_id": str, "endpoint": str, "completion_window": "24h", "metadata": {...}}'
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(tags=["openai"])
+
+    def room() -> BatchRoom:
+        if ingress.batches is None:
+            raise AccessError(
+                404, "batches_off",
+                "This deployment keeps no files; its operator sets `batches` in the ingress args.",
+            )  # fmt: skip
+        return ingress.batches
+
+    def folder_of(request: Request) -> TenantFolder:
+        return TenantFolder.of(room().root, caller_of(request).tenant)
+
+    @router.post("/v1/files", **document.UPLOAD)
+    async def upload(request: Request) -> Response:
+        """Keep a file of requests (`purpose` is `batch`)."""
+        folder, most = folder_of(request), room().limits
+        declared = request.headers.get("content-length", "")
+        if not declared.isdecimal():
+            raise InputError("an upload must have a Content-Length")
+        if int(declared) > most.file_bytes + FORM_BYTES:
+            raise HTTPException(413)
+        try:
+            async with (
+                asyncio.timeout(UPLOAD_WITHIN_S),
+                request.form(max_files=1, max_fields=8, max_part_size=FORM_BYTES) as form,
+            ):
+                given, purpose = form.get("file"), form.get("purpose")
+                if not isinstance(given, UploadFile):
+                    raise InputError("file must be a file", "file")
+                if purpose != "batch":
+                    raise InputError("purpose must be batch", "purpose")
+                facts = await asyncio.to_thread(_kept, folder, most, given)
+        except TimeoutError:
+            raise InputError(f"the upload did not come within {UPLOAD_WITHIN_S:g} s") from None
+        return JsonAnswer(_file(facts))
+
+    @router.get("/v1/files", responses=document.FILES)
+    async def files(request: Request) -> Response:
+        """The tenant's files, newest first; results of batches too."""
+        found = await asyncio.to_thread(folder_of(request).files)
+        return _list([_file(f) for f in found])
+
+    @router.get("/v1/files/{file_id}", responses=document.FILE)
+    async def file(request: Request, file_id: str) -> Response:
+        """One file."""
+        return JsonAnswer(_file(await found_file(request, file_id)))
+
+    @router.get("/v1/files/{file_id}/content", responses=document.CONTENT)
+    async def content(request: Request, file_id: str) -> Response:
+        """The lines of a file."""
+        found = await found_file(request, file_id)
+        return FileResponse(folder_of(request).content(found.id), media_type="application/jsonl")
+
+    @router.delete("/v1/files/{file_id}", responses=document.DELETED)
+    async def delete(request: Request, file_id: str) -> Response:
+        """Forget a file; a batch that still needs it must be cancelled first."""
+        found, folder = await found_file(request, file_id), folder_of(request)
+        batches = [folder.batch(id) for id in folder.open_ids()]
+        if any(b is not None and b.input_file_id == found.id for b in batches):
+            raise InputError("a batch that runs needs this file; cancel it first", "file_id")
+        await asyncio.to_thread(folder.delete_file, found.id)
+        return JsonAnswer({"id": found.id, "object": "file", "deleted": True})
+
+    @router.post("/v1/batches", **document.START_BATCH)
+    async def create(request: Request) -> Response:
+        """Run the requests of a file when there is room."""
+        folder, most = folder_of(request), room().limits
+        body = await read_object(request, MAX_BODY_BYTES)
+        known_keys(body, _FIELDS, _SHAPE)
+        endpoint, window_h = body.get("endpoint"), _window_h(body.get("completion_window"))
+        if endpoint not in ENDPOINTS:
+            raise InputError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
+        source = await found_file(request, str(body.get("input_file_id")), "input_file_id")
+        metadata = _metadata(sub_object(body, "metadata"))
+        if len(folder.open_ids()) >= most.open_batches:
+            raise InputError(f"{most.open_batches} batches are under way; wait for one of them")
+        lines, problem = await asyncio.to_thread(
+            checked, folder.content(source.id), str(endpoint), most.lines, ingress.max_body_bytes
+        )
+        now_s = int(time.time())
+        batch = Batch(
+            new_id("batch"), str(endpoint), source.id, asdict(caller_of(request)),
+            new_id("file"), new_id("file"), "failed" if problem else "validating",
+            now_s, now_s + 3600 * window_h, lines, metadata=metadata,
+            errors=({"code": "invalid_file", "message": problem, "param": None, "line": None},)
+            if problem else (),
+        )  # fmt: skip
+        keep = folder.write if problem else folder.open
+        await asyncio.to_thread(keep, batch)
+        return JsonAnswer(_batch(folder, batch))
+
+    @router.get("/v1/batches", responses=document.BATCHES)
+    async def batches(request: Request) -> Response:
+        """The tenant's batches, newest first."""
+        folder = folder_of(request)
+        found = await asyncio.to_thread(folder.batches)
+        return _list([_batch(folder, b) for b in found])
+
+    @router.get("/v1/batches/{batch_id}", responses=document.BATCH)
+    async def batch(request: Request, batch_id: str) -> Response:
+        """One batch, and how far it is."""
+        folder = folder_of(request)
+        return JsonAnswer(_batch(folder, await found_batch(folder, batch_id)))
+
+    @router.post("/v1/batches/{batch_id}/cancel", responses=document.BATCH)
+    async def cancel(request: Request, batch_id: str) -> Response:
+        """End a batch; results that it has stay."""
+        folder = folder_of(request)
+        found = await found_batch(folder, batch_id)
+        if not found.is_over:
+            folder.cancel(found.id)
+        return JsonAnswer(_batch(folder, found))
+
+    async def found_file(request: Request, id: str, param: str = "file_id") -> FileFacts:
+        found = await asyncio.to_thread(folder_of(request).file, id)
+        if found is None:
+            raise AccessError(404, "file_not_found", f"No file has this {param}.")
+        return found
+
+    async def found_batch(folder: TenantFolder, id: str) -> Batch:
+        found = await asyncio.to_thread(folder.batch, id)
+        if found is None:
+            raise AccessError(404, "batch_not_found", "No batch has this id.")
+        return found
+
+    return router
+
+
+def _list(data: list[dict[str, object]]) -> Response:
+    ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return JsonAnswer({"object": "list", "data": data, "has_more": False, **ids})
+
+
+def _kept(folder: TenantFolder, limits: BatchLimits, given: UploadFile) -> FileFacts:
+    folder.make()
+    room = limits.total_bytes - folder.size()
+    id, most = new_id("file"), min(limits.file_bytes, room)
+    if copy_bounded(given.file, folder.content(id), most) < 0:
+        if most == limits.file_bytes:
+            raise HTTPException(413)
+        raise InputError(
+            f"the tenant's files would be more than {limits.total_bytes} bytes; delete some", "file"
+        )
+    return folder.keep(id, (given.filename or "")[:MAX_NAME_CHARS], "batch")
+
+
+def _file(facts: FileFacts) -> dict[str, object]:
+    return {**asdict(facts), "object": "file", "status": "processed"}
+
+
+def _batch(folder: TenantFolder, batch: Batch) -> dict[str, object]:
+    """In OpenAI's form; what it has no name for is left out."""
+    status, ended_at = batch.status, batch.ended_at
+    if not batch.is_over and folder.is_cancelled(batch.id):
+        status = "cancelling"
+    errors = {"object": "list", "data": list(batch.errors)} if batch.errors else None
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": errors,
+        "input_file_id": batch.input_file_id,
+        "completion_window": f"{(batch.expires_at - batch.created_at) // 3600}h",
+        "status": status,
+        "output_file_id": batch.output_file_id if batch.is_over and batch.completed else None,
+        "error_file_id": batch.error_file_id if batch.is_over and batch.failed else None,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        "completed_at": ended_at if status == "completed" else None,
+        "failed_at": batch.created_at if status == "failed" else None,
+        "expired_at": ended_at if status == "expired" else None,
+        "cancelled_at": ended_at if status == "cancelled" else None,
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.completed,
+            "failed": batch.failed,
+        },
+        "metadata": dict(batch.metadata),
+    }
+
+
+def _window_h(value: object) -> int:
+    found = WINDOW.fullmatch(value) if isinstance(value, str) else None
+    if found is None or int(found[1]) > MAX_WINDOW_H:
+        raise InputError(
+            f"completion_window must be hours up to {MAX_WINDOW_H}h, such as 24h",
+            "completion_window",
+        )
+    return int(found[1])
+
+
+def _metadata(given: Mapping[str, object]) -> dict[str, str]:
+    is_small = len(given) <= MAX_METADATA and all(
+        isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in given.items()
+    )
+    if not is_small:
+        raise InputError(f"metadata has at most {MAX_METADATA} texts of 512 characters", "metadata")
+    return {k: str(v) for k, v in given.items()}

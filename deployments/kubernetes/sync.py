@@ -1,10 +1,10 @@
-"""Copy the deployment files to where containers and kustomize need them.
+"""Copy the deployment files to where containers, kustomize and Helm need them.
 
     python deployments/kubernetes/sync.py            write the copies
     python deployments/kubernetes/sync.py --check    exit 1 and name those that differ
 
 kustomize reads no file above its own folder, so each overlay has its own copy of one file of
-`deployments/`. Those of `local-cpu.yaml` listen on all interfaces of their container, and on every
+`deployments/`; a Helm chart reads none either, and has all of them and the manifests of `base/`. Those of `local-cpu.yaml` listen on all interfaces of their container, and on every
 host: inside a container, loopback is reached by nobody.
 """
 
@@ -15,6 +15,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = "deployments/kubernetes/overlays"
+BASE = "deployments/kubernetes/base"
+CHART = "deployments/kubernetes/helm/files"
+MANIFESTS = ("disruption-budgets", "network-policy", "ray-service", "service-account")
 NOTICE = "# Made from {} by deployments/kubernetes/sync.py: edit that file instead.\n"
 
 # In local-cpu.yaml -> in a container. Each must be there once.
@@ -36,6 +39,10 @@ COPIES = {
     f"{KUBERNETES}/cpu-demo/serve.yaml": ("deployments/local-cpu.yaml", CONTAINER),
     f"{KUBERNETES}/nvidia/serve.yaml": ("deployments/nvidia.yaml", ()),
     f"{KUBERNETES}/ascend/serve.yaml": ("deployments/ascend.yaml", ()),
+    f"{CHART}/serve-cpu-demo.yaml": ("deployments/local-cpu.yaml", CONTAINER),
+    f"{CHART}/serve-nvidia.yaml": ("deployments/nvidia.yaml", ()),
+    f"{CHART}/serve-ascend.yaml": ("deployments/ascend.yaml", ()),
+    **{f"{CHART}/{name}.yaml": (f"{BASE}/{name}.yaml", ()) for name in MANIFESTS},
 }
 
 

@@ -102,6 +102,7 @@ class Profiler:
         self._learnt_at_s = -RELEARN_S
         self._grown_at_s = -REGROW_S
         self._earlier: Learnt | None = None
+        self._has_earlier = False
         self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
         self._rollouts = RolloutBook()
         self._kept_rollouts: Mapping[str, Rollout] = {}
@@ -198,9 +199,11 @@ class Profiler:
             for drawn in shown.rollouts:
                 self._rollouts.count(drawn, counts)
 
-    async def rollouts(self) -> tuple[Rollout, ...]:
-        """All rollouts, as their rules have them now."""
+    async def rollouts(self) -> tuple[Rollout, ...] | None:
+        """All rollouts, as their rules have them now; None until the store has told of them."""
         self._take_earlier()
+        if not self._has_earlier:
+            return None
         now_s = time.time()
         moved = self._rollouts.judge(now_s)
         for rollout in moved:
@@ -327,6 +330,7 @@ class Profiler:
         if self._earlier is None:
             return
         earlier, self._earlier = self._earlier, None
+        self._has_earlier = True
         self._baselines.restore(earlier.means)
         self._errors.restore(earlier.errors)
         self._length_history.restore(earlier.samples)

@@ -490,7 +490,8 @@ class RayRecords:
                 if self._profiler is None:
                     self._profiler = actors.get(actors.PROFILER)
                 rollouts = await self._profiler.rollouts.remote()
-                self._rollouts = {r.name: r for r in rollouts}
+                if rollouts is not None:
+                    self._rollouts = {r.name: r for r in rollouts}
                 self._access.learn(await self._profiler.access.remote())
                 self._table = await self._profiler.estimates.remote()
                 await self._refresh_beliefs()

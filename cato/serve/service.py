@@ -385,7 +385,7 @@ class TaskService:
                 if part is not None and part not in drawn:
                     drawn.append(part)
             nodes.append(node)
-        mine = [rollouts[d.name] for d in drawn if d.arm is TrafficArm.CANARY]
+        mine = [r for d in drawn if d.arm is TrafficArm.CANARY and (r := rollouts.get(d.name))]
         instead = {r.canary: r.stable for r in mine}
         return replace(workflow, nodes=tuple(nodes)), tuple(drawn), instead
 
@@ -424,7 +424,9 @@ class TaskService:
         It begins when the real answer is complete, so that it never slows it, and only while few
         others are under way.
         """
-        if len(self._shadows) >= MAX_SHADOWS:
+        rollout = self._records.rollouts().get(drawn.name)
+        is_there = rollout is not None and self._is_ready(rollout.canary)
+        if not is_there or len(self._shadows) >= MAX_SHADOWS:
             return
         copy = Run(
             id=RunId(f"{run.id}.shadow"),

@@ -4,8 +4,9 @@
     python deployments/kubernetes/sync.py --check    exit 1 and name those that differ
 
 kustomize reads no file above its own folder, so each overlay has its own copy of one file of
-`deployments/`; a Helm chart reads none either, and has all of them and the manifests of `base/`. Those of `local-cpu.yaml` listen on all interfaces of their container, and on every
-host: inside a container, loopback is reached by nobody.
+`deployments/`; a Helm chart reads none either, and has all of them and the manifests of `base/`.
+Those of `local-cpu.yaml` listen on all interfaces of their container, and on every host: inside a
+container, loopback is reached by nobody.
 """
 
 from __future__ import annotations

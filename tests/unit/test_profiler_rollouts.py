@@ -17,6 +17,7 @@ from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
 from cato.core.rollout import Phase, Rollout, RolloutRule
 from cato.core.rollout_book import PromoteRollout, RollBackRollout, StartRollout
 from cato.serve.ingress.feedback import Feedback, Reaction
+from cato.store.errors import StoreError
 from cato.store.store import MetadataStore
 
 RULE = RolloutRule(
@@ -53,11 +54,11 @@ async def test_a_restart_goes_on_with_the_step_and_what_it_has_seen(tmp_path: Pa
         await seen(profiler, some_runs(started, TrafficArm.STABLE))
         await profiler.rollouts()
     async with a_life(path) as profiler:
-        (known,) = await profiler.rollouts()
+        (known,) = await profiler.rollouts() or ()
         assert known.stable_counts.calls == 200
         assert replace(known, stable_counts=started.stable_counts) == started
         await seen(profiler, some_runs(started, TrafficArm.CANARY))
-        (known,) = await profiler.rollouts()
+        (known,) = await profiler.rollouts() or ()
         assert known.phase is Phase.PROMOTED
     async with a_life(path) as profiler:
         assert await profiler.rollouts() == (known,)
@@ -72,7 +73,7 @@ async def test_a_wrong_order_changes_nothing(tmp_path: Path) -> None:
         await profiler.order_rollout(PromoteRollout("coder"))
         with pytest.raises(InputError, match="promoted already"):
             await profiler.order_rollout(PromoteRollout("coder"))
-        (known,) = await profiler.rollouts()
+        (known,) = await profiler.rollouts() or ()
     assert (known.id, known.phase) == (started.id, Phase.PROMOTED)
 
 
@@ -90,7 +91,7 @@ async def test_each_completion_counts_once_as_shown_and_once_as_taken(tmp_path: 
             Feedback("made-up", Reaction.VIEW),
         ]
         await profiler.react(tuple(told))
-        (known,) = await profiler.rollouts()
+        (known,) = await profiler.rollouts() or ()
     assert (known.canary_counts.shown, known.canary_counts.taken) == (2, 1)
 
 
@@ -100,7 +101,7 @@ async def test_a_shadow_run_teaches_lengths_and_is_nobodys(tmp_path: Path) -> No
         rollout = await profiler.order_rollout(replace(START, rule=RolloutRule(shadow_share=0.1)))
         runs = some_runs(rollout, TrafficArm.SHADOW, 4)
         await seen(profiler, runs)
-        (known,) = await profiler.rollouts()
+        (known,) = await profiler.rollouts() or ()
         assert await profiler.receipt(runs[0].request_id, None) is None
         assert (await profiler.recent(None)).runs == ()
     with_store = MetadataStore.open(path)
@@ -118,3 +119,21 @@ async def test_a_canary_does_not_change_what_is_expected_of_a_tasks_nodes(tmp_pa
         assert await profiler.estimates() == {}
         await seen(profiler, some_runs(rollout, TrafficArm.STABLE, 3))
         assert set(await profiler.estimates()) == {TaskName("chat")}
+
+
+async def test_nothing_is_said_of_rollouts_before_the_store_was_read(tmp_path: Path) -> None:
+    """Ingress replicas then go on with what they know."""
+    path = tmp_path / "metadata.db"
+    async with a_life(path) as profiler:
+        await profiler.order_rollout(START)
+    hidden = path.rename(tmp_path / "hidden.db")
+    path.mkdir()
+    async with a_life(path) as profiler:
+        assert await profiler.rollouts() is None
+        with pytest.raises(StoreError):
+            await profiler.order_rollout(START)
+    path.rmdir()
+    hidden.rename(path)
+    async with a_life(path) as profiler:
+        (known,) = await profiler.rollouts() or ()
+    assert known.canary == "coder-2"

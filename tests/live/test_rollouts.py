@@ -42,11 +42,12 @@ RULE = [
 DECIDED_WITHIN_S = 180.0
 
 
-def a_profile(*, times: float) -> Profile:
+def a_profile(name: str, *, times: float) -> Profile:
     """Steps of 150 ms and prompts of 100 ms, or so many `times` as long."""
     profile = load_profile_file(ROOT / "profiles" / "saber@gpu.yaml").to_profile()
     return replace(
         profile,
+        model=name,
         prefill_per_batch_token_s=0.0,
         prefill_base_s=0.1 * times,
         decode_per_request_s=0.0,
@@ -62,7 +63,9 @@ def url(tmp_path: Path, env: dict[str, str]) -> Iterator[str]:
     (tmp_path / "profiles").mkdir()
     for name, times in (("usual", 1.0), ("slow", 2.0)):
         save_profile(
-            tmp_path / "profiles" / f"{name}@gpu.yaml", a_profile(times=times), file.provenance
+            tmp_path / "profiles" / f"{name}@gpu.yaml",
+            a_profile(name, times=times),
+            file.provenance,
         )
     config = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text())
     config["http_options"]["port"] = port = free_port()

@@ -330,8 +330,7 @@ class TaskService:
             parts = tuple(
                 replace(d, fell_back=task.fell_back and d.arm is TrafficArm.CANARY) for d in drawn
             )
-            receipt = replace(finish.receipt, rollouts=parts)
-            self._on_finish(origin, trace, call, replace(finish, receipt=receipt), used)
+            self._on_finish(origin, trace, call, finish, used, parts)
             if finish.status == "done":
                 for copied, shadow in copies:
                     self._shadow(run, inputs, copied, shadow, origin)
@@ -467,8 +466,9 @@ class TaskService:
         call: ModelCall | None,
         finish: FinishRun,
         used: Sequence[ModelUse],
+        rollouts: tuple[Drawn, ...],
     ) -> None:
-        receipt = replace(finish.receipt, tenant=origin.tenant, key=origin.key)
+        receipt = replace(finish.receipt, tenant=origin.tenant, key=origin.key, rollouts=rollouts)
         if trace is not None or logs.wants_runs():
             # The last bytes of the answer are on their way: they do not wait for its story.
             asyncio.get_running_loop().call_later(TELL_AFTER_S, _tell, trace, receipt)

@@ -167,12 +167,14 @@ def cato(url: str, *words: str) -> str:
     return done.stdout
 
 
-async def ended(http: httpx.AsyncClient, traffic: Traffic) -> dict[str, Any]:
-    """The rollout of `coder` when it is over."""
+async def ended(http: httpx.AsyncClient, traffic: Traffic, canary: str) -> dict[str, Any]:
+    """The rollout to `canary` when it is over; an ingress may not have heard of it yet."""
     give_up_s = time.monotonic() + DECIDED_WITHIN_S
     while time.monotonic() < give_up_s:
-        (rollout,) = (await http.get(PATH)).json()["data"]
-        if rollout["phase"] in ("promoted", "rolled-back"):
+        found_now = (await http.get(PATH)).json()["data"]
+        rollout = found_now[0] if found_now else {"phase": "", "canary": ""}
+        is_over = rollout["phase"] in ("promoted", "rolled-back")
+        if is_over and rollout["canary"] == canary:
             found: dict[str, Any] = rollout
             return found
         assert not traffic.lost, traffic.lost[:3]
@@ -190,12 +192,12 @@ async def test_a_good_canary_is_promoted_and_a_slow_one_rolled_back_without_a_lo
         await asyncio.sleep(2)
         said = await asyncio.to_thread(cato, url, "start", "coder", "--canary", "coder-2", *RULE)
         assert "5 %" in said
-        good = await ended(http, traffic)
+        good = await ended(http, traffic, "coder-2")
         promoted_s = time.monotonic()
         await asyncio.sleep(9)
         await asyncio.to_thread(cato, url, "start", "coder", "--canary", "coder-3", *RULE)
         started_s = time.monotonic()
-        slow = await ended(http, traffic)
+        slow = await ended(http, traffic, "coder-3")
         rolled_back_s = time.monotonic()
         await asyncio.sleep(9)
         traffic.ends = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
@@ -47,6 +49,15 @@ def _key_header() -> dict[str, str]:
     """The API key of the environment: an option would show it in the list of processes."""
     key = os.environ.get(KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def this_user() -> str:
+    """Who uses this shell, for the audit log."""
+    try:
+        user = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    return f"cli:{user}@{socket.gethostname()}"
 
 
 def answer(response: httpx.Response) -> dict[str, Any]:

@@ -16,9 +16,17 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from cato.cli.client import fail
+from cato.cli.client import fail, this_user
 from cato.config.deploy_file import load_deploy_file
 from cato.config.paths import resolve
+from cato.core.administration import (
+    AddKey,
+    DeleteKey,
+    EndKey,
+    OpenWithoutKeys,
+    RotateKey,
+    SetTenant,
+)
 from cato.core.errors import ConfigError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant, Usage
 from cato.core.topology import model_called
@@ -105,7 +113,7 @@ def create(
         None if session_minutes is None else session_minutes * 60,
     )  # fmt: skip
     with _opened(store) as opened:
-        opened.add_key(key)
+        opened.administer(AddKey(key), this_user())
     _show_once(secret)
 
 
@@ -144,7 +152,7 @@ def list_keys(store: Store = None) -> None:
 def revoke(id: Id, store: Store = None) -> None:
     """End a key now."""
     with _opened(store) as opened:
-        _known(opened.expire_key(id, time.time()), id)
+        _known(opened.administer(EndKey(id, time.time()), this_user()), id)
         others = any(key.is_valid(time.time()) for key in opened.api_keys())
     print(f"{id} is refused from now on")
     if not others:
@@ -162,7 +170,7 @@ def delete(id: Id, store: Store = None) -> None:
         key = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
         if key.is_valid(time.time()):
             fail(f"{id} is valid: end it with `cato keys revoke {id}` first")
-        opened.delete_key(id)
+        opened.administer(DeleteKey(id), this_user())
     print(f"{id} is deleted; without any key left, every request is still refused")
 
 
@@ -173,7 +181,7 @@ def open_(store: Store = None) -> None:
         valid = [key.id for key in opened.api_keys() if key.is_valid(time.time())]
         if valid:
             fail(f"valid keys are left; revoke them first: {', '.join(valid)}")
-        opened.open_without_keys()
+        opened.administer(OpenWithoutKeys(), this_user())
     print("a running deployment serves this machine without a key within seconds")
 
 
@@ -190,10 +198,8 @@ def rotate(
         old = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
         if not old.is_valid(now_s):
             fail(f"{id} has ended; make a new key with `cato keys create`")
-        opened.add_key(
-            replace(old, id=new_id, digest=digest, created_at_s=now_s, expires_at_s=None)
-        )
-        opened.expire_key(id, now_s + hours * 3600)
+        new = replace(old, id=new_id, digest=digest, created_at_s=now_s, expires_at_s=None)
+        opened.administer(RotateKey(id, new, now_s + hours * 3600), this_user())
     _show_once(secret)
 
 
@@ -210,9 +216,8 @@ def limit(
 ) -> None:
     """Set a tenant's limits, in place of all earlier ones; tokens are of prompts and outputs."""
     with _opened(store) as opened:
-        opened.set_tenant(
-            Tenant(tenant, requests_per_minute, tokens_per_minute, tokens_per_month, weight)
-        )
+        limits = Tenant(tenant, requests_per_minute, tokens_per_minute, tokens_per_month, weight)
+        opened.administer(SetTenant(limits), this_user())
 
 
 @app.command()
@@ -283,8 +288,8 @@ def _opened(location: str | None) -> Generator[MetadataStore, None, None]:
         fail(str(error))
 
 
-def _known(key: ApiKey | None, id: str) -> ApiKey:
-    if key is None:
+def _known(key: ApiKey | Tenant | None, id: str) -> ApiKey:
+    if not isinstance(key, ApiKey):
         fail(f"no key has the id {id}; see `cato keys list`")
     return key
 

@@ -21,7 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from cato.cli.adapters import base_pool, dated, try_out
-from cato.cli.client import fail
+from cato.cli.client import fail, this_user
 from cato.cli.cluster import connect
 from cato.cli.profile import TRANSPORT_VARIABLE
 from cato.config.paths import resolve
@@ -183,7 +183,7 @@ def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
             with suppress(UnknownNameError):  # not served, as when it was not read
                 _ask("remove_model", spec.name, ModelName(name), within_s=REMOVE_TIMEOUT_S)
             with _opened(topology) as store:
-                store.remove_model(spec.name, ModelName(name))
+                store.remove_model(spec.name, ModelName(name), this_user())
         console.print(f"{name} is no longer served.", highlight=False)
 
 
@@ -195,7 +195,7 @@ def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
     adapter = dated(adapter)
     took_s = try_out(pool, adapter)
     with _opened(topology) as store:
-        store.add_adapter(pool.model.name, adapter)
+        store.add_adapter(pool.model.name, adapter, this_user())
     _ask_provisioner("read_adapters")
     console.print(
         f"{adapter.name} is served by {pool.name}, beside {pool.model.name}: loaded and answered "
@@ -207,7 +207,7 @@ def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
 def _removed_adapter(topology: Topology, name: str) -> bool:
     """False when no adapter of that name was added."""
     with _opened(topology) as store:
-        if not store.remove_adapter(ModelName(name)):
+        if not store.remove_adapter(ModelName(name), this_user()):
             return False
     _ask_provisioner("read_adapters")
     return True
@@ -227,12 +227,12 @@ def _adapter_table(adapters: Sequence[tuple[ModelName, AdapterSpec]]) -> Table:
 def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedModel) -> None:
     staged = _stage(spec, hosted, _simulated_profile(spec, topology, hosted))
     with _opened(topology) as store:
-        added = store.add_model(spec.name, staged.hosted, staged.profile)
+        added = store.add_model(spec.name, staged.hosted, staged.profile, this_user())
         try:
             _ask("add_model", added)
         except CatoError:
             if added.version == 1:
-                store.remove_model(spec.name, hosted.model.name)
+                store.remove_model(spec.name, hosted.model.name, this_user())
             raise
     found = added.hosted
     console.print(

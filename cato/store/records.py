@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, PoolName
 from cato.core.receipt import SlaReceipt
-from cato.core.tenancy import Usage
+from cato.core.tenancy import CardTime, Usage
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
@@ -44,9 +44,18 @@ class Reaction:
     tenant: str = ""
 
 
-Record = Reaction | LengthSample | NodeMean | PoolErrors | FinishedStages | KeptReceipt | Usage
-"""What a writer takes. Usage is added to what is known of its name; of means and errors of the same
-name, and of a tenant's receipts with the same request id, the newest is kept."""
+Record = (
+    Reaction
+    | LengthSample
+    | NodeMean
+    | PoolErrors
+    | FinishedStages
+    | KeptReceipt
+    | Usage
+    | CardTime
+)
+"""What a writer takes. Usage and card time are added to what is known of their names; of means and
+errors of the same name, and of a tenant's receipts with the same request id, the newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)

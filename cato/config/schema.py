@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from cato.config.access import PricesArgs, SignInArgs
 from cato.config.yaml_file import (
     ByteSize,
     Duration,
@@ -34,6 +35,7 @@ from cato.config.yaml_file import (
 )
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.prices import NO_PRICES
 from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
     RESERVED_PREFIX,
@@ -707,6 +709,14 @@ class IngressArgs(StrictModel):
     hosts: list[Annotated[str, AfterValidator(_host_name)]] = Field(default_factory=list)
     shared_prompts: bool = False
     reuse: ReuseArgs | None = None
+    prices: PricesArgs | None = None
+    sign_in: SignInArgs | None = None
+
+    @model_validator(mode="after")
+    def _is_signed_in(self) -> Self:
+        if self.keys == "ignored" and self.sign_in is not None:
+            raise ValueError("keys: ignored serves everybody; leave it or sign_in out")
+        return self
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
@@ -723,6 +733,8 @@ class IngressArgs(StrictModel):
             tuple(self.hosts),
             self.shared_prompts,
             None if self.reuse is None else self.reuse.to_limits(),
+            NO_PRICES if self.prices is None else self.prices.to_prices(),
+            None if self.sign_in is None else self.sign_in.to_sign_in(),
         )
 
 

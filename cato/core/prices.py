@@ -67,5 +67,8 @@ class Prices:
         return [cost(u) for u in used]
 
 
+NO_PRICES = Prices()
+
+
 def _computed(used: Usage) -> int:
     return used.prompt_tokens - used.cached_prompt_tokens + used.output_tokens

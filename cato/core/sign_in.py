@@ -15,6 +15,8 @@ ALGORITHMS = (
 """Signatures with a public key. One that is made with a shared secret is never taken: whoever can
 check it can make it, and a public key could pass for the secret."""
 
+DEFAULT_SCOPE = "openid profile email"
+
 # A subject and a name that can stand in a log line and a file for spreadsheets as they are.
 _SANE_SUBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@|+-]{0,99}")
 _ODD = re.compile(r"[^A-Za-z0-9._@+ -]")
@@ -51,7 +53,7 @@ class SignInSpec:
     algorithms: tuple[str, ...] = ALGORITHMS
     skew_s: float = 30.0
     client_id: str = ""
-    scope: str = "openid profile email"
+    scope: str = DEFAULT_SCOPE
 
     def rights_of(self, claims: Mapping[str, object]) -> GroupRights | None:
         """What the claims of a token that was verified give; None: nothing."""

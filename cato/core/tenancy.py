@@ -90,6 +90,10 @@ class Access:
         return bool(self.keys) or self.history is KeyHistory.KEYED
 
 
+LAST_DAY = "9999-12-31"
+"""Days are texts such as 2026-11-21, which are ordered as days are; none is later than this."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a key used of a model for a task on one day (UTC, as 2026-11-21).

@@ -9,8 +9,10 @@ from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.prices import NO_PRICES, Prices
 from cato.core.profile import Profile
 from cato.core.reuse import ReuseLimits
+from cato.core.sign_in import SignInSpec
 
 RESERVED_PREFIX = "cato-"
 """Model names under which the HTTP interface offers workflows, such as `cato-code-completion`."""
@@ -394,7 +396,8 @@ class IngressSpec:
     that are believed when they say for whom they ask. `origins` are those of web pages that may
     ask, `hosts` further names by which clients without an API key call the server. With
     `shared_prompts` a tenant's prompts use what engines have cached of another's. With `reuse`
-    identical deterministic calls of a tenant share answers.
+    identical deterministic calls of a tenant share answers. `prices` say what usage costs. With
+    `sign_in` people come with tokens of an identity provider.
     """
 
     workflows_dir: str = "workflows"
@@ -410,3 +413,5 @@ class IngressSpec:
     hosts: tuple[str, ...] = ()
     shared_prompts: bool = False
     reuse: ReuseLimits | None = None
+    prices: Prices = NO_PRICES
+    sign_in: SignInSpec | None = None

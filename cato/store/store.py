@@ -30,6 +30,7 @@ from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.tenancy import (
+    LAST_DAY,
     Access,
     ApiKey,
     CardTime,
@@ -86,8 +87,6 @@ from cato.store.schema import (
 
 BUSY_TIMEOUT_S = 5.0
 """How long a call waits for another process that writes."""
-
-LAST_DAY = "9999-12-31"
 
 Row = dict[str, object]
 

@@ -307,7 +307,7 @@ def _key(value: object) -> _Key | None:
     if not isinstance(value, dict) or value.get("use", "sig") != "sig":
         return None
     kind, id, only = value.get("kty"), value.get("kid"), value.get("alg")
-    algorithms = _RSA if kind == "RSA" else ()
+    algorithms: tuple[str, ...] = _RSA if kind == "RSA" else ()
     if kind in ("EC", "OKP") and value.get("crv") in _OF_CURVES:
         algorithms = (_OF_CURVES[value["crv"]],)
     if only is not None:

@@ -33,7 +33,7 @@ def summed(
             name, {**dict(zip(by, name, strict=True)), **dict.fromkeys(SUMS, 0), "cost": None}
         )
         for column in SUMS:
-            row[column] += getattr(one, column)  # type: ignore[operator]
+            row[column] += getattr(one, column)
         if cost is not None:
             row["cost"] = cost + (row["cost"] or 0.0)  # type: ignore[operator]
     for row in rows.values():

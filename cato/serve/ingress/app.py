@@ -9,11 +9,13 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import cato
+from cato.core.prices import NO_PRICES, Prices
 from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import Buffers
 from cato.serve.access.control import AccessControl
 from cato.serve.draining import Drain
 from cato.serve.ingress import (
+    admin,
     document,
     errors,
     models,
@@ -43,7 +45,7 @@ from cato.serve.ui import routes as ui
 # Routes are tried in order: the busiest first.
 DIALECTS = (
     completions, fim, tabby, infill, chat, responses, messages, tasks, others, models, operations,
-    usage, ui,
+    usage, admin, ui,
 )  # fmt: skip
 
 
@@ -60,6 +62,7 @@ def create_app(
     caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
     prompt_rules_off: frozenset[str] = frozenset(),
     shared_prompts: bool = False,
+    prices: Prices = NO_PRICES,
     drain: Drain | None = None,
 ) -> FastAPI:
     """All dialects over `service`.
@@ -68,8 +71,8 @@ def create_app(
     `is_private` and `proxies` what `Gate` must know of the clients' connections; `pages` says which
     web pages may ask; `feedback` is told what people did with completions (None: the log). `caps`
     bound what direct calls may write; `prompt_rules_off` names rules of `cato.wire.stable` that are
-    not applied. With `shared_prompts` tenants share what engines have cached of prompts. `drain`
-    is told of requests under way.
+    not applied. With `shared_prompts` tenants share what engines have cached of prompts. `prices`
+    say what usage costs. `drain` is told of requests under way.
     """
     ingress = Ingress(
         service,
@@ -82,6 +85,7 @@ def create_app(
         caps=caps,
         prompt_rules_off=prompt_rules_off,
         shared_prompts=shared_prompts,
+        prices=prices,
     )
     app = FastAPI(
         title="CATO",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from cato.core.errors import AccessError
+from cato.core.prices import NO_PRICES, Prices
 from cato.core.runs import FinishRun
 from cato.core.session_slo import SessionBook
 from cato.core.topology import OutputCaps
@@ -31,7 +32,8 @@ class Ingress:
 
     `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write;
     `prompt_rules_off` names the rules of `cato.wire.stable` that are switched off. With
-    `shared_prompts` tenants share what engines have cached of prompts.
+    `shared_prompts` tenants share what engines have cached of prompts. `prices` say what usage
+    costs.
     """
 
     service: TaskService
@@ -46,6 +48,7 @@ class Ingress:
     session_book: SessionBook = field(default_factory=SessionBook)
     prompt_rules_off: frozenset[str] = frozenset()
     shared_prompts: bool = False
+    prices: Prices = NO_PRICES
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""

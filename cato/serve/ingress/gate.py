@@ -23,9 +23,10 @@ from cato.serve.ingress.pages import Pages
 from cato.telemetry.tracing import HEADER, TRACEPARENT
 
 # Probes carry no keys, and their answers say nothing but to this machine; nor does the status page
-# without its data.
+# without its data, and what it signs people in with.
 OPEN_PATHS = frozenset(
-    {"/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/page.js", "/ui/page.css"}
+    {"/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/sign-in"}
+    | {f"/ui/{file}" for file in ("page.js", "admin.js", "page.css")}
 )
 # A restart takes longer; others may serve meanwhile.
 STOPPING_RETRY_S = 5.0

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from typing import Any
 import pytest
 from ingress_kit import COMPLETION, GENERATION, SLOW, a_pool, an_access, running, until
 
+from cato.core.administration import AddKey
 from cato.core.ids import ReplicaId
-from cato.core.tenancy import Access, ApiKey
+from cato.core.prices import Prices, TokenPrice
+from cato.core.tenancy import Access, ApiKey, Role
 from cato.serve.access.keys import new_key
+from cato.store.store import MetadataStore
 
 playwright = pytest.importorskip("playwright.async_api", reason="`playwright` is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -173,3 +177,78 @@ async def test_what_a_server_says_never_becomes_markup(tmp_path: Path) -> None:
         await page.wait_for_selector("#fleet tbody tr")
         assert "<img" in await page.inner_text("#fleet")
         assert await page.query_selector("#fleet img") is None
+
+
+async def test_an_operator_manages_tenants_and_keys_and_sees_what_changed(tmp_path: Path) -> None:
+    secret, id, digest = new_key()
+    store = MetadataStore.open(tmp_path / "m.db")
+    store.administer(AddKey(ApiKey(id, digest, "platform", role=Role.OPERATOR)), "cli:t@h")
+    access = an_access(store.access("2026-11"))
+    pool = a_pool("sim-fast", "fast")
+    prices = Prices("EUR", {"sim-fast": TokenPrice(1000.0, 1000.0, 1000.0)})
+    async with (
+        running(
+            tmp_path,
+            pool,
+            workflows=(COMPLETION,),
+            access=access,
+            store=store,
+            prices=prices,
+        ) as kit,
+        kit.server() as url,
+        a_page() as page,
+    ):
+        task = kit.service.run_task("code-completion", {"prefix": "a"}, request_id="r")
+        await task.wait()
+        await page.goto(f"{url}/ui")
+        await page.fill("#key", secret)
+        await page.press("#key", "Enter")
+        await page.wait_for_selector("#admin:not([hidden]) #tenants tbody tr")
+        for summary in await page.query_selector_all("#admin details:not([open]) summary"):
+            await summary.click()
+        await page.fill("#key-maker [name=tenant]", "red")
+        await page.fill("#key-maker [name=name]", "<b>ci</b>")
+        await page.fill("#key-maker [name=tasks]", "code-completion")
+        await page.click("#key-maker button")
+        await page.wait_for_selector("#new-secret:not([hidden])")
+        made = (await page.inner_text("#new-secret .code")).strip()
+        assert await page.query_selector("#keys b") is None, "names are no markup"
+        red = page.locator("#tenants tr", has_text="red")
+        await red.locator("[name=requests_per_minute]").fill("60")
+        await red.locator("button").click()
+        await page.locator("#audit", has_text="tenant.limit").wait_for()
+        assert "requests_per_minute: null → 60" in await page.inner_text("#audit")
+        assert "EUR" in (await page.inner_text("#usage thead")).upper()
+        assert "sim-fast" in await page.inner_text("#usage")
+        async with page.expect_download() as saved:
+            await page.click("#usage-csv")
+        text = Path(await (await saved.value).path()).read_text()
+        assert text.startswith("day,model,task,requests,")
+        await check_layout(page)
+        await shot(page, "administration")
+        page.on("dialog", lambda dialog: asyncio.ensure_future(dialog.accept()))
+        await page.locator("#keys tr", has_text="red").locator("button", has_text="End").click()
+        await page.locator("#keys", has_text="(ended)").wait_for()
+    assert [t.requests_per_minute for t in store.tenants()] == [60]
+    assert not store.api_keys()[1].is_valid(time.time())
+    assert made.startswith("cato_")
+    store.close()
+
+
+async def test_a_user_is_offered_no_administration(tmp_path: Path) -> None:
+    key, id, digest = new_key()
+    access = an_access(Access((ApiKey(id, digest, "red"),)))
+    async with (
+        running(
+            tmp_path, a_pool("sim-fast", "fast"), workflows=(COMPLETION,), access=access
+        ) as kit,
+        kit.server() as url,
+        a_page() as page,
+    ):
+        await page.goto(f"{url}/ui")
+        await page.fill("#key", key)
+        async with page.expect_response("**/v1/admin/tenants") as asked:
+            await page.press("#key", "Enter")
+        assert (await asked.value).status == 403
+        await page.wait_for_selector("#fleet tbody tr")
+        assert await page.is_hidden("#admin")

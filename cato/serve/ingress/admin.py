@@ -88,7 +88,8 @@ def routes(ingress: Ingress) -> APIRouter:
         names |= set(access.spent_tokens) | {caller.tenant}
         shown = sorted(names - {""} if caller.sees is None else {caller.sees})
         data = [_tenant(access, name) for name in shown]
-        return JsonAnswer({"object": "list", "data": data}, headers=NO_STORE)
+        value = {"object": "list", "data": data, "role": caller.role.value}
+        return JsonAnswer(value, headers=NO_STORE)
 
     @router.put("/tenants/{tenant}", **document.TENANT)
     async def limit(request: Request, tenant: str) -> Response:

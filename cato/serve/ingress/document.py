@@ -576,7 +576,14 @@ def _asked(properties: Schema, answer: Schema) -> dict[str, Any]:
     return _operation({**_object(**properties), "additionalProperties": False}, answer)
 
 
-TENANTS = _rows(_TENANT)
+TENANTS = _answers(
+    _object(
+        "object data role",
+        object={"const": "list"},
+        data=_list(_TENANT),
+        role={**_KEY_RIGHTS["role"], "description": "The caller's own."},
+    )
+)
 TENANT = _asked(_LIMITS, _TENANT)
 KEYS = _rows(_KEY)
 KEY = _answers(_KEY)

@@ -387,9 +387,14 @@ function drawDecisions(now) {
 
 // Asking
 
-async function ask(path) {
+async function fetched(path, method, body) {
   const key = sessionStorage.getItem(KEY);
-  const answer = await fetch(path, { headers: key ? { Authorization: `Bearer ${key}` } : {}, cache: "no-store" });
+  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  return fetch(path, { method: method ?? "GET", headers, body: body && JSON.stringify(body), cache: "no-store" });
+}
+
+async function ask(path, method, body) {
+  const answer = await fetched(path, method, body);
   const value = await answer.json().catch(() => null);
   if (!answer.ok) {
     const error = new Error(value?.error?.message ?? `the server answered ${answer.status}`);
@@ -410,7 +415,7 @@ async function refresh() {
   try {
     const now = await ask("ui/state");
     for (const draw of [drawFigures, drawFleet, drawTasks, drawSessions, drawRuns, drawDecisions]) draw(now);
-    at("key-form").hidden = true;
+    at("key-form").hidden = at("sign-in").hidden = true;
     at("forget-key").hidden = !hasKey;
     const silent = now.missing.length ? ` — no answer from: ${now.missing.join(", ")}` : "";
     const wrong = now.problem ? ` — the workflows stay as they were: ${now.problem}` : "";
@@ -420,6 +425,7 @@ async function refresh() {
     const needsKey = error.status === 401 || error.status === 403;
     if (needsKey && at("key-form").hidden) {
       at("key-form").hidden = false;
+      offerSignIn();
       at("key").focus();
     }
     at("forget-key").hidden = !hasKey;
@@ -429,11 +435,53 @@ async function refresh() {
   timer = setTimeout(refresh, document.hidden ? 5 * POLL_MS : POLL_MS);
 }
 
+// Signing in: OpenID Connect's authorization code with PKCE. The server exchanges the code.
+
+const SIGN_IN = "cato-sign-in";
+const here = () => location.origin + location.pathname;
+const base64url = (bytes) => btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+
+function use(key) {
+  sessionStorage.setItem(KEY, key);
+  document.dispatchEvent(new Event("signed-in"));
+  refresh();
+}
+
+async function offerSignIn() {
+  const flow = await ask("ui/sign-in").catch(() => ({}));
+  at("sign-in").hidden = !flow.client_id;
+}
+
+async function signIn() {
+  if (!window.crypto.subtle) return tell("✕ signing in needs https", "bad");
+  const flow = await ask("ui/sign-in");
+  const [verifier, state] = [32, 16].map((n) => base64url(crypto.getRandomValues(new Uint8Array(n))));
+  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(verifier));
+  sessionStorage.setItem(SIGN_IN, JSON.stringify({ verifier, state }));
+  const asked = new URLSearchParams({
+    response_type: "code", client_id: flow.client_id, scope: flow.scope, redirect_uri: here(), state,
+    code_challenge: base64url(new Uint8Array(digest)), code_challenge_method: "S256",
+  });
+  return location.assign(`${flow.authorization_endpoint}${flow.authorization_endpoint.includes("?") ? "&" : "?"}${asked}`);
+}
+
+async function signedIn() {
+  const given = new URLSearchParams(location.search);
+  const begun = JSON.parse(sessionStorage.getItem(SIGN_IN) ?? "null");
+  if (!begun || !given.has("state")) return;
+  sessionStorage.removeItem(SIGN_IN);
+  history.replaceState(null, "", location.pathname);
+  if (given.get("state") !== begun.state || !given.has("code")) return;
+  const body = { code: given.get("code"), verifier: begun.verifier, redirect_uri: here() };
+  const { token } = await ask("ui/sign-in", "POST", body);
+  sessionStorage.setItem(KEY, token);
+}
+
+at("sign-in").addEventListener("click", () => signIn().catch((error) => tell(`✕ ${error.message}`, "bad")));
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(KEY, at("key").value.trim());
+  use(at("key").value.trim());
   at("key").value = "";
-  refresh();
 });
 at("forget-key").addEventListener("click", () => {
   sessionStorage.removeItem(KEY);
@@ -446,4 +494,7 @@ at("theme").addEventListener("change", () => {
 });
 document.documentElement.dataset.theme = at("theme").value;
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
-refresh();
+signedIn().catch((error) => tell(`✕ ${error.message}`, "bad")).finally(() => {
+  document.dispatchEvent(new Event("signed-in"));
+  refresh();
+});

@@ -201,14 +201,14 @@ def test_a_machine_asks_with_its_token_in_the_headers_of_both_agents(served: Ser
     chat = {"max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
     claude, codex = {"x-api-key": token}, bearer(token)
     by_claude = httpx.post(
-        f"{served.url}/v1/messages", json={"model": "claude-haiku-x", **chat}, headers=claude,
+        f"{served.url}/v1/messages", json={"model": "coder-fast", **chat}, headers=claude,
         timeout=60,
     )  # fmt: skip
     by_codex = httpx.post(
-        f"{served.url}/v1/responses", json={"model": "gpt-mini", "input": "x"}, headers=codex,
+        f"{served.url}/v1/responses", json={"model": "coder-fast", "input": "x"}, headers=codex,
         timeout=60,
     )  # fmt: skip
-    without = httpx.post(f"{served.url}/v1/messages", json={"model": "claude-haiku-x", **chat})
+    without = httpx.post(f"{served.url}/v1/messages", json={"model": "coder-fast", **chat})
     assert (by_claude.status_code, by_codex.status_code) == (200, 200), by_claude.text
     assert without.status_code == 401
     used = httpx.get(f"{served.url}/v1/usage?by=tenant,key", headers=codex, timeout=20).json()

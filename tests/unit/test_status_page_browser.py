@@ -14,14 +14,17 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from ingress_kit import COMPLETION, GENERATION, SLOW, a_pool, an_access, running, until
+from sign_in_kit import Provider
 
 from cato.core.administration import AddKey
 from cato.core.ids import ReplicaId
 from cato.core.prices import Prices, TokenPrice
 from cato.core.tenancy import Access, ApiKey, Role
+from cato.serve.access.control import AccessControl
 from cato.serve.access.keys import new_key
 from cato.store.store import MetadataStore
 
@@ -252,3 +255,38 @@ async def test_a_user_is_offered_no_administration(tmp_path: Path) -> None:
         assert (await asked.value).status == 403
         await page.wait_for_selector("#fleet tbody tr")
         assert await page.is_hidden("#admin")
+
+
+async def test_a_person_signs_in_and_out_on_the_page(tmp_path: Path) -> None:
+    provider = Provider()
+    provider.given = {"id_token": provider.token(groups=["ops"])}
+    access = AccessControl(sign_in=provider.sign_in())
+    access.learn(Access())
+    asked: list[dict[str, list[str]]] = []
+
+    async def authorize(route: Any) -> None:
+        """The provider's page, where somebody has just typed a password."""
+        query = parse_qs(urlsplit(route.request.url).query)
+        asked.append(query)
+        back = f"{query['redirect_uri'][0]}?code=c&state={query['state'][0]}"
+        await route.fulfill(status=302, headers={"location": back})
+
+    async with (
+        running(
+            tmp_path, a_pool("sim-fast", "fast"), workflows=(COMPLETION,), access=access
+        ) as kit,
+        kit.server() as url,
+        a_page() as page,
+    ):
+        await page.route("https://sso.example/**", authorize)
+        await page.goto(f"{url}/ui?state=forged&code=stolen")
+        await page.wait_for_selector("#sign-in:not([hidden])")
+        assert await page.evaluate("sessionStorage.getItem('cato-key')") is None
+        await page.click("#sign-in")
+        await page.wait_for_selector("#fleet tbody tr")
+        assert await page.is_hidden("#sign-in")
+        assert page.url == f"{url}/ui", "the code is not left in the address"
+        assert asked[0]["code_challenge_method"] == ["S256"]
+        assert asked[0]["redirect_uri"] == [f"{url}/ui"]
+        await page.click("#forget-key")
+        await page.wait_for_selector("#sign-in:not([hidden])")

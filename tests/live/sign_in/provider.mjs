@@ -22,9 +22,10 @@ function made() {
     claims: { openid: ["sub"], email: ["email"], groups: ["groups"] },
     conformIdTokenClaims: false,
     findAccount: (_, id) => ({ accountId: id, claims: () => ({ sub: id, email: `${id}@example.com`, groups: [`${id}-group`] }) }),
-    extraTokenClaims: (_, token) => ({ groups: [`${token.accountId ?? token.clientId}-group`] }),
+    extraTokenClaims: (_, token) => (token.accountId
+      ? { groups: [`${token.accountId}-group`], email: `${token.accountId}@example.com` }
+      : { groups: [`${token.clientId}-group`] }),
     ttl: { AccessToken: 600, ClientCredentials: (ctx) => Number(ctx.oidc.body?.lifetime_s ?? 600), IdToken: 600, Interaction: 600, Session: 600, Grant: 600 },
-    extraClientMetadata: { properties: [] },
     features: {
       devInteractions: { enabled: true },
       clientCredentials: { enabled: true },

@@ -221,8 +221,8 @@ def _wanted_key(ingress: Ingress, caller: Caller, body: dict[str, object]) -> Ap
     if sla not in SLA_CLASSES:
         raise InputError(f"sla must be one of {', '.join(SLA_CLASSES)}", "sla")
     name = text_field(body, "name")
-    if len(name) > MAX_NAME_CHARS:
-        raise InputError(f"name must have at most {MAX_NAME_CHARS} characters", "name")
+    if len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise InputError(f"name must be a line of at most {MAX_NAME_CHARS} characters", "name")
     tasks, models = _names(body, "tasks"), _names(body, "models")
     default_task = text_field(body, "default_task")
     for task in filter(None, (*tasks, default_task)):

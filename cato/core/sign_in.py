@@ -68,11 +68,8 @@ class SignInSpec:
                 found = found.get(part) if isinstance(found, Mapping) else None
         if isinstance(found, str):
             return frozenset({found})
-        return (
-            frozenset(g for g in found if isinstance(g, str))
-            if isinstance(found, list)
-            else (frozenset())
-        )
+        listed = found if isinstance(found, list) else []
+        return frozenset(group for group in listed if isinstance(group, str))
 
 
 @dataclass(frozen=True, slots=True)

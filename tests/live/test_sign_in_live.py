@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import shlex
 import signal
 import subprocess
 import sys
@@ -294,19 +293,24 @@ def test_the_provider_may_change_its_key_at_any_time(served: Served) -> None:
 def test_agents_sign_in_with_a_command(
     served: Served, agent: Claude | Codex, tmp_path: Path
 ) -> None:
-    """Claude Code and Codex run a command for a token, and again when it has expired."""
+    """Claude Code and Codex run a command for a token. The first one has expired when they use it:
+    they run it again."""
     is_there = (installed.CACHE / f"{agent.source.command}-{agent.source.version}").exists()
     if not is_there and "CATO_AGENTS" not in os.environ:
         pytest.skip(f"{agent.title} is not installed")
     log = tmp_path / "tokens"
-    give = (
-        "import httpx; print(httpx.post("
-        f"{served.provider.url + '/token'!r}, data={{'grant_type': 'client_credentials'}}, "
-        "auth=('robot', 'robot-secret')).json()['access_token'])"
-    )
-    command = tmp_path / "token.sh"
+    command = tmp_path / "token"
     command.write_text(
-        f"#!/bin/sh\necho given >> {log}\nexec {shlex.join([sys.executable, '-c', give])}\n"
+        f"#!{sys.executable}\n"
+        "import httpx, pathlib, time\n"
+        f"log = pathlib.Path({str(log)!r})\n"
+        "is_first = not log.exists()\n"
+        "log.open('a').write('given\\n')\n"
+        "form = {'grant_type': 'client_credentials', 'lifetime_s': 1 if is_first else 600}\n"
+        f"asked = httpx.post('{served.provider.url}/token', data=form, "
+        "auth=('robot', 'robot-secret'))\n"
+        "time.sleep(1.5 if is_first else 0)\n"
+        "print(asked.json()['access_token'])\n"
     )
     command.chmod(0o755)
     home = tmp_path / "home"
@@ -338,7 +342,7 @@ def test_agents_sign_in_with_a_command(
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "given" in log.read_text()
+    assert len(log.read_text().split()) >= 2, "a second time, after the first had expired"
     assert len(done.stdout) > 10, "the simulated model said something"
 
 

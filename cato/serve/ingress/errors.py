@@ -40,7 +40,6 @@ from cato.core.errors import (
     UnknownNameError,
 )
 from cato.core.receipt import CLIENT_LEFT, SUPERSEDED
-from cato.serve.access.sign_in import EXPIRED
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.context import finish_of, request_id, task_of
 from cato.serve.ingress.jsons import JsonAnswer
@@ -242,8 +241,6 @@ def _too_long(error: ContextLengthError, estimated_tokens: int = 0) -> Failure:
 def _not_let_in(error: AccessError) -> Failure:
     kinds = {401: "authentication_error", 403: "permission_error", 415: "invalid_request_error"}
     headers = NO_RETRY if error.retry_after_s is None else _retry_after(error.retry_after_s)
-    if error.code == EXPIRED:
-        headers = {}  # Claude Code gets a new token and asks again, unless it is told not to
     kind = kinds.get(error.status, "server_error")
     return Failure(error.status, error.message, kind, error.code, headers=headers)
 

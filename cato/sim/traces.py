@@ -14,6 +14,7 @@ from typing import TextIO
 from cato.core.errors import InputError
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURST_GPT_COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 CHARS_PER_TOKEN = 3.5
 """`Profile.chars_per_token` of a model that was never measured."""
@@ -84,6 +85,47 @@ def load_azure(path: Path) -> tuple[TraceRow, ...]:
             rows.append(TraceRow(arrived_at_s, prompt_tokens, output_tokens))
     if not rows:
         raise InputError(f"{path}: no requests after the first line")
+    return tuple(rows)
+
+
+def load_trace(path: Path) -> tuple[TraceRow, ...]:
+    """An Azure or a BurstGPT trace, told by its first line; raise `InputError` as `load_azure`."""
+    with _opened(path) as lines:
+        header = tuple(next(csv.reader(lines), ()))
+    if header[: len(BURST_GPT_COLUMNS)] == BURST_GPT_COLUMNS:
+        return load_burst_gpt(path)
+    return load_azure(path)
+
+
+def load_burst_gpt(path: Path) -> tuple[TraceRow, ...]:
+    """A CSV file of BurstGPT (Wang et al., 2024): seconds, model, tokens in and out.
+
+    Failed requests, which have no answer, are left out. Raise `InputError` as `load_azure`.
+    """
+    rows: list[TraceRow] = []
+    first_s: float | None = None
+    with _opened(path) as lines:
+        reader = csv.reader(lines)
+        next(reader, None)
+        for fields in reader:
+            try:
+                at_s, prompt, output = float(fields[0]), int(fields[2]), int(fields[3])
+            except (ValueError, IndexError) as exc:
+                raise InputError(
+                    f"{path}:{reader.line_num}: expected seconds, a model and two counts of "
+                    f"tokens, found {','.join(fields)!r}; mend or remove the line"
+                ) from exc
+            if output < 1:
+                continue
+            first_s = at_s if first_s is None else first_s
+            if rows and at_s - first_s < rows[-1].arrived_at_s:
+                raise InputError(
+                    f"{path}:{reader.line_num}: arrives before the line above it; "
+                    "sort the file by Timestamp"
+                )
+            rows.append(TraceRow(at_s - first_s, max(0, prompt), output))
+    if not rows:
+        raise InputError(f"{path}: no answered requests after the first line")
     return tuple(rows)
 
 

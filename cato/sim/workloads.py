@@ -346,12 +346,12 @@ TEMPO_STAGE_TARGET_S = 20.0
 TEMPO_FORETOLD = 0.3
 
 
-def tempo_rate_per_s(load: float) -> float:
+def tempo_rate_per_s(load: float, shares: Mapping[str, float] = TEMPO_SHARES) -> float:
     """Tasks per second; load 1: their tokens are what the engine can do at its full batch."""
     engine, (prompt, output) = TEMPO_ENGINE, TEMPO_CALL
     step_s = engine.decode_step_s(engine.max_running)
     call_s = engine.prefill_per_batch_token_s * prompt + step_s / engine.max_running * output
-    calls = 1 + TEMPO_SHARES["collective"] * (sum(TEMPO_STAGE_CALLS) - 1)
+    calls = 1 + shares["collective"] * (sum(TEMPO_STAGE_CALLS) - 1)
     return load / (call_s * calls)
 
 
@@ -364,7 +364,13 @@ def longest_of(calls: int, mean: float, spread: float = SPREAD) -> float:
 
 
 def tempo_tasks(
-    load: float, n: int, seed: int, pool: PoolName, without_slo: float = 0.0
+    load: float,
+    n: int,
+    seed: int,
+    pool: PoolName,
+    without_slo: float = 0.0,
+    shares: Mapping[str, float] = TEMPO_SHARES,
+    arrivals: Arrivals = poisson,
 ) -> list[SimTask]:
     """Mix 3 : 1 : 1 of latency-sensitive (TTFT 2 s, 100 ms a token), throughput (20 s to the last
     token) and collective tasks (20 s × stages; stages of 3 and 6 calls).
@@ -374,9 +380,9 @@ def tempo_tasks(
     as its longest call, in a full batch: that is where stages run when deadlines are at stake.
     """
     rng = np.random.default_rng([seed, 6, round(load * 1000)])
-    times = poisson(rng, tempo_rate_per_s(load), n)
-    names = list(TEMPO_SHARES)
-    chosen = rng.choice(names, n, p=[TEMPO_SHARES[k] for k in names])
+    times = arrivals(rng, tempo_rate_per_s(load, shares), n)
+    names = list(shares)
+    chosen = rng.choice(names, n, p=[shares[k] for k in names])
     unbound = rng.random(n) < without_slo
     prompt, output = TEMPO_CALL
     full = TEMPO_ENGINE.max_running

@@ -65,7 +65,8 @@ class Told:
 
 def _valued(told: Told, arm: str, seed: int) -> dict[str, float]:
     mapper = told.mapper if told.mapper is not None and arm == ANNEALING else MAPPERS[arm]
-    ours, fcfs = [], []
+    ours: list[Worth] = []
+    fcfs: list[Worth] = []
     for draw in range(DRAWS):
         queue = a_queue(WORKLOAD, told.n, Random(f"{told.n} {told.max_batch} {seed} {draw}"))
         requests = _believed(queue, told, Random(f"{seed} {draw}"))
@@ -110,9 +111,7 @@ def _heats(options: Options) -> list[Trial]:
     return [
         Trial(
             _panel(n, cap) | {"start": start, "iterations": float(each)},
-            partial(
-                _valued, Told(n, cap, SimulatedAnnealing(start=start, iterations=each), CLASS_MEAN)
-            ),
+            partial(_valued, Told(n, cap, SimulatedAnnealing(start=start, iterations=each))),
             (ANNEALING,),
         )
         for (n, cap), start, each in product(PANELS, starts, iterations)
@@ -201,7 +200,8 @@ def _assigned(
     instances: int, max_batch: int, assignment: str, arm: str, seed: int
 ) -> dict[str, float]:
     """G of all instances together; lengths are known exactly."""
-    ours, fcfs = [], []
+    ours: list[Worth] = []
+    fcfs: list[Worth] = []
     n = EACH * instances
     for draw in range(DRAWS):
         requests = a_queue(WORKLOAD, n, Random(f"{n} {seed} {draw}")).true

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from cato.core.errors import UnknownNameError
 from cato.core.eviction import DispatchOrder, EvictionPolicy
 from cato.policies.eviction.belady import Belady

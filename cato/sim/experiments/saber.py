@@ -44,7 +44,7 @@ NEARLY_EXACT_SPREAD = 0.05
 SUSTAINED_RATES_PER_S = (5.0, 10.0)
 SOURCE = 'SABER, "Adaptive Request Scheduling for CodeLLM Serving with SLA Guarantees" (2025)'
 # The offline phase sees other requests than the experiment: its own seed.
-_OFFLINE_SEED = 77_002
+OFFLINE_SEED = 77_002
 
 
 @lru_cache(maxsize=1)
@@ -53,7 +53,7 @@ def offline_fit() -> UslFit:
     samples: list[SpeedSample] = []
     for workload in SABER_SHARES:
         for rate_per_s in SABER_RATES_PER_S:
-            samples += speed_samples(workload, rate_per_s, _OFFLINE_SEED)
+            samples += speed_samples(workload, rate_per_s, OFFLINE_SEED)
     return fit_usl(samples)
 
 

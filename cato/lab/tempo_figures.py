@@ -69,8 +69,8 @@ MIXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
 class Traffic:
     """The tasks of a trial; `decay` of the gain, of the metric as of the schedulers' density."""
 
-    load: float = LOAD
-    count: int = COUNT
+    load: float
+    count: int
     mix: str = "3:1:1"
     slo_scale: float = 1.0
     decay: float = 1.0
@@ -134,20 +134,20 @@ def _trial(name: str, value: float | str, traffic: Traffic) -> Trial:
 
 
 def _types(options: Options) -> list[Trial]:
-    return [_trial("load", LOAD, Traffic(count=_count(options)))]
+    return [_trial("load", LOAD, Traffic(LOAD, _count(options)))]
 
 
 def _decays(options: Options) -> list[Trial]:
-    return [_trial("decay", a, Traffic(count=_count(options), decay=a)) for a in DECAYS]
+    return [_trial("decay", a, Traffic(LOAD, _count(options), decay=a)) for a in DECAYS]
 
 
 def _scales(options: Options) -> list[Trial]:
-    return [_trial("slo_scale", x, Traffic(count=_count(options), slo_scale=x)) for x in SLO_SCALES]
+    return [_trial("slo_scale", x, Traffic(LOAD, _count(options), slo_scale=x)) for x in SLO_SCALES]
 
 
 def _mixes(options: Options) -> list[Trial]:
     """Collective tasks are nine calls: a run of them alone has a ninth of the tasks."""
-    return [_trial("mix", name, Traffic(count=_calls(options, name), mix=name)) for name in MIXES]
+    return [_trial("mix", name, Traffic(LOAD, _calls(options, name), name)) for name in MIXES]
 
 
 def _calls(options: Options, mix: str) -> int:

@@ -90,11 +90,18 @@ def load_azure(path: Path) -> tuple[TraceRow, ...]:
 
 def load_trace(path: Path) -> tuple[TraceRow, ...]:
     """An Azure or a BurstGPT trace, told by its first line; raise `InputError` as `load_azure`."""
+    is_burst_gpt = _header(path)[: len(BURST_GPT_COLUMNS)] == BURST_GPT_COLUMNS
+    return load_burst_gpt(path) if is_burst_gpt else load_azure(path)
+
+
+def is_azure(path: Path) -> bool:
+    """Whether its first line is that of an Azure trace; raise `InputError` for no file."""
+    return _header(path) == COLUMNS
+
+
+def _header(path: Path) -> tuple[str, ...]:
     with _opened(path) as lines:
-        header = tuple(next(csv.reader(lines), ()))
-    if header[: len(BURST_GPT_COLUMNS)] == BURST_GPT_COLUMNS:
-        return load_burst_gpt(path)
-    return load_azure(path)
+        return tuple(next(csv.reader(lines), ()))
 
 
 def load_burst_gpt(path: Path) -> tuple[TraceRow, ...]:

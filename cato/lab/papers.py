@@ -26,8 +26,8 @@ _SHOWN = ("slo_attainment",)
 class Entry:
     """What of a paper an experiment repeats.
 
-    `quick_seeds`: so many seeds when quick; studies may take fewer. `needs`: an option, without
-    whose file it is left out.
+    `quick_seeds`: so many seeds when quick; studies may take fewer. `needs`: without that it is
+    left out.
     """
 
     shows: str
@@ -45,8 +45,9 @@ class Paper:
     open: tuple[tuple[str, str], ...] = ()
 
 
-NEEDS_AZURE = "trace"
-NEEDS_PAIRS = "dataset"
+NEEDS_AZURE = "--trace with a file of the Azure LLM inference traces"
+NEEDS_FILE = "--dataset with a file of pairs"
+NEEDS_FOLDER = "--dataset with a folder of such files"
 PAPERS: tuple[Paper, ...] = (
     Paper(
         "CATO: SLA-Awareness for AI-assisted coding",
@@ -55,7 +56,8 @@ PAPERS: tuple[Paper, ...] = (
             Entry("RQ2", "cato-rq2", 2),
             Entry("RQ3", "cato-rq3", 1),
             Entry("RQ4", "cato-rq4", 2),
-            Entry("RQ1 with the lengths of its data set", "codexglue", 2, NEEDS_PAIRS),
+            Entry("one call with the lengths of its data set", "codexglue", 2, NEEDS_FILE),
+            Entry("its four tasks with their lengths", "codexglue-tasks", 3, NEEDS_FOLDER),
         ),
         (("measured on NPUs and GPUs", "live: `cato bench live`, on the cards at hand"),),
     ),
@@ -164,11 +166,14 @@ def _done(entry: Entry, options: Options, folder: Path) -> Done:
 
 
 def _why_not(entry: Entry, options: Options) -> str:
-    if entry.needs == NEEDS_AZURE and (options.trace is None or not is_azure(options.trace)):
-        return "needs --trace with a file of the Azure LLM inference traces"
-    if entry.needs == NEEDS_PAIRS and options.dataset is None:
-        return "needs --dataset"
-    return ""
+    trace, dataset = options.trace, options.dataset
+    has = {
+        "": True,
+        NEEDS_AZURE: trace is not None and is_azure(trace),
+        NEEDS_FILE: dataset is not None and dataset.is_file(),
+        NEEDS_FOLDER: dataset is not None and dataset.is_dir(),
+    }
+    return "" if has[entry.needs] else f"needs {entry.needs}"
 
 
 def page(papers: Sequence[Paper], found: Sequence[Done], options: Options, folder: Path) -> str:

@@ -144,20 +144,22 @@ def load_pairs(path: Path, chars_per_token: float = CHARS_PER_TOKEN) -> tuple[To
     suffix alone (CodeXGLUE code-to-code): `path` is the source, the other the target. Raise
     `InputError` naming the line of what cannot be read.
     """
-    texts = _json_pairs(path) if path.suffix == ".json" else _parallel_pairs(path)
+    texts = json_texts(path) if path.suffix == ".json" else _parallel_pairs(path)
     if not texts:
         raise InputError(f"{path}: no pairs in it")
     return tuple(
-        TokenPair(_tokens(source, chars_per_token), _tokens(target, chars_per_token))
+        TokenPair(token_count(source, chars_per_token), token_count(target, chars_per_token))
         for source, target in texts
     )
 
 
-def _tokens(text: str, chars_per_token: float) -> int:
+def token_count(text: str, chars_per_token: float = CHARS_PER_TOKEN) -> int:
+    """Estimated from the characters, at least one."""
     return max(1, round(len(text) / chars_per_token))
 
 
-def _json_pairs(path: Path) -> list[tuple[str, str]]:
+def json_texts(path: Path) -> list[tuple[str, str]]:
+    """`nl` and `code` of a file of CodeXGLUE text-to-code; raise `InputError` as `load_pairs`."""
     pairs: list[tuple[str, str]] = []
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):

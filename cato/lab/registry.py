@@ -18,6 +18,7 @@ STUDIES: Mapping[str, str] = MappingProxyType(
         "agents": "agents",
         "agents-and-completions": "agents_and_completions",
         "robustness": "robustness",
+        "length-features": "length_features",
         "cace-windows": "cace_figures",
         "codexglue-tasks": "codexglue_tasks",
         **{f"saber-fig{n}": "saber_figures" for n in (4, 6, 7)},

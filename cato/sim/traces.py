@@ -144,7 +144,7 @@ def load_pairs(path: Path, chars_per_token: float = CHARS_PER_TOKEN) -> tuple[To
     suffix alone (CodeXGLUE code-to-code): `path` is the source, the other the target. Raise
     `InputError` naming the line of what cannot be read.
     """
-    texts = json_texts(path) if path.suffix == ".json" else _parallel_pairs(path)
+    texts = json_texts(path) if path.suffix == ".json" else parallel_texts(path)
     if not texts:
         raise InputError(f"{path}: no pairs in it")
     return tuple(
@@ -177,7 +177,8 @@ def json_texts(path: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def _parallel_pairs(path: Path) -> list[tuple[str, str]]:
+def parallel_texts(path: Path) -> list[tuple[str, str]]:
+    """Lines of two files that belong together; raise `InputError` as `load_pairs`."""
     others = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.name != path.name)
     if len(others) != 1:
         found = ", ".join(p.name for p in others) or "none"

@@ -16,7 +16,7 @@ from cato.sim.experiments.registry import EXPERIMENTS
 from cato.sim.traces import COLUMNS
 
 OURS = {
-    *("completions", "agents", "agents-and-completions", "robustness"),
+    *("completions", "agents", "agents-and-completions", "robustness", "length-features"),
     *("coding-small-first", "coding-large-first", "coding-mixes", "coding-scaling"),
 }
 

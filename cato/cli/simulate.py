@@ -113,7 +113,7 @@ def _papers(options: Options, folder: Path, console: Console) -> None:
     """All of the papers, one experiment after the other, and what was met of their targets."""
     from cato.lab import papers
 
-    for done in papers.regenerate(options, folder):
+    for done in papers.regenerate(options, folder, papers.PAPERS):
         name, targets = done.experiment.name, done.report.targets if done.report else ()
         met = f"{sum(t.is_met for t in targets)} of {len(targets)} targets met" if targets else ""
         line = f"{name}: {done.entry.shows}"

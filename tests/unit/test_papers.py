@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from cato.cli import app
 from cato.lab import papers, saber_figures
 from cato.lab.papers import Entry, Paper, regenerate
 from cato.lab.registry import STUDIES
@@ -59,3 +61,21 @@ def test_what_lacks_its_file_is_left_out_and_the_page_says_what_it_needs(tmp_pat
     empty.write_text(",".join(COLUMNS) + "\n")
     (done,) = regenerate(Options((1,), trace=empty), tmp_path, needy)
     assert "no requests after the first line" in done.why_not
+
+
+def test_the_command_tells_what_ran_and_takes_no_option_of_a_single_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = (
+        Entry("Fig. 10", "slo-sa-fig10", 1),
+        Entry("a trace", "azure-replay", needs=papers.NEEDS_AZURE),
+    )
+    monkeypatch.setattr(papers, "PAPERS", some(*entries))
+    arguments = ["simulate", "papers", "--quick", "--plot", str(tmp_path)]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "slo-sa-fig10: Fig. 10" in result.output
+    assert "needs --trace" in result.output
+    assert (tmp_path / papers.INDEX).exists()
+    refused = CliRunner().invoke(app, [*arguments, "--policy", "annealing"])
+    assert refused.exit_code == 2

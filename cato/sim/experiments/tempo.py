@@ -48,6 +48,8 @@ QUANTUM_TOKENS = 20
 WITHOUT_SLO = 0.1
 ABLATION_LOAD = 1.3
 ABLATION_COUNT = 1500
+QUICK_COUNT = 750
+"""Tasks a run of either, when quick."""
 PATIENCE_S = 120.0
 """Work without an SLO that takes longer counts as starved."""
 
@@ -235,6 +237,7 @@ def _chosen(options: Options, known: Mapping[str, Variant]) -> tuple[str, ...]:
 def run_e2e(options: Options, progress: Progress, count: int = COUNT) -> Report:
     """Schedulers over load; raise `UnknownNameError` for one that is not compared."""
     names = _chosen(options, SCHEDULERS)
+    count = min(count, QUICK_COUNT) if options.quick else count
     jobs = [_Job(load, 0.0, count, seed, names, False) for load in LOADS for seed in options.seeds]
     samples = [s for part in run_all(_run, jobs, progress, options.jobs) for s in part]
     return Report(
@@ -253,6 +256,7 @@ def run_ablation(options: Options, progress: Progress, count: int = ABLATION_COU
     Raise `UnknownNameError` for a variant that is not there.
     """
     names = _chosen(options, PARTS)
+    count = min(count, QUICK_COUNT) if options.quick else count
     jobs = [
         _Job(ABLATION_LOAD, share, count, seed, names, True)
         for share in (0.0, WITHOUT_SLO)

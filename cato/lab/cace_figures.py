@@ -36,7 +36,8 @@ RATES_PER_S = (0.2, 0.5, 1.0)
 # In order, four cards that load take about 0.5 a second.
 KEPT_RATES_PER_S = (0.1, 0.2, 0.4)
 ADAPTIVE = "cace, adaptive weights"
-ARMS = (CACE, ADAPTIVE, LRU, LFU, FORESIGHT, BELADY)
+# That which does not run everywhere is last, so that the others keep their colours.
+ARMS = (CACE, LRU, LFU, FORESIGHT, BELADY, ADAPTIVE)
 CHANGING = "changing"
 EMPTY, KEPT = "empty at each window", "kept"
 CANDIDATES: tuple[Cace, ...] = (
@@ -169,7 +170,7 @@ def _plot(report: Report, folder: Path) -> list[Path]:
         ]
         plots.lines(ax, means, "rate_per_s", metric.replace("_", " "))
         ax.set_title(f"{pattern}, cards {fleet}", fontsize=9)
-    plots.legend(fig, axes[0], len(ARMS))
+    plots.legend(fig, axes[-1], len(ARMS))
     return [plots.save(fig, folder, report.experiment)]
 
 

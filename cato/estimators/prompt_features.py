@@ -1,7 +1,7 @@
 """What is known of a call before it runs that may tell the length of its answer.
 
 No text is kept: a call is turned into numbers when it is asked, and its answer's length is
-remembered under a hash of whoever asked which node.
+remembered under a hash of the user and the node.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _completions(folder: Path) -> tuple[TokenPair, ...]:
 
 
 def nodes_of(task: str, pair: TokenPair, known: LengthBelief) -> tuple[SimNode, ...]:
-    """The calls of a task; the second reads the prompt and the first answer, and answers anew."""
+    """The calls of a task; the second reads the prompt and the first answer."""
     expected = max(1, round(known.mean))
     pools = CALLS[task]
     first = SimNode(pools[0], pair.source_tokens, pair.target_tokens, expected, known)

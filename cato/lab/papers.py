@@ -137,7 +137,7 @@ class Done:
     why_not: str = ""
 
 
-def regenerate(options: Options, folder: Path, papers: Sequence[Paper] = PAPERS) -> Iterator[Done]:
+def regenerate(options: Options, folder: Path, papers: Sequence[Paper]) -> Iterator[Done]:
     """Run all that the options allow, one after the other; the index is renewed after each.
 
     Raise `OSError` for a folder that cannot be written.

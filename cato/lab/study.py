@@ -38,7 +38,7 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Whatever has no fleet of its own: `measure` makes it of the arm's name and the seed."""
+    """A setting without a fleet of its own: `measure` gets the name of the arm and the seed."""
 
     setting: Setting
     measure: Callable[[str, int], Mapping[str, float]]

@@ -37,7 +37,10 @@ def test_what_cannot_wait_goes_before_what_can_and_late_work_goes_last() -> None
 def test_a_call_that_can_wait_is_judged_again_when_it_cannot() -> None:
     rank = ORDER.rank(an_invocation(deadline_s=9.0), ALONE, 0.0)
     assert rank.until_s == pytest.approx(9.0 - 0.6 - ORDER.frame_s)
-    assert place(deadline_s=9.0, now_s=rank.until_s + 0.01)[0] < rank.value
+    # At that very instant, whatever the clock shows: no rank may wait for the same instant again.
+    for at_s in (0.0, 0.3, 1e6 / 3, 1.7e9):
+        waits = ORDER.rank(an_invocation(deadline_s=at_s + 9.0), ALONE, at_s)
+        assert place(deadline_s=at_s + 9.0, now_s=waits.until_s)[0] < waits.value
 
 
 def test_of_equal_density_the_shorter_prompt_goes_first_and_groups_come_before_prompts() -> None:

@@ -15,8 +15,9 @@ DUE, CAN_WAIT, HOPELESS = 1, 2, 3
 
 # Larger than any prompt: the key of a group above that of a prompt within it.
 _GROUP = 1e8
-# A goodput per second is judged anew after this share of the time that the invocation has waited.
+# A goodput per second is judged again after this share of the time of execution.
 _REVIEW = 0.1
+_A_LITTLE_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,13 @@ class JitServeOrdering:
         if margin_s < 0:
             return Rank(HOPELESS, f"late by {-margin_s:.1f} s", key=execution_s)
         if margin_s > self.frame_s:
-            until_s = now_s + margin_s - self.frame_s
+            # A little later, so that rounding does not leave it waiting for the same instant again.
+            until_s = now_s + margin_s - self.frame_s + _A_LITTLE_S
             return Rank(
                 CAN_WAIT, f"can wait for {margin_s:.1f} s", key=now_s + margin_s, until_s=until_s
             )
         per_s = density.of_waiting(invocation, now_s)
-        until_s = now_s + min(margin_s + 1e-6, max(density.step_s, _REVIEW * execution_s))
+        until_s = now_s + min(margin_s + _A_LITTLE_S, max(density.step_s, _REVIEW * execution_s))
         return Rank(
             DUE, f"{per_s:.1f} tokens/s in time", key=self._key(per_s, invocation), until_s=until_s
         )

@@ -93,9 +93,13 @@ def early(routing: str) -> Policies:
     )
 
 
-def cato() -> Policies:
-    """CATO, Algorithm 1: routing by slack on arrival, each replica's queue by priority."""
-    return Policies(CatoRouting(), SlackPriority(), late_binding=False, max_queued=UNBOUNDED)
+def cato(knows_batches: bool = False) -> Policies:
+    """CATO, Algorithm 1: routing by slack on arrival, each replica's queue by priority.
+
+    `knows_batches` (not as printed): see `CatoRouting`.
+    """
+    routing = CatoRouting(knows_batches=knows_batches)
+    return Policies(routing, SlackPriority(), late_binding=False, max_queued=UNBOUNDED)
 
 
 def static_cap(cap: int) -> Policies:

@@ -23,7 +23,7 @@ from cato.core.length import LengthBelief
 from cato.core.slo import SloMetric
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.cato_rq import ONE_AT_A_TIME, REPLICAS, TASKS, UTILIZATIONS
+from cato.sim.experiments.coding_mixes import ONE_AT_A_TIME, REPLICAS, TASKS, UTILIZATIONS
 from cato.sim.experiments.common import chosen_policies, measured
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, lines, save

@@ -54,6 +54,11 @@ CONTINUUM_S = 30.0
 # Calls that are mapped at a time; of those that are valued in every order, as many as take 1 ms.
 MAPPED, EXHAUSTED = 40, 6
 
+KNOWS_BATCHES = "cato-batched"
+"""`cato` told that a batch runs together: where batches run or replicas differ in speed, the
+stronger opponent.
+"""
+
 FORESIGHT = "foresight"
 """The default: see `foresight()`."""
 
@@ -266,6 +271,7 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         "edf-bounded": lambda profile, cap: bounded(EarliestDeadlineFirst()),
         "sjf-bounded": lambda profile, cap: bounded(ShortestJobFirst()),
         RAY_SERVE: _ignoring_profile(ray_serve),
+        KNOWS_BATCHES: _ignoring_profile(partial(cato, knows_batches=True)),
         "static-cap": lambda profile, cap: static_cap(cap),
         "saber": lambda profile, cap: saber(speed_model(profile)),
         "plas": lambda profile, cap: plas(profile),

@@ -356,7 +356,11 @@ def mixed_pool(trace: Path | None) -> LiveExperiment:
         "mixed",
         "one model on 2 fast cards and 4 that are 2.5 times slower, on 3 hosts",
         {w: partial(mixed.tasks_of, w) for w in ("W2", "W3")},
-        (_arm(schedulers.FORESIGHT), _arm("power-of-two"), _arm("least-wait")),
+        tuple(
+            map(
+                _arm, (schedulers.FORESIGHT, "power-of-two", "least-wait", schedulers.KNOWS_BATCHES)
+            )
+        ),
         400,
         300,
         slowdown=6.0,

@@ -22,6 +22,7 @@ import numpy as np
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.policies import Policies
+from cato.core.topology import RAY_SERVE
 from cato.estimators.usl import SpeedSample, UslFit, fit_usl
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
@@ -43,6 +44,13 @@ DEVELOPMENT, REPORT = ((0, 1250), (1250, 2500)), ((0, 2500), (2500, 5000))
 REPORT_SEEDS_FROM = 100
 BLOCKS = 20
 SEARCH_ROUNDS = 40
+OPPONENTS = (
+    schedulers.KNOWS_BATCHES,
+    RAY_SERVE,
+    "edf-bounded",
+    "sjf-bounded",
+    "plas-waiting",
+)
 # SABER's speed law is fitted at the mean context of the trace.
 _CONTEXT_TOKENS = 2048
 
@@ -62,6 +70,7 @@ POLICIES: Mapping[str, Callable[[], Policies]] = {
     "power-of-two": partial(schedulers.early, "power-of-two"),
     "cato": schedulers.cato,
     "saber": _saber,
+    **{name: partial(schedulers.OF_PROFILE[name], SEVEN_B, 0) for name in OPPONENTS},
     "fcfs, late": partial(schedulers.static_cap, SEVEN_B.max_running),
     schedulers.FORESIGHT: schedulers.foresight,
 }

@@ -70,6 +70,7 @@ POLICIES: Mapping[str, EvictionPolicy | None] = {
 }
 ABLATED: Mapping[str, EvictionPolicy | None] = {
     LRU: LeastRecentlyUsed(),
+    LFU: LeastFrequentlyUsed(),
     CACE: Cace(),
     "cace without recency": Cace(recency=False),
     "cace without reload cost": Cace(reload_cost=False),
@@ -84,6 +85,8 @@ ABLATED: Mapping[str, EvictionPolicy | None] = {
 STRATEGIES: Mapping[str, tuple[str, str]] = {
     "lru, in-order": (LRU, IN_ORDER),
     "lru, batched": (LRU, BATCHED),
+    "lfu, in-order": (LFU, IN_ORDER),
+    "lfu, batched": (LFU, BATCHED),
     "foresight, in-order": (FORESIGHT, IN_ORDER),
     "foresight, batched": (FORESIGHT, BATCHED),
     "foresight, queue-aware": (FORESIGHT, QUEUE_AWARE),

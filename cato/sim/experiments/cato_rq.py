@@ -35,7 +35,7 @@ from cato.sim.experiments.common import (
     metrics_by_task,
     metrics_of,
 )
-from cato.sim.experiments.routers import KNOWS_BATCHES, ROUTERS
+from cato.sim.experiments.routers import ROUTERS
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.plots import figure, lines, save
 from cato.sim.report import Mean, Report, Sample, Setting, Target, compare, summarize
@@ -56,7 +56,7 @@ UTILIZATIONS = (0.3, 0.5, 0.7, 0.83, 0.9)
 SETTLED_REQUESTS = 600
 PROFILE: Profile = ONE_AT_A_TIME
 # One request at a time there is no batch to know.
-POLICIES = {name: make for name, make in ROUTERS.items() if name != KNOWS_BATCHES}
+POLICIES = {name: make for name, make in ROUTERS.items() if name != schedulers.KNOWS_BATCHES}
 OPPONENTS = (RAY_SERVE, "round-robin", "cato", "edf-bounded", "sjf-bounded")
 HEADLINES = ("slo_attainment", "e2e_s_p95", "longest_wait_s", "utilization")
 # Of latencies: the points of their distribution that plots show.

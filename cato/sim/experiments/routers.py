@@ -29,17 +29,16 @@ def _of_engine(name: str) -> Callable[[], Policies]:
     return partial(schedulers.OF_PROFILE[name], SEVEN_B, 0)
 
 
-KNOWS_BATCHES = "cato, knows batches"
 ROUTERS: Mapping[str, Callable[[], Policies]] = MappingProxyType(
     {
         schedulers.FORESIGHT: schedulers.foresight,
         "cato": schedulers.cato,
         "cato, line 24 as printed": _as_printed,
         "cato, late work last": _late_last,
-        KNOWS_BATCHES: partial(schedulers.cato, knows_batches=True),
         **{
             name: _of_engine(name)
             for name in (
+                schedulers.KNOWS_BATCHES,
                 RAY_SERVE,
                 "round-robin",
                 "power-of-two",

@@ -172,6 +172,8 @@ def compare(
             if baseline == policy:
                 continue
             for metric in metrics:
+                if metric not in run.metrics:  # of a bound only attainment is known
+                    continue
                 gap = runs[policy].metrics[metric] - run.metrics[metric]
                 gaps.setdefault((setting, baseline, metric), []).append(gap)
     return tuple(

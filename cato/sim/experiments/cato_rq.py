@@ -7,7 +7,8 @@ request at a time; the SLA is 1.5 × the mean of the judged metric on idle repli
 takes the mean at 1.67 requests/s; and prompt lengths are assumed. Beside the paper's rates the same
 mixes run at fixed utilizations of the fuller model's replicas.
 
-Rows named "..., paper" hold the paper's numbers; the rest is simulated.
+Rows named "..., paper" hold the paper's numbers, the "upper bound" is a linear program's
+(`bounds.py`); the rest is simulated.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cato.core.topology import RAY_SERVE
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments import printed
+from cato.sim.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.sim.experiments.coding_mixes import ONE_AT_A_TIME
 from cato.sim.experiments.common import (
     Gap,
@@ -115,14 +117,19 @@ def a_fleet(policy: str) -> Fleet:
 
 
 def _run(job: _Job) -> _Ran:
+    tasks = tasks_at(job.shares, job.axis, job.load, job.seed)
+    if job.policy == UPPER_BOUND:
+        pools = dict.fromkeys(MODELS, Capacity(PROFILE, printed.CODING_REPLICAS))
+        bound = {"slo_attainment": attainable(tasks, pools)}
+        return _Ran(Sample(job.setting, job.policy, job.seed, bound), {})
     fleet = a_fleet(job.policy)
-    outcomes = fleet.run(tasks_at(job.shares, job.axis, job.load, job.seed))
+    outcomes = fleet.run(tasks)
     metrics = metrics_of(fleet, outcomes) | metrics_by_task(outcomes)
     return _Ran(Sample(job.setting, job.policy, job.seed, metrics), judged_s(outcomes))
 
 
 def _jobs(paper: printed.Coding, options: Options) -> list[_Job]:
-    policies = chosen_policies(options, POLICIES)
+    policies = chosen_policies(options, {**POLICIES, UPPER_BOUND: schedulers.foresight})
     loads = [(RATE, r) for r in paper.rates_per_s] + [(UTILIZATION, u) for u in UTILIZATIONS]
     return [
         _Job(workload, shares, axis, load, policy, seed)

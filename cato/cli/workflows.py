@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from cato.cli.client import fail
+from cato.core.baseline import warning
 from cato.core.errors import ConfigError
+from cato.core.estimates import Baselines
+from cato.core.ids import NodeId, TaskName
+from cato.core.runs import NodeEstimate
+from cato.store.errors import StoreError
 from cato.workflows.json_schema import workflow_json_schema
 from cato.workflows.load import load_workflow, load_workflows
 
@@ -19,8 +26,19 @@ app = typer.Typer(no_args_is_help=True, help="Check workflow files; print their 
 @app.command()
 def check(
     paths: Annotated[list[Path], typer.Argument(help="Workflow files, or folders of them.")],
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Metadata store with measured baselines: a path or a postgresql:// URL.",
+            show_default="the one of this machine, if there is one",
+        ),
+    ] = None,
 ) -> None:
-    """Check workflow files and print every problem; exit code 1 when there is one."""
+    """Check workflow files and print every problem; exit code 1 when there is one.
+
+    A target below the measured baseline of its task is a warning.
+    """
+    measured = _measured(store)
     console = Console(soft_wrap=True, highlight=False)
     is_good = True
     for path in paths:
@@ -41,7 +59,32 @@ def check(
                 style="green",
                 markup=False,
             )
+            if low := warning(workflow, measured.get(workflow.name, {})):
+                console.print(f"{path}: {low}", style="yellow", markup=False)
     raise typer.Exit(0 if is_good else 1)
+
+
+def _measured(named: str | None) -> Mapping[TaskName, Mapping[NodeId, NodeEstimate]]:
+    """Baselines of the store that was named, else of this machine's; none where there is none."""
+    # Here, because most commands need no database.
+    from cato.store.location import default_location
+    from cato.store.store import MetadataStore
+
+    location = named or default_location()
+    if "://" not in location and not Path(location).expanduser().exists():
+        if named is not None:
+            fail(f"there is no metadata store at {location}")
+        return {}
+    baselines = Baselines()
+    try:
+        store = MetadataStore.open(location)
+        try:
+            baselines.restore(store.learnt().means)
+        finally:
+            store.close()
+    except StoreError as error:
+        fail(str(error))
+    return baselines.table()
 
 
 @app.command()

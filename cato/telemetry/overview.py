@@ -95,7 +95,8 @@ class FleetState:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """`missing` names the parts of the control plane that did not answer; `problem` says what is
-    wrong with the workflow files, of which the last good ones are used.
+    wrong with the workflow files, of which the last good ones are used. `warnings` name SLAs that
+    are below the measured baselines of their tasks.
     """
 
     now_s: float
@@ -107,6 +108,7 @@ class Overview:
     missing: tuple[str, ...] = ()
     problem: str = ""
     sessions: RecentSessions = field(default_factory=RecentSessions)
+    warnings: tuple[str, ...] = ()
 
 
 def overview(

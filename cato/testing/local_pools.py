@@ -390,6 +390,8 @@ class LocalRecords:
         self._metrics = RunMetrics()
         self._recent = RecentRuns()
         self._usage: dict[tuple[str, ...], Usage] = {}
+        # Baselines by task: what a Profiler would have measured.
+        self.measured: dict[TaskName, Mapping[NodeId, NodeEstimate]] = {}
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage] = ()) -> None:
         self.receipts[receipt.tenant, receipt.request_id] = receipt
@@ -402,7 +404,7 @@ class LocalRecords:
             self._usage[used.name] = used if known is None else known.plus(used)
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
-        return {}
+        return self.measured.get(task, {})
 
     def length(
         self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int

@@ -401,11 +401,13 @@ TASKS = _answers(_object("object data", object={"const": "list"}, data=_list(_re
 TASK = _answers(_ref("Task"))
 TASK_SLA = _answers(
     _object(
-        "task metric target_ms hard_deadline_ms",
+        "task metric target_ms hard_deadline_ms baseline_ms warning",
         task=TEXT,
         metric=TEXT,
         target_ms=NUMBER,
         hard_deadline_ms=NUMBER,
+        baseline_ms={"type": ["number", "null"]},
+        warning=TEXT,
     )
 )
 MODELS = _answers(_object("object data", object={"const": "list"}, data=_list(_ref("Model"))))

@@ -419,8 +419,9 @@ async function refresh() {
     at("forget-key").hidden = !hasKey;
     const silent = now.missing.length ? ` — no answer from: ${now.missing.join(", ")}` : "";
     const wrong = now.problem ? ` — the workflows stay as they were: ${now.problem}` : "";
-    const kind = silent || wrong ? "warn" : "good";
-    tell(`${kind === "good" ? "●" : "◐"} as of ${clock(now.now_s)}${silent}${wrong}`, kind);
+    const low = now.warnings.map((w) => ` — ${w}`).join("");
+    const kind = silent || wrong || low ? "warn" : "good";
+    tell(`${kind === "good" ? "●" : "◐"} as of ${clock(now.now_s)}${silent}${wrong}${low}`, kind);
   } catch (error) {
     const needsKey = error.status === 401 || error.status === 403;
     if (needsKey && at("key-form").hidden) {

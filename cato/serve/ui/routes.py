@@ -18,6 +18,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from cato.core.baseline import warning
 from cato.core.errors import InputError, QuotaError
 from cato.serve.access.limits import TokenBucket
 from cato.serve.ingress.body import read_object, text_field
@@ -90,7 +91,17 @@ def routes(ingress: Ingress) -> APIRouter:
             replace(p, note=" · ".join(filter(None, (p.note, notes.get(p.name)))))
             for p in found.pools
         )
-        found = replace(found, pools=pools, problem=ingress.service.workflow_problem)
+        service, caller = ingress.service, caller_of(request)
+        told = (
+            warning(service.workflows[name], service.records.estimates(name))
+            for name in filter(caller.may_run, sorted(service.workflows))
+        )
+        found = replace(
+            found,
+            pools=pools,
+            problem=service.workflow_problem,
+            warnings=tuple(filter(None, told)),
+        )
         return JsonAnswer(as_json(found), headers=NO_STORE)
 
     return router

@@ -161,7 +161,7 @@ def _cuts(parts: Sequence[_Part], capacity: Capacity) -> list[float]:
         return sorted({t for p in parts for t in (p.begin_s, p.end_s)})
     begin_s, end_s = min(p.begin_s for p in parts), max(p.end_s for p in parts)
     pieces = max(1, ceil((end_s - begin_s) / PIECE_S))
-    return [begin_s + (end_s - begin_s) * k / pieces for k in range(pieces + 1)]
+    return [*(begin_s + (end_s - begin_s) * k / pieces for k in range(pieces)), end_s]
 
 
 def _solve(parts: Sequence[_Part], pools: Mapping[PoolName, Capacity]) -> float:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -87,8 +88,8 @@ def test_the_sla_is_one_and_a_half_times_the_judged_mean_of_the_task_alone(task:
 
 
 @pytest.mark.parametrize("name", printed.CODING)
-def test_every_rate_and_baseline_of_the_paper_is_in_the_report(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_every_rate_and_baseline_of_the_paper_is_in_the_report_and_its_pictures(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paper = printed.CODING[name]
     report = a_report(name, monkeypatch)
@@ -110,6 +111,11 @@ def test_every_rate_and_baseline_of_the_paper_is_in_the_report(
         own = report.mean(result.metric, result.policy, **result.setting)
         theirs = report.mean(result.metric, f"{result.policy}, paper", **result.setting)
         assert (own.n, theirs.n, theirs.mean) == (1, 0, result.value)
+    drawn = {path.name for path in experiment(name).plot(report, tmp_path)}
+    ends = [f"-{mix}" if len(paper.mixes) > 1 else "" for mix in paper.mixes]
+    assert drawn >= {
+        f"{name}-{of}{end}.png" for of in ("goodput", "latency", "utilization") for end in ends
+    }
 
 
 def test_coding_models_have_as_many_replicas_as_in_the_paper() -> None:

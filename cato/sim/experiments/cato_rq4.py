@@ -55,7 +55,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "power-of-two + queue-length": Method(partial(schedulers.early, "power-of-two"), RAY),
     }
 )
-HEADLINES = ("slo_attainment", "e2e_s_p95", "mean_replicas", "utilization")
+HEADLINES = ("slo_attainment", "utilization", "mean_replicas")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ import httpx
 import typer
 from rich.console import Console
 
+from cato.config.places import run_dir
+from cato.serve.served import running
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "CATO_API_KEY"
 # A task may take minutes; a server that does not even accept the connection is down.
@@ -21,7 +24,11 @@ TIMEOUT = httpx.Timeout(600.0, connect=3.0)
 
 Url = Annotated[
     str,
-    typer.Option("--url", envvar="CATO_URL", help="Where CATO listens.", show_default=True),
+    typer.Option(
+        "--url",
+        envvar="CATO_URL",
+        help="Where CATO listens; by default where the `cato serve` of this host does.",
+    ),
 ]
 
 
@@ -34,6 +41,7 @@ def fail(message: str) -> NoReturn:
 @contextmanager
 def client(url: str) -> Generator[httpx.Client, None, None]:
     """An HTTP client for the CATO at `url`; ends the command when it cannot be reached."""
+    url = _served(url)
     try:
         with httpx.Client(base_url=url, timeout=TIMEOUT, headers=_key_header()) as http:
             yield http
@@ -43,6 +51,12 @@ def client(url: str) -> Generator[httpx.Client, None, None]:
         fail(f"{url} is not a URL such as {DEFAULT_URL}: {error}")
     except httpx.HTTPError as error:
         fail(f"the connection to {url} broke: {error}")
+
+
+def _served(url: str) -> str:
+    """`url`; for the default the URL of this host's newest `cato serve`, if none serves there."""
+    here = [s.url for s in running(run_dir())] if url == DEFAULT_URL else []
+    return url if not here or url in here else here[0]
 
 
 def _key_header() -> dict[str, str]:

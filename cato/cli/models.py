@@ -22,7 +22,7 @@ from rich.table import Table
 
 from cato.cli.adapters import base_pool, dated, try_out
 from cato.cli.client import fail, this_user
-from cato.cli.cluster import connect
+from cato.cli.cluster import AUTO, Address, connect
 from cato.cli.profile import TRANSPORT_VARIABLE
 from cato.config.paths import resolve
 from cato.config.schema import PublicName, ray_actor_options
@@ -53,7 +53,6 @@ ROOM_WITHIN_S = 3.0
 READY_TIMEOUT_S = 30.0
 POLL_S = 0.5
 
-Address = Annotated[str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")]
 Pool = Annotated[str | None, typer.Option(help="The shared pool; needed when there are several.")]
 Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
 
@@ -82,7 +81,7 @@ def add(
     profile: Annotated[
         str | None, typer.Option(help="The profile that a simulated engine keeps to.")
     ] = None,
-    address: Address = "auto",
+    address: Address = AUTO,
 ) -> None:
     """Measure a model, keep it, and let clients ask for it."""
     with _errors():
@@ -104,7 +103,7 @@ def add(
 
 
 @app.command("profile")
-def measure_anew(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+def measure_anew(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
     """Measure a model that was added once more; what is found counts from then on."""
     with _errors():
         topology = _topology(address)
@@ -114,7 +113,7 @@ def measure_anew(name: Name, pool: Pool = None, address: Address = "auto") -> No
 
 
 @app.command("list")
-def list_models(address: Address = "auto") -> None:
+def list_models(address: Address = AUTO) -> None:
     """Show the models of all shared pools, where they are loaded, and the adapters."""
     with _errors():
         topology = _topology(address)
@@ -146,7 +145,7 @@ def list_models(address: Address = "auto") -> None:
 
 
 @app.command()
-def show(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+def show(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
     """Show every measurement of a model that was added."""
     with _errors():
         topology = _topology(address)
@@ -170,7 +169,7 @@ def show(name: Name, pool: Pool = None, address: Address = "auto") -> None:
 
 
 @app.command()
-def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+def remove(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
     """Let nobody ask for a model or an adapter any more, and forget its measurements.
 
     What was asked of a model ends first; after a minute the command gives up, and it stays.

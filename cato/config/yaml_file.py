@@ -151,6 +151,15 @@ def parse_yaml(text: bytes, file: str, *, aliases: bool = True) -> object:
     raise ConfigError(tuple(problems))
 
 
+def parse_nodes(text: bytes) -> yaml.Node | None:
+    """The syntax tree of `text`, whose nodes know their lines; raise `yaml.YAMLError`."""
+    loader = _Loader(text, True)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
 def _at(file: str, mark: yaml.Mark | None) -> str:
     return file if mark is None else f"{file}:{mark.line + 1}"
 

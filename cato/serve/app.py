@@ -146,10 +146,12 @@ class Ingress:
             indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
         self._spec = spec
         self._records = records
+        runner = NodeRunner(indexes)
+        await runner.warm_up()
         self._service = TaskService(
             workflows,
             self._pools,
-            NodeRunner(indexes),
+            runner,
             records,
             tracing=from_environment(),
             brownout=spec.brownout,

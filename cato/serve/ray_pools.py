@@ -315,6 +315,8 @@ class RayPools:
 
     async def _refresh_pool(self, pool: PoolSpec) -> None:
         router = self._router(pool.name)
+        if pool.policies.scheduler != RAY_SERVE:
+            self._lease_link(pool.name).open()
         async with asyncio.timeout(ANSWER_WITHIN_S):
             try:
                 self._pictures[pool.name] = await router.picture.remote()

@@ -23,9 +23,10 @@ from cato.serve.ingress.pages import Pages
 from cato.telemetry.tracing import HEADER, TRACEPARENT
 
 # Probes carry no keys, and their answers say nothing but to this machine; nor does the status page
-# without its data, and what it signs people in with.
+# without its data, and what it signs people in with. The page of the API says what every CATO of
+# this version does.
 OPEN_PATHS = frozenset(
-    {"/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/sign-in"}
+    {"/", "/docs", "/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/sign-in"}
     | {f"/ui/{file}" for file in ("page.js", "admin.js", "page.css")}
 )
 # A restart takes longer; others may serve meanwhile.

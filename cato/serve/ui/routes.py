@@ -1,5 +1,5 @@
-"""`/ui`: the status page, and administration for those who may. What it shows and does goes
-through `/ui/state` and `/v1`.
+"""`/ui`: the status page, and administration for those who may; `/docs`: the API. What `/ui` shows
+and does goes through `/ui/state` and `/v1`.
 
 The page itself holds no data, so it needs no key; a browser could not send one with a link. What
 it asks for goes through the gate like any request, with the key that was typed in or the token of
@@ -26,6 +26,7 @@ from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
 from cato.serve.ingress.templates import note_of
+from cato.serve.ui import docs
 
 HERE = Path(__file__).parent
 FILES = {
@@ -56,6 +57,17 @@ def routes(ingress: Ingress) -> APIRouter:
     exchanges = TokenBucket.of(MAX_EXCHANGES_PER_MINUTE, time.monotonic())
     for path, (name, media_type) in FILES.items():
         router.add_api_route(path, _file(name, media_type), methods=["GET", "HEAD"])
+
+    @router.get("/")
+    async def root() -> Response:
+        """People who open the server's bare address are shown what it does."""
+        return RedirectResponse("ui")
+
+    @router.get("/docs")
+    async def api(request: Request) -> Response:
+        """Every path of this server, from its OpenAPI document."""
+        html = docs.page(request.app.openapi())
+        return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
     @router.get("/ui/")
     async def with_slash() -> Response:

@@ -16,6 +16,7 @@ import cato
 VERBS = {
     "serve": "Run a deployment file on this machine.",
     "check": "Check a deployment file and all that it names, without starting anything.",
+    "init": "Write an editable set: deployment files, workflows, profiles, client files.",
     "down": "Stop what runs here.",
     "status": "Show pools, replicas and what the control plane knows.",
     "task": "Run a task and print its answer.",

@@ -109,7 +109,7 @@ def serve(
     log_path = run_dir() / "serve.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "serve"), "run", str(path)],
+            [sys.executable, "-m", "ray.serve.scripts", "run", str(path)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,

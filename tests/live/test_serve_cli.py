@@ -153,7 +153,7 @@ def test_nothing_outlives_a_killed_cato_serve(
     names = [p.name() for p in ours]
     assert "haproxy" in names
     assert "raylet" in names
-    run = next(p for p in started.children() if "serve" in p.name())
+    run = next(p for p in started.children() if "ray.serve.scripts" in p.cmdline())
     if victim != "cato serve":
         run.kill()
     if victim != "its Serve":

@@ -11,11 +11,15 @@ import typer
 from rich.console import Console
 
 from cato.cli.client import fail
+from cato.cli.cluster import served_here
+from cato.config.deploy_file import DeployFile, load_deploy_file
+from cato.config.lines import with_lines
 from cato.core.baseline import warning
 from cato.core.errors import ConfigError
 from cato.core.estimates import Baselines
 from cato.core.ids import NodeId, TaskName
 from cato.core.runs import NodeEstimate
+from cato.serve.preflight import problems_of_names
 from cato.store.errors import StoreError
 from cato.workflows.json_schema import workflow_json_schema
 from cato.workflows.load import load_workflow, load_workflows
@@ -33,6 +37,13 @@ def check(
             show_default="the one of this machine, if there is one",
         ),
     ] = None,
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            help="The deployment file whose models and indexes the workflows may name; by default "
+            "that of the `cato serve` of this host."
+        ),
+    ] = None,
 ) -> None:
     """Check workflow files and print every problem; exit code 1 when there is one.
 
@@ -41,12 +52,14 @@ def check(
     measured = _measured(store)
     console = Console(soft_wrap=True, highlight=False)
     is_good = True
+    deploy = _deployment(deployment)
     for path in paths:
         try:
             loaded = list(load_workflows(path).values()) if path.is_dir() else [load_workflow(path)]
+            _check_names(path, deploy)
         except ConfigError as error:
             is_good = False
-            for problem in error.problems:
+            for problem in with_lines(error.problems):
                 console.print(str(problem), style="red", markup=False)
             continue
         if not loaded:
@@ -85,6 +98,29 @@ def _measured(named: str | None) -> Mapping[TaskName, Mapping[NodeId, NodeEstima
     except StoreError as error:
         fail(str(error))
     return baselines.table()
+
+
+def _deployment(named: str | None) -> DeployFile | None:
+    """The deployment file of that name, or of what runs here; None when there is neither."""
+    here = None if named else served_here()
+    if named is None and here is None:
+        return None
+    try:
+        return load_deploy_file(named or (here.file if here else ""))
+    except ConfigError as error:
+        if named is None:  # it was edited since it is served: `cato check` tells
+            return None
+        fail(str(ConfigError(with_lines(error.problems))))
+
+
+def _check_names(path: Path, deploy: DeployFile | None) -> None:
+    """Raise `ConfigError` for models and indexes that `deploy` does not have."""
+    if deploy is None:
+        return
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    problems = problems_of_names(deploy, files)
+    if problems:
+        raise ConfigError(tuple(problems))
 
 
 @app.command()

@@ -47,7 +47,13 @@ M = TypeVar("M", bound=BaseModel)
 class StrictModel(BaseModel):
     """Base of all file schemas: unknown keys are errors, and no type is guessed from another."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]

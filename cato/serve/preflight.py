@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cato.config.deploy_file import DeployFile
@@ -45,17 +45,18 @@ def check_files(deploy: DeployFile) -> None:
         raise ConfigError(tuple(problems))
 
 
-def problems_of_names(deploy: DeployFile) -> list[Problem]:
-    """Models and indexes that the deployment's workflows name and that it does not have.
+def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Problem]:
+    """Models and indexes that workflows name and that the deployment does not have; of its own
+    workflows when no `files` are given.
 
     A checked file serves in spite of them: `cato models add` may bring a model later. Until then
     runs of these workflows fail.
     """
-    folder = resolve(deploy.ingress.workflows_dir)
+    own = sorted(resolve(deploy.ingress.workflows_dir).glob("*.yaml"))
     models = models_of(deploy.topology)
     return [
         problem
-        for path in sorted(folder.glob("*.yaml"))
+        for path in (files or own)
         for problem in unknown_names(str(path), load_workflow(path), models, deploy.ingress.indexes)
     ]
 

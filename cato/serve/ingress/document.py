@@ -221,7 +221,7 @@ CHUNKS = "With `stream`: chunks, then `data: [DONE]`. An error after the first i
 TYPED = "With `stream`: the dialect's typed events; the last has the receipt as `cato`."
 
 COMPLETION_BODY = _object(
-    "model prompt",
+    "prompt",
     model=MODEL_NAME,
     prompt={
         "anyOf": [TEXT, _list(TEXT), _list(COUNT), _list(_list(COUNT))],
@@ -243,7 +243,7 @@ COMPLETIONS = _operation(
 )
 CHAT = _operation(
     _object(
-        "model messages",
+        "messages",
         model=MODEL_NAME,
         messages=MESSAGES_LIST,
         tools=_or_null(_list({"type": "object"})),
@@ -260,7 +260,7 @@ CHAT = _operation(
 )
 FIM = _operation(
     _object(
-        "model prompt",
+        "prompt",
         model=MODEL_NAME,
         prompt=TEXT,
         suffix=_or_null(TEXT),
@@ -274,7 +274,7 @@ FIM = _operation(
 )
 RESPONSES = _operation(
     _object(
-        "model input",
+        "input",
         model=MODEL_NAME,
         input={"anyOf": [TEXT, _list({"type": "object"})]},
         instructions=_or_null(TEXT),
@@ -297,7 +297,7 @@ _CONVERSATION = {
 }
 MESSAGES = _operation(
     _object(
-        "model messages max_tokens",
+        "messages max_tokens",
         **_CONVERSATION,
         max_tokens=LIMIT,
         stop_sequences=_or_null(_list(TEXT)),
@@ -307,7 +307,7 @@ MESSAGES = _operation(
     events=TYPED,
 )
 COUNT_TOKENS = _operation(
-    _object("model messages", **_CONVERSATION), _object("input_tokens", input_tokens=COUNT)
+    _object("messages", **_CONVERSATION), _object("input_tokens", input_tokens=COUNT)
 )
 INFILL = _operation(
     _object(

@@ -165,7 +165,11 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 "rate_limit_error", FULL, problem=str(error), headers=_soon(MIN_RETRY_S),
             )  # fmt: skip
         case EngineError(status=status) if 400 <= status < 500:
-            return invalid(str(error), None)
+            field = f"the value of {error.param}" if error.param else "the request"
+            return Failure(
+                400, f"This model's engine does not take {field}; X-CATO-Problem says why.",
+                "invalid_request_error", None, error.param, problem=str(error),
+            )  # fmt: skip
         case EngineError():
             return Failure(
                 502, "The model's engine failed on this request.", "server_error",

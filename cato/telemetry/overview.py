@@ -13,7 +13,14 @@ from cato.core.residency import Resident
 from cato.core.slots import SharedPoolPicture, SlotPicture
 from cato.core.snapshot import ReplicaSnapshot
 from cato.telemetry.decisions import LOAD, LOST, Decided, PoolDecisions, slack_now
-from cato.telemetry.recent import RecentOverview, RecentSessions, RunLine, TaskHistory
+from cato.telemetry.recent import (
+    Lately,
+    RecentOverview,
+    RecentSessions,
+    RunLine,
+    TaskHistory,
+    TenantLine,
+)
 
 SHOWN_DECISIONS = 60
 # How long a replica that is gone is shown beside those that live.
@@ -109,6 +116,8 @@ class Overview:
     problem: str = ""
     sessions: RecentSessions = field(default_factory=RecentSessions)
     warnings: tuple[str, ...] = ()
+    lately: Lately = field(default_factory=Lately)
+    tenants: tuple[TenantLine, ...] = ()
 
 
 def overview(
@@ -150,6 +159,8 @@ def overview(
         tuple(sorted(seen, key=attrgetter("at_s"), reverse=True)[:SHOWN_DECISIONS]),
         fleet.missing,
         sessions=recent.sessions,
+        lately=recent.lately,
+        tenants=recent.tenants,
     )
 
 

@@ -48,15 +48,16 @@ nodes:
 stream: check
 output: check
 """
-WIDTH = 1280
+# A phone, and a desk.
+WIDTHS = (390, 1440)
 
 
 @contextlib.asynccontextmanager
-async def a_page(**options: Any) -> AsyncIterator[Any]:
-    """A page of `WIDTH` pixels in which any script error fails the test."""
+async def a_page(width: int = WIDTHS[-1], **options: Any) -> AsyncIterator[Any]:
+    """A page of `width` pixels in which any script error fails the test."""
     async with playwright.async_playwright() as engine:
         browser = await engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = await browser.new_page(viewport={"width": WIDTH, "height": 900}, **options)
+        page = await browser.new_page(viewport={"width": width, "height": 900}, **options)
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
@@ -72,7 +73,8 @@ async def shot(page: Any, name: str) -> None:
 
 async def check_layout(page: Any) -> None:
     """Nothing is wider than the window, and no text of a chart lies on another."""
-    assert await page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+    width = page.viewport_size["width"]
+    assert await page.evaluate("document.documentElement.scrollWidth") <= width
     overlaps = await page.evaluate("""() => {
       const found = [];
       for (const svg of document.querySelectorAll("svg")) {
@@ -88,21 +90,23 @@ async def check_layout(page: Any) -> None:
     assert overlaps == []
 
 
-async def test_idle_loaded_and_with_a_dead_replica(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+async def test_idle_loaded_and_with_a_dead_replica(tmp_path: Path, width: int) -> None:
     fast = a_pool("sim-fast", "fast", step_s=0.002, prefill_s=0.02, replicas=2, slots=4)
     slow = a_pool("sim-slow", "slow", step_s=0.01, prefill_s=0.05, replicas=2, slots=2)
     async with (
         running(tmp_path, fast, slow, workflows=(COMPLETION, GENERATION, TRANSLATION, SLOW)) as kit,
         kit.server() as url,
-        a_page() as page,
+        a_page(width) as page,
     ):
-        await page.goto(f"{url}/ui")
+        await page.goto(url)
         await page.wait_for_selector("#fleet tbody tr")
         assert "No run has ended" in await page.inner_text("#runs")
         assert "4 of 4" in await page.inner_text("#figures")
         assert "No session had a turn" in await page.inner_text("#sessions")
+        assert "cato task code-completion" in await page.inner_text("#tasks")
         await check_layout(page)
-        await shot(page, "idle")
+        await shot(page, f"idle-{width}")
 
         tasks = [
             kit.service.run_task(name, inputs, request_id=f"req-{name}-{i}")
@@ -128,8 +132,10 @@ async def test_idle_loaded_and_with_a_dead_replica(tmp_path: Path) -> None:
         assert "4 of 12" in await page.inner_text("#figures"), "all places of the slow pool"
         assert "late" in await page.inner_text("#runs")
         assert "slack" in await page.inner_text("#decisions")
+        assert "without a key" in await page.inner_text("#tenants")
+        assert "p95" in await page.inner_text("#figures")
         await check_layout(page)
-        await shot(page, "loaded")
+        await shot(page, f"loaded-{width}")
 
         await page.click("tr.run:last-child button")
         last = await page.get_attribute("tr.run:last-child button", "title")
@@ -139,7 +145,7 @@ async def test_idle_loaded_and_with_a_dead_replica(tmp_path: Path) -> None:
         assert "killed" in await page.inner_text("#fleet")
         assert "✕ lost" in await page.inner_text("#decisions")
         await check_layout(page)
-        await shot(page, "one-replica-dead")
+        await shot(page, f"one-replica-dead-{width}")
         for task in held:
             task.cancel("the test is over")
             await task.wait()
@@ -157,6 +163,8 @@ async def test_the_key_is_typed_once_and_forgotten_on_demand(tmp_path: Path) -> 
         await page.goto(f"{url}/ui")
         await page.wait_for_selector("#key-form:not([hidden])")
         assert "needs an API key" in await page.inner_text("#health")
+        assert "cato keys create --role operator" in await page.inner_text("#key-form")
+        assert await page.is_hidden("#main")
         await shot(page, "key")
         await page.fill("#key", key)
         await page.press("#key", "Enter")

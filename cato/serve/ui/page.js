@@ -34,6 +34,10 @@ function table(heads, rows) {
 }
 const cell = (text, kind) => h("td", { class: kind ?? null }, text);
 
+// What to do where there is nothing to show; every second text is something to type.
+const empty = (kind, ...texts) =>
+  h("p", { class: `${kind} empty` }, texts.map((text, i) => (i % 2 ? h("code", null, text) : text)));
+
 // Numbers
 
 function durationText(seconds) {
@@ -87,9 +91,14 @@ function drawFigures(now) {
   const wanted = sum(now.deployments.map((d) => d.wanted)) || replicas.length;
   const least = now.pools.map((p) => p.slack_least_s).filter((s) => s !== null);
   const worst = least.length ? Math.min(...least) : null;
+  const lately = now.lately;
+  const cached = lately.prompt_tokens ? percent(lately.cached_prompt_tokens / lately.prompt_tokens) : NO_VALUE;
   at("figures").replaceChildren(
     figure("SLO attainment, 5 min", share === null ? NO_VALUE : percent(share), `${whole(five.met)} of ${whole(five.runs)} runs`, share !== null && share < 0.95 ? "bad" : null),
     figure("Runs, mean of 5 min", `${(five.runs / 5).toFixed(five.runs < 50 ? 1 : 0)} /min`, "ended, any status"),
+    figure("First token, 5 min", `${duration(lately.ttft_p50_s)}`, `median; p95 ${duration(lately.ttft_p95_s)}`),
+    figure("Output, mean of 5 min", `${lately.output_tokens_per_s.toFixed(lately.output_tokens_per_s < 10 ? 1 : 0)} /s`, "tokens of all answers"),
+    figure("Prefix-cache hits, 5 min", cached, `of ${tokens(lately.prompt_tokens)} prompt tokens`),
     figure("Waiting now", whole(sum(now.pools.map((p) => p.queued))), "LLM calls in queues"),
     figure("Places taken", `${whole(sum(ready.map((r) => r.held)))} of ${whole(sum(ready.map((r) => r.slots)))}`, "by LLM calls"),
     figure("Replicas ready", `${ready.length} of ${wanted}`, "that are wanted", ready.length < wanted ? "bad" : null),
@@ -145,8 +154,8 @@ function drawFleet(now) {
     const replicas = pool.replicas.map(replicaRow);
     return [poolRow(pool, deployments), ...(replicas.length ? replicas : [empty])];
   });
-  const heads = [["replica"], ["state"], ["deployment"], ["places taken", "number"], ["wait of a newcomer", "number"], ["sessions, their contexts", "number"], ["model, notes"]];
-  at("fleet").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "card empty" }, "No pool is known yet."));
+  const heads = [["replica"], ["state"], ["deployment"], ["places taken", "number"], ["expected queueing delay", "number"], ["sessions, their contexts", "number"], ["model, notes"]];
+  at("fleet").replaceChildren(rows.length ? h("div", { class: "wide" }, table(heads, rows)) : empty("card", "No pool is known yet. Engines start within a minute or two; ", "cato status", " shows what they wait for, and the log of ", "cato serve", " why one fails."));
 }
 
 // Sessions
@@ -175,7 +184,20 @@ function drawSessions(now) {
     cell(s.replica ? short(s.replica) : NO_VALUE, "code")));
   const heads = [["last turn", "number"], ["session"], ["client"], ["turns", "number"], ["met", "number"], ["moved", "number"], ["prompt tokens", "number"], ["cached", "number"], ["slack", "number"], ["replica"]];
   const note = h("p", { class: "legend" }, `${whole(all.count)} sessions; ${share(all)} of ${tokens(all.prompt_tokens)} prompt tokens were cached. Working sets beside memory: above, by replica.`);
-  at("sessions").replaceChildren(...(rows.length ? [note, table(heads, rows)] : [h("p", { class: "empty" }, "No session had a turn in the last 30 minutes.")]));
+  at("sessions").replaceChildren(...(rows.length ? [note, table(heads, rows)] : [empty("", "No session had a turn in the last 30 minutes. Connect an agent: deployments/clients/ has a file for each; a client names its session with the header ", "X-CATO-Session", ".")]));
+}
+
+// Tenants
+
+function drawTenants(now) {
+  const rows = now.tenants.map((t) => h("tr", null,
+    cell(t.tenant || "without a key"),
+    cell(whole(t.runs), "number"),
+    h("td", { class: `number ${t.runs && t.met / t.runs < 0.95 ? "bad" : ""}` }, t.runs ? percent(t.met / t.runs) : NO_VALUE),
+    cell(tokens(t.prompt_tokens), "number"),
+    cell(tokens(t.output_tokens), "number")));
+  const heads = [["tenant"], ["runs", "number"], ["SLO attainment", "number"], ["prompt tokens", "number"], ["output tokens", "number"]];
+  at("tenants").replaceChildren(rows.length ? table(heads, rows) : empty("", "No tenant asked for anything in the last 5 minutes. ", "cato keys create --tenant NAME", " makes a key for a team."));
 }
 
 // Attainment over time
@@ -232,7 +254,7 @@ function drawTasks(now) {
   const legend = h("p", { class: "legend" },
     h("span", null, swatch("point"), "attainment of each half minute (left axis)"),
     h("span", null, swatch("volume"), "runs that ended (right axis)"));
-  at("tasks").replaceChildren(...(cards.length ? cards : [h("p", { class: "card empty" }, "No task has ended in the last 30 minutes.")]));
+  at("tasks").replaceChildren(...(cards.length ? cards : [empty("card", "No task has ended in the last 30 minutes. Try ", "cato task code-completion -i 'prefix=def add(a, b):'", " or point an editor here: deployments/clients/.")]));
   at("tasks").nextElementSibling?.remove();
   if (cards.length) at("tasks").after(legend);
 }
@@ -258,7 +280,7 @@ function drawRuns(now) {
   const heads = [["ended", "number"], ["task"], ["SLO"], ["achieved", "number"], ["target", "number"], ["in queues", "number"]];
   const rows = now.runs.map((run) => runRow(run, now.now_s));
   const focused = at("runs").contains(document.activeElement) ? document.activeElement.title : null;
-  at("runs").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "empty" }, "No run has ended in the last 30 minutes."));
+  at("runs").replaceChildren(rows.length ? table(heads, rows) : empty("", "No run has ended in the last 30 minutes. Each request is a run and gets a receipt."));
   if (focused !== null) {
     [...at("runs").querySelectorAll("button")].find((b) => b.title === focused)?.focus({ preventScroll: true });
   }
@@ -382,7 +404,7 @@ function drawDecisions(now) {
       cell(d.attempt > 1 ? `attempt ${d.attempt}: ${d.reason}` : d.reason));
   });
   const heads = [["at", "number"], ["pool"], ["decision"], ["task · node"], ["replica"], ["waited", "number"], ["slack", "number"], ["reason"]];
-  at("decisions").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "empty" }, "No decision yet."));
+  at("decisions").replaceChildren(rows.length ? table(heads, rows) : empty("", "No decision yet: a router decides when a call arrives."));
 }
 
 // Asking
@@ -414,8 +436,9 @@ async function refresh() {
   const hasKey = sessionStorage.getItem(KEY) !== null;
   try {
     const now = await ask("ui/state");
-    for (const draw of [drawFigures, drawFleet, drawTasks, drawSessions, drawRuns, drawDecisions]) draw(now);
+    for (const draw of [drawFigures, drawFleet, drawTasks, drawTenants, drawSessions, drawRuns, drawDecisions]) draw(now);
     at("key-form").hidden = at("sign-in").hidden = true;
+    at("main").hidden = false;
     at("forget-key").hidden = !hasKey;
     const silent = now.missing.length ? ` — no answer from: ${now.missing.join(", ")}` : "";
     const wrong = now.problem ? ` — the workflows stay as they were: ${now.problem}` : "";
@@ -427,6 +450,7 @@ async function refresh() {
     if (needsKey && at("key-form").hidden) {
       at("key-form").hidden = false;
       offerSignIn();
+      at("main").hidden = true;
       at("key").focus();
     }
     at("forget-key").hidden = !hasKey;

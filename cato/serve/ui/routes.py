@@ -27,6 +27,7 @@ from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
 from cato.serve.ingress.templates import note_of
 from cato.serve.ui import docs
+from cato.telemetry.recent import TaskHistory
 
 HERE = Path(__file__).parent
 FILES = {
@@ -111,12 +112,21 @@ def routes(ingress: Ingress) -> APIRouter:
         found = replace(
             found,
             pools=pools,
+            tasks=tuple(_with_own_target(ingress, task) for task in found.tasks),
             problem=service.workflow_problem,
             warnings=tuple(filter(None, told)),
         )
         return JsonAnswer(as_json(found), headers=NO_STORE)
 
     return router
+
+
+def _with_own_target(ingress: Ingress, task: TaskHistory) -> TaskHistory:
+    """With the target of the task's workflow: single requests may ask for another."""
+    workflow = ingress.service.workflows.get(task.task)
+    if workflow is None:  # a direct call of a model, or a task that was removed
+        return task
+    return replace(task, metric=workflow.slo.metric.value, target_s=workflow.slo.target_s)
 
 
 def _file(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:

@@ -734,13 +734,14 @@ def _compile(
 def _attributes(tree: nodes.Template) -> Iterator[tuple[str, str]]:
     """Names with what is looked up in them; not of names that the template sets itself."""
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
-    for found in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        if not isinstance(found.node, nodes.Name) or found.node.name in own:
+    for dot in tree.find_all(nodes.Getattr):
+        if isinstance(dot.node, nodes.Name) and dot.node.name not in own:
+            yield dot.node.name, dot.attr
+    for item in tree.find_all(nodes.Getitem):
+        if not isinstance(item.node, nodes.Name) or item.node.name in own:
             continue
-        if isinstance(found, nodes.Getattr):
-            yield found.node.name, found.attr
-        elif isinstance(found.arg, nodes.Const) and isinstance(found.arg.value, str):
-            yield found.node.name, found.arg.value
+        if isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, str):
+            yield item.node.name, item.arg.value
 
 
 def _check(node: nodes.Node) -> None:

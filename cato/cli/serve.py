@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -84,7 +85,7 @@ def serve(
 ) -> None:
     """Run a deployment file on this machine until Ctrl-C; says when it is ready and where."""
     deploy = checked(file)
-    for problem in problems_of_names(deploy):
+    for problem in with_lines(problems_of_names(deploy)):
         console.print(f"note: {problem}", style="yellow", markup=False, highlight=False)
     path = deploy.path
     options = deploy.raw.get("http_options")
@@ -109,7 +110,7 @@ def serve(
     log_path = run_dir() / "serve.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ray.serve.scripts", "run", str(path)],
+            [sys.executable, "-P", "-m", "ray.serve.scripts", "run", str(path)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -262,11 +263,17 @@ def _greet(url: str, deploy: DeployFile, log_path: Path) -> None:
         soft_wrap=True,
     )
     console.print(
-        "  cato explain REQUEST_ID      # the x-request-id of the answer",
+        f"  {_own_command()} explain REQUEST_ID      # the x-request-id of the answer",
         markup=False,
         highlight=False,
     )
     console.print(f"\nLog: {log_path}   Stop: Ctrl-C", highlight=False)
+
+
+def _own_command() -> str:
+    """How this command line is called where its folder is not on the PATH."""
+    beside = Path(sys.executable).parent / "cato"
+    return "cato" if shutil.which("cato") else os.path.relpath(beside)
 
 
 def steps_of_engines(topology: Topology) -> list[str]:

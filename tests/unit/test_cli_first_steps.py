@@ -75,6 +75,15 @@ def test_a_model_that_a_workflow_names_and_the_deployment_lacks_is_a_problem(
     )
 
 
+def test_workflows_are_checked_against_the_models_of_a_deployment() -> None:
+    known = run("workflows", "check", "workflows", "--deployment", "deployments/simulated.yaml")
+    assert known.exit_code == 0, known.output
+    others = run("workflows", "check", "workflows", "--deployment", "deployments/bench/saber.yaml")
+    assert others.exit_code == 1
+    assert "no model 'coder-fast'" in others.output
+    assert "no index 'code'" in others.output
+
+
 def test_a_path_with_dots_in_its_names_is_found_and_an_unknown_one_keeps_its_file(
     tmp_path: Path,
 ) -> None:

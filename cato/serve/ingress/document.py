@@ -46,7 +46,7 @@ MODEL_NAME: Schema = {
     "type": "string",
     "description": "A real model, a virtual one such as `cato-completion`, or a virtual one behind "
     "a family's name such as `qwen2.5-coder:cato-completion`. The header `X-CATO-Task` and a base "
-    "URL with `/t/{task}` overrule it.",
+    "URL with `/t/{task}` overrule it. Without any, as `cato-auto`.",
 }
 MESSAGES_LIST = _list(_object("role", role=TEXT))
 TIER: Schema = {"enum": ["auto", "default", "flex", "priority", "scale", "fast", None]}

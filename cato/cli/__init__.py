@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as command_of
 
+import cato
+
 # Verb -> its line in `cato --help`. The module `cato.cli.<verb>` holds a function of the same name,
 # or, for a verb with verbs below it, a Typer application `app`.
 VERBS = {
     "serve": "Run a deployment file on this machine.",
+    "check": "Check a deployment file and all that it names, without starting anything.",
+    "init": "Write an editable set: deployment files, workflows, profiles, client files.",
     "down": "Stop what runs here.",
     "status": "Show pools, replicas and what the control plane knows.",
     "task": "Run a task and print its answer.",
@@ -64,8 +68,21 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"cato {cato.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _cato() -> None:
+def _cato(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """CATO: coding assistants with SLAs, on your own models."""
 
 

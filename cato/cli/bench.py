@@ -216,7 +216,10 @@ def core(
 @app.command()
 def live(
     experiment: Annotated[
-        str, typer.Argument(help="cato-rq3, cato-rq4, saber, azure-replay, vllm-mix, mixed, cace.")
+        str,
+        typer.Argument(
+            help="coding-mixes, coding-scaling, saber, azure-replay, vllm-mix, mixed, cace."
+        ),
     ],
     deployment: Annotated[
         str | None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import socket
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
@@ -12,6 +14,9 @@ import httpx
 import typer
 from rich.console import Console
 
+from cato.config.places import run_dir
+from cato.serve.served import running
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "CATO_API_KEY"
 # A task may take minutes; a server that does not even accept the connection is down.
@@ -19,7 +24,11 @@ TIMEOUT = httpx.Timeout(600.0, connect=3.0)
 
 Url = Annotated[
     str,
-    typer.Option("--url", envvar="CATO_URL", help="Where CATO listens.", show_default=True),
+    typer.Option(
+        "--url",
+        envvar="CATO_URL",
+        help="Where CATO listens; by default where the `cato serve` of this host does.",
+    ),
 ]
 
 
@@ -32,6 +41,7 @@ def fail(message: str) -> NoReturn:
 @contextmanager
 def client(url: str) -> Generator[httpx.Client, None, None]:
     """An HTTP client for the CATO at `url`; ends the command when it cannot be reached."""
+    url = _served(url)
     try:
         with httpx.Client(base_url=url, timeout=TIMEOUT, headers=_key_header()) as http:
             yield http
@@ -43,10 +53,25 @@ def client(url: str) -> Generator[httpx.Client, None, None]:
         fail(f"the connection to {url} broke: {error}")
 
 
+def _served(url: str) -> str:
+    """`url`; for the default the URL of this host's newest `cato serve`, if none serves there."""
+    here = [s.url for s in running(run_dir())] if url == DEFAULT_URL else []
+    return url if not here or url in here else here[0]
+
+
 def _key_header() -> dict[str, str]:
     """The API key of the environment: an option would show it in the list of processes."""
     key = os.environ.get(KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def this_user() -> str:
+    """Who uses this shell, for the audit log."""
+    try:
+        user = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    return f"cli:{user}@{socket.gethostname()}"
 
 
 def answer(response: httpx.Response) -> dict[str, Any]:

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from cato.cli.cluster import connect
+from cato.cli.cluster import AUTO, Address, connect, served_here
 from cato.serve.keeper import is_left, kill, marked
+
+console = Console(soft_wrap=True)
 
 
 def down(
-    address: Annotated[
-        str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")
-    ] = "auto",
+    address: Address = AUTO,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
     left: Annotated[
         bool,
         typer.Option("--left", help="Instead, end processes that a killed `cato serve` left here."),
     ] = False,
 ) -> None:
-    """Delete both applications and end the control actors, which survive `serve shutdown`."""
+    """Say what runs on a Ray cluster, then delete both applications and end the control actors,
+    which survive `serve shutdown`. Asks first in a terminal."""
     if left:
         found = marked(is_left)
         kill(found)
-        Console().print(f"ended {len(found)} processes that a killed `cato serve` had left")
+        console.print(f"ended {len(found)} processes that a killed `cato serve` had left")
         return
-    connect(address)
+    served = served_here(address)
+    cluster = connect(address)
     from ray import serve
 
     from cato.control import actors
 
-    console = Console()
     running = serve.status().applications
-    for app in (actors.INGRESS_APP, actors.ENGINES_APP):
-        if app in running:
-            console.print(f"deleting application {app} ...")
-            serve.delete(app)
+    apps = [a for a in (actors.INGRESS_APP, actors.ENGINES_APP) if a in running]
+    console.print(f"Ray cluster {cluster}:", highlight=False)
+    if served is not None and served.address == cluster:
+        console.print(
+            f"  started by `cato serve {served.file}` at {served.url}; Ctrl-C there stops it whole",
+            highlight=False,
+            markup=False,
+        )
+    for app in apps:
+        names = ", ".join(sorted(running[app].deployments))
+        console.print(f"  application {app}: {names}", highlight=False, markup=False)
+    if not apps:
+        console.print("  no application of CATO", highlight=False)
+    if not yes and sys.stdin.isatty():
+        typer.confirm("End CATO there?", abort=True)
+    for app in apps:
+        console.print(f"deleting application {app} ...")
+        serve.delete(app)
     ended = actors.remove_all()
     console.print(f"ended control actors: {', '.join(sorted(ended)) or 'none were there'}")

@@ -1,14 +1,15 @@
-"""`cato keys`: API keys, the limits of tenants, and what they used.
+"""`cato keys`: API keys, the limits of tenants, what they used, and who changed what.
 
 The verbs work on the metadata store itself: a running deployment takes a change up within seconds.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -16,14 +17,23 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from cato.cli.client import fail
+from cato.cli.client import fail, this_user
 from cato.config.deploy_file import load_deploy_file
 from cato.config.paths import resolve
+from cato.core.administration import (
+    AddKey,
+    DeleteKey,
+    EndKey,
+    OpenWithoutKeys,
+    RotateKey,
+    SetTenant,
+)
 from cato.core.errors import ConfigError
-from cato.core.tenancy import SLA_CLASSES, ApiKey, Role, Tenant, Usage
+from cato.core.prices import NO_PRICES
+from cato.core.tenancy import LAST_DAY, SLA_CLASSES, ApiKey, Role, Tenant
 from cato.core.topology import model_called
 from cato.serve.access.keys import new_key
-from cato.serve.access.usage import as_csv
+from cato.serve.access.usage import GROUPS, SUMS, as_csv, columns, summed
 from cato.serve.ingress.bounds import NAMES
 from cato.store.errors import StoreError
 from cato.store.location import STORE_VARIABLE, default_location
@@ -31,7 +41,8 @@ from cato.store.store import MetadataStore
 from cato.workflows.load import load_workflows
 
 app = typer.Typer(
-    no_args_is_help=True, help="Make, list, rotate and revoke API keys; limit tenants; show usage."
+    no_args_is_help=True,
+    help="Make, list, rotate and revoke API keys; limit tenants; show usage and changes.",
 )
 
 Store = Annotated[
@@ -60,7 +71,10 @@ def create(
         list[str] | None, typer.Option(help="A model it may call; all when none is named.")
     ] = None,
     role: Annotated[
-        Role, typer.Option(help="An operator also sees the metrics and what all tenants do.")
+        Role,
+        typer.Option(
+            help="A tenant admin also manages its tenant's keys; an operator manages and sees all."
+        ),
     ] = Role.USER,
     default_task: Annotated[str, typer.Option(help="Of conversations that name no task.")] = "",
     bound: Annotated[
@@ -105,7 +119,7 @@ def create(
         None if session_minutes is None else session_minutes * 60,
     )  # fmt: skip
     with _opened(store) as opened:
-        opened.add_key(key)
+        opened.administer(AddKey(key), this_user())
     _show_once(secret)
 
 
@@ -144,7 +158,7 @@ def list_keys(store: Store = None) -> None:
 def revoke(id: Id, store: Store = None) -> None:
     """End a key now."""
     with _opened(store) as opened:
-        _known(opened.expire_key(id, time.time()), id)
+        _known(opened.administer(EndKey(id, time.time()), this_user()), id)
         others = any(key.is_valid(time.time()) for key in opened.api_keys())
     print(f"{id} is refused from now on")
     if not others:
@@ -162,7 +176,7 @@ def delete(id: Id, store: Store = None) -> None:
         key = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
         if key.is_valid(time.time()):
             fail(f"{id} is valid: end it with `cato keys revoke {id}` first")
-        opened.delete_key(id)
+        opened.administer(DeleteKey(id), this_user())
     print(f"{id} is deleted; without any key left, every request is still refused")
 
 
@@ -173,7 +187,7 @@ def open_(store: Store = None) -> None:
         valid = [key.id for key in opened.api_keys() if key.is_valid(time.time())]
         if valid:
             fail(f"valid keys are left; revoke them first: {', '.join(valid)}")
-        opened.open_without_keys()
+        opened.administer(OpenWithoutKeys(), this_user())
     print("a running deployment serves this machine without a key within seconds")
 
 
@@ -190,10 +204,8 @@ def rotate(
         old = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
         if not old.is_valid(now_s):
             fail(f"{id} has ended; make a new key with `cato keys create`")
-        opened.add_key(
-            replace(old, id=new_id, digest=digest, created_at_s=now_s, expires_at_s=None)
-        )
-        opened.expire_key(id, now_s + hours * 3600)
+        new = replace(old, id=new_id, digest=digest, created_at_s=now_s, expires_at_s=None)
+        opened.administer(RotateKey(id, new, now_s + hours * 3600), this_user())
     _show_once(secret)
 
 
@@ -210,28 +222,87 @@ def limit(
 ) -> None:
     """Set a tenant's limits, in place of all earlier ones; tokens are of prompts and outputs."""
     with _opened(store) as opened:
-        opened.set_tenant(
-            Tenant(tenant, requests_per_minute, tokens_per_minute, tokens_per_month, weight)
-        )
+        limits = Tenant(tenant, requests_per_minute, tokens_per_minute, tokens_per_month, weight)
+        opened.administer(SetTenant(limits), this_user())
 
 
 @app.command()
 def usage(
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    by: Annotated[
+        str, typer.Option(help="What rows are summed up by, such as day,model.")
+    ] = ",".join(GROUPS),
+    since: Annotated[str, typer.Option(help="The first day, such as 2026-11-01.")] = "",
+    until: Annotated[str, typer.Option(help="The last day.")] = LAST_DAY,
+    deployment: Annotated[
+        str | None, typer.Option(help="The deployment file whose `prices` and store are meant.")
+    ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
     store: Store = None,
 ) -> None:
-    """Show what was used, by day, tenant, key, task and model."""
+    """Show what was used, and with --deployment what that costs."""
+    groups = tuple(by.split(","))
+    if not set(groups) <= set(GROUPS):
+        fail(f"--by takes some of {','.join(GROUPS)}")
+    prices, bases = NO_PRICES, dict[str, str]()
+    if deployment is not None:
+        try:
+            file = load_deploy_file(deployment)
+        except ConfigError as error:
+            fail(str(error))
+        prices, store = file.ingress.prices, store or file.topology.store
+        pools = file.topology.pools
+        bases = {a.name: p.model.name for p in pools for a in p.model.adapters}
     with _opened(store) as opened:
-        used = opened.usage(tenant)
+        of_all, held = opened.usage(None, since, until), opened.card_time(since, until)
+        bases |= {a.adapter.name: a.base for a in opened.adapters()}
+    used = [u for u in of_all if tenant in (None, u.tenant)]
+    rows = summed(used, prices.costs(used, of_all, held, bases), groups)
     if csv:
-        print(as_csv(used, Usage), end="")
+        print(as_csv(rows, columns(groups)), end="")
         return
-    table = Table("day", "tenant", "key", "task", "model", "requests", "prompt", "cached", "output")
-    for u in used:
-        numbers = (u.requests, u.prompt_tokens, u.cached_prompt_tokens, u.output_tokens)
-        table.add_row(*u.name, *(f"{n:,}" for n in numbers))
+    heads = ("requests", "prompt", "cached", "output", prices.currency or "cost")
+    table = Table(*groups, *heads)
+    for row in rows:
+        cost = "-" if row["cost"] is None else f"{row['cost']:,.2f}"
+        table.add_row(*(str(row[g]) for g in groups), *(f"{row[s]:,}" for s in SUMS), cost)
     Console().print(table)
+
+
+@app.command()
+def audit(
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="So many of the newest.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    store: Store = None,
+) -> None:
+    """Show administrative changes, the newest first: who changed what, before and after."""
+    with _opened(store) as opened:
+        entries = opened.audit(tenant, limit)
+    if as_json:
+        for entry in entries:
+            print(json.dumps(asdict(entry)))
+        return
+    narrow = (Column(name, no_wrap=True) for name in ("at", "action"))
+    table = Table(*narrow, "who", "tenant", "target", "before", "after")
+    for e in entries:
+        table.add_row(
+            _moment(e.at_s), e.action, e.who, e.tenant, e.target, *_difference(e.before, e.after)
+        )
+    Console().print(table)
+
+
+def _difference(
+    before: Mapping[str, object] | None, after: Mapping[str, object] | None
+) -> tuple[str, str]:
+    """What differs, as each was."""
+    names = sorted((before or {}).keys() | (after or {}).keys())
+    changed = [n for n in names if (before or {}).get(n) != (after or {}).get(n)]
+    old, new = (
+        "-" if side is None else ", ".join(f"{n}={side[n]}" for n in changed if n in side)
+        for side in (before, after)
+    )
+    return old, new
 
 
 def _bound(text: str) -> tuple[str, int]:
@@ -283,8 +354,8 @@ def _opened(location: str | None) -> Generator[MetadataStore, None, None]:
         fail(str(error))
 
 
-def _known(key: ApiKey | None, id: str) -> ApiKey:
-    if key is None:
+def _known(key: ApiKey | Tenant | None, id: str) -> ApiKey:
+    if not isinstance(key, ApiKey):
         fail(f"no key has the id {id}; see `cato keys list`")
     return key
 

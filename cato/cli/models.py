@@ -21,8 +21,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from cato.cli.adapters import base_pool, dated, try_out
-from cato.cli.client import fail
-from cato.cli.cluster import connect
+from cato.cli.client import fail, this_user
+from cato.cli.cluster import AUTO, Address, connect
 from cato.cli.profile import TRANSPORT_VARIABLE
 from cato.config.paths import resolve
 from cato.config.schema import PublicName, ray_actor_options
@@ -53,7 +53,6 @@ ROOM_WITHIN_S = 3.0
 READY_TIMEOUT_S = 30.0
 POLL_S = 0.5
 
-Address = Annotated[str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")]
 Pool = Annotated[str | None, typer.Option(help="The shared pool; needed when there are several.")]
 Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
 
@@ -82,7 +81,7 @@ def add(
     profile: Annotated[
         str | None, typer.Option(help="The profile that a simulated engine keeps to.")
     ] = None,
-    address: Address = "auto",
+    address: Address = AUTO,
 ) -> None:
     """Measure a model, keep it, and let clients ask for it."""
     with _errors():
@@ -104,7 +103,7 @@ def add(
 
 
 @app.command("profile")
-def measure_anew(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+def measure_anew(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
     """Measure a model that was added once more; what is found counts from then on."""
     with _errors():
         topology = _topology(address)
@@ -114,7 +113,7 @@ def measure_anew(name: Name, pool: Pool = None, address: Address = "auto") -> No
 
 
 @app.command("list")
-def list_models(address: Address = "auto") -> None:
+def list_models(address: Address = AUTO) -> None:
     """Show the models of all shared pools, where they are loaded, and the adapters."""
     with _errors():
         topology = _topology(address)
@@ -146,7 +145,7 @@ def list_models(address: Address = "auto") -> None:
 
 
 @app.command()
-def show(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+def show(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
     """Show every measurement of a model that was added."""
     with _errors():
         topology = _topology(address)
@@ -170,7 +169,7 @@ def show(name: Name, pool: Pool = None, address: Address = "auto") -> None:
 
 
 @app.command()
-def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
+def remove(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
     """Let nobody ask for a model or an adapter any more, and forget its measurements.
 
     What was asked of a model ends first; after a minute the command gives up, and it stays.
@@ -183,7 +182,7 @@ def remove(name: Name, pool: Pool = None, address: Address = "auto") -> None:
             with suppress(UnknownNameError):  # not served, as when it was not read
                 _ask("remove_model", spec.name, ModelName(name), within_s=REMOVE_TIMEOUT_S)
             with _opened(topology) as store:
-                store.remove_model(spec.name, ModelName(name))
+                store.remove_model(spec.name, ModelName(name), this_user())
         console.print(f"{name} is no longer served.", highlight=False)
 
 
@@ -195,7 +194,7 @@ def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
     adapter = dated(adapter)
     took_s = try_out(pool, adapter)
     with _opened(topology) as store:
-        store.add_adapter(pool.model.name, adapter)
+        store.add_adapter(pool.model.name, adapter, this_user())
     _ask_provisioner("read_adapters")
     console.print(
         f"{adapter.name} is served by {pool.name}, beside {pool.model.name}: loaded and answered "
@@ -207,7 +206,7 @@ def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
 def _removed_adapter(topology: Topology, name: str) -> bool:
     """False when no adapter of that name was added."""
     with _opened(topology) as store:
-        if not store.remove_adapter(ModelName(name)):
+        if not store.remove_adapter(ModelName(name), this_user()):
             return False
     _ask_provisioner("read_adapters")
     return True
@@ -227,12 +226,12 @@ def _adapter_table(adapters: Sequence[tuple[ModelName, AdapterSpec]]) -> Table:
 def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedModel) -> None:
     staged = _stage(spec, hosted, _simulated_profile(spec, topology, hosted))
     with _opened(topology) as store:
-        added = store.add_model(spec.name, staged.hosted, staged.profile)
+        added = store.add_model(spec.name, staged.hosted, staged.profile, this_user())
         try:
             _ask("add_model", added)
         except CatoError:
             if added.version == 1:
-                store.remove_model(spec.name, hosted.model.name)
+                store.remove_model(spec.name, hosted.model.name, this_user())
             raise
     found = added.hosted
     console.print(

@@ -72,7 +72,7 @@ def plan(
 
     With --traffic and measured profiles: how many cards of which kind. With --agents: how many
     users of one card can play these sessions with enough turns in time. High enough: a 95 %
-    confidence bound over the seeds. A scenario is also planned for power-of-two, the rule of a
+    confidence bound over the seeds. A scenario is also planned for ray-serve, the rule of a
     plain Ray Serve. Exit code 1 when no number within the bounds is enough.
     """
     from cato.sim import plan as planning

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cato.cli.cluster import connect
+from cato.cli.cluster import AUTO, Address, connect
 from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.topology import Topology
 from cato.profiles.load import profile_name, save_profile
@@ -46,9 +46,7 @@ console = Console()
 
 def profile(
     deployment: Annotated[str, typer.Argument(help="A deployment; `cato status` lists them.")],
-    address: Annotated[
-        str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")
-    ] = "auto",
+    address: Address = AUTO,
     out: Annotated[Path, typer.Option(help="Folder for the profile.")] = Path("profiles"),
     quick: Annotated[
         bool, typer.Option(help="Fewer lengths and rounds: under a minute, less exact.")

@@ -1,4 +1,4 @@
-"""Writes `REFERENCE.md` from the command line's own help and the schema of workflow files.
+"""Writes `REFERENCE.md` from the command line's own help and the schemas of files.
 
 python -m cato.cli.reference
 """
@@ -13,6 +13,7 @@ from typing import Any
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from cato.cli import VERBS, command_of_verb
+from cato.config.schema import EnginesArgs, IngressArgs
 from cato.workflows.json_schema import workflow_json_schema
 
 HERE = Path(__file__).parent
@@ -25,7 +26,7 @@ Written by `python -m cato.cli.reference`; change the code that it reads.
 
 def text() -> str:
     """The whole document."""
-    return "\n".join([HEAD, *_commands(), *_workflow_keys()]) + "\n"
+    return "\n".join([HEAD, *_commands(), *_workflow_keys(), *_deployment_keys()]) + "\n"
 
 
 def _commands() -> Iterator[str]:
@@ -74,17 +75,55 @@ def _workflow_keys() -> Iterator[str]:
             yield from _keys(name.removesuffix("Part").lower(), part)
 
 
+def _deployment_keys() -> Iterator[str]:
+    yield "## Deployment files\n"
+    yield (
+        "A deployment file is a Ray Serve config file with two applications; these are their "
+        "`args`. `cato check FILE` names every problem with its line.\n"
+    )
+    for name, model in (("engines", EnginesArgs), ("cato", IngressArgs)):
+        document = model.model_json_schema()
+        yield from _keys(f"args of the application `{name}`", document)
+        for part_name, part in sorted(document.get("$defs", {}).items()):
+            yield from _keys(part_name.removesuffix("Args"), part)
+
+
 def _keys(title: str, part: dict[str, Any]) -> Iterator[str]:
     yield f"### {title}\n"
     if part.get("description"):
         yield " ".join(part["description"].split()) + "\n"
-    yield "| key | default | |\n|---|---|---|"
+    yield "| key | type | default | |\n|---|---|---|---|"
     required = set(part.get("required", ()))
     for key, value in part["properties"].items():
         known = json.dumps(value["default"]) if value.get("default") is not None else ""
         default = "required" if key in required else known and f"`{known}`"
-        yield f"| `{key}` | {default} | {_cell(value.get('description', ''))} |"
+        about = _cell(value.get("description", ""))
+        yield f"| `{key}` | {_cell(_type(value))} | {default} | {about} |"
     yield ""
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        return name.removesuffix("Args").removesuffix("Part")
+    if "anyOf" in schema or "oneOf" in schema:
+        kinds = [_type(s) for s in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))]
+        return " or ".join(k for k in dict.fromkeys(kinds) if k != "null")
+    if "enum" in schema:
+        return ", ".join(f"`{v}`" for v in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    match schema.get("type"):
+        case "string" if "200ms" in schema.get("examples", ()):
+            return "duration"
+        case "array":
+            return f"list of {_type(schema.get('items', {}))}"
+        case "object" if isinstance(schema.get("additionalProperties"), dict):
+            return f"name: {_type(schema['additionalProperties'])}"
+        case kind:
+            return {"string": "text", "boolean": "true, false", "object": "mapping"}.get(
+                str(kind), str(kind or "any")
+            )
 
 
 def _cell(words: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,14 +17,15 @@ from urllib.parse import urlsplit
 
 import httpx
 import typer
+import yaml
 from rich.console import Console
 
-from cato.config.deploy_file import load_deploy_file
-from cato.config.paths import resolve
+from cato.config.deploy_file import DeployFile, load_deploy_file
+from cato.config.lines import with_lines
 from cato.config.places import run_dir
 from cato.core.errors import ConfigError
 from cato.core.topology import Topology
-from cato.serve import haproxy
+from cato.serve import haproxy, served
 from cato.serve.draining import drain as drained
 from cato.serve.draining import forget
 from cato.serve.engines_app import UNPLACEABLE
@@ -36,7 +38,8 @@ from cato.serve.keeper import (
     start_keeper,
 )
 from cato.serve.ports import free_port
-from cato.serve.preflight import check_files
+from cato.serve.preflight import check_files, problems_of_names
+from cato.serve.served import Served, cluster_address, record
 
 # Read by every Ray process at import: set before the first one starts.
 TRANSPORT = {
@@ -55,6 +58,7 @@ EAGER = {"RAY_worker_niceness": "0"}
 # A replica that did not start twice will not: Serve's default are three tries, of which each may
 # take as long as an engine's start.
 GIVE_UP = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "2"}
+DEFAULT_FILE = "deployments/local-cpu.yaml"
 START_TIMEOUT_S = 900.0
 # With what Serve takes to end within the 90 s that the Compose file grants.
 DRAIN_S = 25.0
@@ -63,11 +67,15 @@ LAST_LINES = 25
 # For an application that was given up: Serve's own words, from its proxy, and the ingress's.
 FAILED = "failed to deploy"
 
-console = Console()
+console = Console(soft_wrap=True)
 
 
 def serve(
-    file: Annotated[str, typer.Argument(help="A deployment file.")] = "deployments/local-cpu.yaml",
+    file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFAULT_FILE,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Listen on this port instead of the file's."),
+    ] = None,
     transport: Annotated[
         bool, typer.Option(help="Use HAProxy and gRPC between Serve's processes.")
     ] = True,
@@ -76,15 +84,16 @@ def serve(
     ] = DRAIN_S,
 ) -> None:
     """Run a deployment file on this machine until Ctrl-C; says when it is ready and where."""
-    try:
-        path = resolve(file)
-        deploy = load_deploy_file(path)
-        check_files(deploy)
-    except ConfigError as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(2) from error
+    deploy = checked(file)
+    for problem in with_lines(problems_of_names(deploy)):
+        console.print(f"note: {problem}", style="yellow", markup=False, highlight=False)
+    path = deploy.path
     options = deploy.raw.get("http_options")
     options = options if isinstance(options, dict) else {}
+    if port is not None:
+        options = {**options, "port": port}
+        path = run_dir() / f"deployment-{port}.yaml"
+        path.write_text(yaml.safe_dump({**deploy.raw, "http_options": options}), encoding="utf-8")
     url = f"http://{options.get('host', '127.0.0.1')}:{options.get('port', 8000)}"
     _check_free(url)
     mark = new_mark()
@@ -101,7 +110,7 @@ def serve(
     log_path = run_dir() / "serve.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "serve"), "run", str(path)],
+            [sys.executable, "-P", "-m", "ray.serve.scripts", "run", str(path)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -111,7 +120,9 @@ def serve(
     keeper = start_keeper(mark, process.pid)
     try:
         _wait_ready(process, url, log_path)
-        _greet(url, path, log_path, deploy.topology)
+        mode = env.get("RAY_AUTH_MODE", "")
+        record(run_dir(), Served(mark, url, str(deploy.path), cluster_address(mark), mode))
+        _greet(url, deploy, log_path)
         code = process.wait()
         console.print(f"Serve ended with {code}; the end of {log_path}:")
         _show_end(log_path)
@@ -121,6 +132,19 @@ def serve(
     finally:
         _stop(process, keeper)
         forget(run_dir(), mark)
+        served.forget(run_dir(), mark)
+
+
+def checked(file: str) -> DeployFile:
+    """The deployment file, with all that it names looked at; ends the command with the problems."""
+    try:
+        deploy = load_deploy_file(file)
+        check_files(deploy)
+    except ConfigError as error:
+        shown = ConfigError(with_lines(error.problems))
+        console.print(str(shown), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    return deploy
 
 
 def _as_interrupt(*_: object) -> None:
@@ -147,7 +171,11 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> N
             if details and details not in told:
                 told.add(details)
                 console.print(details, style="yellow", markup=False, highlight=False)
-            status.update(f"{what} ({time.monotonic() - started_s:.0f} s)")
+            took_s = time.monotonic() - started_s
+            if not console.is_terminal and what not in told:  # there the spinner shows nothing
+                told.add(what)
+                console.print(f"[{took_s:4.0f} s] {what}", markup=False, highlight=False)
+            status.update(f"{what} ({took_s:.0f} s)")
             time.sleep(POLL_S)
     console.print(f"Not ready after {START_TIMEOUT_S:.0f} s; the end of {log_path}:")
     _show_end(log_path)
@@ -212,16 +240,16 @@ def _drain(mark: str, limit_s: float) -> None:
             console.print(f"Some requests took longer than {limit_s:g} s and are cut.")
 
 
-def _greet(url: str, path: Path, log_path: Path, topology: Topology) -> None:
+def _greet(url: str, deploy: DeployFile, log_path: Path) -> None:
     try:
         tasks = [t["name"] for t in httpx.get(f"{url}/v1/tasks", timeout=10).json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError):
         tasks = []
-    console.print(f"\nCATO is ready at [bold]{url}[/bold]  ({path.name})")
+    console.print(f"\nCATO is ready at [bold]{url}[/bold]  ({deploy.path.name})")
     if tasks:
         console.print(f"tasks: {', '.join(tasks)}", highlight=False)
-    console.print(f"status page: {url}/ui", highlight=False)
-    for line in steps_of_engines(topology):
+    console.print(f"status page: {url}/ui   API: {url}/docs", highlight=False)
+    for line in steps_of_engines(deploy.topology):
         console.print(line, markup=False, highlight=False)
     for note in _notes(url):
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
@@ -235,11 +263,17 @@ def _greet(url: str, path: Path, log_path: Path, topology: Topology) -> None:
         soft_wrap=True,
     )
     console.print(
-        "  .venv/bin/cato explain REQUEST_ID      # the x-request-id of the answer",
+        f"  {_own_command()} explain REQUEST_ID      # the x-request-id of the answer",
         markup=False,
         highlight=False,
     )
     console.print(f"\nLog: {log_path}   Stop: Ctrl-C", highlight=False)
+
+
+def _own_command() -> str:
+    """How this command line is called where its folder is not on the PATH."""
+    beside = Path(sys.executable).parent / "cato"
+    return "cato" if shutil.which("cato") else os.path.relpath(beside)
 
 
 def steps_of_engines(topology: Topology) -> list[str]:

@@ -20,7 +20,11 @@ DEFAULT_SEEDS = tuple(range(10))
 
 def simulate(
     experiment: Annotated[
-        str | None, typer.Argument(help="Name of an experiment; see --list.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Name of an experiment; see --list. `papers`: all of the papers.",
+            show_default=False,
+        ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Name the experiments and end.")] = False,
     scenario: Annotated[
@@ -38,7 +42,10 @@ def simulate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the whole report to this file.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write pictures to this folder.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Write pictures to this folder; of `papers` all, with an index page."),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Recorded arrivals, for experiments that replay them.")
     ] = None,
@@ -64,12 +71,15 @@ def simulate(
 
     No engine runs; the same seeds give the same numbers.
     """
+    from cato.lab import papers
+
     console = Console()
     try:
         if list_:
             console.print(_listed())
             return
-        chosen, usual_seeds = _chosen(experiment, scenario)
+        all_papers = experiment == papers.NAME and scenario is None
+        chosen, usual_seeds = (None, papers.SEEDS) if all_papers else _chosen(experiment, scenario)
         options = Options(
             seeds_of(seeds) if seeds else usual_seeds,
             tuple(policy or ()),
@@ -81,6 +91,11 @@ def simulate(
             cells,
             seed,
         )
+        if chosen is None:
+            if policy or metric or json_file:
+                raise typer.BadParameter("`papers` takes no --policy, --metric or --json")
+            _papers(options, plot or Path(papers.NAME), console)
+            return
         with progress_bar(chosen.name) as progress:
             report = chosen.run(options, progress)
         if json_file is not None:
@@ -92,6 +107,19 @@ def simulate(
         console.print(table)
     for path in (*((json_file,) if json_file else ()), *pictures):
         console.print(f"Wrote {path}.", highlight=False, markup=False)
+
+
+def _papers(options: Options, folder: Path, console: Console) -> None:
+    """All of the papers, one experiment after the other, and what was met of their targets."""
+    from cato.lab import papers
+
+    for done in papers.regenerate(options, folder, papers.PAPERS):
+        name, targets = done.experiment.name, done.report.targets if done.report else ()
+        met = f"{sum(t.is_met for t in targets)} of {len(targets)} targets met" if targets else ""
+        line = f"{name}: {done.entry.shows}"
+        detail = done.why_not or met
+        console.print(line + (f" ({detail})" if detail else ""), highlight=False, markup=False)
+    console.print(f"Wrote {folder / papers.INDEX}.", highlight=False, markup=False)
 
 
 def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[int, ...]]:
@@ -111,6 +139,7 @@ def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[
 
 
 def _listed() -> Table:
+    from cato.lab import papers
     from cato.lab.registry import experiment, names
 
     table = a_table("Experiments")
@@ -119,4 +148,5 @@ def _listed() -> Table:
     for name in names():
         found = experiment(name)
         table.add_row(name, found.title, found.source)
+    table.add_row(papers.NAME, "all of the papers' tables and figures, into a folder", "all")
     return table

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cato.sim.experiment import Progress
-from cato.sim.report import Report, Setting, Target
+from cato.sim.report import Report, Setting, Target, setting_words
 from cato.sim.seeds import parse_seeds
 
 SEEDS_HELP = (
@@ -121,13 +121,6 @@ def targets_table(targets: Sequence[Target]) -> Table:
         measured = _value(t.measured, t.stderr)
         table.add_row(str(t.group), t.text, goal, measured, MET if t.is_met else MISSED)
     return table
-
-
-def setting_words(setting: Setting) -> str:
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in setting.items()
-    )
 
 
 def _value(mean: float, stderr: float, sign: str = "") -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from cato.cli.cluster import connect
+from cato.cli.cluster import AUTO, Address, connect
 
 
 def status(
-    address: Annotated[
-        str, typer.Option(help="Address of the Ray cluster; auto finds the local one.")
-    ] = "auto",
+    address: Address = AUTO,
 ) -> None:
     """Show deployments with their bounds, replicas with their load, and loaded models."""
     connect(address)

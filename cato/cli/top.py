@@ -95,6 +95,8 @@ def _head(now: Json) -> Text:
         text.append(f"\nno answer from: {', '.join(now['missing'])}", "yellow")
     if now["problem"]:
         text.append(f"\nthe workflows stay as they were: {now['problem']}", "yellow")
+    for warning in now["warnings"]:
+        text.append(f"\n{warning}", "yellow")
     return text
 
 

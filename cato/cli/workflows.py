@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from cato.cli.client import fail
+from cato.cli.cluster import served_here
+from cato.config.deploy_file import DeployFile, load_deploy_file
+from cato.config.lines import with_lines
+from cato.core.baseline import warning
 from cato.core.errors import ConfigError
+from cato.core.estimates import Baselines
+from cato.core.ids import NodeId, TaskName
+from cato.core.runs import NodeEstimate
+from cato.serve.preflight import problems_of_names
+from cato.store.errors import StoreError
 from cato.workflows.json_schema import workflow_json_schema
 from cato.workflows.load import load_workflow, load_workflows
 
@@ -19,16 +30,36 @@ app = typer.Typer(no_args_is_help=True, help="Check workflow files; print their 
 @app.command()
 def check(
     paths: Annotated[list[Path], typer.Argument(help="Workflow files, or folders of them.")],
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="Metadata store with measured baselines: a path or a postgresql:// URL.",
+            show_default="the one of this machine, if there is one",
+        ),
+    ] = None,
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            help="The deployment file whose models and indexes the workflows may name; by default "
+            "that of the `cato serve` of this host."
+        ),
+    ] = None,
 ) -> None:
-    """Check workflow files and print every problem; exit code 1 when there is one."""
+    """Check workflow files and print every problem; exit code 1 when there is one.
+
+    A target below the measured baseline of its task is a warning.
+    """
+    measured = _measured(store)
     console = Console(soft_wrap=True, highlight=False)
     is_good = True
+    deploy = _deployment(deployment)
     for path in paths:
         try:
             loaded = list(load_workflows(path).values()) if path.is_dir() else [load_workflow(path)]
+            _check_names(path, deploy)
         except ConfigError as error:
             is_good = False
-            for problem in error.problems:
+            for problem in with_lines(error.problems):
                 console.print(str(problem), style="red", markup=False)
             continue
         if not loaded:
@@ -41,7 +72,55 @@ def check(
                 style="green",
                 markup=False,
             )
+            if low := warning(workflow, measured.get(workflow.name, {})):
+                console.print(f"{path}: {low}", style="yellow", markup=False)
     raise typer.Exit(0 if is_good else 1)
+
+
+def _measured(named: str | None) -> Mapping[TaskName, Mapping[NodeId, NodeEstimate]]:
+    """Baselines of the store that was named, else of this machine's; none where there is none."""
+    # Here, because most commands need no database.
+    from cato.store.location import default_location
+    from cato.store.store import MetadataStore
+
+    location = named or default_location()
+    if "://" not in location and not Path(location).expanduser().exists():
+        if named is not None:
+            fail(f"there is no metadata store at {location}")
+        return {}
+    baselines = Baselines()
+    try:
+        store = MetadataStore.open(location)
+        try:
+            baselines.restore(store.learnt().means)
+        finally:
+            store.close()
+    except StoreError as error:
+        fail(str(error))
+    return baselines.table()
+
+
+def _deployment(named: str | None) -> DeployFile | None:
+    """The deployment file of that name, or of what runs here; None when there is neither."""
+    here = None if named else served_here()
+    if named is None and here is None:
+        return None
+    try:
+        return load_deploy_file(named or (here.file if here else ""))
+    except ConfigError as error:
+        if named is None:  # it was edited since it is served: `cato check` tells
+            return None
+        fail(str(ConfigError(with_lines(error.problems))))
+
+
+def _check_names(path: Path, deploy: DeployFile | None) -> None:
+    """Raise `ConfigError` for models and indexes that `deploy` does not have."""
+    if deploy is None:
+        return
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    problems = problems_of_names(deploy, files)
+    if problems:
+        raise ConfigError(tuple(problems))
 
 
 @app.command()

@@ -20,8 +20,8 @@ has code to retrieve from. A folder of that name is written `./stdlib`."""
 def resolve(path: str) -> Path:
     """The existing file or folder that `path` names, absolute; raise `ConfigError`.
 
-    A relative path is tried in the current folder, in `$CATO_HOME`, and in the source checkout
-    that `cato` is installed from, so that replicas find the same files as the command line.
+    A relative path is tried in the current folder, in `$CATO_HOME`, and among the files that are
+    shipped with `cato`, so that replicas find the same files as the command line.
     """
     tried: list[Path] = []
     for base in _bases():
@@ -53,7 +53,12 @@ def _bases() -> list[Path]:
     home = os.environ.get(HOME_VARIABLE)
     if home:
         bases.append(Path(home).expanduser())
-    checkout = Path(cato.__file__).resolve().parent.parent
-    if (checkout / "workflows").is_dir():  # a wheel has none beside it
-        bases.append(checkout)
-    return bases
+    return [*bases, shipped()]
+
+
+def shipped() -> Path:
+    """The folder with the `workflows`, `profiles` and `deployments` of this version: in a wheel a
+    part of the package, else the source checkout that `cato` is installed from."""
+    package = Path(cato.__file__).resolve().parent
+    in_wheel = package / "shipped"
+    return in_wheel if in_wheel.is_dir() else package.parent

@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from cato.config.access import PricesArgs, SignInArgs
 from cato.config.yaml_file import (
     ByteSize,
     Duration,
@@ -34,6 +35,7 @@ from cato.config.yaml_file import (
 )
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.prices import NO_PRICES
 from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
     RESERVED_PREFIX,
@@ -154,7 +156,9 @@ class AdapterArgs(StrictModel):
     """A LoRA adapter of a model; `source` is a folder or a Hugging Face id."""
 
     source: NonEmpty
+    """A folder with the adapter, or a Hugging Face id."""
     aliases: list[PublicName] = Field(default_factory=list)
+    """Further names of it."""
 
 
 class ModelArgs(StrictModel):
@@ -166,10 +170,15 @@ class ModelArgs(StrictModel):
     """
 
     source: NonEmpty
+    """A folder, `demo` for the model that ships with CATO, or a Hugging Face id."""
     family: Annotated[str, AfterValidator(lambda v: _one_of(v, tuple(FAMILIES)))] | None = None
+    """Whose fill-in-the-middle form it knows. Default: as its source suggests."""
     aliases: list[Alias] = Field(default_factory=list)
+    """Further names that clients may call; with `*` and `?` patterns of names."""
     adapters: dict[PublicName, AdapterArgs] = Field(default_factory=dict)
+    """LoRA adapters by the name that clients call; the model's replicas serve them."""
     adapter_places: Annotated[int, Field(ge=0, le=100)] = 0
+    """How many adapters may be added while it runs; memory is set aside for them."""
 
     def to_spec(self, name: str) -> ModelSpec:
         family = self.family or family_of(self.source)
@@ -191,27 +200,49 @@ class EngineArgs(StrictModel):
     """How a replica starts its engine; see `cato.core.topology.EngineSpec`."""
 
     kind: Literal["vllm", "simulated", "scripted"]
+    """What serves the model: a vLLM server, simulated timings, or a script of answers."""
     python: NonEmpty | None = None
+    """The interpreter that has vLLM. Default: the replica's own."""
     zygote: bool = False
+    """Fork engines from a preloaded process, which starts them in seconds; CPU only."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """vLLM's `--dtype`."""
     max_num_seqs: int = Field(default=64, ge=1)
+    """Most calls that run at the same time."""
     max_model_len: int | None = Field(default=None, ge=1)
+    """The context in tokens. Default: the model's own."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of one step of the engine; fewer stall running streams less."""
     long_prefill_token_threshold: int | None = Field(default=None, ge=0)
+    """The most of a step that one prompt gets beside other calls; 0: all."""
     kv_cache_memory: Annotated[ByteSize, Field(ge=1)] | None = None
+    """Memory of the KV cache."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """vLLM's `--gpu-memory-utilization`."""
     prefix_caching: bool = True
+    """Keep the KV cache of prompts for others that begin alike."""
     priority_scheduling: bool = True
+    """Let the engine order its own queue by the router's priorities."""
     enforce_eager: bool = False
+    """Do not compile or capture graphs: starts sooner, runs slower."""
     start_timeout: Annotated[Duration, Field(gt=0)] = 600.0
+    """How long a start may take."""
     args: list[Word] = Field(default_factory=list)
+    """Further arguments of the vLLM server, as they are."""
     env: dict[NonEmpty, Word] = Field(default_factory=dict)
+    """Environment of the vLLM server."""
     profile: NonEmpty | None = None
+    """Timings that a simulated engine keeps. Default: the deployment's profile."""
     seed: int = 0
+    """Seed of a simulated engine's text."""
     script: NonEmpty | None = None
+    """The file by which a scripted engine answers."""
     swap: bool = False
+    """Exchange checkpoints of one architecture inside a running vLLM; for shared pools."""
     sleep: bool = False
+    """Models that leave a slot keep a sleeping engine in the host's memory; GPU and NPU."""
     host_memory: bool = False
+    """A simulated engine keeps KV blocks in its host's memory, too."""
 
     @field_validator("max_num_batched_tokens")
     @classmethod
@@ -261,8 +292,11 @@ class ReplicasArgs(StrictModel):
     """How many replicas: at the start, and the bounds of the Resource Provisioner."""
 
     min: int = Field(default=1, ge=0)
+    """The fewest; 0 lets a pool without work sleep."""
     initial: int | None = Field(default=None, ge=1)
+    """How many at the start. Default: `min`, at least 1."""
     max: int | None = Field(default=None, ge=1)
+    """The most. Default: `initial`."""
 
     @field_validator("initial")
     @classmethod
@@ -291,10 +325,15 @@ class ShapeArgs(StrictModel):
     """What one replica asks of Ray."""
 
     accelerator: Literal["cpu", "gpu", "npu"]
+    """What a replica runs on."""
     cards: int | None = Field(default=None, ge=0, validate_default=True)
+    """Accelerators of one replica. Default: 1, on a CPU none."""
     cpus: float = Field(default=1.0, ge=0)
+    """Cores that Ray sets aside for a replica."""
     accelerator_type: NonEmpty | None = None
+    """Ray's type of accelerator, such as `A100`, when it matters."""
     resources: dict[NonEmpty, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Further Ray resources of a replica, by name."""
 
     @field_validator("cards")
     @classmethod
@@ -330,10 +369,15 @@ class DeploymentArgs(ShapeArgs):
     """One Serve deployment: one resource shape."""
 
     replicas: ReplicasArgs = ReplicasArgs()
+    """Their number, and its bounds."""
     standby: int = Field(default=1, ge=0)
+    """Invocations that a replica may hold beyond `max_num_seqs`: they hide the message gap."""
     profile: NonEmpty | None = None
+    """A file of the profiles folder, without `.yaml`: the service times that decisions rest on."""
     cost: float | None = Field(default=None, gt=0)
+    """Cost of a replica for a time, in any unit that the pool's deployments share."""
     engine: EngineArgs
+    """How its engine starts."""
 
     @field_validator("engine")
     @classmethod
@@ -415,14 +459,23 @@ class PoliciesArgs(StrictModel):
     """
 
     scheduler: Annotated[str, _known(scheduler_names)] = _DEFAULT_POLICIES.scheduler
+    """The scheduler: a routing, ordering and binding rule that belong together."""
     routing: Annotated[str | None, _known(routing_names)] = None
+    """Replaces the scheduler's routing."""
     ordering: Annotated[str | None, _known(ordering_names)] = None
+    """Replaces the scheduler's order of the queue."""
     binding: Annotated[str | None, _known(lambda: BINDINGS)] = None
+    """`late`: wait in the pool's queue; `early`: in that of a replica, from arrival on."""
     cap: int | None = Field(default=None, ge=1)
+    """Most calls that a replica runs, for schedulers that bound it. Default: its profile's."""
     max_queued: int = Field(default=_DEFAULT_POLICIES.max_queued, ge=0)
+    """Most invocations in the queue; more are refused."""
     max_queued_tokens: int | None = Field(default=None, ge=1)
+    """Most prompt tokens in the queue."""
     refuse_late: bool = False
+    """Refuse work that will miss its SLO."""
     patience: Annotated[Duration, Field(gt=0)] | None = _DEFAULT_POLICIES.patience_s
+    """After how long clients leave that did not say when they will."""
 
     def to_policies(self) -> PoolPolicies:
         fields = self.model_dump()
@@ -433,8 +486,11 @@ class ScalingArgs(StrictModel):
     """How many replicas a pool has, within the bounds of its deployments; see `PoolScaling`."""
 
     policy: Annotated[str, _known(scaling_names)] = _DEFAULT_SCALING.policy
+    """The rule that sets the number of replicas."""
     idle_timeout: Annotated[Duration, Field(gt=0)] = _DEFAULT_SCALING.idle_timeout_s
+    """Without work for so long, a pool whose `min` is 0 lets its last replica go."""
     every: Duration = _DEFAULT_SCALING.every_s
+    """How often the rule is asked."""
 
     @field_validator("every")
     @classmethod
@@ -453,9 +509,13 @@ class PoolArgs(StrictModel):
     """The deployments that serve one model."""
 
     model: str
+    """The name of a model of `models`."""
     policies: PoliciesArgs = PoliciesArgs()
+    """How its router decides."""
     scaling: ScalingArgs = ScalingArgs()
+    """How its replicas follow demand."""
     deployments: dict[Name, DeploymentArgs] = Field(min_length=1)
+    """Deployments by name: one resource shape each."""
 
     @field_validator("policies")
     @classmethod
@@ -472,12 +532,19 @@ class HostedModelArgs(StrictModel):
     """A model of a shared pool; see `HostedModel`."""
 
     profile: NonEmpty | None = None
+    """As of a deployment."""
     load: Annotated[Duration, Field(gt=0)] | None = None
+    """Time to load it from storage. Default: the profile's."""
     reload: Annotated[Duration, Field(gt=0)] | None = None
+    """Time to load it from the host's memory. Default: the profile's."""
     weights: Annotated[ByteSize, Field(ge=0)] = 0
+    """Size of its weights."""
     slo: Annotated[Duration, Field(gt=0)] = _DEFAULT_SLO_S
+    """Time to the first token that its users expect: how much a load hurts."""
     min_copies: int = Field(default=0, ge=0)
+    """At least so many stay loaded."""
     max_copies: int = Field(default=1, ge=1, validate_default=True)
+    """At most so many are loaded."""
 
     @field_validator("max_copies")
     @classmethod
@@ -503,7 +570,9 @@ class SlotsArgs(ShapeArgs):
     """The slots of a shared pool: `count` replicas of one shape, which hold one model each."""
 
     count: int = Field(ge=1)
+    """How many slots: replicas that hold one model each."""
     engine: EngineArgs
+    """How an engine starts in a slot."""
 
     @field_validator("engine")
     @classmethod
@@ -536,9 +605,13 @@ class SharedPoliciesArgs(StrictModel):
     """The named policies of a shared pool; see `SharedPoolPolicies`."""
 
     eviction: Annotated[str, _known(eviction_names)] = _DEFAULT_SHARED.eviction
+    """Which model is unloaded for another."""
     dispatch: Annotated[str, _known(order_names)] = _DEFAULT_SHARED.dispatch
+    """Which waiting call is served, or loaded for, next."""
     host_memory: Annotated[ByteSize, Field(ge=0)] = _DEFAULT_SHARED.host_memory_bytes
+    """Memory of each host for weights that are not loaded."""
     max_queued: int = Field(default=_DEFAULT_SHARED.max_queued, ge=0)
+    """Most invocations in the queue; more are refused."""
 
     def given(self) -> dict[str, Any]:
         """The fields of `SharedPoolPolicies` that the file names."""
@@ -552,8 +625,11 @@ class SharedPoolArgs(StrictModel):
     """Slots that several models take turns in."""
 
     models: dict[PublicName, HostedModelArgs] = Field(min_length=1)
+    """The names of models that take turns, with what loading them takes."""
     policies: SharedPoliciesArgs = SharedPoliciesArgs()
+    """Which model stays, and which is loaded next."""
     slots: SlotsArgs
+    """The replicas that they take turns in."""
 
     @field_validator("slots")
     @classmethod
@@ -601,11 +677,19 @@ class EnginesArgs(StrictModel):
     """`args` of the application `engines`."""
 
     profiles: NonEmpty = "profiles"
+    """The folder of measured service times."""
     event_log: NonEmpty | None = None
+    """A folder for all events and commands of every router, which `cato replay` reads. Default:
+    none."""
     store: NonEmpty | None = None
+    """The metadata store: a file or a `postgresql://` URL. Default: `CATO_STORE`, else a file in
+    the state folder."""
     models: dict[PublicName, ModelArgs] = Field(min_length=1)
+    """All models by the name that clients call."""
     pools: dict[Name, PoolArgs] = Field(default_factory=dict)
+    """Pools by name: replicas of one model behind one queue."""
     shared_pools: dict[Name, SharedPoolArgs] = Field(default_factory=dict)
+    """Pools whose replicas several models take turns in."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -642,8 +726,11 @@ class OutputCapsArgs(StrictModel):
     """`output_caps` of the application `cato`: tokens that one call of a model may write."""
 
     completion: int = Field(default=OutputCaps().completion, ge=1)
+    """Of completions."""
     chat: int = Field(default=OutputCaps().chat, ge=1)
+    """Of chats."""
     agent: int = Field(default=OutputCaps().agent, ge=1)
+    """Of calls with tools."""
 
     def to_caps(self) -> OutputCaps:
         return OutputCaps(self.completion, self.chat, self.agent)
@@ -653,9 +740,13 @@ class BrownoutArgs(StrictModel):
     """One step of `brownout`; see `BrownoutStep`."""
 
     queued: float = Field(gt=0)
+    """From so many waiting calls for each place of a pool on."""
     skip_optional: bool = False
+    """Skip optional nodes."""
     max_rounds: int | None = Field(default=None, ge=1)
+    """Most rounds of a repeated node."""
     use_fallback: bool = False
+    """Ask a node's `fallback` instead of its model."""
 
     def to_step(self) -> BrownoutStep:
         return BrownoutStep(**self.model_dump())
@@ -684,8 +775,11 @@ class ReuseArgs(StrictModel):
     tenants of an ingress replica together, 0 for none."""
 
     memory: Annotated[ByteSize, Field(ge=0)] = 64_000_000
+    """Memory for kept answers; 0 keeps none."""
     tenant_memory: Annotated[ByteSize, Field(ge=0)] = 16_000_000
+    """The most of it for one tenant."""
     age: Annotated[Duration, Field(gt=0)] = 600.0
+    """How long an answer is kept."""
 
     def to_limits(self) -> ReuseLimits:
         return ReuseLimits(int(self.tenant_memory), int(self.memory), self.age)
@@ -716,21 +810,45 @@ class IngressArgs(StrictModel):
     """`args` of the application `cato`."""
 
     workflows: NonEmpty = "workflows"
+    """The folder of workflow files; followed while it serves."""
     indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
+    """Folders of code by index name, for retrieve nodes; `stdlib` is Python's own."""
     replicas: int = Field(default=1, ge=1)
+    """Ingress replicas."""
     max_body: Annotated[ByteSize, Field(ge=1)] = 4_000_000
+    """The largest request."""
     keys: Literal["auto", "required", "ignored"] = "auto"
+    """When a request needs an API key; `auto`: as soon as there is one."""
     output_caps: OutputCapsArgs = OutputCapsArgs()
+    """Most output tokens of calls that name a model themselves."""
     brownout: list[BrownoutArgs] = Field(default_factory=list, max_length=20)
+    """What runs go without while their pools are full; steps add up."""
     prompt_rules_off: list[
         Literal["billing-block", "deferred-tools", "late-system", "one-json"]
     ] = Field(default_factory=list)
+    """Rules that keep agents' prompts stable and that are not applied."""
     proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=list)
+    """Addresses and networks of proxies that are believed when they name the client."""
     origins: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
+    """Web pages that may ask (CORS); `*`: any, with a key."""
     hosts: list[Annotated[str, AfterValidator(_host_name)]] = Field(default_factory=list)
+    """Further names by which clients without a key call this server."""
     shared_prompts: bool = False
+    """Let tenants share what engines have cached of prompts."""
     reuse: ReuseArgs | None = None
+    """Let identical deterministic calls of a tenant share answers. Default: off."""
     batches: BatchesArgs | None = None
+    """Files and batches of requests. Default: off."""
+    prices: PricesArgs | None = None
+    """What usage costs. Default: costs are not shown."""
+    sign_in: SignInArgs | None = None
+    """Tokens of an identity provider beside API keys. Default: keys alone."""
+
+    @model_validator(mode="after")
+    def _is_signed_in(self) -> Self:
+        if self.keys == "ignored" and self.sign_in is not None:
+            raise ValueError("keys: ignored serves everybody; leave it or sign_in out")
+        return self
 
     def to_ingress(self) -> IngressSpec:
         return IngressSpec(
@@ -748,6 +866,8 @@ class IngressArgs(StrictModel):
             self.shared_prompts,
             None if self.reuse is None else self.reuse.to_limits(),
             None if self.batches is None else self.batches.to_spec(),
+            NO_PRICES if self.prices is None else self.prices.to_prices(),
+            None if self.sign_in is None else self.sign_in.to_sign_in(),
         )
 
 

@@ -47,7 +47,13 @@ M = TypeVar("M", bound=BaseModel)
 class StrictModel(BaseModel):
     """Base of all file schemas: unknown keys are errors, and no type is guessed from another."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -149,6 +155,15 @@ def parse_yaml(text: bytes, file: str, *, aliases: bool = True) -> object:
     except UnicodeError as exc:
         problems = [Problem(file, "", "", f"not UTF-8 text: {exc}")]
     raise ConfigError(tuple(problems))
+
+
+def parse_nodes(text: bytes) -> yaml.Node | None:
+    """The syntax tree of `text`, whose nodes know their lines; raise `yaml.YAMLError`."""
+    loader = _Loader(text, True)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
 
 
 def _at(file: str, mark: yaml.Mark | None) -> str:

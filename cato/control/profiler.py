@@ -12,13 +12,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cato.control.fitting import needs_forest, refitted_apart
+from cato.core.administration import AuditEntry, Change
 from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import SHOWN, TAKEN, RolloutBook, RolloutOrder
 from cato.core.runs import NodeEstimate
-from cato.core.tenancy import Access, KeyHistory, TurnUsage, Usage
+from cato.core.tenancy import (
+    LAST_DAY,
+    Access,
+    ApiKey,
+    CardTime,
+    KeyHistory,
+    Tenant,
+    TurnUsage,
+    Usage,
+)
 from cato.estimators.output_lengths import (
     Due,
     LengthHistory,
@@ -291,10 +301,37 @@ class Profiler:
         except StoreError:
             return False
 
-    async def usage(self, tenant: str | None) -> tuple[Usage, ...]:
-        """What `tenant` used (None: everybody), by name; raise `StoreError`."""
+    async def usage(
+        self, tenant: str | None, since: str = "", until: str = LAST_DAY
+    ) -> tuple[Usage, ...]:
+        """What `tenant` used (None: everybody) on those days, by name; raise `StoreError`."""
         await asyncio.to_thread(self._writer.flush, FLUSH_S)
-        return await asyncio.to_thread(self._writer.read, lambda s: s.usage(tenant))
+        return await asyncio.to_thread(self._writer.read, lambda s: s.usage(tenant, since, until))
+
+    async def hold_cards(self, held: tuple[CardTime, ...]) -> None:
+        """Models held cards for so much longer."""
+        self._writer.put(held)
+
+    async def card_time(self, since: str, until: str) -> tuple[CardTime, ...]:
+        """How long models held cards on those days; raise `StoreError`."""
+        return await asyncio.to_thread(self._writer.read, lambda s: s.card_time(since, until))
+
+    async def administer(
+        self, change: Change, by: str, within: str | None
+    ) -> ApiKey | Tenant | None:
+        """See `MetadataStore.administer`; raise `StoreError`. Who asks next is told of it."""
+        async with self._reading_access:
+            done: ApiKey | Tenant | None = await asyncio.to_thread(
+                self._writer.read, lambda s: s.administer(change, by, within)
+            )
+            self._access_at_s = -ACCESS_AGE_S
+        return done
+
+    async def audit(
+        self, tenant: str | None, limit: int, below: int | None
+    ) -> tuple[AuditEntry, ...]:
+        """See `MetadataStore.audit`; raise `StoreError`."""
+        return await asyncio.to_thread(self._writer.read, lambda s: s.audit(tenant, limit, below))
 
     async def turns(self, session: str, tenant: str | None) -> tuple[TurnUsage, ...]:
         """What the turns of `session` used; raise `StoreError`."""

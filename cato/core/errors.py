@@ -271,12 +271,14 @@ class LinkError(CatoError):
 
 
 class EngineError(CatoError):
-    """The engine refused a request or broke; `status` is the HTTP status that fits."""
+    """The engine refused a request or broke; `status` is the HTTP status that fits, `param` the
+    request's field that it refused, when it says."""
 
-    def __init__(self, problem: str, status: int = 502) -> None:
-        super().__init__(problem, status)
+    def __init__(self, problem: str, status: int = 502, param: str | None = None) -> None:
+        super().__init__(problem, status, param)
         self.problem = problem
         self.status = status
+        self.param = param
 
     def __str__(self) -> str:
         return self.problem

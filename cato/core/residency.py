@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cato.core.ids import DeploymentName, HostId, ModelName, PoolName, ReplicaId
+from cato.core.tenancy import CardTime
 
 # The state of a copy that can serve (`cato.engines.base.EngineState.READY`).
 READY = "ready"
@@ -29,6 +32,14 @@ class Resident:
     pid: int | None = None
     restarts: int = 0
     lost: str = ""
+
+
+def card_time(residents: Iterable[Resident], day: str, held_s: float) -> tuple[CardTime, ...]:
+    """What `residents` held cards for, each for the last `held_s`; by model."""
+    cards: Counter[ModelName] = Counter()
+    for resident in residents:
+        cards[resident.model] += resident.cards
+    return tuple(CardTime(day, model, n * held_s) for model, n in sorted(cards.items()) if n)
 
 
 class Residency:

@@ -256,6 +256,15 @@ class Run:
     def is_finished(self) -> bool:
         return self._finished
 
+    def expected_s(self) -> float:
+        """From the start to the SLO's event when no call waits: the longest way through the nodes
+        by their baselines.
+        """
+        order = [n.id for n in self.workflow.nodes if n.id in self._event_nodes]
+        weight_s = {id: self._weight_s(self._nodes[id]) for id in order}
+        after_s = longest_after(order, self._needs(), weight_s)
+        return max(weight_s[id] + after_s[id] for id in order)
+
     # Events
 
     def _node_done(self, event: NodeDone) -> tuple[RunCommand, ...]:
@@ -589,13 +598,16 @@ class Run:
                 continue
             if self._states[node.id].status in _SETTLED and node.id != starting.id:
                 continue
-            estimate = self._estimates[node.id]
-            mean_s = estimate.mean_s
-            if self._is_first_token_the_event(node):
-                mean_s = estimate.first_token_s
             order.append(node.id)
-            weight_s[node.id] = mean_s * (1.0 if node.id == starting.id else estimate.runs)
+            weight_s[node.id] = self._weight_s(node, once=node.id == starting.id)
         return order, weight_s
+
+    def _weight_s(self, node: Node, *, once: bool = False) -> float:
+        """Expected seconds of the node before the SLO's event; `once`: of one execution."""
+        estimate = self._estimates[node.id]
+        is_event = self._is_first_token_the_event(node)
+        mean_s = estimate.first_token_s if is_event else estimate.mean_s
+        return mean_s * (1.0 if once else estimate.runs)
 
     def _has_dynamic_path(self) -> bool:
         """Whether the nodes of the workflow do not say what a run will execute."""

@@ -12,10 +12,11 @@ SLA_CLASSES = ("interactive", "standard", "batch")
 
 
 class Role(StrEnum):
-    """What a key shows: a user's what its tenant did, an operator's what all did, and the metrics
-    of the deployment."""
+    """What a caller sees and changes: a user sees what its tenant did, a tenant admin manages its
+    tenant's keys too; an operator sees and manages all, and reads the deployment's metrics."""
 
     USER = "user"
+    TENANT_ADMIN = "tenant-admin"
     OPERATOR = "operator"
 
 
@@ -89,6 +90,10 @@ class Access:
         return bool(self.keys) or self.history is KeyHistory.KEYED
 
 
+LAST_DAY = "9999-12-31"
+"""Days are texts such as 2026-11-21, which are ordered as days are; none is later than this."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a key used of a model for a task on one day (UTC, as 2026-11-21).
@@ -120,6 +125,15 @@ class Usage:
             cached_prompt_tokens=self.cached_prompt_tokens + other.cached_prompt_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CardTime:
+    """How long the replicas of a model held cards on one day (UTC), all cards together."""
+
+    day: str
+    model: str
+    card_s: float
 
 
 @dataclass(frozen=True, slots=True)

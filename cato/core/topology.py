@@ -9,8 +9,10 @@ from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.prices import NO_PRICES, Prices
 from cato.core.profile import Profile
 from cato.core.reuse import ReuseLimits
+from cato.core.sign_in import SignInSpec
 
 RESERVED_PREFIX = "cato-"
 """Model names under which the HTTP interface offers workflows, such as `cato-code-completion`."""
@@ -418,6 +420,7 @@ class IngressSpec:
     ask, `hosts` further names by which clients without an API key call the server. With
     `shared_prompts` a tenant's prompts use what engines have cached of another's. With `reuse`
     identical deterministic calls of a tenant share answers. Without `batches` no files are kept.
+    `prices` say what usage costs. With `sign_in` people come with tokens of an identity provider.
     """
 
     workflows_dir: str = "workflows"
@@ -434,3 +437,5 @@ class IngressSpec:
     shared_prompts: bool = False
     reuse: ReuseLimits | None = None
     batches: BatchSpec | None = None
+    prices: Prices = NO_PRICES
+    sign_in: SignInSpec | None = None

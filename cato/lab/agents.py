@@ -77,7 +77,7 @@ SESSION_RULES = (
     "continuum",
     "working-set",
 )
-ARMS = (FORESIGHT, *SESSION_RULES, "power-of-two")
+ARMS = (FORESIGHT, *SESSION_RULES, "power-of-two", "ray-serve")
 # Of the turns that are in time with the most users: they take at most 1 / 0.9 of their time alone.
 LEAST_TURN_RATE = 0.9
 ROWS = ("in_time", "hit_rate", "ttft_s_p50", "ttft_s_p95", "turn_rate")

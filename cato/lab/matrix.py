@@ -110,10 +110,11 @@ OPEN_ARMS = (
     "saber",
     "annealing",
     "cato",
+    "cato-batched",
 )
 """Of calls without sessions; the others are one of these there. Those that run fastest first: of
 equals they are compared."""
-SLOW_ARMS, MOST_SLOW_REPLICAS = ("saber", "annealing", "cato"), 4
+SLOW_ARMS, MOST_SLOW_REPLICAS = ("saber", "annealing", "cato", "cato-batched"), 4
 """They look at everything for every call; beyond so many replicas one run takes minutes."""
 SESSION_ARMS = (*agents.SESSION_RULES, "edf-bounded")
 """The others ignore caches, and serve less than one user a card."""

@@ -28,6 +28,7 @@ ARMS = (FORESIGHT, *dict.fromkeys((*matrix.OPEN_ARMS, *matrix.SESSION_ARMS)))
 QUICK_ARMS = (
     FORESIGHT,
     "power-of-two",
+    "ray-serve",
     "least-wait",
     "edf-bounded",
     "sjf-bounded",

@@ -7,12 +7,14 @@ samples to targets. `as_experiment` gives it the form that `cato simulate` runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from cato.core.errors import UnknownNameError
 from cato.core.policies import Policies
+from cato.core.profile import Profile
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import measured
@@ -23,23 +25,49 @@ from cato.sim.tasks import SimTask
 COMPARED = ("slo_attainment", "ttft_s_p95")
 
 
+class Measurable(Protocol):
+    """What a study measures in one setting; `arms` that run there (empty: all of the study)."""
+
+    @property
+    def setting(self) -> Setting: ...
+    @property
+    def arms(self) -> tuple[str, ...]: ...
+
+    def sample(self, arm: str, seed: int) -> Sample: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A setting without a fleet of its own: `measure` gets the name of the arm and the seed."""
+
+    setting: Setting
+    measure: Callable[[str, int], Mapping[str, float]]
+    arms: tuple[str, ...] = ()
+
+    def sample(self, arm: str, seed: int) -> Sample:
+        return Sample(self.setting, arm, seed, self.measure(arm, seed))
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A workload on a fleet. `fleet` has the policies of no arm yet.
 
-    `measure`: runs the workload of a seed on the fleet with an arm's policies; must be picklable.
-    `arms`: those that run there, besides the default (empty: all of the study).
+    `measure`: runs the workload of a seed on the fleet with an arm's policies. `arms`: those that
+    run there, besides the default (empty: all of the study). `schedulers`: what their names mean.
     """
 
     setting: Setting
     fleet: PoolSetup
     measure: Callable[[PoolSetup, int], Mapping[str, float]]
     arms: tuple[str, ...] = ()
+    schedulers: Mapping[str, Callable[[Profile, int], Policies]] = field(
+        default_factory=lambda: schedulers.OF_PROFILE
+    )
 
     def with_policies(self, scheduler: str) -> PoolSetup:
         """Of an arm that knows of the engines what the router is told."""
         profile = self.fleet.profiles[0].slowed(self.fleet.believed_slowness)
-        make = schedulers.OF_PROFILE[scheduler]
+        make = self.schedulers[scheduler]
         places = self.fleet.max_running or profile.max_running
         return replace(self.fleet, policies=make(profile, places))
 
@@ -81,16 +109,17 @@ def all_compared(study: Study, options: Options, progress: Progress) -> Report:
     """Every arm in every cell with every seed."""
     jobs = [
         _Job(study.name, options, cell, arm, seed)
-        for cell in range(len(study.cells(options)))
+        for cell, found in enumerate(study.cells(options))
         for seed in options.seeds
         for arm in chosen_arms(study, options)
+        if not (arms := found.arms) or arm in (study.reference, *arms)
     ]
     samples = run_all(_run, jobs, progress, options.jobs)
     return Report(
         study.name,
         options.seeds,
         summarize((*study.derived(samples), *samples)),
-        compare(samples, schedulers.FORESIGHT, study.compared),
+        compare(samples, study.reference, study.compared),
         tuple(study.targets(samples)),
     )
 
@@ -99,15 +128,15 @@ def all_compared(study: Study, options: Options, progress: Progress) -> Report:
 class Study:
     """`cells`: what is measured for some options (quick: a part that takes minutes), without seeds
     and arms. `derived`: further samples, of several cells together. `compared`: metrics of which
-    the default's differences to the other arms are told. `quick_seeds`: so many of the seeds, when
-    quick (0: all). `run`: which arm runs in which cell with which seed.
+    the differences of the `reference` to the other arms are told. `quick_seeds`: so many of the
+    seeds, when quick (0: all). `run`: which arm runs in which cell with which seed.
     """
 
     name: str
     title: str
     source: str
     arms: tuple[str, ...]
-    cells: Callable[[Options], Sequence[Cell]]
+    cells: Callable[[Options], Sequence[Measurable]]
     targets: Callable[[Sequence[Sample]], Sequence[Target]]
     plot: Callable[[Report, Path], Sequence[Path]]
     headlines: tuple[str, ...] = ()
@@ -116,6 +145,7 @@ class Study:
     quick_arms: tuple[str, ...] = ()
     quick_seeds: int = 0
     run: Callable[[Study, Options, Progress], Report] = all_compared
+    reference: str = schedulers.FORESIGHT
 
 
 @dataclass(frozen=True, slots=True)

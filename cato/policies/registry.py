@@ -21,6 +21,7 @@ from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.foresight import ForesightRouting
 from cato.policies.routing.least_wait import LeastWait
 from cato.policies.routing.power_of_two import PowerOfTwo
+from cato.policies.routing.remaining_memory import RemainingMemory
 from cato.policies.routing.round_robin import RoundRobin
 
 ROUTING: Mapping[str, RoutingPolicy] = MappingProxyType(
@@ -28,6 +29,7 @@ ROUTING: Mapping[str, RoutingPolicy] = MappingProxyType(
         "round-robin": RoundRobin(),
         "power-of-two": PowerOfTwo(),
         "least-wait": LeastWait(),
+        "remaining-memory": RemainingMemory(),
         "cato": CatoRouting(),
         "foresight": ForesightRouting(),
     }

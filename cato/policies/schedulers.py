@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import inf
 from types import MappingProxyType
 
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
@@ -23,6 +24,7 @@ from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.foresight import ForesightOrdering
 from cato.policies.ordering.hopeless_last import HopelessLast
+from cato.policies.ordering.jitserve import JitServeOrdering
 from cato.policies.ordering.plas import LeastAttainedService
 from cato.policies.ordering.sjf import ShortestJobFirst
 from cato.policies.ordering.slack_priority import SlackPriority
@@ -37,6 +39,7 @@ from cato.policies.routing.least_wait import LeastWait
 from cato.policies.routing.power_of_two import PowerOfTwo
 from cato.policies.routing.prefix_affinity import PrefixAffinity
 from cato.policies.routing.prefix_score import PrefixScore
+from cato.policies.routing.remaining_memory import RemainingMemory
 from cato.policies.routing.round_robin import RoundRobin
 from cato.policies.routing.sticky import SessionHash, SmallestWorkingSet, Sticky
 
@@ -50,6 +53,11 @@ CONTINUUM_S = 30.0
 
 # Calls that are mapped at a time; of those that are valued in every order, as many as take 1 ms.
 MAPPED, EXHAUSTED = 40, 6
+
+KNOWS_BATCHES = "cato-batched"
+"""`cato` told that a batch runs together: where batches run or replicas differ in speed, the
+stronger opponent.
+"""
 
 FORESIGHT = "foresight"
 """The default: see `foresight()`."""
@@ -90,9 +98,13 @@ def early(routing: str) -> Policies:
     )
 
 
-def cato() -> Policies:
-    """CATO, Algorithm 1: routing by slack on arrival, each replica's queue by priority."""
-    return Policies(CatoRouting(), SlackPriority(), late_binding=False, max_queued=UNBOUNDED)
+def cato(knows_batches: bool = False) -> Policies:
+    """CATO, Algorithm 1: routing by slack on arrival, each replica's queue by priority.
+
+    `knows_batches` (not as printed): see `CatoRouting`.
+    """
+    routing = CatoRouting(knows_batches=knows_batches)
+    return Policies(routing, SlackPriority(), late_binding=False, max_queued=UNBOUNDED)
 
 
 def static_cap(cap: int) -> Policies:
@@ -190,6 +202,12 @@ def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> 
     )
 
 
+def jitserve(profile: Profile, frame_s: float = 1.0, group: float = 1.25) -> Policies:
+    """JITServe: Tempo with hard goodput in place of a gain that decays, just in time."""
+    hard = GainDensity(profile, a=inf)
+    return replace(tempo(hard), ordering=JitServeOrdering(hard, frame_s, group))
+
+
 def mapped(mapper: str, cap: int, looked_at: int = MAPPED) -> Policies:
     """SLO-SA with that mapper: on arrival the least-loaded replica, whose queue is mapped.
 
@@ -206,6 +224,11 @@ def mapped(mapper: str, cap: int, looked_at: int = MAPPED) -> Policies:
         mapping=MappedQueue(MAPPERS[mapper], cap, looked_at).warmed_up(),
         max_queued=UNBOUNDED,
     )
+
+
+def slo_sa(cap: int) -> Policies:
+    """SLO-SA whole, its Algorithm 2: instances by remaining memory, each queue by annealing."""
+    return replace(mapped("annealing", cap), routing=RemainingMemory())
 
 
 BY_NAME: Mapping[str, Callable[[], Policies]] = MappingProxyType(
@@ -248,11 +271,14 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         "edf-bounded": lambda profile, cap: bounded(EarliestDeadlineFirst()),
         "sjf-bounded": lambda profile, cap: bounded(ShortestJobFirst()),
         RAY_SERVE: _ignoring_profile(ray_serve),
+        KNOWS_BATCHES: _ignoring_profile(partial(cato, knows_batches=True)),
         "static-cap": lambda profile, cap: static_cap(cap),
         "saber": lambda profile, cap: saber(speed_model(profile)),
         "plas": lambda profile, cap: plas(profile),
         "plas-waiting": lambda profile, cap: plas_waiting(profile),
         "tempo": lambda profile, cap: tempo(GainDensity(profile)),
+        "jitserve": lambda profile, cap: jitserve(profile),
+        "slo-sa": lambda profile, cap: slo_sa(cap),
         "annealing": lambda profile, cap: mapped("annealing", cap),
         "moore-smith": lambda profile, cap: mapped("moore-smith", cap),
         "exhaustive": lambda profile, cap: mapped("exhaustive", cap, EXHAUSTED),
@@ -260,5 +286,5 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
 )
 """All, for a pool whose replicas have that profile; the number is the cap of those in `CAPPED`."""
 
-CAPPED = ("static-cap", "annealing", "moore-smith", "exhaustive")
+CAPPED = ("static-cap", "slo-sa", "annealing", "moore-smith", "exhaustive")
 """Schedulers with a bound of their own on what runs together."""

@@ -23,6 +23,7 @@ from cato.core.profile import UNMEASURED, Profile
 from cato.core.topology import RAY_SERVE, BatchSpec, DeploymentSpec, HostedModel, IngressSpec
 from cato.profiles.load import check_profiles, load_profiles
 from cato.serve.access.control import AccessControl, KeyRule, is_loopback
+from cato.serve.access.sign_in import SignIn
 from cato.serve.batches.folder import BatchRoom
 from cato.serve.batches.runner import BatchRunner
 from cato.serve.control_plane import ControlPlane
@@ -136,7 +137,8 @@ class Ingress:
         workflows = self._files.workflows
         self._pools = RayPools(_calls(workflows))
         self._is_private = is_loopback(await asyncio.to_thread(http_host))
-        self._access = AccessControl(KeyRule(spec.keys), share=1 / spec.replicas)
+        sign_in = None if spec.sign_in is None else SignIn(spec.sign_in)
+        self._access = AccessControl(KeyRule(spec.keys), share=1 / spec.replicas, sign_in=sign_in)
         records = RayRecords(
             self._pools,
             _nodes(workflows),
@@ -148,10 +150,12 @@ class Ingress:
             indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
         self._spec = spec
         self._records = records
+        runner = NodeRunner(indexes)
+        await runner.warm_up()
         self._service = TaskService(
             workflows,
             self._pools,
-            NodeRunner(indexes),
+            runner,
             records,
             tracing=from_environment(),
             brownout=spec.brownout,
@@ -189,6 +193,7 @@ class Ingress:
             caps=self._spec.output_caps,
             prompt_rules_off=self._spec.prompt_rules_off,
             shared_prompts=self._spec.shared_prompts,
+            prices=self._spec.prices,
             drain=self._drain,
             batches=room,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from ray.exceptions import RayError
@@ -18,10 +20,12 @@ from cato.control.provisioner import ResourceProvisioner
 from cato.control.router import ReplicaRouter
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
+from cato.core.residency import card_time
 from cato.core.topology import PoolPolicies, PoolScaling, Topology
 
 log = logging.getLogger("cato.control_plane")
 ASSERT_S = 2.0
+COUNT_S = 60.0
 ANSWER_WITHIN_S = 10.0
 
 
@@ -63,6 +67,7 @@ class ControlPlane:
             )
         await self._assert()  # ingresses hear of the new pools before the routers of others end
         actors.remove_routers_but(p.name for p in topology.pools)
+        self._counted_at_s = time.monotonic()
         self._task = asyncio.get_running_loop().create_task(self._assert_forever())
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -101,10 +106,23 @@ class ControlPlane:
             if isinstance(outcome, BaseException):
                 raise outcome
 
+    async def _count_cards(self) -> None:
+        """Let the Profiler know for how long which models held cards, about once a minute."""
+        now_s = time.monotonic()
+        since_s = now_s - self._counted_at_s
+        if since_s < COUNT_S:
+            return
+        self._counted_at_s = now_s
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            residents = await actors.get(actors.EVICTION_MANAGER).residents.remote()
+            held = card_time(residents, datetime.now(UTC).date().isoformat(), since_s)
+            await actors.get(actors.PROFILER).hold_cards.remote(held)
+
     async def _assert_forever(self) -> None:
         while True:
             await asyncio.sleep(ASSERT_S)
             try:
                 await self._assert(ANSWER_WITHIN_S)
+                await self._count_cards()
             except (RayError, ValueError, TimeoutError) as error:
                 log.warning("a control actor does not answer: %r", error)

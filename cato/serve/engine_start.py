@@ -21,10 +21,27 @@ async def started(engine: Engine) -> Engine:
     return engine
 
 
+# Prompts of a screen of code, sampled as editors ask for it: a long prompt's first run is slow even
+# after a short one. Each begins differently, so that none is cached.
+WARM_UPS = 2
+WARM_UP_TEXT = "def first(x):\n    return x[0]\n\n"
+WARM_UP_REPEATS = 12
+# More than a repetition of the text has in any tokenizer.
+REPEAT_TOKENS = 40
+
+
 async def _warm_up(engine: Engine) -> None:
-    """Let it answer once: the first answer of all takes half a second more."""
+    """Let it answer: the first answer of all takes half a second more."""
+    context = engine.facts.context_tokens or WARM_UP_REPEATS * REPEAT_TOKENS
+    repeats = max(1, min(WARM_UP_REPEATS, context // REPEAT_TOKENS - 1))
+    for number in range(WARM_UPS):
+        await _answer(engine, f"# {number}\n{WARM_UP_TEXT * repeats}")
+
+
+async def _answer(engine: Engine, prompt: str) -> None:
     id = f"warm-up.{time.monotonic()}"
-    generate = EngineRequest(id, Endpoint.COMPLETIONS, {"prompt": "#", "max_tokens": 2})
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0}
+    generate = EngineRequest(id, Endpoint.COMPLETIONS, body)
     embed = EngineRequest(id, Endpoint.EMBEDDINGS, {"input": "#"}, stream=False, raw=True)
     try:
         async for _ in engine.generate(generate):

@@ -23,7 +23,7 @@ RETRY_AFTER_S = 5.0
 
 
 class LeaseLink:
-    """Opened by the first offer; offers that were under way when it ended are made again."""
+    """Opened by `open` or the first offer; offers under way when it ended are made again."""
 
     def __init__(
         self, pool: PoolName, dial: Callable[[], Awaitable[tuple[Connection, bytes]]]
@@ -51,6 +51,11 @@ class LeaseLink:
                 # The life that answers next, of the router or of the link, has never heard of it.
                 was_taken, away_since_s = True, time.monotonic()
         raise CapacityError(self._pool, "its router does not answer", RETRY_AFTER_S)
+
+    def open(self) -> None:
+        """Begin to connect, so that the first offer need not."""
+        if self._connecting is None and (self._link is None or not self._link.is_open):
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     def tell(self, note: Told | Left) -> None:
         """Before the next offer. A router that is not there has nothing in its books."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cato.config.deploy_file import DeployFile
@@ -20,7 +20,8 @@ from cato.core.topology import DeploymentSpec, ModelSpec, Topology
 from cato.profiles.load import check_profiles, load_profiles
 from cato.store.errors import StoreError
 from cato.store.location import default_location, store_url
-from cato.workflows.load import load_workflows
+from cato.workflows.load import load_workflow, load_workflows
+from cato.workflows.names import unknown_names
 
 
 def check_files(deploy: DeployFile) -> None:
@@ -42,6 +43,27 @@ def check_files(deploy: DeployFile) -> None:
             problems += error.problems
     if problems:
         raise ConfigError(tuple(problems))
+
+
+def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Problem]:
+    """Models and indexes that workflows name and that the deployment does not have; of its own
+    workflows when no `files` are given.
+
+    A checked file serves in spite of them: `cato models add` may bring a model later. Until then
+    runs of these workflows fail.
+    """
+    own = sorted(resolve(deploy.ingress.workflows_dir).glob("*.yaml"))
+    models = models_of(deploy.topology)
+    return [
+        problem
+        for path in (files or own)
+        for problem in unknown_names(str(path), load_workflow(path), models, deploy.ingress.indexes)
+    ]
+
+
+def models_of(topology: Topology) -> list[ModelSpec]:
+    hosted = [h.model for shared in topology.shared_pools for h in shared.models]
+    return [*(pool.model for pool in topology.pools), *hosted]
 
 
 def _check_engines(file: str, topology: Topology) -> None:

@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from cato.control import actors, ray_private, replica_sets
 from cato.control.links import Left, link_to_router
 from cato.control.profiler import Finished
+from cato.core.administration import AuditEntry, Change
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
 from cato.core.errors import (
@@ -38,7 +39,7 @@ from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutOrder
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
-from cato.core.tenancy import TurnUsage, Usage
+from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
 from cato.core.topology import (
     RAY_SERVE,
     DeploymentSpec,
@@ -316,6 +317,8 @@ class RayPools:
 
     async def _refresh_pool(self, pool: PoolSpec) -> None:
         router = self._router(pool.name)
+        if pool.policies.scheduler != RAY_SERVE:
+            self._lease_link(pool.name).open()
         async with asyncio.timeout(ANSWER_WITHIN_S):
             try:
                 self._pictures[pool.name] = await router.picture.remote()
@@ -439,9 +442,38 @@ class RayRecords:
         receipt: Mapping[str, object] | None = found
         return receipt
 
-    async def usage(self, tenant: str | None) -> Sequence[Usage]:
-        usage: tuple[Usage, ...] = await self._asked(lambda p: p.usage.remote(tenant))
+    async def usage(
+        self, tenant: str | None, since: str = "", until: str = LAST_DAY
+    ) -> Sequence[Usage]:
+        usage: tuple[Usage, ...] = await self._asked(lambda p: p.usage.remote(tenant, since, until))
         return usage
+
+    async def card_time(self, since: str, until: str) -> Sequence[CardTime]:
+        held: tuple[CardTime, ...] = await self._asked(lambda p: p.card_time.remote(since, until))
+        return held
+
+    async def access(self) -> Access:
+        access: Access | None = await self._asked(lambda p: p.access.remote())
+        if access is None:
+            raise StoreUnavailableError("", "the API keys have never been readable")
+        return access
+
+    async def administer(
+        self, change: Change, by: str, within: str | None
+    ) -> ApiKey | Tenant | None:
+        about: ApiKey | Tenant | None = await self._asked(
+            lambda p: p.administer.remote(change, by, within)
+        )
+        self._access.learn(await self.access())  # here it counts at once
+        return about
+
+    async def audit(
+        self, tenant: str | None, limit: int, below: int | None
+    ) -> Sequence[AuditEntry]:
+        entries: tuple[AuditEntry, ...] = await self._asked(
+            lambda p: p.audit.remote(tenant, limit, below)
+        )
+        return entries
 
     async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
         turns: tuple[TurnUsage, ...] = await self._asked(lambda p: p.turns.remote(session, tenant))
@@ -464,6 +496,8 @@ class RayRecords:
             return await ask(self._profiler)
         except RayTaskError as error:
             raise error.cause if isinstance(error.cause, CatoError) else error from error
+        except RayError as error:
+            raise StoreUnavailableError("", "the profiler is being restarted") from error
 
     async def overview(self, tenant: str | None) -> Overview:
         self._send()  # what was just recorded is shown

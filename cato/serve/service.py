@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
+from cato.core.administration import AuditEntry, Change
 from cato.core.brownout import BrownoutStep, browned
 from cato.core.errors import UnknownNameError
 from cato.core.ids import NodeId, RunId, TaskName
@@ -27,7 +28,7 @@ from cato.core.runs import CONDITIONAL_RUNS, FinishRun, NodeEstimate, Run
 from cato.core.session import Prompt, Turn, TurnKind
 from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo, SloMetric
-from cato.core.tenancy import TurnUsage, Usage
+from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
 from cato.core.workflow import CallSettings, LlmSettings, Node, NodeKind, Workflow
 from cato.engines.base import Endpoint
 from cato.estimators.dag_match import StageShare
@@ -146,9 +147,31 @@ class Records(Protocol):
         longer) known."""
         ...
 
-    async def usage(self, tenant: str | None) -> Sequence[Usage]:
-        """What `tenant` used (None: everybody), by day and the rest of its name; raise `StoreError`
-        when it cannot be read."""
+    async def usage(
+        self, tenant: str | None, since: str = "", until: str = LAST_DAY
+    ) -> Sequence[Usage]:
+        """What `tenant` used (None: everybody) from one day to another, by day and the rest of its
+        name; raise `StoreError` when it cannot be read."""
+        ...
+
+    async def card_time(self, since: str, until: str) -> Sequence[CardTime]:
+        """How long models held cards on those days; raise `StoreError`."""
+        ...
+
+    async def access(self) -> Access:
+        """All keys and tenants as they are now; raise `StoreError`."""
+        ...
+
+    async def administer(
+        self, change: Change, by: str, within: str | None
+    ) -> ApiKey | Tenant | None:
+        """See `cato.store.store.MetadataStore.administer`; raise `StoreError`."""
+        ...
+
+    async def audit(
+        self, tenant: str | None, limit: int, below: int | None
+    ) -> Sequence[AuditEntry]:
+        """See `cato.store.store.MetadataStore.audit`; raise `StoreError`."""
         ...
 
     async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:

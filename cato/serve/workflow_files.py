@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cato.config.lines import with_lines
 from cato.core.errors import ConfigError
 from cato.core.ids import TaskName
 from cato.core.workflow import Workflow
@@ -46,8 +47,8 @@ class WorkflowFiles:
         try:
             self.workflows = load_workflows(self._folder)
         except ConfigError as error:
-            self.problem = str(error)
-            log.warning("the workflows stay as they were: %s", error)
+            self.problem = str(ConfigError(with_lines(error.problems)))
+            log.warning("the workflows stay as they were: %s", self.problem)
             return True
         self.problem = ""
         log.warning("%d workflows loaded anew from %s", len(self.workflows), self._folder)

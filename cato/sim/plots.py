@@ -43,6 +43,33 @@ def lines(axes: Axes, means: Sequence[Mean], x: str, y_label: str, scale: float 
     axes.grid(alpha=0.3)
 
 
+def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, label: str) -> None:
+    """One group of bars for each value of `setting[by]`, a bar a policy, 95 % intervals."""
+    policies = list(dict.fromkeys(m.policy for m in means))
+    width = 0.8 / max(1, len(policies))
+    for i, policy in enumerate(policies):
+        mine = {str(m.setting[by]): m for m in means if m.policy == policy}
+        xs = [j + (i - (len(policies) - 1) / 2) * width for j in range(len(groups))]
+        axes.bar(
+            xs,
+            [mine[g].mean for g in groups],
+            width,
+            yerr=[1.96 * mine[g].stderr for g in groups],
+            label=policy,
+            capsize=2,
+        )
+    slant = 25 if sum(map(len, groups)) > 30 else 0
+    axes.set_xticks(range(len(groups)), groups, rotation=slant)
+    axes.set_ylabel(label)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def legend(fig: Figure, axes: Axes, columns: int) -> None:
+    """One for all axes of the figure, above them."""
+    handles, labels = axes.get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
+
+
 def heat_map(
     values: Sequence[Sequence[float]],
     rows: Sequence[str],

@@ -123,6 +123,14 @@ def _matches(setting: Setting, wanted: Mapping[str, str | float]) -> bool:
     return all(setting.get(k) == v for k, v in wanted.items())
 
 
+def setting_words(setting: Setting) -> str:
+    """ "workload W1, rate_per_s 5"."""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in setting.items()
+    )
+
+
 def mean_and_stderr(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard error; one value says nothing of its error (nan), none of its mean."""
     n = len(values)
@@ -164,6 +172,8 @@ def compare(
             if baseline == policy:
                 continue
             for metric in metrics:
+                if metric not in run.metrics:  # of a bound only attainment is known
+                    continue
                 gap = runs[policy].metrics[metric] - run.metrics[metric]
                 gaps.setdefault((setting, baseline, metric), []).append(gap)
     return tuple(

@@ -18,6 +18,7 @@ from cato.core.ids import PoolName, TaskName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
+from cato.core.topology import RAY_SERVE
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Experiment, Options, Progress, run_all
@@ -31,7 +32,7 @@ from cato.sim.workflow_tasks import WorkflowClass, WorkflowTask, drawn_task
 from cato.sim.workloads import ARRIVALS, belief, lengths
 
 SCHEDULERS = schedulers.OF_PROFILE
-BASELINE = "power-of-two"
+BASELINE = RAY_SERVE
 """What the scheduler asked for is compared with: the rule of a plain Ray Serve."""
 
 EVERY_TASK = "all"

@@ -215,6 +215,7 @@ def task_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "goodput_per_s": met / span_s if span_s > 0 else 0.0,
         "finished": len(done) / len(outcomes) if outcomes else nan,
         "refused": sum(o.refused for o in outcomes) / len(outcomes) if outcomes else nan,
+        "longest_wait_s": max((o.queue_s for o in outcomes), default=0.0),
         "service_gain": sum(service_gain(o) for o in outcomes),
         "tokens_per_s": (
             sum(n.output_tokens for o in done for n in o.calls) / span_s if span_s > 0 else 0.0

@@ -14,6 +14,7 @@ from typing import TextIO
 from cato.core.errors import InputError
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURST_GPT_COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 CHARS_PER_TOKEN = 3.5
 """`Profile.chars_per_token` of a model that was never measured."""
@@ -87,6 +88,54 @@ def load_azure(path: Path) -> tuple[TraceRow, ...]:
     return tuple(rows)
 
 
+def load_trace(path: Path) -> tuple[TraceRow, ...]:
+    """An Azure or a BurstGPT trace, told by its first line; raise `InputError` as `load_azure`."""
+    is_burst_gpt = _header(path)[: len(BURST_GPT_COLUMNS)] == BURST_GPT_COLUMNS
+    return load_burst_gpt(path) if is_burst_gpt else load_azure(path)
+
+
+def is_azure(path: Path) -> bool:
+    """Whether its first line is that of an Azure trace; raise `InputError` for no file."""
+    return _header(path) == COLUMNS
+
+
+def _header(path: Path) -> tuple[str, ...]:
+    with _opened(path) as lines:
+        return tuple(next(csv.reader(lines), ()))
+
+
+def load_burst_gpt(path: Path) -> tuple[TraceRow, ...]:
+    """A CSV file of BurstGPT (Wang et al., 2024): seconds, model, tokens in and out.
+
+    Failed requests, which have no answer, are left out. Raise `InputError` as `load_azure`.
+    """
+    rows: list[TraceRow] = []
+    first_s: float | None = None
+    with _opened(path) as lines:
+        reader = csv.reader(lines)
+        next(reader, None)
+        for fields in reader:
+            try:
+                at_s, prompt, output = float(fields[0]), int(fields[2]), int(fields[3])
+            except (ValueError, IndexError) as exc:
+                raise InputError(
+                    f"{path}:{reader.line_num}: expected seconds, a model and two counts of "
+                    f"tokens, found {','.join(fields)!r}; mend or remove the line"
+                ) from exc
+            if output < 1:
+                continue
+            first_s = at_s if first_s is None else first_s
+            if rows and at_s - first_s < rows[-1].arrived_at_s:
+                raise InputError(
+                    f"{path}:{reader.line_num}: arrives before the line above it; "
+                    "sort the file by Timestamp"
+                )
+            rows.append(TraceRow(at_s - first_s, max(0, prompt), output))
+    if not rows:
+        raise InputError(f"{path}: no answered requests after the first line")
+    return tuple(rows)
+
+
 def load_pairs(path: Path, chars_per_token: float = CHARS_PER_TOKEN) -> tuple[TokenPair, ...]:
     """Lengths of text pairs; tokens are estimated from characters, at least one a text.
 
@@ -95,20 +144,22 @@ def load_pairs(path: Path, chars_per_token: float = CHARS_PER_TOKEN) -> tuple[To
     suffix alone (CodeXGLUE code-to-code): `path` is the source, the other the target. Raise
     `InputError` naming the line of what cannot be read.
     """
-    texts = _json_pairs(path) if path.suffix == ".json" else _parallel_pairs(path)
+    texts = json_texts(path) if path.suffix == ".json" else parallel_texts(path)
     if not texts:
         raise InputError(f"{path}: no pairs in it")
     return tuple(
-        TokenPair(_tokens(source, chars_per_token), _tokens(target, chars_per_token))
+        TokenPair(token_count(source, chars_per_token), token_count(target, chars_per_token))
         for source, target in texts
     )
 
 
-def _tokens(text: str, chars_per_token: float) -> int:
+def token_count(text: str, chars_per_token: float = CHARS_PER_TOKEN) -> int:
+    """Estimated from the characters, at least one."""
     return max(1, round(len(text) / chars_per_token))
 
 
-def _json_pairs(path: Path) -> list[tuple[str, str]]:
+def json_texts(path: Path) -> list[tuple[str, str]]:
+    """`nl` and `code` of a file of CodeXGLUE text-to-code; raise `InputError` as `load_pairs`."""
     pairs: list[tuple[str, str]] = []
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
@@ -126,7 +177,8 @@ def _json_pairs(path: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def _parallel_pairs(path: Path) -> list[tuple[str, str]]:
+def parallel_texts(path: Path) -> list[tuple[str, str]]:
+    """Lines of two files that belong together; raise `InputError` as `load_pairs`."""
     others = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.name != path.name)
     if len(others) != 1:
         found = ", ".join(p.name for p in others) or "none"

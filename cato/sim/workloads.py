@@ -220,6 +220,22 @@ CATO_CLASSES: Mapping[str, tuple[CallSpec, ...]] = {
     ),
     "summarization": (CallSpec(LARGE, 500, 60, before_s=0.03),),
 }
+# The paper's own calls: generation and translation first ask model A, then model B; completion and
+# summarization ask A alone. From its text: a completion has less than ten tokens, a summary 20 to
+# 30, a translation mostly 100 to 400. All else is assumed.
+MODEL_A, MODEL_B = "model-a", "model-b"
+CATO_PRINTED_CLASSES: Mapping[str, tuple[CallSpec, ...]] = {
+    "completion": (CallSpec(MODEL_A, 400, 8, before_s=0.02),),
+    "generation": (
+        CallSpec(MODEL_A, 300, 100, before_s=0.05),
+        CallSpec(MODEL_B, 500, 100, (0,), 0.01),
+    ),
+    "translation": (
+        CallSpec(MODEL_A, 800, 200, before_s=0.02),
+        CallSpec(MODEL_B, 1000, 200, (0,), 0.01),
+    ),
+    "summarization": (CallSpec(MODEL_A, 800, 25, before_s=0.03),),
+}
 # Dynamic ones: a loop of refinement, and a fan-out.
 CATO_DYNAMIC: Mapping[str, tuple[CallSpec, ...]] = {
     "refinement": (
@@ -240,23 +256,28 @@ CATO_SPREAD = 0.3
 CATO_TARGET_FACTOR = 1.5
 
 
-def mean_s(calls: Sequence[CallSpec], profile: Profile) -> float:
-    """Mean end-to-end time of a class on idle replicas: its critical path, by expected calls."""
-    weights = {str(i): _weight_s(c, profile) for i, c in enumerate(calls)}
-    after = _after_s(calls, profile)
+def mean_s(calls: Sequence[CallSpec], profile: Profile, metric: SloMetric = SloMetric.E2E) -> float:
+    """Mean time of a class on idle replicas up to the event of `metric`, the first or the last
+    token of its last call: its critical path, by expected calls.
+    """
+    weights = {str(i): w for i, w in enumerate(_weights_s(calls, profile, metric))}
+    after = _after_s(calls, profile, metric)
     return max(weights[k] + after[int(k)] for k in weights)
 
 
-def _weight_s(call: CallSpec, profile: Profile) -> float:
-    service_s = profile.service_s(call.prompt_tokens, call.output_tokens)
-    return (call.before_s + service_s) * call.chance
+def _weights_s(calls: Sequence[CallSpec], profile: Profile, metric: SloMetric) -> list[float]:
+    """Expected time of each call, of the last one up to the event."""
+    services_s = [profile.service_s(c.prompt_tokens, c.output_tokens) for c in calls]
+    if metric is SloMetric.TTFT:
+        services_s[-1] = profile.first_token_s(calls[-1].prompt_tokens)
+    return [(c.before_s + s) * c.chance for c, s in zip(calls, services_s, strict=True)]
 
 
-def _after_s(calls: Sequence[CallSpec], profile: Profile) -> list[float]:
-    """Expected time after each call up to the end of the task."""
+def _after_s(calls: Sequence[CallSpec], profile: Profile, metric: SloMetric) -> list[float]:
+    """Expected time after each call up to the event."""
     order = [str(i) for i in range(len(calls))]
     needs = {str(i): [str(n) for n in c.needs] for i, c in enumerate(calls)}
-    weights = {str(i): _weight_s(c, profile) for i, c in enumerate(calls)}
+    weights = {str(i): w for i, w in enumerate(_weights_s(calls, profile, metric))}
     after = longest_after(order, needs, weights)
     return [after[k] for k in order]
 
@@ -284,18 +305,20 @@ def cato_tasks(
     arrivals: Arrivals = poisson,
     target_factor: float = CATO_TARGET_FACTOR,
     stretch: float = 1.0,
-    metric: SloMetric = SloMetric.E2E,
+    judged: Mapping[str, SloMetric] | None = None,
 ) -> list[SimTask]:
     """`n` tasks of `classes`; targets are `target_factor` × the mean of the class.
 
-    `stretch`: how much longer than alone a call takes beside a normal batch.
+    `stretch`: how much longer than alone a call takes beside a normal batch. `judged`: the metric
+    of each class (None: E2E of all).
     """
     rng = np.random.default_rng([seed, 1, round(rate_per_s * 1000)])
     times = arrivals(rng, rate_per_s, n)
     names = list(shares)
     chosen = rng.choice(names, n, p=[shares[k] for k in names])
-    after = {k: _after_s(classes[k], profile) for k in names}
-    target_s = {k: target_factor * stretch * mean_s(classes[k], profile) for k in names}
+    metrics = dict.fromkeys(names, SloMetric.E2E) if judged is None else judged
+    after = {k: _after_s(classes[k], profile, metrics[k]) for k in names}
+    target_s = {k: target_factor * stretch * mean_s(classes[k], profile, metrics[k]) for k in names}
     tasks = []
     for i in range(n):
         name = str(chosen[i])
@@ -327,7 +350,13 @@ def cato_tasks(
         draws = tuple(float(d) for d in rng.random(len(nodes)))
         tasks.append(
             SimTask(
-                f"t{i:05d}", TaskName(name), times[i], metric, target_s[name], tuple(nodes), draws
+                f"t{i:05d}",
+                TaskName(name),
+                times[i],
+                metrics[name],
+                target_s[name],
+                tuple(nodes),
+                draws,
             )
         )
     return tasks
@@ -346,12 +375,12 @@ TEMPO_STAGE_TARGET_S = 20.0
 TEMPO_FORETOLD = 0.3
 
 
-def tempo_rate_per_s(load: float) -> float:
+def tempo_rate_per_s(load: float, shares: Mapping[str, float] = TEMPO_SHARES) -> float:
     """Tasks per second; load 1: their tokens are what the engine can do at its full batch."""
     engine, (prompt, output) = TEMPO_ENGINE, TEMPO_CALL
     step_s = engine.decode_step_s(engine.max_running)
     call_s = engine.prefill_per_batch_token_s * prompt + step_s / engine.max_running * output
-    calls = 1 + TEMPO_SHARES["collective"] * (sum(TEMPO_STAGE_CALLS) - 1)
+    calls = 1 + shares["collective"] * (sum(TEMPO_STAGE_CALLS) - 1)
     return load / (call_s * calls)
 
 
@@ -364,7 +393,13 @@ def longest_of(calls: int, mean: float, spread: float = SPREAD) -> float:
 
 
 def tempo_tasks(
-    load: float, n: int, seed: int, pool: PoolName, without_slo: float = 0.0
+    load: float,
+    n: int,
+    seed: int,
+    pool: PoolName,
+    without_slo: float = 0.0,
+    shares: Mapping[str, float] = TEMPO_SHARES,
+    arrivals: Arrivals = poisson,
 ) -> list[SimTask]:
     """Mix 3 : 1 : 1 of latency-sensitive (TTFT 2 s, 100 ms a token), throughput (20 s to the last
     token) and collective tasks (20 s × stages; stages of 3 and 6 calls).
@@ -374,9 +409,9 @@ def tempo_tasks(
     as its longest call, in a full batch: that is where stages run when deadlines are at stake.
     """
     rng = np.random.default_rng([seed, 6, round(load * 1000)])
-    times = poisson(rng, tempo_rate_per_s(load), n)
-    names = list(TEMPO_SHARES)
-    chosen = rng.choice(names, n, p=[TEMPO_SHARES[k] for k in names])
+    times = arrivals(rng, tempo_rate_per_s(load, shares), n)
+    names = list(shares)
+    chosen = rng.choice(names, n, p=[shares[k] for k in names])
     unbound = rng.random(n) < without_slo
     prompt, output = TEMPO_CALL
     full = TEMPO_ENGINE.max_running

@@ -8,7 +8,7 @@ from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, PoolName
 from cato.core.receipt import SlaReceipt
 from cato.core.rollout import Rollout
-from cato.core.tenancy import Usage
+from cato.core.tenancy import CardTime, Usage
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
@@ -46,10 +46,19 @@ class Reaction:
 
 
 Record = (
-    Reaction | LengthSample | NodeMean | PoolErrors | FinishedStages | KeptReceipt | Usage | Rollout
+    Reaction
+    | LengthSample
+    | NodeMean
+    | PoolErrors
+    | FinishedStages
+    | KeptReceipt
+    | Usage
+    | CardTime
+    | Rollout
 )
-"""What a writer takes. Usage is added to what is known of its name; of means, errors and rollouts
-of the same name, and of a tenant's receipts with the same request id, the newest is kept."""
+"""What a writer takes. Usage and card time are added to what is known of their names; of means,
+errors and rollouts of the same name, and of a tenant's receipts with the same request id, the
+newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,3 +188,26 @@ usage = Table(
     Column("cached_prompt_tokens", BigInteger, nullable=False),
     Column("output_tokens", BigInteger, nullable=False),
 )
+
+# Rows are only added: triggers refuse to change or delete one.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", _ROW_NUMBER, primary_key=True),
+    Column("at_s", Double, nullable=False),
+    Column("who", String, nullable=False),
+    Column("action", String, nullable=False),
+    Column("tenant", String, nullable=False),
+    Column("target", String, nullable=False),
+    Column("before", Text),
+    Column("after", Text),
+    Index("ix_audit_tenant", "tenant"),
+)
+
+card_time = Table(
+    "card_time",
+    metadata,
+    Column("day", String, primary_key=True),
+    Column("model", String, primary_key=True),
+    Column("card_s", Double, nullable=False),
+)

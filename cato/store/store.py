@@ -16,11 +16,33 @@ from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
+from cato.core.administration import (
+    AddKey,
+    AuditEntry,
+    Change,
+    DeleteKey,
+    EndKey,
+    OpenWithoutKeys,
+    RotateKey,
+    SetTenant,
+    shown_key,
+)
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
 from cato.core.ids import ModelName, NodeId, PoolName, TaskName
 from cato.core.rollout import Rollout
-from cato.core.tenancy import Access, ApiKey, KeyHistory, Role, Tenant, TurnUsage, Usage, turn_usage
+from cato.core.tenancy import (
+    LAST_DAY,
+    Access,
+    ApiKey,
+    CardTime,
+    KeyHistory,
+    Role,
+    Tenant,
+    TurnUsage,
+    Usage,
+    turn_usage,
+)
 from cato.core.topology import AdapterSpec, HostedModel
 from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
@@ -50,6 +72,8 @@ from cato.store.records import (
 from cato.store.schema import (
     added_adapters,
     api_keys,
+    audit,
+    card_time,
     dag_runs,
     hosted_models,
     length_samples,
@@ -198,41 +222,126 @@ class MetadataStore:
 
     # Keys and tenants
 
-    def add_key(self, key: ApiKey) -> None:
-        """Keep a new key; raise `StoreRecordError` when its id is taken.
+    def administer(
+        self, change: Change, by: str, within: str | None = None
+    ) -> ApiKey | Tenant | None:
+        """Make `change` and log it as one of `by`'s, both or neither; what it is about, as it is
+        then. None when there is no such key, or none of the tenant `within`.
 
-        From here on the deployment has had a key, also when its store is lost.
+        From the first key on the deployment has had one, also when its store is lost.
         """
-        if not keyed.remember(self._engine.url, KeyHistory.KEYED):
-            raise StoreUnavailableError(self.name, "it cannot be kept that there is a key")
+        if isinstance(change, AddKey | RotateKey):
+            self._remember(KeyHistory.KEYED, "it cannot be kept that there is a key")
         with self._transaction() as connection:
-            connection.execute(insert(api_keys), _key_row(key))
-
-    def expire_key(self, id: str, at_s: float) -> ApiKey | None:
-        """Let a key end at `at_s`, or when it did already; None when there is none of that id."""
-        with self._transaction() as connection:
-            row = connection.execute(select(api_keys).where(api_keys.c.id == id)).one_or_none()
-            if row is None:
+            known = self._known_key(connection, change, within)
+            if known is None and isinstance(change, EndKey | RotateKey | DeleteKey):
                 return None
-            known = self._key(row)
-            if known.expires_at_s is None or at_s < known.expires_at_s:
-                known = replace(known, expires_at_s=at_s)
-                connection.execute(
-                    update(api_keys).where(api_keys.c.id == id).values(expires_at_s=at_s)
-                )
-            return known
+            match change:
+                case AddKey(key):
+                    self._add_key(connection, by, key)
+                    about: ApiKey | Tenant | None = key
+                case EndKey(_, at_s):
+                    assert known is not None
+                    about = self._end_key(connection, by, known, at_s)
+                case RotateKey(_, key, at_s):
+                    assert known is not None
+                    self._end_key(connection, by, known, at_s)
+                    self._add_key(connection, by, key)
+                    about = key
+                case DeleteKey(id):
+                    assert known is not None
+                    connection.execute(delete(api_keys).where(api_keys.c.id == id))
+                    self._log(connection, by, "key.delete", id, known, None, known.tenant)
+                    about = known
+                case SetTenant(tenant):
+                    self._set_tenant(connection, by, tenant)
+                    about = tenant
+                case OpenWithoutKeys():
+                    connection.execute(delete(api_keys))
+                    self._log(connection, by, "keys.open", "", None, None)
+                    about = None
+                case _:
+                    assert_never(change)
+        if isinstance(change, OpenWithoutKeys):
+            self._remember(KeyHistory.OPENED, "it cannot be kept that no key is needed")
+        return about
 
-    def delete_key(self, id: str) -> None:
-        """Forget a key; its usage stays."""
-        with self._transaction() as connection:
-            connection.execute(delete(api_keys).where(api_keys.c.id == id))
+    def _known_key(
+        self, connection: Connection, change: Change, within: str | None
+    ) -> ApiKey | None:
+        """The key that `change` is about, if it is one of `within`."""
+        if not isinstance(change, EndKey | RotateKey | DeleteKey):
+            return None
+        query = select(api_keys).where(api_keys.c.id == change.id)
+        row = connection.execute(query).one_or_none()
+        return None if row is None or within not in (None, row.tenant) else self._key(row)
 
-    def open_without_keys(self) -> None:
-        """Forget all keys, and that there were any: the deployment serves without one again."""
-        with self._transaction() as connection:
-            connection.execute(delete(api_keys))
-        if not keyed.remember(self._engine.url, KeyHistory.OPENED):
-            raise StoreUnavailableError(self.name, "it cannot be kept that no key is needed")
+    def _add_key(self, connection: Connection, by: str, key: ApiKey) -> None:
+        connection.execute(insert(api_keys), _key_row(key))
+        self._log(connection, by, "key.create", key.id, None, key, key.tenant)
+
+    def _end_key(self, connection: Connection, by: str, key: ApiKey, at_s: float) -> ApiKey:
+        """The key as it is then; it may have had an earlier end."""
+        if key.expires_at_s is not None and key.expires_at_s <= at_s:
+            return key
+        ended = replace(key, expires_at_s=at_s)
+        connection.execute(
+            update(api_keys).where(api_keys.c.id == key.id).values(expires_at_s=at_s)
+        )
+        self._log(connection, by, "key.end", key.id, key, ended, key.tenant)
+        return ended
+
+    def _set_tenant(self, connection: Connection, by: str, tenant: Tenant) -> None:
+        query = select(tenants).where(tenants.c.name == tenant.name)
+        row = connection.execute(query).one_or_none()
+        before = None if row is None else Tenant(*row)
+        connection.execute(_upsert(connection, tenants), [asdict(tenant)])
+        self._log(connection, by, "tenant.limit", tenant.name, before, tenant, tenant.name)
+
+    def _log(
+        self,
+        connection: Connection,
+        by: str,
+        action: str,
+        target: str,
+        before: ApiKey | Tenant | AdapterSpec | str | None,
+        after: ApiKey | Tenant | AdapterSpec | str | None,
+        tenant: str = "",
+    ) -> None:
+        """Add an entry to the audit log; a `str` is JSON already."""
+        row = {
+            "at_s": time.time(),
+            "who": by,
+            "action": action,
+            "tenant": tenant,
+            "target": target,
+            "before": _audited(before),
+            "after": _audited(after),
+        }
+        connection.execute(insert(audit), row)
+
+    def audit(
+        self, tenant: str | None = None, limit: int = 100, below: int | None = None
+    ) -> tuple[AuditEntry, ...]:
+        """The newest changes (None: of all tenants), those with ids `below` one alone."""
+        query = select(audit).order_by(audit.c.id.desc()).limit(limit)
+        if tenant is not None:
+            query = query.where(audit.c.tenant == tenant)
+        if below is not None:
+            query = query.where(audit.c.id < below)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        try:
+            return tuple(
+                AuditEntry(*row[:6], *(None if t is None else json.loads(t) for t in row[6:]))
+                for row in rows
+            )
+        except ValueError as exc:
+            raise StoreCorruptError(self.name, "an entry of the audit log is unreadable") from exc
+
+    def _remember(self, history: KeyHistory, problem: str) -> None:
+        if not keyed.remember(self._engine.url, history):
+            raise StoreUnavailableError(self.name, problem)
 
     def remember_keys(self) -> None:
         """Keep outside of the store that the deployment has keys."""
@@ -243,11 +352,6 @@ class MetadataStore:
         query = select(api_keys).order_by(api_keys.c.created_at_s, api_keys.c.id)
         with self._reading() as connection:
             return tuple(self._key(row) for row in connection.execute(query))
-
-    def set_tenant(self, tenant: Tenant) -> None:
-        """Keep a tenant's limits in place of earlier ones."""
-        with self._transaction() as connection:
-            connection.execute(_upsert(connection, tenants), [asdict(tenant)])
 
     def tenants(self) -> tuple[Tenant, ...]:
         """All tenants that limits were set for, by name."""
@@ -271,13 +375,23 @@ class MetadataStore:
             history = KeyHistory.KEYED
         return Access(keys, self.tenants(), spent, history)
 
-    def usage(self, tenant: str | None) -> tuple[Usage, ...]:
-        """What `tenant` used (None: everybody), by name."""
+    def usage(
+        self, tenant: str | None, since: str = "", until: str = LAST_DAY
+    ) -> tuple[Usage, ...]:
+        """What `tenant` used (None: everybody) from one day to another, by name."""
         query = select(usage).order_by(*usage.primary_key.columns)
+        query = query.where(usage.c.day.between(since, until))
         if tenant is not None:
             query = query.where(usage.c.tenant == tenant)
         with self._reading() as connection:
             return tuple(Usage(*row) for row in connection.execute(query))
+
+    def card_time(self, since: str = "", until: str = LAST_DAY) -> tuple[CardTime, ...]:
+        """How long models held cards, by day and model."""
+        query = select(card_time).where(card_time.c.day.between(since, until))
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(*card_time.primary_key.columns))
+            return tuple(CardTime(*row) for row in rows)
 
     def turns(self, session: str, tenant: str | None) -> tuple[TurnUsage, ...]:
         """What the turns of `session` used that are still kept, oldest first: `tenant`'s (None:
@@ -343,7 +457,7 @@ class MetadataStore:
     # Models of shared pools
 
     def add_model(
-        self, pool: PoolName, hosted: HostedModel, profile: ProfileFile
+        self, pool: PoolName, hosted: HostedModel, profile: ProfileFile, by: str = ""
     ) -> RegisteredModel:
         """Keep a model as it was just measured, as the next version of its name."""
         columns, name = hosted_models.c, hosted.model.name
@@ -360,6 +474,7 @@ class MetadataStore:
                 "profile": profile.model_dump_json(exclude_none=True),
             }
             connection.execute(insert(hosted_models), row)
+            self._log(connection, by, "model.add", name, None, str(row["model"]))
         return added
 
     def models(self) -> tuple[RegisteredModel, ...]:
@@ -378,14 +493,18 @@ class MetadataStore:
         except ValidationError as exc:
             raise StoreError(self.name, f"a model of another format, add it anew: {exc}") from exc
 
-    def remove_model(self, pool: PoolName, name: ModelName) -> bool:
+    def remove_model(self, pool: PoolName, name: ModelName, by: str = "") -> bool:
         """Forget all versions; False when there was none."""
         columns = hosted_models.c
+        mine = (columns.pool == pool, columns.name == name)
+        query = select(columns.model).where(*mine).order_by(columns.version.desc()).limit(1)
         with self._transaction() as connection:
-            gone = connection.execute(
-                delete(hosted_models).where(columns.pool == pool, columns.name == name)
-            )
-            return gone.rowcount > 0
+            newest = connection.execute(query).scalar_one_or_none()
+            if newest is None:
+                return False
+            connection.execute(delete(hosted_models).where(*mine))
+            self._log(connection, by, "model.remove", name, newest, None)
+            return True
 
     def save_arrivals(self, pool: PoolName, slices: Sequence[UsualArrivals]) -> None:
         """The newest of each model and time of day counts."""
@@ -411,7 +530,7 @@ class MetadataStore:
 
     # Adapters that were added to a base
 
-    def add_adapter(self, base: ModelName, adapter: AdapterSpec) -> None:
+    def add_adapter(self, base: ModelName, adapter: AdapterSpec, by: str = "") -> None:
         """Keep an adapter, in the place of one of its name."""
         row = {
             "name": adapter.name,
@@ -422,27 +541,31 @@ class MetadataStore:
         }
         with self._transaction() as connection:
             columns = added_adapters.c
+            former = connection.execute(
+                select(added_adapters).where(columns.name == adapter.name)
+            ).one_or_none()
             connection.execute(delete(added_adapters).where(columns.name == adapter.name))
             connection.execute(insert(added_adapters), row)
+            before = None if former is None else _adapter(former).adapter
+            self._log(connection, by, "adapter.add", adapter.name, before, adapter)
 
     def adapters(self) -> tuple[AddedAdapter, ...]:
         """All that were added, by their age."""
         query = select(added_adapters).order_by(added_adapters.c.version)
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(
-            AddedAdapter(
-                ModelName(r.base),
-                AdapterSpec(ModelName(r.name), r.source, tuple(json.loads(r.aliases)), r.version),
-            )
-            for r in rows
-        )
+        return tuple(map(_adapter, rows))
 
-    def remove_adapter(self, name: ModelName) -> bool:
+    def remove_adapter(self, name: ModelName, by: str = "") -> bool:
         """Forget it; False when there was none."""
+        is_it = added_adapters.c.name == name
         with self._transaction() as connection:
-            gone = connection.execute(delete(added_adapters).where(added_adapters.c.name == name))
-            return gone.rowcount > 0
+            known = connection.execute(select(added_adapters).where(is_it)).one_or_none()
+            if known is None:
+                return False
+            connection.execute(delete(added_adapters).where(is_it))
+            self._log(connection, by, "adapter.remove", name, _adapter(known).adapter, None)
+            return True
 
     # Connections
 
@@ -484,6 +607,7 @@ class _Rows:
     def __init__(self) -> None:
         self._new: dict[Table, list[Row]] = {}
         self._used: dict[tuple[str, ...], Usage] = {}
+        self._card_s: dict[tuple[str, str], float] = {}
         self._latest: dict[Table, dict[object, Row]] = {}
 
     def add(self, record: Record) -> None:
@@ -508,6 +632,8 @@ class _Rows:
                 document = _ROLLOUT.dump_json(record).decode()
                 row: Row = {"name": record.name, "document": document}
                 self._replace(rollouts, record.name, row)
+            case CardTime(day, model, card_s):
+                self._card_s[day, model] = self._card_s.get((day, model), 0.0) + card_s
             case KeptReceipt():
                 name = (record.receipt.request_id, record.receipt.tenant)
                 self._replace(receipts, name, _receipt_row(record))
@@ -520,6 +646,9 @@ class _Rows:
         if self._used:
             rows = [asdict(used) for used in self._used.values()]
             connection.execute(_upsert(connection, usage, is_sum=True), rows)
+        if self._card_s:
+            held = [{"day": d, "model": m, "card_s": s} for (d, m), s in self._card_s.items()]
+            connection.execute(_upsert(connection, card_time, is_sum=True), held)
         for table, by_key in self._latest.items():
             connection.execute(_upsert(connection, table), list(by_key.values()))
 
@@ -540,6 +669,13 @@ def _readable_rollouts(documents: Iterable[str]) -> Iterator[Rollout]:
             log.error("a rollout of the store is unreadable and left out: %s", exc)
 
 
+def _adapter(row: Any) -> AddedAdapter:
+    aliases = tuple(json.loads(row.aliases))
+    return AddedAdapter(
+        ModelName(row.base), AdapterSpec(ModelName(row.name), row.source, aliases, row.version)
+    )
+
+
 def _row(record: LengthSample | NodeMean | PoolErrors) -> Row:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
@@ -556,6 +692,12 @@ def _receipt_row(kept: KeptReceipt) -> Row:
         "tenant": receipt.tenant,
         "session": receipt.session,
     }
+
+
+def _audited(value: ApiKey | Tenant | AdapterSpec | str | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(shown_key(value) if isinstance(value, ApiKey) else asdict(value))
 
 
 def _key_row(key: ApiKey) -> Row:

@@ -13,7 +13,14 @@ from cato.core.residency import Resident
 from cato.core.slots import SharedPoolPicture, SlotPicture
 from cato.core.snapshot import ReplicaSnapshot
 from cato.telemetry.decisions import LOAD, LOST, Decided, PoolDecisions, slack_now
-from cato.telemetry.recent import RecentOverview, RecentSessions, RunLine, TaskHistory
+from cato.telemetry.recent import (
+    Lately,
+    RecentOverview,
+    RecentSessions,
+    RunLine,
+    TaskHistory,
+    TenantLine,
+)
 
 SHOWN_DECISIONS = 60
 # How long a replica that is gone is shown beside those that live.
@@ -95,7 +102,8 @@ class FleetState:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """`missing` names the parts of the control plane that did not answer; `problem` says what is
-    wrong with the workflow files, of which the last good ones are used.
+    wrong with the workflow files, of which the last good ones are used. `warnings` name SLAs that
+    are below the measured baselines of their tasks.
     """
 
     now_s: float
@@ -107,6 +115,9 @@ class Overview:
     missing: tuple[str, ...] = ()
     problem: str = ""
     sessions: RecentSessions = field(default_factory=RecentSessions)
+    warnings: tuple[str, ...] = ()
+    lately: Lately = field(default_factory=Lately)
+    tenants: tuple[TenantLine, ...] = ()
 
 
 def overview(
@@ -148,6 +159,8 @@ def overview(
         tuple(sorted(seen, key=attrgetter("at_s"), reverse=True)[:SHOWN_DECISIONS]),
         fleet.missing,
         sessions=recent.sessions,
+        lately=recent.lately,
+        tenants=recent.tenants,
     )
 
 

@@ -4,8 +4,9 @@ sessions that had turns."""
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from cato.core.ids import TaskName
 from cato.core.receipt import Placement, SlaReceipt
@@ -17,6 +18,10 @@ KEPT_RUNS = 200
 SHOWN_RUNS = 40
 # Sessions that had turns lately; about 400 B each.
 KEPT_SESSIONS = 2_000
+# Figures of now are of the last five minutes, and at most of so many runs; about 150 B each.
+LATELY_S = 300.0
+KEPT_LATELY = 20_000
+SHOWN_TENANTS = 20
 SHOWN_SESSIONS = 20
 
 
@@ -107,12 +112,52 @@ class RecentSessions:
 
 
 @dataclass(frozen=True, slots=True)
+class Lately:
+    """Of the last five minutes: quantiles of the time to the first token (None without one), output
+    tokens a second, and how many prompt tokens there were and were cached."""
+
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    output_tokens_per_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLine:
+    """What a tenant's runs of the last five minutes took."""
+
+    tenant: str
+    runs: int
+    met: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A run that ended; `counts`: its SLO was met or missed, not excused."""
+
+    tenant: str
+    ended_at_s: float
+    counts: bool
+    met: bool
+    ttft_s: float | None
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecentOverview:
-    """Tasks by name; runs that missed first, then the slowest against their targets; sessions."""
+    """Tasks by name; runs that missed first, then the slowest against their targets; sessions;
+    figures of now; the tenants that used most tokens first."""
 
     tasks: tuple[TaskHistory, ...] = ()
     runs: tuple[RunLine, ...] = ()
     sessions: RecentSessions = RecentSessions()
+    lately: Lately = Lately()
+    tenants: tuple[TenantLine, ...] = ()
 
 
 class RecentRuns:
@@ -125,11 +170,13 @@ class RecentRuns:
         self._missed: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
         # By tenant and name; the one that was used longest ago first.
         self._sessions: OrderedDict[tuple[str, str], SessionLine] = OrderedDict()
+        self._lately: deque[_Sample] = deque(maxlen=KEPT_LATELY)
 
     def record(self, receipt: SlaReceipt, ended_at_s: float) -> None:
         """A run that ended at `ended_at_s` seconds since the epoch; calls come in that order."""
         line = (receipt.tenant, _line(receipt, ended_at_s))
         self._newest.append(line)
+        self._lately.append(_sample(receipt, ended_at_s))
         if receipt.session:
             self._record_turn(receipt, ended_at_s)
         if receipt.excuse:
@@ -168,7 +215,37 @@ class RecentRuns:
             tuple(self._tasks(tenant, since_s)),
             tuple(slowest[:SHOWN_RUNS]),
             self._recent_sessions(tenant, since_s),
+            *self._figures(tenant, now_s),
         )
+
+    def _figures(self, tenant: str | None, now_s: float) -> tuple[Lately, tuple[TenantLine, ...]]:
+        while self._lately and self._lately[0].ended_at_s < now_s - LATELY_S:
+            self._lately.popleft()
+        mine = [s for s in self._lately if tenant in (None, s.tenant)]
+        ttfts = sorted(s.ttft_s for s in mine if s.ttft_s is not None)
+        # Shorter than five minutes where not all of them are kept.
+        span_s = LATELY_S if len(self._lately) < KEPT_LATELY else now_s - self._lately[0].ended_at_s
+        lately = Lately(
+            _quantile(ttfts, 0.5),
+            _quantile(ttfts, 0.95),
+            sum(s.output_tokens for s in mine) / max(1.0, span_s),
+            sum(s.prompt_tokens for s in mine),
+            sum(s.cached_prompt_tokens for s in mine),
+        )
+        lines: dict[str, TenantLine] = {}
+        for s in mine:
+            known = lines.get(s.tenant, TenantLine(s.tenant, 0, 0, 0, 0))
+            lines[s.tenant] = TenantLine(
+                s.tenant,
+                known.runs + s.counts,
+                known.met + (s.counts and s.met),
+                known.prompt_tokens + s.prompt_tokens,
+                known.output_tokens + s.output_tokens,
+            )
+        by_tokens = sorted(
+            lines.values(), key=lambda t: (-t.prompt_tokens - t.output_tokens, t.tenant)
+        )
+        return lately, tuple(by_tokens[:SHOWN_TENANTS])
 
     def _record_turn(self, receipt: SlaReceipt, ended_at_s: float) -> None:
         calls = [node.llm for node in receipt.nodes if node.llm is not None]
@@ -219,6 +296,25 @@ class RecentRuns:
             newest = max(names, key=lambda name: self._bins[name][-1].at_s)
             points = (Point(b.at_s, b.runs, b.met, b.ttft_s) for _, b in sorted(sums.items()))
             yield TaskHistory(task, *self._slos[newest], tuple(points))
+
+
+def _sample(receipt: SlaReceipt, ended_at_s: float) -> _Sample:
+    calls = [node.llm for node in receipt.nodes if node.llm is not None]
+    return _Sample(
+        receipt.tenant,
+        ended_at_s,
+        not receipt.excuse,
+        receipt.met,
+        receipt.ttft_s,
+        sum(c.prompt_tokens for c in calls),
+        sum(c.cached_prompt_tokens for c in calls),
+        receipt.output_tokens,
+    )
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    """Of sorted `values`: the least that at least `share` of them do not exceed."""
+    return values[max(0, ceil(share * len(values)) - 1)] if values else None
 
 
 def _line(receipt: SlaReceipt, ended_at_s: float) -> RunLine:

@@ -12,7 +12,9 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
+from cato.core.administration import AuditEntry, Change
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.errors import (
     CapacityError,
@@ -42,13 +44,25 @@ from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutBook, RolloutOrder
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
-from cato.core.tenancy import TurnUsage, Usage, turn_usage
+from cato.core.tenancy import (
+    LAST_DAY,
+    Access,
+    ApiKey,
+    CardTime,
+    Tenant,
+    TurnUsage,
+    Usage,
+    turn_usage,
+)
 from cato.core.topology import EngineSpec, ModelSpec, PoolPolicies
 from cato.engines.base import PREEMPTED, Engine, EngineChunk, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine
 from cato.estimators.dag_match import StageShare
 from cato.policies.registry import policies_of
+from cato.serve.access.control import AccessControl
 from cato.serve.pools import PoolInfo, pool_named
+from cato.store.errors import StoreUnavailableError
+from cato.store.store import MetadataStore
 from cato.telemetry.decisions import DecisionBook
 from cato.telemetry.metrics import RunMetrics, render_fleet
 from cato.telemetry.overview import FleetState, Overview, overview
@@ -356,16 +370,31 @@ class LocalPools:
 
 
 class LocalRecords:
-    """Receipts and metrics in memory; learns nothing. All outputs are believed to be `belief`."""
+    """Receipts and metrics in memory; learns nothing. All outputs are believed to be `belief`.
 
-    def __init__(self, pools: LocalPools | None = None, belief: LengthBelief | None = None) -> None:
+    Keys and tenants are administered in `store`, and `access` is told.
+    """
+
+    def __init__(
+        self,
+        pools: LocalPools | None = None,
+        belief: LengthBelief | None = None,
+        *,
+        store: MetadataStore | None = None,
+        access: AccessControl | None = None,
+    ) -> None:
         self._belief = belief
+        self._store = store
+        self._access = access
+        self.card_times: list[CardTime] = []
         self.receipts: OrderedDict[tuple[str, str], SlaReceipt] = OrderedDict()
         self._pools = pools
         self._metrics = RunMetrics()
         self._recent = RecentRuns()
         self._usage: dict[tuple[str, ...], Usage] = {}
         self.book = RolloutBook()
+        # Baselines by task: what a Profiler would have measured.
+        self.measured: dict[TaskName, Mapping[NodeId, NodeEstimate]] = {}
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage] = ()) -> None:
         self.book.record(receipt)
@@ -381,7 +410,7 @@ class LocalRecords:
             self._usage[used.name] = used if known is None else known.plus(used)
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
-        return {}
+        return self.measured.get(task, {})
 
     def length(
         self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
@@ -397,8 +426,35 @@ class LocalRecords:
                 return receipt.as_dict()
         return None
 
-    async def usage(self, tenant: str | None) -> Sequence[Usage]:
-        return [u for _, u in sorted(self._usage.items()) if tenant in (None, u.tenant)]
+    async def usage(
+        self, tenant: str | None, since: str = "", until: str = LAST_DAY
+    ) -> Sequence[Usage]:
+        found = (u for _, u in sorted(self._usage.items()) if tenant in (None, u.tenant))
+        return [u for u in found if since <= u.day <= until]
+
+    async def card_time(self, since: str, until: str) -> Sequence[CardTime]:
+        return [c for c in self.card_times if since <= c.day <= until]
+
+    async def access(self) -> Access:
+        return self._kept().access(datetime.now(UTC).strftime("%Y-%m"))
+
+    async def administer(
+        self, change: Change, by: str, within: str | None
+    ) -> ApiKey | Tenant | None:
+        done = self._kept().administer(change, by, within)
+        if self._access is not None:
+            self._access.learn(await self.access())
+        return done
+
+    async def audit(
+        self, tenant: str | None, limit: int, below: int | None
+    ) -> Sequence[AuditEntry]:
+        return self._kept().audit(tenant, limit, below)
+
+    def _kept(self) -> MetadataStore:
+        if self._store is None:
+            raise StoreUnavailableError("", "there is none")
+        return self._store
 
     async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
         kept = (r for r in self.receipts.values() if r.session == session)

@@ -38,6 +38,7 @@ from cato.workflows.schema import (
     DEFAULT_MAX_ITEMS,
     MAX_NODES,
     MAX_TEXT_CHARS,
+    RESULT_FIELDS,
     TYPE_WORDS,
     AnalyzePart,
     AnyNodePart,
@@ -51,6 +52,7 @@ from cato.workflows.schema import (
     fits_type,
 )
 from cato.workflows.templates import (
+    MAPPING_MEMBERS,
     JinjaExpression,
     JinjaTemplate,
     compile_expression,
@@ -399,6 +401,7 @@ class _Draft:
             self._add(where, exc.problem)
             return _EMPTY_TEMPLATE
         self._check_names(where, template.names, known)
+        self._check_fields(where, template.attributes)
         return template
 
     def _expression(self, where: str, text: str, known: Collection[str]) -> JinjaExpression:
@@ -408,6 +411,7 @@ class _Draft:
             self._add(where, exc.problem, text)
             return _EMPTY_EXPRESSION
         self._check_names(where, expression.names, known)
+        self._check_fields(where, expression.attributes)
         return expression
 
     def _optional_expression(
@@ -427,6 +431,19 @@ class _Draft:
                 hint = did_you_mean(name, known) or f"; known: {', '.join(sorted(known)) or 'none'}"
                 rule = f"unknown name {name!r}{hint}"
             self._add(where, rule)
+
+    def _check_fields(self, where: str, attributes: frozenset[tuple[str, str]]) -> None:
+        """What a template looks up in a node's result must be in results of its type."""
+        for id, name in sorted(attributes):
+            part = self.parts.get(id)
+            if part is None or part.each is not None:  # not a node, or a list of results
+                continue
+            kind = str(self._raw["nodes"][id]["type"])
+            fields = RESULT_FIELDS[kind]
+            if name not in fields and name not in MAPPING_MEMBERS:
+                hint = did_you_mean(name, fields) or f"; it has {', '.join(fields)}"
+                rule = f"node {id!r} is {kind}: its result has no {name!r}{hint}"
+                self._add(where, rule)
 
     def _prompt(self, where: str, text: str, known: Collection[str]) -> JinjaTemplate:
         """The template in a file, or `text` itself; see `LlmPart.prompt`."""

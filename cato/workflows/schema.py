@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -303,6 +304,17 @@ class TransformPart(NodePart):
     as_json: bool = False
     """Read the text as JSON into `value`."""
 
+
+RESULT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "llm": ("text", "tokens", "finish_reason"),
+    "retrieve": ("snippets",),
+    "analyze": (
+        "ok", "language", "definitions", "imports", "scope", "chunks", "identifiers",
+    ),
+    "validate": ("ok", "errors", "code", "checked"),
+    "transform": ("text", "value"),
+}  # fmt: skip
+"""What the result of a node has, by its type; the docstrings above say what each is."""
 
 AnyNodePart = Annotated[
     LlmPart | RetrievePart | AnalyzePart | ValidatePart | TransformPart,

@@ -442,6 +442,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
 # --- the sandbox --------------------------------------------------------------------------------
 
 # Members of data that a template may use: none of them changes it or makes it longer.
+MAPPING_MEMBERS = frozenset({"get", "items", "keys", "values"})
 _MEMBERS: tuple[tuple[type[Any], frozenset[str]], ...] = (
     (
         str,
@@ -451,7 +452,7 @@ _MEMBERS: tuple[tuple[type[Any], frozenset[str]], ...] = (
             "rstrip split splitlines startswith strip title upper"
         ),
     ),
-    (Mapping, frozenset({"get", "items", "keys", "values"})),
+    (Mapping, MAPPING_MEMBERS),
     (Sequence, frozenset({"count", "index"})),
     (
         LoopContext,
@@ -625,13 +626,15 @@ _ENVIRONMENT = _new_environment()
 
 @dataclass(frozen=True, slots=True)
 class JinjaTemplate:
-    """A `cato.core.workflow.Template`; `names` are those it looks up. Made by `compile_template`.
+    """A `cato.core.workflow.Template`; `names` are those it looks up, `attributes` what it looks up
+    in them: `("draft", "text")`. Made by `compile_template`.
 
     Pickles as its source, since compiled templates cannot travel.
     """
 
     source: str
     names: frozenset[str] = field(compare=False, repr=False)
+    attributes: frozenset[tuple[str, str]] = field(compare=False, repr=False)
     _compiled: jinja2.Template = field(compare=False, repr=False)
 
     def render(self, names: Mapping[str, object]) -> str:
@@ -654,6 +657,7 @@ class JinjaExpression:
 
     source: str
     names: frozenset[str] = field(compare=False, repr=False)
+    attributes: frozenset[tuple[str, str]] = field(compare=False, repr=False)
     _compiled: jinja2.Template = field(compare=False, repr=False)
 
     def evaluate(self, names: Mapping[str, object]) -> object:
@@ -714,13 +718,30 @@ def _check_size(source: str) -> None:
         raise TemplateError(f"longer than {MAX_SOURCE_CHARS:,} characters")
 
 
-def _compile(tree: nodes.Node) -> tuple[frozenset[str], jinja2.Template]:
+def _compile(
+    tree: nodes.Node,
+) -> tuple[frozenset[str], frozenset[tuple[str, str]], jinja2.Template]:
     for node in tree.find_all(nodes.Node):
         _check(node)
     assert isinstance(tree, nodes.Template)
+    attributes = frozenset(_attributes(tree))
     _Bounded().visit(tree)  # in place
     tree.set_environment(_ENVIRONMENT)
-    return frozenset(meta.find_undeclared_variables(tree)), _ENVIRONMENT.from_string(tree)
+    names = frozenset(meta.find_undeclared_variables(tree))
+    return names, attributes, _ENVIRONMENT.from_string(tree)
+
+
+def _attributes(tree: nodes.Template) -> Iterator[tuple[str, str]]:
+    """Names with what is looked up in them; not of names that the template sets itself."""
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+    for dot in tree.find_all(nodes.Getattr):
+        if isinstance(dot.node, nodes.Name) and dot.node.name not in own:
+            yield dot.node.name, dot.attr
+    for item in tree.find_all(nodes.Getitem):
+        if not isinstance(item.node, nodes.Name) or item.node.name in own:
+            continue
+        if isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, str):
+            yield item.node.name, item.arg.value
 
 
 def _check(node: nodes.Node) -> None:

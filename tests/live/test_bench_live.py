@@ -17,7 +17,7 @@ TASKS = 20
 
 def small_fleet(folder: Path) -> Path:
     """One replica a pool instead of six, of many calls at a time."""
-    config = yaml.safe_load((ROOT / "deployments/bench/cato-rq3.yaml").read_text())
+    config = yaml.safe_load((ROOT / "deployments/bench/coding-mixes.yaml").read_text())
     for pool in config["applications"][0]["args"]["pools"].values():
         for deployment in pool["deployments"].values():
             deployment["replicas"] = {"min": 1, "initial": 1, "max": 1}
@@ -29,7 +29,9 @@ def small_fleet(folder: Path) -> Path:
 
 def test_both_arms_answer_every_task_and_the_report_says_how(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    command = f"bench live cato-rq3 --workload pattern-1 --tasks {TASKS} --seeds 1 --slowdown 0.3"
+    command = (
+        f"bench live coding-mixes --workload equal-shares --tasks {TASKS} --seeds 1 --slowdown 0.3"
+    )
     arms = ("foresight", "power-of-two", "ray-serve")
     chosen = [word for arm in arms for word in ("--arm", arm)]
     text = run_cato(
@@ -44,7 +46,7 @@ def test_both_arms_answer_every_task_and_the_report_says_how(tmp_path: Path) -> 
     report = json.loads(results.read_text())
     assert (report["lost"], report["problems"], report["other_lengths"]) == (0, [], 0)
     assert report["simulated_engines"] is True
-    workload = report["workloads"]["pattern-1"]
+    workload = report["workloads"]["equal-shares"]
     assert tuple(workload["arms"]) == arms
     for arm in workload["arms"].values():
         assert arm["tasks"] == TASKS

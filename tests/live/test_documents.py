@@ -18,11 +18,12 @@ README = Path(__file__).parents[2] / "README.md"
 URL = "http://127.0.0.1:8000"
 
 
-def blocks(language: str) -> list[str]:
-    """Of the section on the first steps."""
-    text = README.read_text(encoding="utf-8").partition("## First steps")[2]
-    section = text.partition("\n## ")[0]
-    return re.findall(rf"^```{language}\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+def block(language: str, begin: str) -> str:
+    """The one of the README that begins so."""
+    text = README.read_text(encoding="utf-8")
+    found = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (one,) = (b for b in found if b.startswith(begin))
+    return one
 
 
 def done(command: list[str], app: App) -> str:
@@ -35,19 +36,22 @@ def done(command: list[str], app: App) -> str:
     return found.stdout
 
 
-def test_the_shell_commands_work(app: App) -> None:
-    (block,) = blocks("sh")
-    serve, *steps, explain = block.strip().split("\n\n")
-    assert serve.startswith("make serve"), "the application that answers here"
-    assert len(steps) == 2
-    answers = [done(["bash", "-c", step.replace(URL, app.url)], app) for step in steps]
-    assert '"object":"text_completion"' in answers[0].replace(" ", "")
-    (request_id,) = re.findall(r"x-request-id: (\S+)", answers[0], re.IGNORECASE)
-    assert '"text"' in answers[1]
-    told = explain.partition("#")[0].replace(".venv/bin/", "").replace("REQUEST_ID", request_id)
+def test_the_first_request_meets_its_sla_and_can_be_explained(app: App) -> None:
+    """The shared application may be busy with other tests' engines: it has three tries."""
+    asked = block("sh", "curl -i").replace(URL, app.url)
+    for _ in range(3):
+        answer = done(["bash", "-c", asked], app)
+        assert '"object":"text_completion"' in answer.replace(" ", "")
+        if "x-cato-met: true" in answer.lower():
+            break
+    else:
+        pytest.fail(answer)
+    (request_id,) = re.findall(r"x-request-id: (\S+)", answer, re.IGNORECASE)
+    told = block("sh", ".venv/bin/cato explain")
+    told = told.replace(".venv/bin/", "").replace("REQUEST_ID", request_id)
     assert "code-completion" in done(["bash", "-c", told], app)
 
 
 def test_the_python_example_prints_a_completion(app: App) -> None:
-    (block,) = blocks("python")
-    assert done([sys.executable, "-c", block.replace(URL, app.url)], app).strip()
+    example = block("python", "from openai").replace(URL, app.url)
+    assert done([sys.executable, "-c", example], app).strip()

@@ -6,6 +6,7 @@ Each runs in processes of its own, with ports of its own, beside the cluster of 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -68,37 +69,46 @@ def complete(url: str) -> dict[str, Any]:
 def test_cato_serve_says_where_it_answers_and_stops_on_ctrl_c(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
+    """Piped, on a port of the command line; other commands find it, and its cluster."""
     port = free_port()
     process = subprocess.Popen(
-        [str(BIN / "cato"), "serve", str(simulated_file(tmp_path, port))],
+        [str(BIN / "cato"), "serve", str(simulated_file(tmp_path, 1)), "--port", str(port)],
         env=env,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
     )
+
+    def cato(*arguments: str) -> str:
+        done = subprocess.run(
+            [str(BIN / "cato"), *arguments],
+            env={**env, "COLUMNS": "200"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    said = ""
+    assert process.stdout is not None
     try:
-        wait_ready(f"http://127.0.0.1:{port}", 200)
+        while "status page" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
         receipt = complete(f"http://127.0.0.1:{port}")
-        explained = subprocess.run(
-            [
-                str(BIN / "cato"),
-                "explain",
-                receipt["request_id"],
-                "--url",
-                f"http://127.0.0.1:{port}",
-            ],
-            env={**env, "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        assert receipt["met"], "the first request of all"
+        explained = cato("explain", receipt["request_id"])
         llm = next(n["llm"] for n in receipt["nodes"] if n["llm"])
         for word in ("summary", llm["replica"], "budget", "slack"):
             assert word in explained
+        assert "fast-simulated" in cato("status")
+        named = cato("down")
+        assert f"at http://127.0.0.1:{port}; Ctrl-C there stops it whole" in named
+        assert "application engines:" in named
     finally:
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=90)
+        process.communicate(timeout=90)
     assert f"http://127.0.0.1:{port}" in said
+    assert re.search(r"\[ +\d+ s\] ", said), "progress"
     assert process.returncode == 0
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://127.0.0.1:{port}/health", timeout=2)
@@ -143,7 +153,7 @@ def test_nothing_outlives_a_killed_cato_serve(
     names = [p.name() for p in ours]
     assert "haproxy" in names
     assert "raylet" in names
-    run = next(p for p in started.children() if "serve" in p.name())
+    run = next(p for p in started.children() if "ray.serve.scripts" in p.cmdline())
     if victim != "cato serve":
         run.kill()
     if victim != "its Serve":

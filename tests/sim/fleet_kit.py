@@ -51,7 +51,9 @@ def whole_schedulers() -> dict[str, Policies]:
         **{n: schedulers.OF_PROFILE[n](PROFILE, 1) for n in OPPONENTS},
         "plas": schedulers.plas(PROFILE),
         "tempo": schedulers.tempo(GainDensity(PROFILE)),
+        "jitserve": schedulers.jitserve(PROFILE),
         "annealing": schedulers.mapped("annealing", 4),
+        "slo-sa": schedulers.slo_sa(4),
     }
 
 

@@ -16,7 +16,7 @@ from cato.policies import schedulers
 from cato.policies.scaling.forecast import Forecast
 from cato.sim.autoscale import AutoscaledFleet, PoolPoint, ScaledPool, follow_ups_of
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import cato_rq4
+from cato.sim.experiments import coding_scaling
 from cato.sim.fleet import PoolSetup
 from cato.sim.report import Report, Setting
 from cato.sim.tasks import SimNode, SimTask
@@ -116,13 +116,18 @@ def test_follow_ups_share_a_call_among_those_it_needs() -> None:
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    methods = (cato_rq4.OURS, cato_rq4.PUBLISHED, cato_rq4.ZERO_DELAY, cato_rq4.CEILING)
-    return cato_rq4.run(Options((0, 1), methods), silent, long_s=60.0, short_s=30.0)
+    methods = (
+        coding_scaling.OURS,
+        coding_scaling.PUBLISHED,
+        coding_scaling.ZERO_DELAY,
+        coding_scaling.CEILING,
+    )
+    return coding_scaling.run(Options((0, 1), methods), silent, long_s=60.0, short_s=30.0)
 
 
 def test_the_load_of_a_run_is_its_utilization_of_the_largest_fleet() -> None:
     setting: Setting = {"utilization": 0.5, "arrivals": "poisson", "duration_s": 2000.0}
-    tasks = cato_rq4.tasks_of(setting, 3)
+    tasks = coding_scaling.tasks_of(setting, 3)
     work_s = sum(
         SEVEN_B.service_s(n.prompt_tokens, n.output_tokens) for t in tasks for n in t.nodes
     )
@@ -133,24 +138,24 @@ def test_the_load_of_a_run_is_its_utilization_of_the_largest_fleet() -> None:
 def test_no_method_beats_the_largest_fleet_and_each_pays_for_what_it_has(report: Report) -> None:
     for m in report.means:
         if m.metric == "slo_attainment":
-            ceiling = report.mean("slo_attainment", cato_rq4.CEILING, **m.setting)
+            ceiling = report.mean("slo_attainment", coding_scaling.CEILING, **m.setting)
             assert m.mean <= ceiling.mean + 0.02
         if m.metric == "mean_replicas":
             assert 2.0 <= m.mean <= 12.0 + 1e-9
-    for utilization in cato_rq4.UTILIZATIONS:
+    for utilization in coding_scaling.UTILIZATIONS:
         setting: dict[str, str | float] = {
             "utilization": utilization,
             "arrivals": "poisson",
             "duration_s": 30.0,
         }
-        ours = report.mean("slo_attainment", cato_rq4.OURS, **setting)
-        assert ours.mean > report.mean("slo_attainment", cato_rq4.PUBLISHED, **setting).mean
+        ours = report.mean("slo_attainment", coding_scaling.OURS, **setting)
+        assert ours.mean > report.mean("slo_attainment", coding_scaling.PUBLISHED, **setting).mean
     assert len(report.targets) == 8
 
 
 def test_the_same_seeds_give_the_same_report() -> None:
-    options = Options((0,), (cato_rq4.OURS, cato_rq4.ZERO_DELAY))
-    one, two = (cato_rq4.run(options, silent, long_s=40.0, short_s=20.0) for _ in range(2))
+    options = Options((0,), (coding_scaling.OURS, coding_scaling.ZERO_DELAY))
+    one, two = (coding_scaling.run(options, silent, long_s=40.0, short_s=20.0) for _ in range(2))
     assert one.to_json() == two.to_json()
 
 
@@ -160,11 +165,11 @@ def test_every_picture_is_drawn(report: Report, tmp_path: Path) -> None:
     assert isinstance(series, dict)
     assert len(series) == 6
     one = replace(report, extra={"series": dict(list(series.items())[:1])})
-    paths = cato_rq4.plot(one, tmp_path)
+    paths = coding_scaling.plot(one, tmp_path)
     assert len(paths) == 3
     assert all(p.stat().st_size > 10_000 for p in paths)
 
 
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="cato \\+ cato"):
-        cato_rq4.run(Options((0,), ("cato",)), silent)
+        coding_scaling.run(Options((0,), ("cato",)), silent)

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from cato.core.errors import InputError
+from cato.core.slo import SloMetric
+from cato.lab import codexglue_tasks
+from cato.lab.registry import study
+from cato.lab.study import as_experiment
 from cato.sim.experiment import Options, silent
 from cato.sim.experiments import codexglue
 from cato.sim.experiments.registry import experiment
@@ -60,3 +64,58 @@ def test_a_dataset_is_needed_and_must_hold_enough(tmp_path: Path) -> None:
         experiment("codexglue").run(Options((0,)), silent)
     with pytest.raises(InputError, match="20 are the least"):
         experiment("codexglue").run(Options((0,), dataset=a_dataset(tmp_path, 5)), silent)
+
+
+# All four tasks
+
+
+def a_folder(folder: Path) -> Path:
+    """Files of three tasks; of the fourth too few."""
+    a_dataset(folder)
+    for suffix in ("java", "cs"):
+        (folder / f"both.{suffix}").write_text("x();\n" * 50)
+    (folder / "only.py").write_text("import this\n" * 50)
+    return folder
+
+
+def test_a_folder_holds_the_tasks_that_its_files_are_of(tmp_path: Path) -> None:
+    pairs = codexglue_tasks.pairs_of(a_folder(tmp_path))
+    assert set(pairs) == {"generation", "summarization", "translation"}
+    generated, summed = pairs["generation"][0], pairs["summarization"][0]
+    assert (summed.source_tokens, summed.target_tokens) == (
+        generated.target_tokens,
+        generated.source_tokens,
+    )
+    for i in range(codexglue_tasks.LEAST_PAIRS):
+        (tmp_path / f"m{i}.py").write_text("def f():\n    return 1\n" * 9)
+    codexglue_tasks.pairs_of.cache_clear()
+    assert "completion" in codexglue_tasks.pairs_of(tmp_path)
+    codexglue_tasks.pairs_of.cache_clear()
+
+
+def test_generation_and_translation_make_two_calls_and_the_judged_metrics_are_the_papers(
+    tmp_path: Path,
+) -> None:
+    tasks = codexglue_tasks.tasks_of(a_folder(tmp_path), 0.5, 1)
+    by_name = {str(t.name): t for t in tasks}
+    generation, summarization = by_name["generation"], by_name["summarization"]
+    first, second = generation.nodes
+    assert second.needs == (0,)
+    assert second.prompt_tokens == first.prompt_tokens + first.output_tokens
+    assert (generation.metric, summarization.metric) == (SloMetric.TTFT, SloMetric.E2E)
+    assert len(summarization.nodes) == 1
+    assert len(by_name["translation"].nodes) == 2
+
+
+def test_the_four_tasks_run_in_overload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codexglue_tasks, "TASKS", 60)
+    chosen = as_experiment(study("codexglue-tasks"))
+    options = Options((1,), ("foresight", "round-robin"), dataset=a_folder(tmp_path), quick=True)
+    report = chosen.run(options, silent)
+    ours, turns = (
+        report.mean("slo_attainment", arm, load=0.9).mean for arm in ("foresight", "round-robin")
+    )
+    assert ours > turns
+    assert chosen.plot(report, tmp_path / "plots")[0].exists()
+    with pytest.raises(InputError, match="dataset"):
+        chosen.run(Options((1,)), silent)

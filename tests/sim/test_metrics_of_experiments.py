@@ -15,9 +15,9 @@ from cato.sim.experiment import Options, silent
 from cato.sim.experiments import (
     azure_replay,
     cace,
-    cato_rq,
-    cato_rq4,
     codexglue,
+    coding_mixes,
+    coding_scaling,
     hindsight,
     saber,
     tempo,
@@ -69,15 +69,15 @@ def least_of_every_policy(report: Report) -> set[str]:
 
 
 def test_routers_schedulers_and_caps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cato_rq, "TASKS", 8)
+    monkeypatch.setattr(coding_mixes, "TASKS", 8)
     monkeypatch.setattr(saber, "SUSTAINED", 8)
-    for found in (cato_rq.EXPERIMENTS[0], saber.EXPERIMENTS[1]):
+    for found in (coding_mixes.EXPERIMENTS[0], saber.EXPERIMENTS[1]):
         assert least_of_every_policy(found.run(ONE, silent)) >= OF_FLEETS
 
 
 def test_fleets_that_scale_and_mixed_objectives() -> None:
-    options = Options((1,), (cato_rq4.OURS,))
-    scaled = cato_rq4.run(options, silent, long_s=20.0, short_s=10.0)
+    options = Options((1,), (coding_scaling.OURS,))
+    scaled = coding_scaling.run(options, silent, long_s=20.0, short_s=10.0)
     assert least_of_every_policy(scaled) >= OF_FLEETS | {"mean_replicas"}
     mixed = tempo.run_e2e(ONE, silent, count=10)
     assert least_of_every_policy(mixed) >= OF_FLEETS | {"gain_share"}

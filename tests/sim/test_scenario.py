@@ -107,12 +107,12 @@ def test_an_unknown_scheduler_is_an_error_that_names_the_known() -> None:
 
 def test_a_scenario_reports_all_tasks_and_each_class() -> None:
     report = as_experiment(a_scenario()).run(Options((0, 1)), silent)
-    for scheduler in ("foresight", "power-of-two"):
+    for scheduler in ("foresight", "ray-serve"):
         whole = report.mean("slo_attainment", scheduler, task="all")
         assert whole == replace(
             report.mean("slo_attainment", scheduler, task="t"), setting={"task": "all"}
         )
-    assert report.difference("slo_attainment", "foresight", "power-of-two", task="all").n == 2
+    assert report.difference("slo_attainment", "foresight", "ray-serve", task="all").n == 2
     assert report.simulated
 
 

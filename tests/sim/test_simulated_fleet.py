@@ -28,7 +28,7 @@ from cato.core.ids import ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import cato_rq
+from cato.sim.experiments import coding_mixes
 from cato.sim.fleet import Fleet, SimPool
 from cato.sim.tasks import SimNode, SimTask, task_metrics
 from cato.testing.builders import a_profile
@@ -401,8 +401,8 @@ def test_utilization_counts_the_stretch_that_runs() -> None:
 
 
 def test_the_same_seed_gives_a_byte_equal_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cato_rq, "TASKS", 15)
-    experiment = cato_rq.EXPERIMENTS[0]
+    monkeypatch.setattr(coding_mixes, "TASKS", 15)
+    experiment = coding_mixes.EXPERIMENTS[0]
     options = Options(seeds=(1,), policies=("foresight", "cato"))
     first, second = (experiment.run(options, silent).to_json() for _ in range(2))
     assert first == second

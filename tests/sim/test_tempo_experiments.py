@@ -102,7 +102,7 @@ def test_beliefs_foretell_a_part_of_each_length() -> None:
 def test_every_scheduler_finishes_all_tasks_and_targets_are_paired(tmp_path: Path) -> None:
     report = tempo.run_e2e(Options((0,)), silent, count=25)
     assert all(m.mean == 1.0 for m in report.means if m.metric == "finished")
-    assert len(report.targets) == 5 * 3
+    assert len(report.targets) == 6 * 3
     ours = report.mean("slo_attainment", "foresight", load=1.3).mean
     theirs = report.mean("slo_attainment", "plas", load=1.3).mean
     target = next(t for t in report.targets if "plas, points, load 1.3" in t.text)

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from cato.core.ids import ModelName, TaskName
 from cato.core.length import LengthBelief
+from cato.core.prices import NO_PRICES, Prices
 from cato.core.profile import Profile
 from cato.core.reuse import ReuseLimits
 from cato.core.session import Prompt
@@ -29,6 +30,7 @@ from cato.serve.ingress.app import create_app
 from cato.serve.ingress.feedback import Feedback
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import ModelCall, TaskService
+from cato.store.store import MetadataStore
 from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.wire.endpoint import Endpoint
 from cato.workflows.load import load_workflows
@@ -205,11 +207,14 @@ async def running(
     access: AccessControl | None = None,
     reuse: ReuseLimits | None = None,
     batches: BatchRoom | None = None,
+    store: MetadataStore | None = None,
+    prices: Prices = NO_PRICES,
 ) -> AsyncIterator[Kit]:
     """An ingress over `pools` with `workflows`; `access` is None where no key is configured. With
-    `reuse` identical calls share answers."""
+    `reuse` identical calls share answers. Keys are administered in `store`."""
     async with LocalPools(*pools) as local:
-        records = LocalRecords(local, belief)
+        access = access or an_access()
+        records = LocalRecords(local, belief, store=store, access=access)
         service = TaskService(
             workflows_of(folder, *workflows), local, NodeRunner({}), records, seed=1, reuse=reuse
         )
@@ -218,9 +223,10 @@ async def running(
             service,
             max_body_bytes=MAX_BODY_BYTES,
             ready=lambda: (True, ""),
-            access=access or an_access(),
+            access=access,
             feedback=feedback,
             batches=batches,
+            prices=prices,
         )
         yield Kit(service, records, app, feedback)
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ingress_kit import COMPLETION, a_fast_pool, running
+from ingress_kit import COMPLETION, a_fast_pool, an_access, running
+from test_keys import a_key, bearer
 
 from cato.core.errors import QuotaError
 from cato.core.tenancy import Access, ApiKey, Tenant
 from cato.serve.access.control import AccessControl, Caller
 from cato.serve.access.keys import new_key
-from cato.serve.access.limits import BURST_S, TokenBucket, until_next_month_s
+from cato.serve.access.limits import BURST_S, TenantLimits, TokenBucket, until_next_month_s
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
 
@@ -197,3 +198,41 @@ async def test_a_refusal_says_when_to_come_back_and_what_may_not_be_repeated(
     assert over.json()["error"]["code"] == "insufficient_quota"
     assert over.headers["x-should-retry"] == "false"
     assert float(over.headers["Retry-After"]) > 3600
+
+
+# What answers tell of limits
+
+
+async def test_answers_tell_what_is_left_and_when_it_is_back(tmp_path: Path) -> None:
+    secret, key = a_key("red")
+    free, other = a_key("blue")
+    tenant = Tenant("red", requests_per_minute=12, tokens_per_minute=60_000)
+    access = an_access(Access((key, other), (tenant,)))
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), access=access) as kit,
+        kit.http() as http,
+    ):
+        asked = [
+            await http.post("/v1/completions", json=PROMPT, headers=bearer(secret))
+            for _ in range(3)
+        ]
+        models = await http.get("/v1/models", headers=bearer(secret))
+        unlimited = await http.get("/v1/models", headers=bearer(free))
+    assert [a.status_code for a in asked] == [200, 200, 429]
+    left = [int(a.headers["x-ratelimit-remaining-requests"]) for a in asked]
+    assert left == [1, 0, 0], "a burst is what comes within 10 s"
+    for answer in (*asked, models):
+        assert answer.headers["x-ratelimit-limit-requests"] == "12"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "60000"
+        assert answer.headers["x-ratelimit-reset-requests"].endswith("ms")
+    assert int(asked[1].headers["x-ratelimit-remaining-tokens"]) < 10_000
+    assert 3 <= int(asked[2].headers["retry-after"]) <= 10
+    assert not any(name.startswith("x-ratelimit") for name in unlimited.headers)
+
+
+def test_what_is_left_is_told_of_all_replicas_together() -> None:
+    limits = TenantLimits(Tenant("red", requests_per_minute=60), 0.5, 0.0)
+    limits.begin(0.0, 2)
+    left = limits.left(0.0)
+    assert left.requests == (60, 6, 4.0)
+    assert left.tokens is None

@@ -162,8 +162,8 @@ def test_the_generated_workflows_load_and_promise_what_the_tasks_have(
 
 
 def test_tasks_are_sent_with_the_lengths_of_the_simulated_ones() -> None:
-    deploy = the_deployment("cato-rq3")
-    made = live_experiment("cato-rq3").workloads["pattern-1"](4, 12)
+    deploy = the_deployment("coding-mixes")
+    made = live_experiment("coding-mixes").workloads["equal-shares"](4, 12)
     sent: list[str] = []
     profiles = profiles_of(deploy)
     live = live_tasks(made, deploy.topology, profiles, 4, lambda: sent.append(""))
@@ -179,16 +179,16 @@ def test_tasks_are_sent_with_the_lengths_of_the_simulated_ones() -> None:
 
 
 def test_a_pool_that_the_deployment_lacks_is_named() -> None:
-    experiment = live_experiment("cato-rq3")
+    experiment = live_experiment("coding-mixes")
     with pytest.raises(CatoError, match=r"no pool 'large', only engine, engine-serve"):
         workflows(
-            experiment, experiment.workloads["pattern-1"](0, 5), the_deployment("saber").topology
+            experiment, experiment.workloads["equal-shares"](0, 5), the_deployment("saber").topology
         )
 
 
 def test_unknown_names_are_refused_with_those_that_there_are() -> None:
-    experiment = live_experiment("cato-rq3")
-    with pytest.raises(UnknownNameError, match="pattern-1"):
+    experiment = live_experiment("coding-mixes")
+    with pytest.raises(UnknownNameError, match="equal-shares"):
         experiment.chosen(["pattern-9"], [])
     with pytest.raises(UnknownNameError, match="power-of-two"):
         experiment.chosen([], ["power-of-three"])
@@ -255,10 +255,12 @@ def test_the_prediction_is_what_the_simulator_says() -> None:
 
 
 def test_a_scaled_fleet_is_predicted_as_the_simulator_scales_it() -> None:
-    experiment = live_experiment("cato-rq4")
+    experiment = live_experiment("coding-scaling")
     tasks = [scaled(t, 1.0) for t in experiment.workloads["utilization 0.5"](3, 150)]
     found = {
-        arm.name: predicted("cato-rq4", arm, tasks) for arm in experiment.arms if arm.is_simulated
+        arm.name: predicted("coding-scaling", arm, tasks)
+        for arm in experiment.arms
+        if arm.is_simulated
     }
     assert all(2.0 <= (p.replicas or 0) <= 12.0 for p in found.values())
     met = {name: sum(o.is_met for o in p.outcomes) for name, p in found.items()}
@@ -416,7 +418,7 @@ def test_a_report_reads_well_and_warns_of_a_busy_machine(tmp_path: Path) -> None
 
 
 def test_a_scaled_fleet_is_shown_with_its_replicas_over_time(tmp_path: Path) -> None:
-    experiment, deploy = live_experiment("cato-rq4"), the_deployment("cato-rq4")
+    experiment, deploy = live_experiment("coding-scaling"), the_deployment("coding-scaling")
     experiment = experiment.chosen(["utilization 0.25"], ["foresight + forecast"])
     tasks = [scaled(t, 1.0) for t in experiment.workloads["utilization 0.25"](0, 40)]
     points = [ReplicaPoint(float(t), 1 + (t > 20), 2, 3) for t in range(60)]
@@ -435,8 +437,8 @@ def test_a_scaled_fleet_is_shown_with_its_replicas_over_time(tmp_path: Path) -> 
     console.print(tables(report))
     assert "4.0 (3.5)" in console.export_text()
     assert [p.name for p in pictures(report, tmp_path)] == [
-        "live-cato-rq4.png",
-        "live-cato-rq4-replicas-utilization-025.png",
+        "live-coding-scaling.png",
+        "live-coding-scaling-replicas-utilization-025.png",
     ]
 
 

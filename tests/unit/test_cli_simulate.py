@@ -142,7 +142,7 @@ def test_a_scenario_prints_every_class_and_the_difference(tmp_path: Path) -> Non
     printed = words(result)
     assert "tiny, simulated, 2 seeds" in printed
     assert "task ask" in printed
-    assert "foresight - power-of-two" in printed
+    assert "foresight - ray-serve" in printed
     assert (tmp_path / "plots" / "tiny.png").exists()
 
 
@@ -176,7 +176,7 @@ def test_a_plan_prints_what_it_tried_and_the_answer(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     printed = words(result)
     assert "tiny with foresight, simulated: what was tried" in printed
-    assert re.search(r"power-of-two: \d replicas \(\d only\) give", printed)
+    assert re.search(r"ray-serve: \d replicas \(\d only\) give", printed)
     assert "no engine ran" in printed
     report = json.loads(out.read_text(encoding="utf-8"))
     chosen = report["extra"]["plans"]["foresight"]["replicas"]["only"]

@@ -256,7 +256,7 @@ def test_cards_are_not_asked_for_as_resources() -> None:
 def test_a_cap_belongs_to_schedulers_that_have_one() -> None:
     data = some_args(pools={"main": {**a_pool(), "policies": {"cap": 4}}})
     (problem,) = problems(data)
-    assert "cap belongs to the schedulers static-cap, annealing" in problem
+    assert "cap belongs to the schedulers static-cap, slo-sa, annealing" in problem
     assert "not to foresight" in problem
     capped = {"scheduler": "annealing", "cap": 4}
     data = some_args(pools={"main": {**a_pool(), "policies": capped}})

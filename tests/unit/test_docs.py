@@ -86,6 +86,7 @@ def test_the_reference_is_what_the_code_says() -> None:
         REASONS,
         ROOT / "README.md",
         ROOT / "cato/policies/README.md",
+        ROOT / "cato/lab/RESULTS.md",
         ROOT / "cato/telemetry/README.md",
         ROOT / "deployments/README.md",
         ROOT / "deployments/accelerator/README.md",

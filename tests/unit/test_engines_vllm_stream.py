@@ -311,3 +311,19 @@ def test_size_and_blocks_of_the_kv_cache_are_read_from_metrics() -> None:
     page = b'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="40"} 1.0\n'
     assert kv_cache_of_metrics(page) == (5120, 128)
     assert kv_cache_of_metrics(b"other 1\n") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        ({"message": "must be >= 0 (parameter=temperature, value=-1)", "param": "temperature"},
+         "temperature"),
+        ({"message": "[{'type': 'int_parsing', 'loc': ('body', 'max_tokens'), 'msg': 'x'}]"},
+         "max_tokens"),
+        ({"message": "no"}, None),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_parameter(error: dict[str, str], param: str | None) -> None:
+    refused = http_error(400, json.dumps({"error": error}).encode())
+    assert isinstance(refused, EngineError)
+    assert refused.param == param

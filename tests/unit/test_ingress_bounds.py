@@ -12,6 +12,7 @@ from ingress_kit import COMPLETION, a_fast_pool, an_access, running
 from typer.testing import CliRunner
 
 from cato.cli import app as cli
+from cato.core.administration import AddKey
 from cato.core.errors import InputError
 from cato.core.tenancy import Access, ApiKey, Tenant
 from cato.serve.access.keys import new_key
@@ -155,7 +156,7 @@ async def test_a_key_may_have_bounds_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
     store = MetadataStore.open(path)
     for key in known:
-        store.add_key(key)
+        store.administer(AddKey(key), "cli:t")
     access = an_access(store.access("2026-11"))
     store.close()
     asked = [COMPLETE | more for more in ({"n": 2}, {"n": 50}, {"guided_regex": "aaaa"})]

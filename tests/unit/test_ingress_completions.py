@@ -306,7 +306,7 @@ async def test_an_event_that_says_nothing_is_refused(
         ("/v1/completions", {"segments": {"suffix": "x"}}, "segments"),
         ("/v1/completions", {"segments": "x"}, "segments"),
         ("/v1/fim/completions", {"model": "fast", "suffix": "x"}, "prompt"),
-        ("/v1/fim/completions", {"prompt": "x"}, "model"),
+        ("/v1/fim/completions", {**FIM, "model": 3}, "model"),
         ("/v1/fim/completions", {**FIM, "suffix": 3}, "suffix"),
         ("/v1/fim/completions", {**FIM, "max_tokens": 0}, "max_tokens"),
         ("/infill", {**INFILL, "prompt": 3}, "prompt"),

@@ -55,6 +55,33 @@ async def test_the_strongest_sign_names_the_task(tmp_path: Path) -> None:
         assert await task_of(tmp_path, path, body, headers) == expected, (path, body)
 
 
+@pytest.mark.parametrize("none", [{}, {"model": None}, {"model": ""}])
+async def test_a_request_without_a_model_gets_the_default(
+    tmp_path: Path, none: dict[str, object]
+) -> None:
+    text = {"prompt": PROMPT, "max_tokens": 3, **none}
+    chat = {"messages": MESSAGES, "max_tokens": 3, **none}
+    respond = {"input": "Write add.", "max_output_tokens": 3, **none}
+    for expected, path, body in (
+        ("code-completion", "/v1/completions", text),
+        ("code-completion", "/v1/fim/completions", text),
+        ("model:sim-fast", "/v1/chat/completions", chat),
+        ("model:sim-fast", "/v1/messages", chat),
+        ("model:sim-fast", "/v1/responses", respond),
+    ):
+        assert await task_of(tmp_path, path, body) == expected, (path, body)
+
+
+async def test_an_engines_refusal_names_the_parameter_and_not_the_engines_words(
+    tmp_path: Path,
+) -> None:
+    refused = await post(tmp_path, "/v1/completions", {**COMPLETE, "temperature": -1})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "temperature")
+    assert "-1" not in error["message"]
+    assert "got -1" in refused.headers["X-CATO-Problem"]
+
+
 async def test_any_dialect_can_stand_behind_a_tasks_path(tmp_path: Path) -> None:
     infill = {"input_prefix": PROMPT, "input_suffix": ""}
     message = {"max_tokens": 9, "model": "claude-x", "messages": MESSAGES}

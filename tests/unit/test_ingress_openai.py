@@ -149,7 +149,7 @@ async def test_one_user_message_is_the_main_input(tmp_path: Path) -> None:
         ("completions", {**PROMPT, "n": 2}, "n"),
         ("completions", {**PROMPT, "stream": "yes"}, "stream"),
         ("completions", {**PROMPT, "cato": {"input": {}}}, "input"),
-        ("completions", {**PROMPT, "model": None}, "model"),
+        ("completions", {**PROMPT, "model": 3}, "model"),
         ("chat/completions", {"messages": []}, "messages"),
         ("chat/completions", {"messages": "hello"}, "messages"),
         ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages.content"),

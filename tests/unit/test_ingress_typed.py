@@ -159,7 +159,7 @@ async def test_what_responses_cannot_do_is_refused_by_field(
         ({"max_tokens": 0}, 400, "invalid_request_error"),
         ({"stop_sequences": 3}, 400, "invalid_request_error"),
         ({"model": "claude-9"}, 404, "not_found_error"),
-        ({"model": None}, 400, "invalid_request_error"),
+        ({"model": 3}, 400, "invalid_request_error"),
     ],
 )
 async def test_errors_of_messages_are_those_of_its_dialect(

@@ -7,8 +7,7 @@ import pytest
 from cato.core.errors import UnknownNameError
 from cato.lab import completions
 from cato.lab.registry import STUDIES, experiment, names, study
-from cato.lab.study import as_experiment
-from cato.policies.registry import scheduler_names
+from cato.lab.study import Cell, as_experiment
 from cato.sim.experiment import Options, silent
 from cato.sim.experiments.registry import EXPERIMENTS
 from cato.sim.report import Sample
@@ -18,7 +17,11 @@ from cato.sim.report import Sample
 def test_every_study_has_arms_that_exist_and_cells_of_its_own(name: str) -> None:
     found = study(name)
     assert found.name == name
-    assert set(found.arms) <= set(scheduler_names())
+    for measured in found.cells(Options((1,))):
+        arms = measured.arms or found.arms
+        assert set(arms) <= set(found.arms)
+        if isinstance(measured, Cell):
+            assert set(arms) <= set(measured.schedulers)
     settings = [tuple(cell.setting.items()) for cell in found.cells(Options((1,)))]
     assert len(set(settings)) == len(settings)
     quick = {tuple(cell.setting.items()) for cell in found.cells(Options((1,), quick=True))}

@@ -77,6 +77,24 @@ async def lives(tmp_path: Path) -> AsyncIterator[Lives]:
     lives.end()
 
 
+async def test_a_link_may_be_opened_before_the_first_offer(lives: Lives) -> None:
+    dialled: list[int] = []
+
+    async def dial() -> tuple[Connection, bytes]:
+        dialled.append(1)
+        return await lives.dial()
+
+    link = LeaseLink(POOL, dial)
+    link.open()
+    link.open()
+    await link._connected()
+    link.open()
+    leasing = asyncio.ensure_future(link.lease(an_invocation("i")))
+    await asyncio.sleep(0.05)
+    assert len(dialled) == 1
+    leasing.cancel()
+
+
 async def test_a_lease_names_its_replica_and_where_it_takes_links(
     lives: Lives, tmp_path: Path
 ) -> None:

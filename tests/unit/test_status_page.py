@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,32 @@ async def test_a_run_is_seen_as_attainment_as_a_line_and_as_a_decision(tmp_path:
     assert pool["dispatched"] == 1
     assert pool["slack_least_s"] == pool["slack_median_s"] == decided["slack_s"]
     assert 9 < decided["slack_s"] <= 10, "of a target of 10 s"
+
+
+async def test_a_requests_own_target_does_not_become_the_tasks(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
+        async with kit.http() as http:
+            headers = {"X-CATO-Deadline-Ms": "5000"}
+            answer = await http.post("/v1/completions", json=PROMPT, headers=headers)
+        assert answer.status_code == 200, answer.text
+        (task,) = (await state(kit))["tasks"]
+    assert task["target_s"] == 10
+
+
+def test_figures_of_now_are_of_five_minutes_and_of_what_one_may_see() -> None:
+    recent = RecentRuns()
+    for i in range(100):
+        ttft_s, at_s = (i + 1) / 100, 1000.0 + i
+        mine = replace(a_receipt(id=f"r{i}"), tenant="red", ttft_s=ttft_s, output_tokens=30)
+        recent.record(mine, at_s)
+    recent.record(replace(a_receipt(id="b"), tenant="blue", output_tokens=3000), 1100.0)
+    red, all_ = (recent.overview(t, 1100.0) for t in ("red", None))
+    assert (red.lately.ttft_p50_s, red.lately.ttft_p95_s) == (0.5, 0.95)
+    assert red.lately.output_tokens_per_s == 10
+    assert [t.tenant for t in red.tenants] == ["red"]
+    assert {(t.tenant, t.runs) for t in all_.tenants} == {("red", 100), ("blue", 1)}
+    assert recent.overview("red", 1350.0).tenants[0].runs == 50, "older ones are forgotten"
+    assert recent.overview("red", 5000.0).lately.ttft_p50_s is None
 
 
 async def test_a_dead_replica_stays_visible_with_the_reason(tmp_path: Path) -> None:
@@ -150,7 +177,7 @@ async def test_the_page_needs_no_key_its_data_does(tmp_path: Path) -> None:
 
 def test_the_page_asks_no_other_host() -> None:
     folder = Path(__file__).parents[2] / "cato" / "serve" / "ui"
-    for path in (folder / "page.html", folder / "page.js", folder / "page.css"):
+    for path in (folder / f for f in ("page.html", "page.js", "admin.js", "page.css")):
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "//" not in text.replace("// ", ""), f"{path.name} names a host"
         assert "innerHTML" not in text

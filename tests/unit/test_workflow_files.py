@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -52,14 +54,18 @@ def test_a_changed_prompt_file_counts_as_a_change(tmp_path: Path) -> None:
     assert files.look()
 
 
-def test_a_wrong_file_changes_nothing_and_is_named_until_it_is_right(tmp_path: Path) -> None:
+def test_a_wrong_file_changes_nothing_and_is_named_until_it_is_right(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cato"), "propagate", True)  # as before `logs.set_up`
     path = tmp_path / "a.yaml"
     write(path, COMPLETION)
     files = WorkflowFiles(tmp_path)
     write(path, COMPLETION.replace("max_tokens: 12", "max_tokens: many"))
     files.look()
     assert files.look()
-    assert "a.yaml: nodes.fill.max_tokens" in files.problem
+    assert re.search(r"a\.yaml:\d+: nodes\.fill\.max_tokens", files.problem)
+    assert files.problem in caplog.text, "operators find it in the log"
     assert target_s(files) == 10
     write(path, COMPLETION.replace("10s", "4s"))
     files.look()

@@ -47,6 +47,32 @@ output: fix else draft
 """
 
 
+@pytest.mark.parametrize(
+    ("key", "text", "rule"),
+    [
+        ("prompt", "{{ parse.chunk }}", "no 'chunk' (did you mean 'chunks'?)"),
+        ("prompt", "{{ parse['text'] }}", "no 'text'; it has ok, language"),
+        ("when", "parse.okay", "no 'okay' (did you mean 'ok'?)"),
+        ("prompt", "{{ parse.chunks | length }} {{ parse.get('ok') }}", ""),
+        ("prompt", "{% for parse in code %}{{ parse.anything }}{% endfor %}", ""),
+    ],
+)
+def test_what_a_template_looks_up_in_a_result_must_be_in_it(
+    tmp_path: Path, key: str, text: str, rule: str
+) -> None:
+    data = yaml.safe_load(A_WORKFLOW)
+    data["nodes"]["draft"][key] = text
+    path = a_file(tmp_path, yaml.safe_dump(data))
+    if not rule:
+        load_workflow(path)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_workflow(path)
+    (problem,) = caught.value.problems
+    assert problem.path == f"nodes.draft.{key}"
+    assert rule in problem.rule
+
+
 def a_file(folder: Path, text: str, name: str = "review.yaml") -> Path:
     path = folder / name
     path.write_text(textwrap.dedent(text), encoding="utf-8")

@@ -3,7 +3,7 @@
 A task is a `SimTask`, made with the seed that the simulator would use: arrivals, DAG, lengths and
 objective are the same on both sides. The time between calls that is no LLM call (`before_s`, 10 to
 50 ms) is left out on both sides; live, CATO's own time takes its place. The dynamic workload of
-`cato-rq3` is left out too: live, whether a call happens is decided by an answer.
+`coding-mixes` is left out too: live, whether a call happens is decided by an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cato.core.topology import CPU_STEP_TOKENS, RAY_SERVE, PoolPolicies, PoolSca
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
 from cato.sim import mixed
-from cato.sim.experiments import azure_replay, cato_rq, cato_rq4, saber
+from cato.sim.experiments import azure_replay, coding_mixes, coding_scaling, saber
 from cato.sim.report import Setting
 from cato.sim.tasks import SimTask
 from cato.sim.traces import load_azure
@@ -160,28 +160,28 @@ def scaled_profile(profile: Profile, slowdown: float, load_s: float) -> Profile:
     return replace(profile.slowed(slowdown), load_s=load_s)
 
 
-# CATO's research question 3
+# The coding tasks on fixed fleets
 
 
 UTILIZATION = 0.5
 
 
 def _cato_tasks(workload: str, seed: int, n: int) -> list[SimTask]:
-    shares, classes = cato_rq.WORKLOADS[workload]
-    profile = cato_rq.ONE_AT_A_TIME
+    shares, classes = coding_mixes.WORKLOADS[workload]
+    profile = coding_mixes.ONE_AT_A_TIME
     busy_s = sum(load_per_task_s(shares, classes, profile).values())
-    rate_per_s = UTILIZATION * 2 * cato_rq.REPLICAS / busy_s
+    rate_per_s = UTILIZATION * 2 * coding_mixes.REPLICAS / busy_s
     return cato_tasks(shares, rate_per_s, n, seed, profile=profile, classes=classes)
 
 
-def cato_rq3(trace: Path | None) -> LiveExperiment:
+def coding_mixes_live(trace: Path | None) -> LiveExperiment:
     return LiveExperiment(
-        "cato-rq3",
+        "coding-mixes",
         "four coding tasks on 6 + 6 replicas of two models, one request at a time, "
         f"utilization {UTILIZATION:g}",
-        {w: partial(_cato_tasks, w) for w in ("pattern-1", "pattern-2")},
+        {w: partial(_cato_tasks, w) for w in ("equal-shares", "mostly-completions")},
         (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("power-of-two"), _SERVE),
-        cato_rq.TASKS,
+        coding_mixes.TASKS,
         200,
     )
 
@@ -299,7 +299,7 @@ def mix_of(pool: PoolSpec, profile: Profile) -> LiveExperiment:
     )
 
 
-# CATO's research question 4
+# The same on fleets that scale
 
 
 # As the papers that they are from describe them; the default keeps the pool's usual settings.
@@ -318,25 +318,25 @@ def _scaled_arms() -> tuple[Arm, ...]:
     return (ours, _SERVE, *others)
 
 
-def _rq4_tasks(utilization: float, seed: int, n: int) -> list[SimTask]:
+def _scaling_tasks(utilization: float, seed: int, n: int) -> list[SimTask]:
     setting: Setting = {
         "utilization": utilization,
         "arrivals": "poisson",
-        "duration_s": cato_rq4.LONG_S,
+        "duration_s": coding_scaling.LONG_S,
     }
-    return cato_rq4.tasks_of(setting, seed)[:n]
+    return coding_scaling.tasks_of(setting, seed)[:n]
 
 
-def rq4(trace: Path | None) -> LiveExperiment:
+def coding_scaling_live(trace: Path | None) -> LiveExperiment:
     return LiveExperiment(
-        "cato-rq4",
+        "coding-scaling",
         "four coding tasks on 1 to 6 replicas of two models each, "
-        f"{cato_rq4.COLD_START_S:g} s from the order of a replica to its first call",
-        {f"utilization {u:g}": partial(_rq4_tasks, u) for u in cato_rq4.UTILIZATIONS},
+        f"{coding_scaling.COLD_START_S:g} s from the order of a replica to its first call",
+        {f"utilization {u:g}": partial(_scaling_tasks, u) for u in coding_scaling.UTILIZATIONS},
         _scaled_arms(),
         300,
         100,
-        cold_start_s=cato_rq4.COLD_START_S,
+        cold_start_s=coding_scaling.COLD_START_S,
         ours=_SCALED[0][0],
     )
 
@@ -356,7 +356,11 @@ def mixed_pool(trace: Path | None) -> LiveExperiment:
         "mixed",
         "one model on 2 fast cards and 4 that are 2.5 times slower, on 3 hosts",
         {w: partial(mixed.tasks_of, w) for w in ("W2", "W3")},
-        (_arm(schedulers.FORESIGHT), _arm("power-of-two"), _arm("least-wait")),
+        tuple(
+            map(
+                _arm, (schedulers.FORESIGHT, "power-of-two", "least-wait", schedulers.KNOWS_BATCHES)
+            )
+        ),
         400,
         300,
         slowdown=6.0,
@@ -365,9 +369,9 @@ def mixed_pool(trace: Path | None) -> LiveExperiment:
 
 
 EXPERIMENTS: Mapping[str, Callable[[Path | None], LiveExperiment]] = {
-    "cato-rq3": cato_rq3,
+    "coding-mixes": coding_mixes_live,
     "saber": saber_rq1,
-    "cato-rq4": rq4,
+    "coding-scaling": coding_scaling_live,
     "azure-replay": azure,
     "vllm-mix": vllm_mix,
     "mixed": mixed_pool,

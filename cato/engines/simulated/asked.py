@@ -81,7 +81,7 @@ def read_asked(
     """Raise `EngineError` for a wrong body, `ContextLengthError` for one that asks for too much."""
     for name in ("n", "best_of"):
         if body.get(name) not in (None, 1):
-            raise EngineError(f"the simulated engine gives one answer; {name} must be 1", 400)
+            raise EngineError(f"the simulated engine gives one answer; {name} must be 1", 400, name)
     prompt = read_prompt(endpoint, body, profile)
     limit = next((body[name] for name in _LIMITS if body.get(name) is not None), None)
     if limit is None and endpoint is Endpoint.COMPLETIONS:
@@ -98,14 +98,15 @@ def read_asked(
         )
     temperature = body.get("temperature")
     if isinstance(temperature, int | float) and temperature < 0:
-        raise EngineError(f"temperature must be non-negative, got {temperature}", 400)
+        problem = f"temperature must be non-negative, got {temperature}"
+        raise EngineError(problem, 400, "temperature")
     stop = body.get("stop") or body.get("stop_sequences") or ()
     stops = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, list | tuple) or not all(isinstance(s, str) for s in stops):
-        raise EngineError("stop must be a string or a list of strings", 400)
+        raise EngineError("stop must be a string or a list of strings", 400, "stop")
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
-        raise EngineError("cache_salt must be a text that is not empty", 400)
+        raise EngineError("cache_salt must be a text that is not empty", 400, "cache_salt")
     stream_options = body.get("stream_options")
     return Asked(
         prompt=prompt,
@@ -139,12 +140,13 @@ def _completion_prompt(value: object, profile: Profile) -> Prompt:
         return _text_prompt(value, profile)
     if isinstance(value, list) and value and all(isinstance(t, int) for t in value):
         return Prompt("".join(f"{t:{_ID_CHARS}d}" for t in value), len(value), _ID_CHARS)
-    raise EngineError("prompt must be one string or one list of token ids", 400)
+    raise EngineError("prompt must be one string or one list of token ids", 400, "prompt")
 
 
 def _whole_number(name: str, value: object, *, least: int, default: int) -> int:
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise EngineError(f"{name} must be a whole number of at least {least}, got {value!r}", 400)
+        problem = f"{name} must be a whole number of at least {least}, got {value!r}"
+        raise EngineError(problem, 400, name)
     return value

@@ -159,19 +159,32 @@ def whole_answer(body: bytes) -> EngineChunk:
     return chunk
 
 
+_PYDANTIC_FIELD = re.compile(r"'loc': \('body', '(\w+)'")
+
+
 def http_error(status: int, body: bytes) -> CatoError:
     """The error that a refusing HTTP answer stands for."""
+    param = None
     try:
         value = json.loads(body)
         error = value.get("error", value)
         message = str(error.get("message") or error)
+        param = _param(error.get("param"), message)
     except (ValueError, AttributeError):
         message = body[:500].decode(errors="replace") or f"the engine answered {status}"
     if status in (400, 413, 422) and _CONTEXT_WORDS.search(message):
         return _context_error(message)
     if status >= 500 and any(words in message for words in _DEAD_WORDS):
         return EngineDeadError(message, 503)
-    return EngineError(message, status)
+    return EngineError(message, status, param)
+
+
+def _param(told: object, message: str) -> str | None:
+    """The field of the request that an error is about; pydantic names it first in its lists."""
+    if isinstance(told, str) and told:
+        return told
+    found = _PYDANTIC_FIELD.search(message)
+    return None if found is None else found[1]
 
 
 def _context_error(message: str) -> ContextLengthError:

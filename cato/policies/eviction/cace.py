@@ -15,7 +15,7 @@ class Cace:
 
     score = recency + 1/(1 + load/100) + i/w + w1 · expected output tokens, with i the first
     place of the model in the queue of all that wait (i/w = 1 when it is not among the first w).
-    Every factor can be switched off, for the paper's ablation.
+    Every factor has a weight; 0 switches it off, for the paper's ablation.
 
     Deviations. Recency is 1 - 1/(1 + ln(1 + idle)): the printed 1/(1 + ln t) is inert with t a
     timestamp, and with t an age it evicts the most recent (`printed_recency` restores that
@@ -27,10 +27,10 @@ class Cace:
     points, recency 0.8 +- 0.2, reload cost and demand nothing.
     """
 
-    recency: bool = True
-    reload_cost: bool = True
-    demand: bool = True
-    output: bool = True
+    recency: float = 1.0
+    reload_cost: float = 1.0
+    demand: float = 1.0
+    output: float = 1.0
     window: int = 20
     output_weight: float = 0.001
     printed_recency: bool = False
@@ -41,20 +41,21 @@ class Cace:
         parts: list[str] = []
         if self.recency:
             young = 1 / (1 + log(1 + state.idle_s))
-            part = young if self.printed_recency else 1 - young
+            part = self.recency * (young if self.printed_recency else 1 - young)
             score += part
             parts.append(f"recency {part:.2f}")
         if self.reload_cost:
-            part = 1 / (1 + state.load_s / 100)
+            part = self.reload_cost / (1 + state.load_s / 100)
             score += part
             parts.append(f"reload {part:.2f}")
         if self.demand:
             place = state.queue_position
-            part = 1.0 if place is None or place > self.window else place / self.window
+            ahead = 1.0 if place is None or place > self.window else place / self.window
+            part = self.demand * ahead
             score += part
             parts.append(f"demand {part:.2f}")
         if self.output:
-            part = self.output_weight * state.expected_tokens
+            part = self.output * self.output_weight * state.expected_tokens
             score += part
             parts.append(f"output {part:.2f}")
         return Keep(-score, " + ".join(parts) or "no factor is on")

@@ -45,7 +45,7 @@ class Forecast:
     What was wanted within `hold_s` is kept: a start costs more than a replica that idles a while.
     The replicas of the first look count as wanted: it knows nothing yet that speaks against them.
 
-    The constants were chosen on seeds 0-9 of `cato-rq4`: most attainment at 0.25 with no more
+    The constants were chosen on seeds 0-9 of `coding-scaling`: most attainment at 0.25 with no more
     replicas than `CatoScaling` holds at 0.5. A further point at 0.25 costs about one replica more.
     """
 

@@ -18,9 +18,11 @@ from functools import lru_cache
 from socket import AddressFamily
 
 from cato.core.errors import AccessError, QuotaError
+from cato.core.sign_in import Person
 from cato.core.tenancy import Access, ApiKey, KeyHistory, Role
 from cato.serve.access.keys import is_secret_of, parts
-from cato.serve.access.limits import EventLimits, Reserved, TenantLimits, until_next_month_s
+from cato.serve.access.limits import EventLimits, Left, Reserved, TenantLimits, until_next_month_s
+from cato.serve.access.sign_in import SignIn, is_token
 
 log = logging.getLogger("cato.access")
 
@@ -56,7 +58,8 @@ class KeyRule(StrEnum):
 class Caller:
     """Whose request it is and what it may claim; without a key, everything.
 
-    `sla_class` is the most urgent one that may be claimed; empty when any may.
+    `key` is the public part of an API key, or `oidc:` and the subject of a token; `name` is for
+    people. `sla_class` is the most urgent one that may be claimed; empty when any may.
     """
 
     key: str = ""
@@ -69,6 +72,13 @@ class Caller:
     role: Role = Role.USER
     bounds: tuple[tuple[str, int], ...] = ()
     session_target_s: float | None = None
+    name: str = ""
+
+    @property
+    def who(self) -> str:
+        """Who it is, for the audit log."""
+        who = self.key if self.key.startswith("oidc:") else f"key:{self.key}"
+        return f"{who} ({self.name})" if self.name else who
 
     @property
     def is_operator(self) -> bool:
@@ -93,7 +103,8 @@ ANYBODY = Caller()
 class AccessControl:
     """The keys that one ingress replica knows, and its part of the tenants' limits.
 
-    `share` is its part of all requests. `clock` gives seconds since the epoch.
+    `share` is its part of all requests. `clock` gives seconds since the epoch. With `sign_in`
+    people come with tokens, and every request needs one or a key.
     """
 
     def __init__(
@@ -102,7 +113,11 @@ class AccessControl:
         *,
         share: float = 1.0,
         clock: Callable[[], float] = time.time,
+        sign_in: SignIn | None = None,
     ) -> None:
+        if sign_in is not None and rule is KeyRule.AUTO:
+            rule = KeyRule.REQUIRED
+        self.sign_in = sign_in
         self._rule = rule
         self._share = share
         self._clock = clock
@@ -148,8 +163,15 @@ class AccessControl:
         """Whether clients without a key are served because of where they ask from."""
         return self._rule is not KeyRule.IGNORED
 
-    def caller(self, credentials: str, *, is_local: bool) -> Caller:
-        """Who comes with `credentials` (empty: none); raise `AccessError`.
+    async def person(self, credentials: str) -> Person | None:
+        """Whose token they are, None for what is no token; raise `AccessError`."""
+        if self.sign_in is None or not is_token(credentials):
+            return None
+        return await self.sign_in.person(credentials)
+
+    def caller(self, credentials: str, *, is_local: bool, person: Person | None = None) -> Caller:
+        """Who comes with `credentials` (empty: none), which are the token of `person` if there is
+        one; raise `AccessError`.
 
         `is_local`: the client is on this machine.
         """
@@ -160,6 +182,8 @@ class AccessControl:
                 503, "keys_unknown", "The API keys are not known yet; try again in a moment.",
                 UNKNOWN_RETRY_S,
             )  # fmt: skip
+        if person is not None:
+            return self._caller_of(person)
         if not self._keys and self._needs_key:
             raise AccessError(
                 503, "keys_lost",
@@ -188,7 +212,6 @@ class AccessControl:
         return None if key is None or not key.is_valid(self._clock()) else self._as_caller(key)
 
     def _as_caller(self, key: ApiKey) -> Caller:
-        limits = self._limits.get(key.tenant)
         return Caller(
             key.id,
             key.tenant,
@@ -196,11 +219,35 @@ class AccessControl:
             key.tasks,
             key.models,
             key.default_task,
-            1.0 if limits is None else limits.tenant.weight,
+            self._weight_of(key.tenant),
             key.role,
             key.bounds,
             key.session_target_s,
+            key.name,
         )
+
+    def _caller_of(self, person: Person) -> Caller:
+        rights = person.rights
+        return Caller(
+            person.subject,
+            rights.tenant,
+            rights.sla_class,
+            rights.tasks,
+            rights.models,
+            rights.default_task,
+            self._weight_of(rights.tenant),
+            rights.role,
+            name=person.name,
+        )
+
+    def _weight_of(self, tenant: str) -> float:
+        limits = self._limits.get(tenant)
+        return 1.0 if limits is None else limits.tenant.weight
+
+    def left(self, caller: Caller) -> Left | None:
+        """What the tenant of `caller` may still ask for now; None without limits."""
+        limits = self._limits.get(caller.tenant)
+        return None if limits is None else limits.left(self._clock())
 
     def begin(self, caller: Caller, requests: int = 1) -> None:
         """`caller` begins so many requests; raise `QuotaError` when its tenant may not now."""

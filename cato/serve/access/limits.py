@@ -8,6 +8,7 @@ sink below zero, and nothing new begins until it has filled up to zero again. Th
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -48,11 +49,21 @@ class TokenBucket:
         self.level, self.at_s = min(self.capacity, self.level + gained), now_s
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A tenant's rates a minute, what of them may be used at once, and how long until all of that
+    can be again; None where there is no limit."""
+
+    requests: tuple[int, int, float] | None
+    tokens: tuple[int, int, float] | None
+
+
 class TenantLimits:
     """The buckets of one tenant in one ingress replica that has `share` of its requests."""
 
     def __init__(self, tenant: Tenant, share: float, now_s: float) -> None:
         self.tenant = tenant
+        self._share = share
         self._requests = _bucket(tenant.requests_per_minute, share, now_s)
         self._tokens = _bucket(tenant.tokens_per_minute, share, now_s)
 
@@ -64,6 +75,20 @@ class TenantLimits:
         if self._tokens is not None:
             waits.append((self._tokens.wait_s(now_s, 0.0), "tokens per minute"))
         return max(waits)
+
+    def left(self, now_s: float) -> Left:
+        """Of all replicas together, as far as this one can tell."""
+
+        def of(bucket: TokenBucket | None, rate: int | None) -> tuple[int, int, float] | None:
+            if bucket is None or rate is None:
+                return None
+            full_in_s = bucket.wait_s(now_s, bucket.capacity)
+            return rate, max(0, math.floor(bucket.level / self._share)), full_in_s
+
+        return Left(
+            of(self._requests, self.tenant.requests_per_minute),
+            of(self._tokens, self.tenant.tokens_per_minute),
+        )
 
     def begin(self, now_s: float, requests: int) -> None:
         """So many begin at once; the bucket may sink below zero for all but the first."""

@@ -1,20 +1,55 @@
-"""What was used, as a table for other programs."""
+"""What was used and what it costs, in rows for people and other programs."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 
 from cato.core.tenancy import TurnUsage, Usage
 
+GROUPS = ("day", "tenant", "key", "task", "model")
+"""What rows of usage can be summed up by."""
+SUMS = tuple(f.name for f in fields(Usage) if f.name not in GROUPS)
+TURN_COLUMNS = tuple(f.name for f in fields(TurnUsage))
 
-def as_csv(used: Sequence[Usage] | Sequence[TurnUsage], kind: type[Usage | TurnUsage]) -> str:
-    """A header and a line for each; `kind` is what all of them are."""
-    names = [field.name for field in fields(kind)]
+Row = dict[str, object]
+
+
+def columns(by: Sequence[str]) -> tuple[str, ...]:
+    """The columns of rows that are summed up `by` some of `GROUPS`."""
+    return (*by, *SUMS, "cost")
+
+
+def summed(
+    used: Sequence[Usage], costs: Sequence[float | None], by: Sequence[str] = GROUPS
+) -> list[Row]:
+    """A row for each value of `by`, in their order. A cost is None where nothing has a price."""
+    rows: dict[tuple[str, ...], Row] = {}
+    for one, cost in zip(used, costs, strict=True):
+        name = tuple(getattr(one, group) for group in by)
+        row = rows.setdefault(
+            name, {**dict(zip(by, name, strict=True)), **dict.fromkeys(SUMS, 0), "cost": None}
+        )
+        for column in SUMS:
+            row[column] += getattr(one, column)
+        if cost is not None:
+            row["cost"] = cost + (row["cost"] or 0.0)  # type: ignore[operator]
+    for row in rows.values():
+        if row["cost"] is not None:
+            row["cost"] = round(row["cost"], 6)  # type: ignore[call-overload]
+    return [rows[name] for name in sorted(rows)]
+
+
+def turn_rows(turns: Sequence[TurnUsage]) -> list[Row]:
+    return [asdict(turn) for turn in turns]
+
+
+def as_csv(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> str:
+    """A header of `names` and a line for each row."""
     out = io.StringIO()
     writer = csv.DictWriter(out, names)
     writer.writeheader()
-    writer.writerows(asdict(u) for u in used)
+    writer.writerows(rows)
     return out.getvalue()

@@ -9,12 +9,14 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import cato
+from cato.core.prices import NO_PRICES, Prices
 from cato.core.topology import OutputCaps
 from cato.serve.access.buffers import Buffers
 from cato.serve.access.control import AccessControl
 from cato.serve.batches.folder import BatchRoom
 from cato.serve.draining import Drain
 from cato.serve.ingress import (
+    admin,
     document,
     errors,
     models,
@@ -48,7 +50,7 @@ from cato.serve.ui import routes as ui
 # Routes are tried in order: the busiest first.
 DIALECTS = (
     completions, fim, tabby, infill, chat, responses, messages, tasks, others, models, operations,
-    usage, rollouts, batch_files, ui,
+    usage, rollouts, batch_files, admin, ui,
 )  # fmt: skip
 
 
@@ -65,6 +67,7 @@ def create_app(
     caps: OutputCaps = OutputCaps(),  # noqa: B008  # frozen
     prompt_rules_off: frozenset[str] = frozenset(),
     shared_prompts: bool = False,
+    prices: Prices = NO_PRICES,
     batches: BatchRoom | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
@@ -74,9 +77,10 @@ def create_app(
     `is_private` and `proxies` what `Gate` must know of the clients' connections; `pages` says which
     web pages may ask; `feedback` is told what people did with completions (None: the log). `caps`
     bound what direct calls may write; `prompt_rules_off` names rules of `cato.wire.stable` that are
-    not applied. With `shared_prompts` tenants share what engines have cached of prompts. `drain`
-    is told of requests under way. `batches` is where files of batches are kept; `app.state.inside`
-    has the same paths without the gate, for callers that are known: a batch's.
+    not applied. With `shared_prompts` tenants share what engines have cached of prompts. `prices`
+    say what usage costs. `drain` is told of requests under way. `batches` is where files of batches
+    are kept; `app.state.inside` has the same paths without the gate, for callers that are known: a
+    batch's.
     """
     ingress = Ingress(
         service,
@@ -89,6 +93,7 @@ def create_app(
         caps=caps,
         prompt_rules_off=prompt_rules_off,
         shared_prompts=shared_prompts,
+        prices=prices,
         batches=batches,
     )
     app = FastAPI(

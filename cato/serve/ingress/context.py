@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from cato.core.errors import AccessError
+from cato.core.prices import NO_PRICES, Prices
 from cato.core.receipt import Drawn
 from cato.core.runs import FinishRun
 from cato.core.session_slo import SessionBook
@@ -33,8 +34,8 @@ class Ingress:
 
     `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write;
     `prompt_rules_off` names the rules of `cato.wire.stable` that are switched off. With
-    `shared_prompts` tenants share what engines have cached of prompts. `batches` is where the files
-    of batches are; None where there are none.
+    `shared_prompts` tenants share what engines have cached of prompts. `prices` say what usage
+    costs. `batches` is where the files of batches are; None where there are none.
     """
 
     service: TaskService
@@ -49,6 +50,7 @@ class Ingress:
     session_book: SessionBook = field(default_factory=SessionBook)
     prompt_rules_off: frozenset[str] = frozenset()
     shared_prompts: bool = False
+    prices: Prices = NO_PRICES
     batches: BatchRoom | None = None
 
     def has_replicas(self, pool: str) -> bool:

@@ -46,7 +46,7 @@ MODEL_NAME: Schema = {
     "type": "string",
     "description": "A real model, a virtual one such as `cato-completion`, or a virtual one behind "
     "a family's name such as `qwen2.5-coder:cato-completion`. The header `X-CATO-Task` and a base "
-    "URL with `/t/{task}` overrule it.",
+    "URL with `/t/{task}` overrule it. Without any, as `cato-auto`.",
 }
 MESSAGES_LIST = _list(_object("role", role=TEXT))
 TIER: Schema = {"enum": ["auto", "default", "flex", "priority", "scale", "fast", None]}
@@ -221,7 +221,7 @@ CHUNKS = "With `stream`: chunks, then `data: [DONE]`. An error after the first i
 TYPED = "With `stream`: the dialect's typed events; the last has the receipt as `cato`."
 
 COMPLETION_BODY = _object(
-    "model prompt",
+    "prompt",
     model=MODEL_NAME,
     prompt={
         "anyOf": [TEXT, _list(TEXT), _list(COUNT), _list(_list(COUNT))],
@@ -243,7 +243,7 @@ COMPLETIONS = _operation(
 )
 CHAT = _operation(
     _object(
-        "model messages",
+        "messages",
         model=MODEL_NAME,
         messages=MESSAGES_LIST,
         tools=_or_null(_list({"type": "object"})),
@@ -260,7 +260,7 @@ CHAT = _operation(
 )
 FIM = _operation(
     _object(
-        "model prompt",
+        "prompt",
         model=MODEL_NAME,
         prompt=TEXT,
         suffix=_or_null(TEXT),
@@ -274,7 +274,7 @@ FIM = _operation(
 )
 RESPONSES = _operation(
     _object(
-        "model input",
+        "input",
         model=MODEL_NAME,
         input={"anyOf": [TEXT, _list({"type": "object"})]},
         instructions=_or_null(TEXT),
@@ -297,7 +297,7 @@ _CONVERSATION = {
 }
 MESSAGES = _operation(
     _object(
-        "model messages max_tokens",
+        "messages max_tokens",
         **_CONVERSATION,
         max_tokens=LIMIT,
         stop_sequences=_or_null(_list(TEXT)),
@@ -307,7 +307,7 @@ MESSAGES = _operation(
     events=TYPED,
 )
 COUNT_TOKENS = _operation(
-    _object("model messages", **_CONVERSATION), _object("input_tokens", input_tokens=COUNT)
+    _object("messages", **_CONVERSATION), _object("input_tokens", input_tokens=COUNT)
 )
 INFILL = _operation(
     _object(
@@ -481,11 +481,13 @@ TASKS = _answers(_object("object data", object={"const": "list"}, data=_list(_re
 TASK = _answers(_ref("Task"))
 TASK_SLA = _answers(
     _object(
-        "task metric target_ms hard_deadline_ms",
+        "task metric target_ms hard_deadline_ms baseline_ms warning",
         task=TEXT,
         metric=TEXT,
         target_ms=NUMBER,
         hard_deadline_ms=NUMBER,
+        baseline_ms={"type": ["number", "null"]},
+        warning=TEXT,
     )
 )
 MODELS = _answers(_object("object data", object={"const": "list"}, data=_list(_ref("Model"))))
@@ -499,14 +501,29 @@ READY: Responses = {
 METRICS: Responses = {
     200: {"description": "Prometheus' text form.", "content": {"text/plain": {"schema": TEXT}}}
 }
+
+
+def _query(name: str, schema: Schema, description: str) -> Schema:
+    """A parameter of a query that may be left out."""
+    return {
+        "name": name, "in": "query", "required": False, "description": description,
+        "schema": schema,
+    }  # fmt: skip
+
+
 RECEIPT = _answers(_ref("Receipt"))
 _USED = _object(
-    "day tenant key task model requests prompt_tokens cached_prompt_tokens output_tokens",
+    "requests prompt_tokens cached_prompt_tokens output_tokens cost",
     day=TEXT,
     tenant=TEXT,
-    key={**TEXT, "description": "The public part of an API key; empty without one."},
+    key={
+        **TEXT,
+        "description": "The public part of an API key, or `oidc:` and the subject of a token; "
+        "empty without one.",
+    },
     task=TEXT,
     model=TEXT,
+    cost=_or_null({**NUMBER, "description": "Null without a price."}),
     requests=COUNT,
     prompt_tokens=COUNT,
     cached_prompt_tokens=COUNT,
@@ -540,16 +557,19 @@ _TURN = _object(
         {**NUMBER, "description": "What a session with a target had to spare when it ended."}
     ),
 )
+_DAY: Schema = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
 USAGE: dict[str, Any] = {
     "responses": {
         200: {
-            "description": "A row for each day, tenant, key, task and model, or for each turn.",
+            "description": "A row for each day, tenant, key, task and model, or for each of what "
+            "`by` names, or for each turn.",
             "content": {
                 "application/json": {
                     "schema": _object(
-                        "object data",
+                        "object data currency",
                         object={"const": "list"},
                         data=_list({"anyOf": [_USED, _TURN]}),
+                        currency={**TEXT, "description": "Of `cost`; empty without prices."},
                     )
                 },
                 "text/csv": {"schema": TEXT},
@@ -570,6 +590,9 @@ USAGE: dict[str, Any] = {
                 "required": False,
                 "schema": {"type": "string"},
             },
+            _query("by", {"type": "string"}, "Such as `day,model`: what rows are summed up by."),
+            _query("since", _DAY, "The first day, in UTC."),
+            _query("until", _DAY, "The last day."),
         ],
     },
 }
@@ -635,6 +658,99 @@ START_ROLLOUT = _operation(
 )
 ROLLOUT_STEP = _operation(_object("name", name=TEXT), _ROLLOUT)
 
+_NUMBER_OR_NONE = _or_null(LIMIT)
+_LIMITS: Schema = {
+    "requests_per_minute": _NUMBER_OR_NONE,
+    "tokens_per_minute": _NUMBER_OR_NONE,
+    "tokens_per_month": _NUMBER_OR_NONE,
+    "weight": {"type": "number", "minimum": 0.01, "maximum": 1_000_000},
+}
+_TENANT = _object(
+    "name requests_per_minute tokens_per_minute tokens_per_month weight keys spent_tokens",
+    name=TEXT,
+    **_LIMITS,
+    keys={**COUNT, "description": "Those that are valid."},
+    spent_tokens={**COUNT, "description": "Of this month, in UTC."},
+)
+_KEY_RIGHTS: Schema = {
+    "tenant": TEXT,
+    "name": {**TEXT, "maxLength": 100},
+    "role": {"enum": ["user", "tenant-admin", "operator"]},
+    "tasks": {**_list(TEXT), "description": "Those that it may run; none: all."},
+    "models": {**_list(TEXT), "description": "Those that it may call; none: all."},
+    "default_task": {**TEXT, "description": "Of conversations that name no task."},
+    "bounds": {
+        "type": "object",
+        "additionalProperties": COUNT,
+        "description": "What one call may ask of an engine instead of the usual.",
+    },
+}
+_KEY = _object(
+    "id tenant name role sla_class tasks models default_task created_at_s expires_at_s bounds "
+    "session_target_s is_valid",
+    id=TEXT,
+    sla_class=_ref("SlaClass"),
+    **_KEY_RIGHTS,
+    created_at_s=NUMBER,
+    expires_at_s=_or_null(NUMBER),
+    session_target_s=_or_null(NUMBER),
+    is_valid=FLAG,
+    secret={**TEXT, "description": "The whole key; in the answer that makes it alone."},
+)
+_ENTRY = _object(
+    "id at_s who action tenant target before after",
+    id=LIMIT,
+    at_s=NUMBER,
+    who={**TEXT, "description": "`key:ID`, `oidc:SUBJECT` or `cli:USER@HOST`."},
+    action=TEXT,
+    tenant=TEXT,
+    target=TEXT,
+    before=_or_null({"type": "object"}),
+    after=_or_null({"type": "object"}),
+)
+
+
+def _rows(schema: Schema) -> Responses:
+    return _answers(_object("object data", object={"const": "list"}, data=_list(schema)))
+
+
+def _asked(properties: Schema, answer: Schema) -> dict[str, Any]:
+    """An operation with a body of `properties` alone."""
+    return _operation({**_object(**properties), "additionalProperties": False}, answer)
+
+
+TENANTS = _answers(
+    _object(
+        "object data role",
+        object={"const": "list"},
+        data=_list(_TENANT),
+        role={**_KEY_RIGHTS["role"], "description": "The caller's own."},
+    )
+)
+TENANT = _asked(_LIMITS, _TENANT)
+KEYS = _rows(_KEY)
+KEY = _answers(_KEY)
+NEW_KEY = _asked(
+    {
+        **_KEY_RIGHTS,
+        "sla": _ref("SlaClass"),
+        "days": {**POSITIVE, "description": "Valid for so long; for ever without."},
+        "session_minutes": POSITIVE,
+    },
+    _KEY,
+)
+ROTATED_KEY = _asked({"hours": {"type": "number", "minimum": 0, "default": 24}}, _KEY)
+AUDIT: dict[str, Any] = {
+    "responses": _rows(_ENTRY),
+    "openapi_extra": {
+        "parameters": [
+            _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "Entries."),
+            _query("below", LIMIT, "The id of the last entry that was seen."),
+        ]
+    },
+}
+
+ADMIN_PATH = "/v1/admin/"
 # Headers that every dialect's requests may have.
 HINTS = [
     {
@@ -699,7 +815,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
         error = _ref("AnthropicError" if path.startswith("/v1/messages") else "Error")
         for method, operation in operations.items():
             _complete(operation, error)
-            if method == "post":
+            if method == "post" and not path.startswith(ADMIN_PATH):
                 operation["parameters"] = [*operation.get("parameters", ()), *HINTS]
     document["components"] = {"schemas": SCHEMAS, "securitySchemes": SECURITY}
     document["security"] = [{name: []} for name in SECURITY]

@@ -44,6 +44,7 @@ from cato.serve.executor import RunningTask
 from cato.serve.ingress.context import finish_of, request_id, task_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import receipt_headers, run_headers
+from cato.store.errors import StoreError
 from cato.wire.choices import openai_error
 from cato.wire.messages import anthropic_error
 
@@ -57,6 +58,7 @@ FULL = "rate_limit_exceeded"
 LOST_RETRY_S = 1.0
 # The control plane answers a few seconds after the ingress.
 STARTING_RETRY_S = 3.0
+STORE_RETRY_S = 5.0
 # All agents tried wait for so long as they are told; at 300 s Claude Code gives up, and Qwen Code
 # and Continue ask again after half a second.
 MIN_RETRY_S, MAX_RETRY_S = 3.0, 40.0
@@ -167,11 +169,21 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 "rate_limit_error", FULL, problem=str(error), headers=_soon(MIN_RETRY_S),
             )  # fmt: skip
         case EngineError(status=status) if 400 <= status < 500:
-            return invalid(str(error), None)
+            field = f"the value of {error.param}" if error.param else "the request"
+            return Failure(
+                400, f"This model's engine does not take {field}; X-CATO-Problem says why.",
+                "invalid_request_error", None, error.param, problem=str(error),
+            )  # fmt: skip
         case EngineError():
             return Failure(
                 502, "The model's engine failed on this request.", "server_error",
                 "engine_failed", problem=str(error),
+            )  # fmt: skip
+        case StoreError():
+            return Failure(
+                503, "What the store keeps cannot be read or changed now; try again later.",
+                "server_error", "store_unavailable", problem=str(error),
+                headers=_retry_after(STORE_RETRY_S),
             )  # fmt: skip
         case CatoError():
             return Failure(

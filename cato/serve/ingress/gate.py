@@ -1,16 +1,20 @@
 """The door of every request: its API key, read once before anything else is done.
 
-A key comes as `Authorization: Bearer KEY` (OpenAI's clients, Tabby, llama.cpp's), `x-api-key`
-(Anthropic's) or `api-key` (Azure's). It is never read from a URL: those are logged.
+A key, or a token of the team's identity provider, comes as `Authorization: Bearer KEY` (OpenAI's
+clients, Tabby, llama.cpp's), `x-api-key` (Anthropic's) or `api-key` (Azure's). It is never read
+from a URL: those are logged. Answers tell a tenant with limits what is left of them.
 """
 
 from __future__ import annotations
 
+import math
+
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cato.core.errors import AccessError
-from cato.serve.access.control import AccessControl, is_own
+from cato.serve.access.control import AccessControl, Caller, is_own
+from cato.serve.access.limits import Left
 from cato.serve.draining import Drain
 from cato.serve.ingress.context import remember_caller
 from cato.serve.ingress.errors import answer, failure_of_error
@@ -19,9 +23,11 @@ from cato.serve.ingress.pages import Pages
 from cato.telemetry.tracing import HEADER, TRACEPARENT
 
 # Probes carry no keys, and their answers say nothing but to this machine; nor does the status page
-# without its data.
+# without its data, and what it signs people in with. The page of the API says what every CATO of
+# this version does.
 OPEN_PATHS = frozenset(
-    {"/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/page.js", "/ui/page.css"}
+    {"/", "/docs", "/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/sign-in"}
+    | {f"/ui/{file}" for file in ("page.js", "admin.js", "page.css")}
 )
 # A restart takes longer; others may serve meanwhile.
 STOPPING_RETRY_S = 5.0
@@ -66,7 +72,9 @@ class Gate:
         try:
             if self._drain is not None and self._drain.is_asked:
                 raise AccessError(503, "stopping", "The server is being stopped.", STOPPING_RETRY_S)
-            caller = self._access.caller(credentials(request), is_local=is_local)
+            given = credentials(request)
+            person = await self._access.person(given)
+            caller = self._access.caller(given, is_local=is_local, person=person)
             if not caller.key:
                 self._pages.check(request.headers, is_named=self._access.serves_by_place)
         except AccessError as error:
@@ -76,6 +84,8 @@ class Gate:
         peer = "" if request.client is None else request.client.host
         remember_caller(request, caller, self._proxies.client(peer, request.headers))
         TRACEPARENT.set(request.headers.get(HEADER, ""))
+        if self._access.left(caller) is not None:
+            send = self._telling_limits(send, caller)
         if self._drain is None:
             await self._app(scope, receive, send)
             return
@@ -84,6 +94,19 @@ class Gate:
             await self._app(scope, receive, send)
         finally:
             self._drain.under_way -= 1
+
+    def _telling_limits(self, send: Send, caller: Caller) -> Send:
+        """`send`, with what is left of the tenant's limits in the head of the answer."""
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                left = self._access.left(caller)
+                headers = {} if left is None else limit_headers(left)
+                more = [(name.encode(), value.encode()) for name, value in headers.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
+            await send(message)
+
+        return told
 
     def _is_local(self, request: Request) -> bool:
         """Whether the client is on this machine, and nothing says that it speaks for another."""
@@ -98,6 +121,18 @@ class Gate:
         except AccessError:
             return False
         return True
+
+
+def limit_headers(left: Left) -> dict[str, str]:
+    """OpenAI's headers: the rate a minute, what may be used at once, when all of that is back."""
+    headers = {}
+    for name, known in (("requests", left.requests), ("tokens", left.tokens)):
+        if known is not None:
+            rate, remaining, full_in_s = known
+            headers[f"x-ratelimit-limit-{name}"] = str(rate)
+            headers[f"x-ratelimit-remaining-{name}"] = str(remaining)
+            headers[f"x-ratelimit-reset-{name}"] = f"{math.ceil(full_in_s * 1000)}ms"
+    return headers
 
 
 def comes_from_here(request: Request) -> bool:

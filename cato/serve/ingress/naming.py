@@ -165,6 +165,11 @@ def _check_model(ingress: Ingress, request: Request, model: str, instead: str = 
         raise AccessError(403, "model_not_permitted", told)
 
 
+def with_model(body: dict[str, object]) -> dict[str, object]:
+    """`body`; one that names no model asks for the default one."""
+    return body if body.get("model") not in (None, "") else {**body, "model": AUTO_MODEL}
+
+
 def names_a_task(request: Request, extra: Mapping[str, object]) -> bool:
     """Whether a task is named beside the model, by the request or by its API key."""
     asked = request.headers.get(TASK_HEADER) or extra.get("task") or prefix_of(request)[0]

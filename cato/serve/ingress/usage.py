@@ -1,33 +1,24 @@
-"""What was used: by day, tenant, API key, task and model; or by the turns of a session."""
+"""What was used and what it costs: by day, tenant, API key, task and model; or by the turns of a
+session."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from cato.core.errors import InputError
-from cato.core.tenancy import TurnUsage, Usage
-from cato.serve.access.usage import as_csv
+from cato.core.tenancy import LAST_DAY, CardTime, Usage
+from cato.serve.access.usage import GROUPS, TURN_COLUMNS, Row, as_csv, columns, summed, turn_rows
 from cato.serve.ingress import document
 from cato.serve.ingress.context import Ingress, caller_of
-from cato.serve.ingress.errors import Failure, answer
 from cato.serve.ingress.jsons import JsonAnswer
-from cato.store.errors import StoreError
 
 FORMATS = ("json", "csv")
-UNREADABLE = partial(
-    Failure,
-    503,
-    "What was used cannot be read now; try again later.",
-    "server_error",
-    "store_unavailable",
-    headers={"Retry-After": "5"},
-)
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 def routes(ingress: Ingress) -> APIRouter:
@@ -35,25 +26,56 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/v1/usage", **document.USAGE)
     async def usage(request: Request) -> Response:
-        """What the tenant of the API key used; for operators and without keys, what all did. With
-        `session`, what each turn of it used that is still kept."""
+        """What the tenant of the API key used and what that costs; for operators and without keys,
+        what all did. `by` sums it up. With `session`, what each turn of it used that is still
+        kept."""
         form = request.query_params.get("format", FORMATS[0])
         if form not in FORMATS:
             raise InputError(f"format must be one of {', '.join(FORMATS)}", "format")
-        caller, records = caller_of(request), ingress.service.records
-        tenant = caller.sees
+        tenant = caller_of(request).sees
         session = request.query_params.get("session")
-        used: Sequence[Usage] | Sequence[TurnUsage]
-        try:
-            if session is None:
-                used = await records.usage(tenant)
-            else:
-                used = await records.turns(session, tenant)
-        except StoreError as error:
-            return answer(request, UNREADABLE(problem=str(error)))
+        if session is None:
+            by = _groups(request.query_params.get("by"))
+            days = _day(request, "since", ""), _day(request, "until", LAST_DAY)
+            names: Sequence[str] = columns(by)
+            rows: Sequence[Row] = await _rows(ingress, tenant, days, by)
+        else:
+            names = TURN_COLUMNS
+            rows = turn_rows(await ingress.service.records.turns(session, tenant))
         if form == "csv":
-            kind = Usage if session is None else TurnUsage
-            return Response(as_csv(used, kind), media_type="text/csv")
-        return JsonAnswer({"object": "list", "data": [asdict(u) for u in used]})
+            headers = {"Content-Disposition": 'attachment; filename="cato-usage.csv"'}
+            return Response(as_csv(rows, names), media_type="text/csv", headers=headers)
+        return JsonAnswer({"object": "list", "data": rows, "currency": ingress.prices.currency})
 
     return router
+
+
+async def _rows(
+    ingress: Ingress, tenant: str | None, days: tuple[str, str], by: tuple[str, ...]
+) -> list[Row]:
+    records, prices = ingress.service.records, ingress.prices
+    used = await records.usage(tenant, *days)
+    of_all: Sequence[Usage] = used
+    held: Sequence[CardTime] = ()
+    if prices.card_hour is not None:
+        held = await records.card_time(*days)
+        of_all = used if tenant is None else await records.usage(None, *days)
+    pools = ingress.service.pools()
+    bases = {str(group[0]): str(p.model.name) for p in pools for group in p.model.groups}
+    return summed(used, prices.costs(used, of_all, held, bases), by)
+
+
+def _groups(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return GROUPS
+    by = tuple(text.split(","))
+    if len(set(by)) != len(by) or not set(by) <= set(GROUPS):
+        raise InputError(f"by must be some of {','.join(GROUPS)}", "by")
+    return by
+
+
+def _day(request: Request, name: str, otherwise: str) -> str:
+    text = request.query_params.get(name)
+    if text is not None and not _DAY.fullmatch(text):
+        raise InputError(f"{name} must be a day such as 2026-11-30", name)
+    return otherwise if text is None else text

@@ -17,7 +17,7 @@ from cato.core.workflow import (
     TransformSettings,
     ValidateSettings,
 )
-from cato.serve.nodes import analyze, retrieve, transform, validate
+from cato.serve.nodes import analyze, parsing, retrieve, transform, validate
 from cato.serve.nodes.code_index import CodeIndex
 from cato.workflows.templates import little_work
 
@@ -27,6 +27,13 @@ class NodeRunner:
 
     def __init__(self, indexes: Mapping[str, CodeIndex]) -> None:
         self._indexes = dict(indexes)
+
+    async def warm_up(self) -> None:
+        """Start the parser and read each index once: the first use of either takes longer than a
+        completion grants it."""
+        await parsing.parsed("analyze", "x = 1\n", language="python", cursor=0)
+        for index in self._indexes.values():
+            await asyncio.to_thread(index.search, "def read open file return", 2)
 
     async def run(
         self, node: NodeId, settings: NodeSettings, names: Mapping[str, object]

@@ -34,6 +34,10 @@ function table(heads, rows) {
 }
 const cell = (text, kind) => h("td", { class: kind ?? null }, text);
 
+// What to do where there is nothing to show; every second text is something to type.
+const empty = (kind, ...texts) =>
+  h("p", { class: `${kind} empty` }, texts.map((text, i) => (i % 2 ? h("code", null, text) : text)));
+
 // Numbers
 
 function durationText(seconds) {
@@ -87,9 +91,14 @@ function drawFigures(now) {
   const wanted = sum(now.deployments.map((d) => d.wanted)) || replicas.length;
   const least = now.pools.map((p) => p.slack_least_s).filter((s) => s !== null);
   const worst = least.length ? Math.min(...least) : null;
+  const lately = now.lately;
+  const cached = lately.prompt_tokens ? percent(lately.cached_prompt_tokens / lately.prompt_tokens) : NO_VALUE;
   at("figures").replaceChildren(
     figure("SLO attainment, 5 min", share === null ? NO_VALUE : percent(share), `${whole(five.met)} of ${whole(five.runs)} runs`, share !== null && share < 0.95 ? "bad" : null),
     figure("Runs, mean of 5 min", `${(five.runs / 5).toFixed(five.runs < 50 ? 1 : 0)} /min`, "ended, any status"),
+    figure("First token, 5 min", `${duration(lately.ttft_p50_s)}`, `median; p95 ${duration(lately.ttft_p95_s)}`),
+    figure("Output, mean of 5 min", `${lately.output_tokens_per_s.toFixed(lately.output_tokens_per_s < 10 ? 1 : 0)} /s`, "tokens of all answers"),
+    figure("Prefix-cache hits, 5 min", cached, `of ${tokens(lately.prompt_tokens)} prompt tokens`),
     figure("Waiting now", whole(sum(now.pools.map((p) => p.queued))), "LLM calls in queues"),
     figure("Places taken", `${whole(sum(ready.map((r) => r.held)))} of ${whole(sum(ready.map((r) => r.slots)))}`, "by LLM calls"),
     figure("Replicas ready", `${ready.length} of ${wanted}`, "that are wanted", ready.length < wanted ? "bad" : null),
@@ -145,8 +154,8 @@ function drawFleet(now) {
     const replicas = pool.replicas.map(replicaRow);
     return [poolRow(pool, deployments), ...(replicas.length ? replicas : [empty])];
   });
-  const heads = [["replica"], ["state"], ["deployment"], ["places taken", "number"], ["wait of a newcomer", "number"], ["sessions, their contexts", "number"], ["model, notes"]];
-  at("fleet").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "card empty" }, "No pool is known yet."));
+  const heads = [["replica"], ["state"], ["deployment"], ["places taken", "number"], ["expected queueing delay", "number"], ["sessions, their contexts", "number"], ["model, notes"]];
+  at("fleet").replaceChildren(rows.length ? h("div", { class: "wide" }, table(heads, rows)) : empty("card", "No pool is known yet. Engines start within a minute or two; ", "cato status", " shows what they wait for, and the log of ", "cato serve", " why one fails."));
 }
 
 // Rollouts
@@ -190,7 +199,20 @@ function drawSessions(now) {
     cell(s.replica ? short(s.replica) : NO_VALUE, "code")));
   const heads = [["last turn", "number"], ["session"], ["client"], ["turns", "number"], ["met", "number"], ["moved", "number"], ["prompt tokens", "number"], ["cached", "number"], ["slack", "number"], ["replica"]];
   const note = h("p", { class: "legend" }, `${whole(all.count)} sessions; ${share(all)} of ${tokens(all.prompt_tokens)} prompt tokens were cached. Working sets beside memory: above, by replica.`);
-  at("sessions").replaceChildren(...(rows.length ? [note, table(heads, rows)] : [h("p", { class: "empty" }, "No session had a turn in the last 30 minutes.")]));
+  at("sessions").replaceChildren(...(rows.length ? [note, table(heads, rows)] : [empty("", "No session had a turn in the last 30 minutes. Connect an agent: deployments/clients/ has a file for each; a client names its session with the header ", "X-CATO-Session", ".")]));
+}
+
+// Tenants
+
+function drawTenants(now) {
+  const rows = now.tenants.map((t) => h("tr", null,
+    cell(t.tenant || "without a key"),
+    cell(whole(t.runs), "number"),
+    h("td", { class: `number ${t.runs && t.met / t.runs < 0.95 ? "bad" : ""}` }, t.runs ? percent(t.met / t.runs) : NO_VALUE),
+    cell(tokens(t.prompt_tokens), "number"),
+    cell(tokens(t.output_tokens), "number")));
+  const heads = [["tenant"], ["runs", "number"], ["SLO attainment", "number"], ["prompt tokens", "number"], ["output tokens", "number"]];
+  at("tenants").replaceChildren(rows.length ? table(heads, rows) : empty("", "No tenant asked for anything in the last 5 minutes. ", "cato keys create --tenant NAME", " makes a key for a team."));
 }
 
 // Attainment over time
@@ -247,7 +269,7 @@ function drawTasks(now) {
   const legend = h("p", { class: "legend" },
     h("span", null, swatch("point"), "attainment of each half minute (left axis)"),
     h("span", null, swatch("volume"), "runs that ended (right axis)"));
-  at("tasks").replaceChildren(...(cards.length ? cards : [h("p", { class: "card empty" }, "No task has ended in the last 30 minutes.")]));
+  at("tasks").replaceChildren(...(cards.length ? cards : [empty("card", "No task has ended in the last 30 minutes. Try ", "cato task code-completion -i 'prefix=def add(a, b):'", " or point an editor here: deployments/clients/.")]));
   at("tasks").nextElementSibling?.remove();
   if (cards.length) at("tasks").after(legend);
 }
@@ -273,7 +295,7 @@ function drawRuns(now) {
   const heads = [["ended", "number"], ["task"], ["SLO"], ["achieved", "number"], ["target", "number"], ["in queues", "number"]];
   const rows = now.runs.map((run) => runRow(run, now.now_s));
   const focused = at("runs").contains(document.activeElement) ? document.activeElement.title : null;
-  at("runs").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "empty" }, "No run has ended in the last 30 minutes."));
+  at("runs").replaceChildren(rows.length ? table(heads, rows) : empty("", "No run has ended in the last 30 minutes. Each request is a run and gets a receipt."));
   if (focused !== null) {
     [...at("runs").querySelectorAll("button")].find((b) => b.title === focused)?.focus({ preventScroll: true });
   }
@@ -397,14 +419,19 @@ function drawDecisions(now) {
       cell(d.attempt > 1 ? `attempt ${d.attempt}: ${d.reason}` : d.reason));
   });
   const heads = [["at", "number"], ["pool"], ["decision"], ["task · node"], ["replica"], ["waited", "number"], ["slack", "number"], ["reason"]];
-  at("decisions").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "empty" }, "No decision yet."));
+  at("decisions").replaceChildren(rows.length ? table(heads, rows) : empty("", "No decision yet: a router decides when a call arrives."));
 }
 
 // Asking
 
-async function ask(path) {
+async function fetched(path, method, body) {
   const key = sessionStorage.getItem(KEY);
-  const answer = await fetch(path, { headers: key ? { Authorization: `Bearer ${key}` } : {}, cache: "no-store" });
+  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  return fetch(path, { method: method ?? "GET", headers, body: body && JSON.stringify(body), cache: "no-store" });
+}
+
+async function ask(path, method, body) {
+  const answer = await fetched(path, method, body);
   const value = await answer.json().catch(() => null);
   if (!answer.ok) {
     const error = new Error(value?.error?.message ?? `the server answered ${answer.status}`);
@@ -424,17 +451,21 @@ async function refresh() {
   const hasKey = sessionStorage.getItem(KEY) !== null;
   try {
     const now = await ask("ui/state");
-    for (const draw of [drawFigures, drawFleet, drawRollouts, drawTasks, drawSessions, drawRuns, drawDecisions]) draw(now);
-    at("key-form").hidden = true;
+    for (const draw of [drawFigures, drawFleet, drawRollouts, drawTasks, drawTenants, drawSessions, drawRuns, drawDecisions]) draw(now);
+    at("key-form").hidden = at("sign-in").hidden = true;
+    at("main").hidden = false;
     at("forget-key").hidden = !hasKey;
     const silent = now.missing.length ? ` — no answer from: ${now.missing.join(", ")}` : "";
     const wrong = now.problem ? ` — the workflows stay as they were: ${now.problem}` : "";
-    const kind = silent || wrong ? "warn" : "good";
-    tell(`${kind === "good" ? "●" : "◐"} as of ${clock(now.now_s)}${silent}${wrong}`, kind);
+    const low = now.warnings.map((w) => ` — ${w}`).join("");
+    const kind = silent || wrong || low ? "warn" : "good";
+    tell(`${kind === "good" ? "●" : "◐"} as of ${clock(now.now_s)}${silent}${wrong}${low}`, kind);
   } catch (error) {
     const needsKey = error.status === 401 || error.status === 403;
     if (needsKey && at("key-form").hidden) {
       at("key-form").hidden = false;
+      offerSignIn();
+      at("main").hidden = true;
       at("key").focus();
     }
     at("forget-key").hidden = !hasKey;
@@ -444,11 +475,53 @@ async function refresh() {
   timer = setTimeout(refresh, document.hidden ? 5 * POLL_MS : POLL_MS);
 }
 
+// Signing in: OpenID Connect's authorization code with PKCE. The server exchanges the code.
+
+const SIGN_IN = "cato-sign-in";
+const here = () => location.origin + location.pathname;
+const base64url = (bytes) => btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+
+function use(key) {
+  sessionStorage.setItem(KEY, key);
+  document.dispatchEvent(new Event("signed-in"));
+  refresh();
+}
+
+async function offerSignIn() {
+  const flow = await ask("ui/sign-in").catch(() => ({}));
+  at("sign-in").hidden = !flow.client_id;
+}
+
+async function signIn() {
+  if (!window.crypto.subtle) return tell("✕ signing in needs https", "bad");
+  const flow = await ask("ui/sign-in");
+  const [verifier, state] = [32, 16].map((n) => base64url(crypto.getRandomValues(new Uint8Array(n))));
+  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(verifier));
+  sessionStorage.setItem(SIGN_IN, JSON.stringify({ verifier, state }));
+  const asked = new URLSearchParams({
+    response_type: "code", client_id: flow.client_id, scope: flow.scope, redirect_uri: here(), state,
+    code_challenge: base64url(new Uint8Array(digest)), code_challenge_method: "S256",
+  });
+  return location.assign(`${flow.authorization_endpoint}${flow.authorization_endpoint.includes("?") ? "&" : "?"}${asked}`);
+}
+
+async function signedIn() {
+  const given = new URLSearchParams(location.search);
+  const begun = JSON.parse(sessionStorage.getItem(SIGN_IN) ?? "null");
+  if (!begun || !given.has("state")) return;
+  sessionStorage.removeItem(SIGN_IN);
+  history.replaceState(null, "", location.pathname);
+  if (given.get("state") !== begun.state || !given.has("code")) return;
+  const body = { code: given.get("code"), verifier: begun.verifier, redirect_uri: here() };
+  const { token } = await ask("ui/sign-in", "POST", body);
+  sessionStorage.setItem(KEY, token);
+}
+
+at("sign-in").addEventListener("click", () => signIn().catch((error) => tell(`✕ ${error.message}`, "bad")));
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(KEY, at("key").value.trim());
+  use(at("key").value.trim());
   at("key").value = "";
-  refresh();
 });
 at("forget-key").addEventListener("click", () => {
   sessionStorage.removeItem(KEY);
@@ -461,4 +534,7 @@ at("theme").addEventListener("change", () => {
 });
 document.documentElement.dataset.theme = at("theme").value;
 document.addEventListener("visibilitychange", () => document.hidden || refresh());
-refresh();
+signedIn().catch((error) => tell(`✕ ${error.message}`, "bad")).finally(() => {
+  document.dispatchEvent(new Event("signed-in"));
+  refresh();
+});

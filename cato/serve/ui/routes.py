@@ -1,11 +1,15 @@
-"""`/ui`: a page that only reads. What it shows comes from `/ui/state` and `/v1/requests/{id}`.
+"""`/ui`: the status page, and administration for those who may; `/docs`: the API. What `/ui` shows
+and does goes through `/ui/state` and `/v1`.
 
 The page itself holds no data, so it needs no key; a browser could not send one with a link. What
-it asks for goes through the gate like any request, with the key that was typed in.
+it asks for goes through the gate like any request, with the key that was typed in or the token of
+a person who signed in. Here the provider's code is exchanged for that token, so that the page asks
+no other host.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +18,23 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from cato.core.baseline import warning
+from cato.core.errors import InputError, QuotaError
+from cato.serve.access.limits import TokenBucket
+from cato.serve.ingress.body import read_object, text_field
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.receipts import as_json
 from cato.serve.ingress.rollouts import described
 from cato.serve.ingress.templates import note_of
+from cato.serve.ui import docs
+from cato.telemetry.recent import TaskHistory
 
 HERE = Path(__file__).parent
 FILES = {
     "/ui": ("page.html", "text/html; charset=utf-8"),
     "/ui/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/ui/admin.js": ("admin.js", "text/javascript; charset=utf-8"),
     "/ui/page.css": ("page.css", "text/css; charset=utf-8"),
 }
 # Nothing comes from elsewhere, and nothing in the page's data can become a script.
@@ -36,18 +47,54 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+NO_STORE = {"Cache-Control": "no-store"}
+# Anybody may ask for one, and each asks the identity provider.
+MAX_EXCHANGES_PER_MINUTE = 120
+MAX_CODE_BYTES = 16_384
 
 
 def routes(ingress: Ingress) -> APIRouter:
     """Not in the OpenAPI document: `/ui/state` is the page's own and follows it."""
     router = APIRouter(include_in_schema=False)
+    exchanges = TokenBucket.of(MAX_EXCHANGES_PER_MINUTE, time.monotonic())
     for path, (name, media_type) in FILES.items():
         router.add_api_route(path, _file(name, media_type), methods=["GET", "HEAD"])
+
+    @router.get("/")
+    async def root() -> Response:
+        """People who open the server's bare address are shown what it does."""
+        return RedirectResponse("ui")
+
+    @router.get("/docs")
+    async def api(request: Request) -> Response:
+        """Every path of this server, from its OpenAPI document."""
+        html = docs.page(request.app.openapi())
+        return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
     @router.get("/ui/")
     async def with_slash() -> Response:
         """The page's own links are relative, so that it works behind a proxy's path."""
         return RedirectResponse("../ui")
+
+    @router.get("/ui/sign-in")
+    async def flow(request: Request) -> Response:
+        """Where the page sends a person to sign in; empty where nobody does."""
+        sign_in = ingress.access.sign_in
+        found = None if sign_in is None else await sign_in.flow()
+        return JsonAnswer(found or {}, headers=NO_STORE)
+
+    @router.post("/ui/sign-in")
+    async def exchange(request: Request) -> Response:
+        """A token for the code that the identity provider gave the page."""
+        if wait_s := exchanges.wait_s(time.monotonic(), 1.0):
+            raise QuotaError("sign-ins per minute", wait_s)
+        exchanges.take(time.monotonic(), 1.0)
+        body = await read_object(request, min(MAX_CODE_BYTES, ingress.max_body_bytes))
+        code, verifier, back = (text_field(body, f) for f in ("code", "verifier", "redirect_uri"))
+        if ingress.access.sign_in is None or not (code and verifier and back):
+            raise InputError("the body is {code, verifier, redirect_uri}", "code")
+        token, person = await ingress.access.sign_in.exchange(code, verifier, back)
+        return JsonAnswer({"token": token, "name": person.name}, headers=NO_STORE)
 
     @router.get("/ui/state")
     async def state(request: Request) -> Response:
@@ -58,12 +105,30 @@ def routes(ingress: Ingress) -> APIRouter:
             replace(p, note=" · ".join(filter(None, (p.note, notes.get(p.name)))))
             for p in found.pools
         )
-        found = replace(found, pools=pools, problem=ingress.service.workflow_problem)
-        known = ingress.service.records.rollouts() if caller_of(request).is_operator else {}
-        shown = as_json(found) | {"rollouts": described(known)}
-        return JsonAnswer(shown, headers={"Cache-Control": "no-store"})
+        service, caller = ingress.service, caller_of(request)
+        told = (
+            warning(service.workflows[name], service.records.estimates(name))
+            for name in filter(caller.may_run, sorted(service.workflows))
+        )
+        found = replace(
+            found,
+            pools=pools,
+            tasks=tuple(_with_own_target(ingress, task) for task in found.tasks),
+            problem=service.workflow_problem,
+            warnings=tuple(filter(None, told)),
+        )
+        known = service.records.rollouts() if caller.is_operator else {}
+        return JsonAnswer(as_json(found) | {"rollouts": described(known)}, headers=NO_STORE)
 
     return router
+
+
+def _with_own_target(ingress: Ingress, task: TaskHistory) -> TaskHistory:
+    """With the target of the task's workflow: single requests may ask for another."""
+    workflow = ingress.service.workflows.get(task.task)
+    if workflow is None:  # a direct call of a model, or a task that was removed
+        return task
+    return replace(task, metric=workflow.slo.metric.value, target_s=workflow.slo.target_s)
 
 
 def _file(name: str, media_type: str) -> Callable[[], Awaitable[Response]]:

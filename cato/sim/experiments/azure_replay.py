@@ -6,7 +6,7 @@ Arrivals and lengths are those of the trace; classes by output length: at most 2
 development. The seed only feeds policies that draw, and there is one trace: errors are those of
 batch means, over `BLOCKS` stretches of it (Law, "Simulation Modeling and Analysis", 9.5.3). The
 clairvoyant knows every arrival and length and searches for
-the best set of tasks to give up.
+the best set of tasks to give up; no scheduler can be above the upper bound (`bounds.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import numpy as np
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.policies import Policies
+from cato.core.topology import RAY_SERVE
 from cato.estimators.usl import SpeedSample, UslFit, fit_usl
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.sim.experiments.common import chosen_policies, metrics_of
 from cato.sim.experiments.hindsight import CLAIRVOYANT, clairvoyant, missed_of
 from cato.sim.fleet import Fleet, PoolSetup
@@ -43,6 +45,15 @@ DEVELOPMENT, REPORT = ((0, 1250), (1250, 2500)), ((0, 2500), (2500, 5000))
 REPORT_SEEDS_FROM = 100
 BLOCKS = 20
 SEARCH_ROUNDS = 40
+# What the seed does not change, and chunks change little: it is worked out once.
+WITH_HINDSIGHT = (CLAIRVOYANT, UPPER_BOUND)
+OPPONENTS = (
+    schedulers.KNOWS_BATCHES,
+    RAY_SERVE,
+    "edf-bounded",
+    "sjf-bounded",
+    "plas-waiting",
+)
 # SABER's speed law is fitted at the mean context of the trace.
 _CONTEXT_TOKENS = 2048
 
@@ -62,6 +73,7 @@ POLICIES: Mapping[str, Callable[[], Policies]] = {
     "power-of-two": partial(schedulers.early, "power-of-two"),
     "cato": schedulers.cato,
     "saber": _saber,
+    **{name: partial(schedulers.OF_PROFILE[name], SEVEN_B, 0) for name in OPPONENTS},
     "fcfs, late": partial(schedulers.static_cap, SEVEN_B.max_running),
     schedulers.FORESIGHT: schedulers.foresight,
 }
@@ -110,6 +122,10 @@ def _run(job: _Job) -> _Replayed:
         "speed": job.speed,
         "prompts": "chunked" if job.chunked else "whole",
     }
+    if job.policy == UPPER_BOUND:
+        pool = Capacity(SEVEN_B, job.replicas)
+        bound = {"slo_attainment": attainable(tasks, {POOL: pool})}
+        return _Replayed(Sample(setting, job.policy, job.seed, bound), ())
     if job.policy == CLAIRVOYANT:
         best = clairvoyant(tasks, partial(_setup, job), job.seed, SEARCH_ROUNDS)
         metrics, missed = best.metrics, best.missed
@@ -124,14 +140,15 @@ def _run(job: _Job) -> _Replayed:
 
 def run(options: Options, progress: Progress) -> Report:
     trace = options.needed("trace")
-    policies = list(chosen_policies(options, {**POLICIES, CLAIRVOYANT: schedulers.foresight}))
+    hindsight = dict.fromkeys(WITH_HINDSIGHT, schedulers.foresight)
+    policies = list(chosen_policies(options, {**POLICIES, **hindsight}))
     jobs = [
         _Job(trace, replicas, speed, chunked, policy, seed)
         for chunked in (False, True)
         for replicas, speed in SETTINGS
         for policy in policies
-        for seed in (options.seeds if policy != CLAIRVOYANT else options.seeds[:1])
-        if not (policy == CLAIRVOYANT and chunked)
+        for seed in (options.seeds if policy not in WITH_HINDSIGHT else options.seeds[:1])
+        if not (policy in WITH_HINDSIGHT and chunked)
     ]
     replays = run_all(_run, jobs, progress, options.jobs)
     samples = [r.sample for r in replays]

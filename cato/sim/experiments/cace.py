@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from cato.core.errors import UnknownNameError
 from cato.core.eviction import DispatchOrder, EvictionPolicy
@@ -72,6 +70,7 @@ POLICIES: Mapping[str, EvictionPolicy | None] = {
 }
 ABLATED: Mapping[str, EvictionPolicy | None] = {
     LRU: LeastRecentlyUsed(),
+    LFU: LeastFrequentlyUsed(),
     CACE: Cace(),
     "cace without recency": Cace(recency=False),
     "cace without reload cost": Cace(reload_cost=False),
@@ -86,6 +85,8 @@ ABLATED: Mapping[str, EvictionPolicy | None] = {
 STRATEGIES: Mapping[str, tuple[str, str]] = {
     "lru, in-order": (LRU, IN_ORDER),
     "lru, batched": (LRU, BATCHED),
+    "lfu, in-order": (LFU, IN_ORDER),
+    "lfu, batched": (LFU, BATCHED),
     "foresight, in-order": (FORESIGHT, IN_ORDER),
     "foresight, batched": (FORESIGHT, BATCHED),
     "foresight, queue-aware": (FORESIGHT, QUEUE_AWARE),
@@ -300,37 +301,12 @@ def _order_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
 # Pictures
 
 
-def _bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, label: str) -> None:
-    """One group of bars for each value of `setting[by]`, a bar a policy, 95 % intervals."""
-    policies = list(dict.fromkeys(m.policy for m in means))
-    width = 0.8 / max(1, len(policies))
-    for i, policy in enumerate(policies):
-        mine = {str(m.setting[by]): m for m in means if m.policy == policy}
-        xs = [j + (i - (len(policies) - 1) / 2) * width for j in range(len(groups))]
-        axes.bar(
-            xs,
-            [mine[g].mean for g in groups],
-            width,
-            yerr=[1.96 * mine[g].stderr for g in groups],
-            label=policy,
-            capsize=2,
-        )
-    axes.set_xticks(range(len(groups)), groups)
-    axes.set_ylabel(label)
-    axes.grid(axis="y", alpha=0.3)
-
-
 def _select(report: Report, metric: str, **setting: str | float) -> list[Mean]:
     return [
         m
         for m in report.means
         if m.metric == metric and all(m.setting.get(k) == v for k, v in setting.items())
     ]
-
-
-def _legend(fig: Figure, axes: Axes, columns: int) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
 
 
 def plot_rq1(report: Report, folder: Path) -> tuple[Path, ...]:
@@ -340,9 +316,11 @@ def plot_rq1(report: Report, folder: Path) -> tuple[Path, ...]:
     for metric, label in (("hit_rate", "hit rate"), ("ttft_s_mean", "mean TTFT [s]")):
         fig, axes = plots.figure(len(rates))
         for ax, rate in zip(axes, rates, strict=True):
-            _bars(ax, _select(report, metric, rate_per_s=rate), list(PATTERNS), "pattern", label)
+            plots.bars(
+                ax, _select(report, metric, rate_per_s=rate), list(PATTERNS), "pattern", label
+            )
             ax.set_title(f"{rate}/s, in order", fontsize=10)
-        _legend(fig, axes[0], 5)
+        plots.legend(fig, axes[0], 5)
         paths.append(plots.save(fig, folder, f"cace-rq1-{metric.replace('_', '-')}"))
     return tuple(paths)
 
@@ -355,11 +333,11 @@ def plot_rq2(report: Report, folder: Path) -> tuple[Path, ...]:
         cells = [(r, m) for r in (UNDERLOAD_PER_S[0], OVERLOAD_PER_S) for m in MEMORY]
         for ax, (rate, memory) in zip(axes, cells, strict=True):
             means = _select(report, metric, rate_per_s=rate, host_memory=memory)
-            _bars(ax, means, list(PATTERNS), "pattern", label)
+            plots.bars(ax, means, list(PATTERNS), "pattern", label)
             ax.set_title(f"{rate}/s, host memory: {memory}", fontsize=10)
             if max(m.mean for m in means) > 10 * min(m.mean for m in means):
                 ax.set_yscale("log")  # in-order dispatch in overload dwarfs all else
-        _legend(fig, axes[0], 3)
+        plots.legend(fig, axes[0], 3)
         paths.append(plots.save(fig, folder, f"cace-rq2-{metric.replace('_', '-')}"))
     return tuple(paths)
 

@@ -23,7 +23,8 @@ from cato.core.length import LengthBelief
 from cato.core.slo import SloMetric
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.cato_rq import ONE_AT_A_TIME, REPLICAS, TASKS, UTILIZATIONS
+from cato.sim.experiments.cato_rq import POLICIES as ROUTERS
+from cato.sim.experiments.coding_mixes import ONE_AT_A_TIME, REPLICAS, TASKS, UTILIZATIONS
 from cato.sim.experiments.common import chosen_policies, measured
 from cato.sim.fleet import PoolSetup
 from cato.sim.plots import figure, lines, save
@@ -92,13 +93,13 @@ def tasks_of(dataset: Path, utilization: float, seed: int, n: int) -> list[SimTa
 
 def _run(job: _Job) -> Sample:
     tasks = tasks_of(job.dataset, job.utilization, job.seed, TASKS)
-    setup = PoolSetup(POOL, (ONE_AT_A_TIME,) * REPLICAS, schedulers.BY_NAME[job.policy]())
+    setup = PoolSetup(POOL, (ONE_AT_A_TIME,) * REPLICAS, ROUTERS[job.policy]())
     return Sample({"load": job.utilization}, job.policy, job.seed, measured([setup], tasks))
 
 
 def _experiment(options: Options, progress: Progress) -> Report:
     dataset = options.needed("dataset")
-    policies = chosen_policies(options, schedulers.BY_NAME)
+    policies = chosen_policies(options, ROUTERS)
     lengths = _lengths(dataset)
     jobs = [
         _Job(dataset, load, policy, seed)

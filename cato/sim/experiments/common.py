@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
+
+import numpy as np
 
 from cato.core.errors import UnknownNameError
 from cato.core.policies import Policies
+from cato.core.slo import SloMetric
 from cato.sim.experiment import Options
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Sample, Setting, mean_and_stderr
@@ -23,6 +27,35 @@ def metrics_of(fleet: Fleet, outcomes: Sequence[Outcome]) -> dict[str, float]:
     """What every report has of a run: `task_metrics`, and what it took of the fleet."""
     preempted = float(sum(p.preempted for p in fleet.pools.values()))
     return task_metrics(outcomes) | {"utilization": fleet.utilization(), "preempted": preempted}
+
+
+def judged_s(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Of each task's name, the latencies by which its finished tasks are judged: TTFT or E2E."""
+    found: dict[str, list[float]] = {}
+    for o in outcomes:
+        times = found.setdefault(o.task.name, [])
+        if o.is_finished:
+            times.append(o.ttft_s if o.task.metric is SloMetric.TTFT else o.e2e_s)
+    return dict(sorted(found.items()))
+
+
+def metrics_by_task(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Attainment and judged latency of each task, its name behind the metric's."""
+    metrics: dict[str, float] = {}
+    for name, times in judged_s(outcomes).items():
+        met = [o.is_met for o in outcomes if o.task.name == name]
+        mean, p95, p99 = (
+            (float(np.mean(times)), *map(float, np.quantile(times, (0.95, 0.99))))
+            if times
+            else (nan, nan, nan)
+        )
+        metrics |= {
+            f"slo_attainment.{name}": sum(met) / len(met),
+            f"judged_s_mean.{name}": mean,
+            f"judged_s_p95.{name}": p95,
+            f"judged_s_p99.{name}": p99,
+        }
+    return metrics
 
 
 def chosen_policies(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import metrics_of
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Report, Sample, Target, compare, mean_and_stderr, summarize
-from cato.sim.tasks import Outcome, service_gain
+from cato.sim.tasks import Outcome, SimTask, service_gain
 from cato.sim.workloads import (
+    TEMPO_CALL,
     TEMPO_CHUNK_TOKENS,
     TEMPO_ENGINE,
     TEMPO_SHARES,
@@ -46,6 +48,8 @@ QUANTUM_TOKENS = 20
 WITHOUT_SLO = 0.1
 ABLATION_LOAD = 1.3
 ABLATION_COUNT = 1500
+QUICK_COUNT = 750
+"""Tasks a run of either, when quick."""
 PATIENCE_S = 120.0
 """Work without an SLO that takes longer counts as starved."""
 
@@ -53,16 +57,34 @@ COMPARED = ("slo_attainment", "service_gain", "tokens_per_s")
 HEADLINES = ("slo_attainment",)
 TOLD = "foresight, told lengths"
 DENSITY = GainDensity(TEMPO_ENGINE)
-TEMPO = "tempo"
+TEMPO, JITSERVE = "tempo", "jitserve"
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A scheduler, what it is told of lengths, and after how many steps it may preempt."""
+    """A scheduler, what it is shown of the tasks, and after how many steps it may preempt.
+
+    `chunk_tokens` None: the engine takes prompts whole, and no token comes meanwhile.
+    """
 
     policies: Callable[[], Policies]
-    is_told: bool = False
+    shown: Callable[[Sequence[SimTask]], Sequence[SimTask]] = list
     report_steps: int = QUANTUM_TOKENS
+    chunk_tokens: int | None = TEMPO_CHUNK_TOKENS
+
+
+def without_stages(tasks: Sequence[SimTask]) -> list[SimTask]:
+    """No graph is matched: a call of any stage has the time to the task's own deadline."""
+    return [replace(t, nodes=tuple(replace(n, downstream_s=0.0) for n in t.nodes)) for t in tasks]
+
+
+def without_lengths(tasks: Sequence[SimTask]) -> list[SimTask]:
+    """No length is predicted: every call is expected to be as long as their mean."""
+    mean = TEMPO_CALL[1]
+    return [
+        replace(t, nodes=tuple(replace(n, length=None, expected_tokens=mean) for n in t.nodes))
+        for t in tasks
+    ]
 
 
 def _tempo(density: GainDensity = DENSITY) -> Policies:
@@ -78,16 +100,28 @@ def _plas() -> Policies:
     return schedulers.plas(TEMPO_ENGINE)
 
 
+def _fcfs() -> Policies:
+    return schedulers.in_order(FirstComeFirstServed())
+
+
+def _jitserve(frame_s: float = 1.0, group: float = 1.25) -> Policies:
+    return schedulers.jitserve(TEMPO_ENGINE, frame_s, group)
+
+
 SCHEDULERS: Mapping[str, Variant] = {
     schedulers.FORESIGHT: Variant(_foresight),
-    TOLD: Variant(_foresight, is_told=True),
+    TOLD: Variant(_foresight, shown=with_known_lengths),
     TEMPO: Variant(_tempo),
+    JITSERVE: Variant(_jitserve),
     "plas": Variant(_plas),
     "plas, calls run on": Variant(lambda: replace(_plas(), preemption=None)),
     "sjf": Variant(schedulers.sjf),
     "edf": Variant(schedulers.edf),
-    "fcfs": Variant(lambda: schedulers.in_order(FirstComeFirstServed())),
+    "fcfs": Variant(_fcfs),
+    "fcfs, prompts whole": Variant(_fcfs, chunk_tokens=None),
 }
+"""Of the paper's baselines vLLM is `fcfs` with whole prompts, Sarathi-Serve `fcfs`, Autellix
+`plas`, Tempo (SJF) `sjf`; Tempo-Precise is `told lengths` of the ablation."""
 
 PARTS: Mapping[str, Variant] = {
     TEMPO: Variant(_tempo),
@@ -110,10 +144,19 @@ PARTS: Mapping[str, Variant] = {
     "no fairness": Variant(lambda: schedulers.tempo(DENSITY, fairness=0.0)),
     "bounds not refined": Variant(lambda: _tempo(replace(DENSITY, is_refined=False))),
     "medians for bounds": Variant(lambda: _tempo(replace(DENSITY, level=0.5))),
-    "told lengths": Variant(_tempo, is_told=True),
+    "told lengths": Variant(_tempo, shown=with_known_lengths),
+    "no graph matching": Variant(_tempo, shown=without_stages),
+    "no predicted lengths": Variant(_tempo, shown=without_lengths),
+    "fcfs": Variant(_fcfs),
+    JITSERVE: Variant(_jitserve),
+    "jitserve, nothing waits for its time": Variant(partial(_jitserve, frame_s=inf)),
+    "jitserve, no groups": Variant(partial(_jitserve, group=1.0)),
+    "jitserve, no preemption": Variant(lambda: replace(_jitserve(), preemption=None)),
+    "jitserve, told lengths": Variant(_jitserve, shown=with_known_lengths),
     schedulers.FORESIGHT: Variant(_foresight),
 }
-"""Tempo, Tempo without one of its parts, and the default beside it."""
+"""Tempo, Tempo without one of its parts, its successor likewise, and the default beside them. All
+collective tasks have the same stages, so that graphs are matched without error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,32 +175,34 @@ def _run(job: _Job) -> list[Sample]:
     variants = PARTS if job.is_ablation else SCHEDULERS
     setting: dict[str, str | float] = {"load": job.load, "without_slo": job.without_slo}
     tasks = tempo_tasks(job.load, job.count, job.seed, POOL, job.without_slo)
-    told = with_known_lengths(tasks)
     samples = []
     for name in job.names:
-        variant = variants[name]
-        setup = PoolSetup(
-            POOL,
-            (TEMPO_ENGINE,),
-            variant.policies(),
-            chunk_tokens=TEMPO_CHUNK_TOKENS,
-            report_steps=variant.report_steps,
-        )
-        fleet = Fleet([setup])
-        outcomes = fleet.run(told if variant.is_told else tasks)
-        metrics = metrics_of(fleet, outcomes) | _more_metrics(outcomes)
+        fleet, outcomes = ran(variants[name], tasks)
+        metrics = metrics_of(fleet, outcomes) | class_metrics(outcomes)
         samples.append(Sample(setting, name, job.seed, metrics))
     return samples
 
 
-def _more_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def ran(variant: Variant, tasks: Sequence[SimTask]) -> tuple[Fleet, Sequence[Outcome]]:
+    """The tasks on a fresh replica, to the end."""
+    setup = PoolSetup(
+        POOL,
+        (TEMPO_ENGINE,),
+        variant.policies(),
+        chunk_tokens=variant.chunk_tokens,
+        report_steps=variant.report_steps,
+    )
+    fleet = Fleet([setup])
+    return fleet, fleet.run(variant.shown(tasks))
+
+
+def class_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """By class, of the gain that was possible, and of work without an SLO; times in seconds."""
     metrics: dict[str, float] = {}
     for name in TEMPO_SHARES:
         mine = [o for o in outcomes if o.task.name == name]
         metrics[f"attainment_{name}"] = sum(o.is_met for o in mine) / len(mine) if mine else nan
-    most = sum(w * t for o in outcomes for w, t in _tokens(o))
-    metrics["gain_share"] = sum(map(service_gain, outcomes)) / most if most else nan
+    metrics["gain_share"] = gain_share(outcomes)
     unbound = [o for o in outcomes if o.task.target_s == inf]
     if unbound:
         e2e_s = [o.e2e_s if o.is_finished else inf for o in unbound]
@@ -165,6 +210,12 @@ def _more_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
         metrics["unbound_e2e_s_max"] = float(np.max(e2e_s))
         metrics["unbound_within_patience"] = float(np.mean([s <= PATIENCE_S for s in e2e_s]))
     return metrics
+
+
+def gain_share(outcomes: Sequence[Outcome], a: float = 1.0) -> float:
+    """Service gain with decay `a`, of what all tasks would gain in time."""
+    most = sum(w * t for o in outcomes for w, t in _tokens(o))
+    return sum(service_gain(o, a=a) for o in outcomes) / most if most else nan
 
 
 def _tokens(outcome: Outcome) -> tuple[tuple[float, int], ...]:
@@ -186,6 +237,7 @@ def _chosen(options: Options, known: Mapping[str, Variant]) -> tuple[str, ...]:
 def run_e2e(options: Options, progress: Progress, count: int = COUNT) -> Report:
     """Schedulers over load; raise `UnknownNameError` for one that is not compared."""
     names = _chosen(options, SCHEDULERS)
+    count = min(count, QUICK_COUNT) if options.quick else count
     jobs = [_Job(load, 0.0, count, seed, names, False) for load in LOADS for seed in options.seeds]
     samples = [s for part in run_all(_run, jobs, progress, options.jobs) for s in part]
     return Report(
@@ -204,6 +256,7 @@ def run_ablation(options: Options, progress: Progress, count: int = ABLATION_COU
     Raise `UnknownNameError` for a variant that is not there.
     """
     names = _chosen(options, PARTS)
+    count = min(count, QUICK_COUNT) if options.quick else count
     jobs = [
         _Job(ABLATION_LOAD, share, count, seed, names, True)
         for share in (0.0, WITHOUT_SLO)
@@ -232,6 +285,7 @@ _PROMISES: tuple[tuple[str, str, Callable[[float, float], float], float, str], .
     ("plas", "slo_attainment", _points, 5.0, "attainment above plas, points"),
     ("sjf", "slo_attainment", _points, 8.0, "attainment above sjf, points"),
     ("plas", "service_gain", _ratio, 1.4, "gain over that of plas"),
+    (TEMPO, "slo_attainment", _points, 3.0, "attainment above tempo, points"),
     (TOLD, "service_gain", _ratio, 0.95, "gain over that of foresight that is told lengths"),
     ("fcfs", "tokens_per_s", _ratio, 0.96, "tokens per second over those of fcfs"),
 )

@@ -26,6 +26,7 @@ from cato.serve.ingress.body import flag, read_object, sub_object
 from cato.serve.ingress.chats import ChatRequest, read_chat, start_model, start_task, target_of
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.hints import TIERS
+from cato.serve.ingress.naming import with_model
 from cato.serve.ingress.relay import RECEIPT_HEADER, relay_choices
 from cato.wire.chat import ChatWriter
 from cato.wire.choices import UsageIn
@@ -38,7 +39,7 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.post("/v1/chat/completions", **document.CHAT)
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        body = await read_object(request, ingress.max_body_bytes)
+        body = with_model(await read_object(request, ingress.max_body_bytes))
         return await _answer(ingress, request, body)
 
     return router

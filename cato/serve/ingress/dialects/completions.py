@@ -31,7 +31,7 @@ from cato.serve.ingress.dialects.chat import usage_in_of
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill, with_sentinels_read
 from cato.serve.ingress.hints import tier_of
 from cato.serve.ingress.limits import limited, max_tokens_of, stops_of
-from cato.serve.ingress.naming import COMPLETION, Target, pool_of, resolve
+from cato.serve.ingress.naming import COMPLETION, Target, pool_of, resolve, with_model
 from cato.serve.ingress.parameters import sampling_of
 from cato.serve.ingress.relay import RECEIPT_HEADER, relay_choices
 from cato.serve.pools import PoolInfo
@@ -51,7 +51,7 @@ def routes(ingress: Ingress) -> APIRouter:
         body = await read_object(request, ingress.max_body_bytes)
         if "segments" in body:
             return await tabby.complete(ingress, request, body)
-        return await _complete(ingress, request, _with_twinnys_limit(body))
+        return await _complete(ingress, request, _with_twinnys_limit(with_model(body)))
 
     return router
 

@@ -20,7 +20,7 @@ from cato.serve.ingress.body import cato_of, flag, read_object, sub_object, text
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.fill import Fill, start_fill
 from cato.serve.ingress.limits import max_tokens_of, stops_of
-from cato.serve.ingress.naming import COMPLETION, resolve
+from cato.serve.ingress.naming import COMPLETION, resolve, with_model
 from cato.serve.ingress.parameters import checked
 from cato.wire.chat import ChatWriter
 from cato.wire.choices import UsageIn
@@ -34,7 +34,7 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.post("/v1/fim/completions", **document.FIM)
     async def complete(request: Request) -> Response:
         """Fill in the middle; a completion that is shed under load is an empty answer."""
-        body = await read_object(request, ingress.max_body_bytes)
+        body = with_model(await read_object(request, ingress.max_body_bytes))
         if not isinstance(body.get("prompt"), str):
             raise InputError("prompt must be the text before the cursor", "prompt")
         extra, is_streamed = cato_of(body), flag(body, "stream")

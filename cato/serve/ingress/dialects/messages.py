@@ -24,7 +24,7 @@ from cato.serve.ingress.chats import (
     target_of,
 )
 from cato.serve.ingress.context import Ingress, request_id
-from cato.serve.ingress.naming import Target, model_of_task
+from cato.serve.ingress.naming import Target, model_of_task, with_model
 from cato.serve.ingress.relay import relay_typed
 from cato.wire.endpoint import Endpoint
 from cato.wire.messages import MessagesWriter
@@ -36,13 +36,13 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.post("/v1/messages", **document.MESSAGES)
     async def messages(request: Request) -> Response:
         """Answer a conversation in Anthropic's dialect."""
-        body = await read_object(request, ingress.max_body_bytes)
+        body = with_model(await read_object(request, ingress.max_body_bytes))
         return await _answer(ingress, request, _without_tier(body))
 
     @router.post("/v1/messages/count_tokens", **document.COUNT_TOKENS)
     async def count_tokens(request: Request) -> Response:
         """The tokens of a conversation, counted by the model that would answer it."""
-        body = _without_tier(await read_object(request, ingress.max_body_bytes))
+        body = _without_tier(with_model(await read_object(request, ingress.max_body_bytes)))
         chat = read_chat(ingress, request, Endpoint.COUNT_TOKENS, body)
         target = target_of(ingress, request, chat)
         if target.task is not None:

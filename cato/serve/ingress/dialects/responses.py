@@ -21,6 +21,7 @@ from cato.serve.ingress.chats import ChatRequest, read_chat, start_model, start_
 from cato.serve.ingress.context import Ingress, request_id
 from cato.serve.ingress.dialects.chat import with_known_roles
 from cato.serve.ingress.hints import TIERS
+from cato.serve.ingress.naming import with_model
 from cato.serve.ingress.relay import relay_typed
 from cato.wire.endpoint import Endpoint
 from cato.wire.responses import ResponsesWriter
@@ -35,7 +36,7 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.post("/v1/responses", **document.RESPONSES)
     async def responses(request: Request) -> Response:
         """Answer, with tools if the model knows them; nothing is stored."""
-        body = await read_object(request, ingress.max_body_bytes)
+        body = with_model(await read_object(request, ingress.max_body_bytes))
         return await _respond(ingress, request, body)
 
     return router

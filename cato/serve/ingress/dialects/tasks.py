@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cato.core.baseline import baseline_s, warning
 from cato.core.slo import Slo
 from cato.core.workflow import Workflow
 from cato.serve.executor import Piece, RunningTask
@@ -54,10 +55,20 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/v1/tasks/{task}/sla", responses=document.TASK_SLA)
     async def sla(request: Request, task: str) -> Response:
-        """What is promised for a task that the API key may run."""
+        """What is promised for a task that the API key may run, and its measured baseline."""
         workflow = service.workflow(task)
         check_task(request, workflow.name)
-        return JsonAnswer({"task": workflow.name, **_sla(workflow.slo), **_limit(workflow)})
+        measured = service.records.estimates(workflow.name)
+        expected_s = baseline_s(workflow, measured)
+        return JsonAnswer(
+            {
+                "task": workflow.name,
+                **_sla(workflow.slo),
+                **_limit(workflow),
+                "baseline_ms": None if expected_s is None else round(expected_s * 1000, 3),
+                "warning": warning(workflow, measured),
+            }
+        )
 
     @router.post("/v1/tasks/{task}", **document.RUN)
     async def run(request: Request, task: str) -> Response:

@@ -1,0 +1,5 @@
+"""`python -m cato`: the command line."""
+
+from cato.cli import main
+
+main()

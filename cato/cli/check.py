@@ -1,0 +1,34 @@
+"""`cato check`: a deployment file and everything that it names, before Ray starts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cato.cli.serve import DEFAULT_FILE, checked, console
+from cato.config.lines import with_lines
+from cato.serve.preflight import problems_of_names
+
+
+def check(
+    file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFAULT_FILE,
+) -> None:
+    """Read the file, its workflows, profiles, models, indexes and store; print every problem with
+    its line. Exit code 2 when there is one."""
+    deploy = checked(file)
+    problems = with_lines(problems_of_names(deploy))
+    for problem in problems:
+        console.print(str(problem), style="red", markup=False, highlight=False)
+    if problems:
+        raise typer.Exit(2)
+    topology = deploy.topology
+    models = sum(len(shared.models) for shared in topology.shared_pools) + len(topology.pools)
+    pools = [*(p.name for p in topology.pools), *(s.name for s in topology.shared_pools)]
+    console.print(
+        f"{deploy.path}: no problems; {models} {'model' if models == 1 else 'models'} in "
+        f"{', '.join(pools)}",
+        style="green",
+        markup=False,
+        highlight=False,
+    )

@@ -1,0 +1,112 @@
+"""Settings of the application `cato` about who signs in, and what usage costs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from cato.config.yaml_file import Duration, NonEmpty, StrictModel
+from cato.core.prices import Prices, TokenPrice
+from cato.core.sign_in import ALGORITHMS, DEFAULT_SCOPE, GroupRights, SignInSpec
+from cato.core.tenancy import Role
+
+
+class TokenPriceArgs(StrictModel):
+    """Per million tokens; cached prompt tokens cost what others do unless they have a price."""
+
+    prompt: float = Field(ge=0, allow_inf_nan=False)
+    output: float = Field(ge=0, allow_inf_nan=False)
+    cached_prompt: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+    def to_price(self) -> TokenPrice:
+        cached = self.prompt if self.cached_prompt is None else self.cached_prompt
+        return TokenPrice(self.prompt, self.output, cached)
+
+
+class PricesArgs(StrictModel):
+    """`prices`: what usage costs; see `cato.core.prices`."""
+
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
+    models: dict[NonEmpty, TokenPriceArgs] = Field(default_factory=dict)
+    card_hour: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _has_a_price(self) -> Self:
+        if not self.models and self.card_hour is None:
+            raise ValueError("needs models with prices, or card_hour")
+        return self
+
+    def to_prices(self) -> Prices:
+        models = {name: price.to_price() for name, price in self.models.items()}
+        return Prices(self.currency, models, self.card_hour)
+
+
+class GroupArgs(StrictModel):
+    """One of the `groups` of `sign_in`: what its members may do, as whose."""
+
+    tenant: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$")]
+    role: Literal["user", "tenant-admin", "operator"] = "user"
+    sla: Literal["interactive", "standard", "batch"] = "interactive"
+    tasks: list[NonEmpty] = Field(default_factory=list)
+    models: list[NonEmpty] = Field(default_factory=list)
+    default_task: str = ""
+
+    def to_rights(self, group: str) -> GroupRights:
+        return GroupRights(
+            group,
+            self.tenant,
+            Role(self.role),
+            self.sla,
+            tuple(self.tasks),
+            tuple(self.models),
+            self.default_task,
+        )
+
+
+def _issuer(url: str) -> str:
+    parts = urlsplit(url)
+    is_here = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if (
+        not parts.netloc
+        or parts.query
+        or parts.fragment
+        or not (parts.scheme == "https" or is_here)
+    ):
+        raise ValueError("an https URL such as https://sso.example/realms/dev")
+    return url
+
+
+class SignInArgs(StrictModel):
+    """`sign_in`: tokens of the team's identity provider; see `cato.core.sign_in`."""
+
+    issuer: Annotated[str, AfterValidator(_issuer)]
+    audience: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1)]
+    groups: dict[NonEmpty, GroupArgs] = Field(min_length=1)
+    groups_claim: NonEmpty = "groups"
+    algorithms: Annotated[
+        list[
+            Literal[
+                "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512",
+                "EdDSA",
+            ]
+        ],
+        Field(min_length=1),
+    ] = Field(default_factory=lambda: list(ALGORITHMS))  # type: ignore[arg-type]  # fmt: skip
+    clock_skew: Annotated[Duration, Field(ge=0, le=300)] = 30.0
+    client_id: str = ""
+    scope: NonEmpty = DEFAULT_SCOPE
+
+    def to_sign_in(self) -> SignInSpec:
+        audiences = [self.audience] if isinstance(self.audience, str) else self.audience
+        return SignInSpec(
+            self.issuer,
+            tuple(audiences),
+            tuple(rights.to_rights(group) for group, rights in self.groups.items()),
+            self.groups_claim,
+            tuple(self.algorithms),
+            self.clock_skew,
+            self.client_id,
+            self.scope,
+        )

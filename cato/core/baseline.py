@@ -1,0 +1,38 @@
+"""Is a task's SLA realistic? Its target beside the measured baselines of its nodes.
+
+CATO (2025), Profiler: the baselines of a task show whether its SLA can be met on this hardware at
+all, before any call waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cato.core.ids import NodeId, RunId
+from cato.core.runs import NodeEstimate, Run
+from cato.core.slo import SloMetric
+from cato.core.workflow import NodeKind, Workflow
+
+
+def baseline_s(workflow: Workflow, measured: Mapping[NodeId, NodeEstimate]) -> float | None:
+    """Expected seconds to the SLO's event when no call waits; None before every LLM node that all
+    runs execute has been measured, and for TPOT objectives, which are a pace.
+    """
+    always = (n.id for n in workflow.nodes if n.kind is NodeKind.LLM and n.when is None)
+    if workflow.slo.metric is SloMetric.TPOT or any(id not in measured for id in always):
+        return None
+    if not measured:
+        return None
+    return Run(RunId("baseline"), workflow, workflow.slo, {}, measured, 0.0).expected_s()
+
+
+def warning(workflow: Workflow, measured: Mapping[NodeId, NodeEstimate]) -> str:
+    """What is wrong with the target of `workflow`; empty when nothing is, or nothing is known."""
+    expected_s = baseline_s(workflow, measured)
+    if expected_s is None or expected_s <= workflow.slo.target_s:
+        return ""
+    return (
+        f"{workflow.name}: the {workflow.slo.metric.value} target of "
+        f"{workflow.slo.target_s * 1000:.0f} ms is below the measured baseline of "
+        f"{expected_s * 1000:.0f} ms: most runs miss it even when nothing waits"
+    )

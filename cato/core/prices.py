@@ -1,0 +1,74 @@
+"""What usage costs: by tokens, or by the hours for which a model held cards.
+
+A model with a price per token costs that. Of any other, the card-hours of a day are divided among
+those who used it that day, by the tokens that it computed for them: what it read uncached and
+wrote. Idle hours of a day with any use are so part of its price; a day without use costs nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cato.core.tenancy import CardTime, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrice:
+    """Per million tokens; `cached_prompt` for those that were in an engine's KV cache."""
+
+    prompt: float
+    output: float
+    cached_prompt: float
+
+    def cost(self, used: Usage) -> float:
+        uncached = used.prompt_tokens - used.cached_prompt_tokens
+        return (
+            uncached * self.prompt
+            + used.cached_prompt_tokens * self.cached_prompt
+            + used.output_tokens * self.output
+        ) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of models by name, and of an hour of a card; None: that is not charged."""
+
+    currency: str = ""
+    models: Mapping[str, TokenPrice] = field(default_factory=dict)
+    card_hour: float | None = None
+
+    def costs(
+        self,
+        used: Sequence[Usage],
+        of_all: Iterable[Usage],
+        held: Iterable[CardTime],
+        bases: Mapping[str, str],
+    ) -> list[float | None]:
+        """What each row of `used` costs; None without a price. `of_all` is the usage of all tenants
+        on those days, `held` the card time. Adapters cost what their `bases` do, unless they have
+        prices of their own."""
+        computed: Counter[tuple[str, str]] = Counter()
+        for u in of_all:
+            computed[u.day, bases.get(u.model, u.model)] += _computed(u)
+        hours = {(h.day, h.model): h.card_s / 3600 for h in held}
+
+        def cost(u: Usage) -> float | None:
+            base = bases.get(u.model, u.model)
+            price = self.models.get(u.model) or self.models.get(base)
+            if price is not None:
+                return price.cost(u)
+            if self.card_hour is None or not computed[u.day, base]:
+                return None
+            share = _computed(u) / computed[u.day, base]
+            return hours.get((u.day, base), 0.0) * self.card_hour * share
+
+        return [cost(u) for u in used]
+
+
+NO_PRICES = Prices()
+
+
+def _computed(used: Usage) -> int:
+    return used.prompt_tokens - used.cached_prompt_tokens + used.output_tokens

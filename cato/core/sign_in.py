@@ -1,0 +1,92 @@
+"""Who may sign in with a token of the team's identity provider, and as what."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cato.core.tenancy import SLA_CLASSES, Role
+
+ALGORITHMS = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+)  # fmt: skip
+"""Signatures with a public key. One that is made with a shared secret is never taken: whoever can
+check it can make it, and a public key could pass for the secret."""
+
+DEFAULT_SCOPE = "openid profile email"
+
+# A subject and a name that can stand in a log line and a file for spreadsheets as they are.
+_SANE_SUBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@|+-]{0,99}")
+_ODD = re.compile(r"[^A-Za-z0-9._@+ -]")
+_NAME_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRights:
+    """What members of `group` may do, as whose; see `cato.core.tenancy.ApiKey`."""
+
+    group: str
+    tenant: str
+    role: Role = Role.USER
+    sla_class: str = SLA_CLASSES[0]
+    tasks: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    default_task: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SignInSpec:
+    """The identity provider `issuer`, and what its tokens give.
+
+    A token must be for one of the `audiences`. The first of `groups` that its person is in decides;
+    without one the person is refused. `groups_claim` is a claim, or a path such as
+    `realm_access.roles`. `skew_s` is how far the provider's clock may be off. With a `client_id`
+    people sign in on the status page.
+    """
+
+    issuer: str
+    audiences: tuple[str, ...]
+    groups: tuple[GroupRights, ...]
+    groups_claim: str = "groups"
+    algorithms: tuple[str, ...] = ALGORITHMS
+    skew_s: float = 30.0
+    client_id: str = ""
+    scope: str = DEFAULT_SCOPE
+
+    def rights_of(self, claims: Mapping[str, object]) -> GroupRights | None:
+        """What the claims of a token that was verified give; None: nothing."""
+        groups = self._groups_of(claims)
+        return next((rights for rights in self.groups if rights.group in groups), None)
+
+    def _groups_of(self, claims: Mapping[str, object]) -> frozenset[str]:
+        found = claims.get(self.groups_claim)
+        if found is None:
+            found = claims
+            for part in self.groups_claim.split("."):
+                found = found.get(part) if isinstance(found, Mapping) else None
+        if isinstance(found, str):
+            return frozenset({found})
+        listed = found if isinstance(found, list) else []
+        return frozenset(group for group in listed if isinstance(group, str))
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Whose token a request carries. `name` is for people only: its owner may have chosen it."""
+
+    subject: str
+    rights: GroupRights
+    ends_at_s: float
+    name: str = ""
+
+
+def person_of(claims: Mapping[str, object], rights: GroupRights, ends_at_s: float) -> Person:
+    """The person of claims that were verified, `sub` among them."""
+    subject = str(claims["sub"])
+    if not _SANE_SUBJECT.fullmatch(subject):
+        subject = hashlib.blake2b(subject.encode("utf-8", "replace"), digest_size=12).hexdigest()
+    names = (claims.get(claim) for claim in ("email", "preferred_username", "name"))
+    name = next((n for n in names if isinstance(n, str) and n), "")
+    return Person(f"oidc:{subject}", rights, ends_at_s, _ODD.sub("?", name[:_NAME_CHARS]))

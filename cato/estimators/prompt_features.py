@@ -1,0 +1,112 @@
+"""What is known of a call before it runs that may tell the length of its answer.
+
+No text is kept: a call is turned into numbers when it is asked, and its answer's length is
+remembered under a hash of the user and the node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import fsum, log
+
+FENCE = "```"
+# Of a line of code in most languages: what prose seldom has.
+_CODE_LINE = re.compile(
+    r"[{};]|\w\(|\)\s*:|\s=\s|^\s*(?:def|class|import|from|return|func|fn|package|using|#include)\b"
+)
+_TAG = re.compile(r"```[ \t]*([A-Za-z+#]+)")
+LANGUAGES = ("python", "java", "javascript", "typescript", "c", "cpp", "csharp", "go", "rust")
+ROLES = ("user", "tool", "assistant", "system")
+FORMATS = ("", "json_object", "json_schema", "regex", "grammar")
+# Of what a list does not name: neither of its places nor the place of nothing.
+_OTHER = -2.0
+
+NAMES = (
+    *("log_prompt_tokens", "last_role", "code_share", "fences", "language", "format"),
+    *("log_max_tokens", "turn", "tools", "log_earlier_mean", "log_earlier_last"),
+)
+"""Of `features_of`, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call as its client asked it. `text` is its last message, of `role`.
+
+    `turn` counts the calls of its session before it. `earlier`: lengths of the latest answers of
+    the same node to the same user, oldest first (see `EarlierAnswers`).
+    """
+
+    prompt_tokens: int
+    text: str = ""
+    role: str = "user"
+    format: str = ""
+    max_tokens: int = 0
+    turn: int = 0
+    tools: int = 0
+    earlier: tuple[int, ...] = ()
+
+
+def features_of(asked: Asked) -> tuple[float, ...]:
+    """Numbers for a forest, named by `NAMES`."""
+    tag = _TAG.search(asked.text)
+    earlier = [log(max(1, tokens)) for tokens in asked.earlier]
+    return (
+        log(1 + asked.prompt_tokens),
+        _place(asked.role, ROLES),
+        code_share(asked.text),
+        float(asked.text.count(FENCE) // 2),
+        _place(tag.group(1).lower(), LANGUAGES) if tag else -1.0,
+        _place(asked.format, FORMATS),
+        log(1 + asked.max_tokens),
+        float(asked.turn),
+        float(asked.tools),
+        fsum(earlier) / len(earlier) if earlier else -1.0,
+        earlier[-1] if earlier else -1.0,
+    )
+
+
+def _place(name: str, names: Sequence[str]) -> float:
+    return float(names.index(name)) if name in names else _OTHER
+
+
+def code_share(text: str) -> float:
+    """Share of the lines that are code: inside fences, or by their looks."""
+    is_inside, code, lines = False, 0, 0
+    for line in text.splitlines():
+        if line.lstrip().startswith(FENCE):
+            is_inside = not is_inside
+            continue
+        if line.strip():
+            lines += 1
+            code += is_inside or _CODE_LINE.search(line) is not None
+    return code / lines if lines else 0.0
+
+
+@dataclass(slots=True)
+class EarlierAnswers:
+    """Lengths of the newest `kept` answers by node and user, of the `most` latest such pairs.
+
+    Pairs are known by a hash of 8 bytes. Mutable; one owner.
+    """
+
+    kept: int = 5
+    most: int = 10_000
+    _known: OrderedDict[bytes, tuple[int, ...]] = field(default_factory=OrderedDict)
+
+    def add(self, node: str, user: str, output_tokens: int) -> None:
+        key = _key(node, user)
+        self._known[key] = (*self._known.pop(key, ()), output_tokens)[-self.kept :]
+        if len(self._known) > self.most:
+            self._known.popitem(last=False)
+
+    def of(self, node: str, user: str) -> tuple[int, ...]:
+        """Oldest first; empty for whom nothing is known."""
+        return self._known.get(_key(node, user), ())
+
+
+def _key(node: str, user: str) -> bytes:
+    return blake2b(f"{len(node)}:{node}{user}".encode(), digest_size=8).digest()

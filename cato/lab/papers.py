@@ -1,0 +1,250 @@
+"""All tables and figures of the five papers, one command: which experiment repeats which, and what
+is open. `regenerate` runs them and leaves JSON, pictures and an index page in a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+
+from cato.core.errors import InputError
+from cato.lab.registry import experiment
+from cato.sim.experiment import Experiment, Options, silent
+from cato.sim.report import Report, setting_words
+from cato.sim.traces import is_azure
+
+INDEX = "index.html"
+NAME = "papers"
+SEEDS = tuple(range(100, 130))
+"""Reported on; constants were chosen on others."""
+_SHOWN = ("slo_attainment",)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What of a paper an experiment repeats.
+
+    `quick_seeds`: so many seeds when quick; studies may take fewer. `needs`: without that it is
+    left out.
+    """
+
+    shows: str
+    experiment: str
+    quick_seeds: int = 3
+    needs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A paper's experiments, and what of it none repeats, with the reason."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    open: tuple[tuple[str, str], ...] = ()
+
+
+NEEDS_AZURE = "--trace with a file of the Azure LLM inference traces"
+NEEDS_FILE = "--dataset with a file of pairs"
+NEEDS_FOLDER = "--dataset with a folder of such files"
+PAPERS: tuple[Paper, ...] = (
+    Paper(
+        "CATO: SLA-Awareness for AI-assisted coding",
+        (
+            Entry("RQ1", "cato-rq1", 2),
+            Entry("RQ2", "cato-rq2", 2),
+            Entry("RQ3", "cato-rq3", 1),
+            Entry("RQ4", "cato-rq4", 2),
+            Entry("one call with the lengths of its data set", "codexglue", 2, NEEDS_FILE),
+            Entry("its four tasks with their lengths", "codexglue-tasks", 3, NEEDS_FOLDER),
+        ),
+        (("measured on NPUs and GPUs", "live: `cato bench live`, on the cards at hand"),),
+    ),
+    Paper(
+        "SABER: Adaptive Request Scheduling for CodeLLM Serving with SLA Guarantees",
+        (
+            Entry("Fig. 1, 3 and 5 (RQ1)", "saber-rq1", 2),
+            Entry("sustained load, and readings of its text", "saber-rq2", 1),
+            Entry("Fig. 4", "saber-fig4", 5),
+            Entry("Fig. 6", "saber-fig6", 5),
+            Entry("Fig. 7", "saber-fig7", 5),
+            Entry("R² of the estimators (Section VI)", "saber-estimators", 5),
+        ),
+    ),
+    Paper(
+        "CACE: Context-Aware CodeLLM Eviction for AI-assisted Coding",
+        (
+            Entry("RQ1: hit rate and latency by policy", "cace-rq1", 3),
+            Entry("RQ2: orders of dispatch, host memory (future work)", "cace-rq2", 3),
+            Entry("RQ3: ablation of the factors", "cace-ablation", 3),
+            Entry("windows of 30 s; adaptive weights (future work)", "cace-windows", 3),
+        ),
+        (("heterogeneous accelerators (future work)", "simulated cards are all alike"),),
+    ),
+    Paper(
+        "SLO-SA: SLO-Aware Scheduling for Large Language Model Inferences",
+        (
+            Entry("Fig. 7, 12 to 18; Table 2", "slo-sa", 2),
+            Entry("Fig. 8", "slo-sa-fig8", 10),
+            Entry("Fig. 9", "slo-sa-fig9", 10),
+            Entry("Fig. 10", "slo-sa-fig10", 10),
+            Entry("Fig. 11 (A)", "slo-sa-fig11", 10),
+        ),
+        (
+            ("Table 1, Fig. 11 (B): overhead", "times of this machine: `cato bench core`"),
+            ("other engines and models of Fig. 12 to 18", "the latencies of Table 2 alone"),
+        ),
+    ),
+    Paper(
+        "Tempo: Application-aware LLM Serving with Mixed SLO Requirements",
+        (
+            Entry("Fig. 9: one hour", "tempo-fig9", 1),
+            Entry("Fig. 3, 10 to 13", "tempo-e2e", 2),
+            Entry("Fig. 14", "tempo-fig14", 3),
+            Entry("Fig. 15, and JITServe's parts", "tempo-ablation", 2),
+            Entry("Fig. 16", "tempo-fig16", 2),
+            Entry("Fig. 17", "tempo-fig17", 2),
+            Entry("Fig. 18", "tempo-fig18", 2),
+            Entry("Fig. 19", "tempo-fig19", 2),
+            Entry("Fig. 5: bounds of output lengths", "length-bounds", 3, NEEDS_AZURE),
+        ),
+        (
+            ("Fig. 1, 2 and 7", "requests of data sets that are not at hand"),
+            ("Fig. 5 (a), 6: time of a prediction and of a match", "`cato bench core`"),
+            ("Fig. 10: other batch sizes and models", "one engine is simulated"),
+        ),
+    ),
+    Paper(
+        "Beside the papers",
+        (Entry("a production trace under all schedulers", "azure-replay", 1, NEEDS_AZURE),),
+    ),
+)
+
+
+def entries() -> tuple[Entry, ...]:
+    return tuple(e for paper in PAPERS for e in paper.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An entry that ran, or why it did not."""
+
+    entry: Entry
+    experiment: Experiment
+    report: Report | None = None
+    pictures: tuple[Path, ...] = ()
+    why_not: str = ""
+
+
+def regenerate(options: Options, folder: Path, papers: Sequence[Paper]) -> Iterator[Done]:
+    """Run all that the options allow, one after the other; the index is renewed after each.
+
+    Raise `OSError` for a folder that cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found: list[Done] = []
+    for paper in papers:
+        for entry in paper.entries:
+            found.append(_done(entry, options, folder))
+            (folder / INDEX).write_text(page(papers, found, options, folder), encoding="utf-8")
+            yield found[-1]
+
+
+def _done(entry: Entry, options: Options, folder: Path) -> Done:
+    chosen = experiment(entry.experiment)
+    if why := _why_not(entry, options):
+        return Done(entry, chosen, why_not=why)
+    if options.quick:
+        options = replace(options, seeds=options.seeds[: entry.quick_seeds])
+    try:
+        report = chosen.run(options, silent)
+    except InputError as error:
+        return Done(entry, chosen, why_not=str(error))
+    (folder / f"{chosen.name}.json").write_text(report.to_json(), encoding="utf-8")
+    return Done(entry, chosen, report, tuple(chosen.plot(report, folder)))
+
+
+def _why_not(entry: Entry, options: Options) -> str:
+    trace, dataset = options.trace, options.dataset
+    has = {
+        "": True,
+        NEEDS_AZURE: trace is not None and is_azure(trace),
+        NEEDS_FILE: dataset is not None and dataset.is_file(),
+        NEEDS_FOLDER: dataset is not None and dataset.is_dir(),
+    }
+    return "" if has[entry.needs] else f"needs {entry.needs}"
+
+
+def page(papers: Sequence[Paper], found: Sequence[Done], options: Options, folder: Path) -> str:
+    """HTML: a section a paper, a row an experiment with its targets, pictures, and what is open."""
+    return "\n".join(_lines(papers, found, options, folder)) + "\n"
+
+
+def _lines(
+    papers: Sequence[Paper], found: Sequence[Done], options: Options, folder: Path
+) -> Iterator[str]:
+    done = {d.entry: d for d in found}
+    seeds = f"seeds {options.seeds[0]} to {options.seeds[-1]}"
+    effort = f"quick: the first few of {seeds}" if options.quick else seeds
+    yield "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+    yield "<title>The papers' tables and figures, simulated</title><style>"
+    yield "body{font:15px sans-serif;max-width:76em;margin:2em auto;padding:0 1em}"
+    yield "img{max-width:100%;border:1px solid #ccc}table{border-collapse:collapse}"
+    yield "td,th{padding:.15em .7em;border-bottom:1px solid #ddd;text-align:left}"
+    yield ".no{color:#a00}</style></head><body>"
+    yield "<h1>The papers' tables and figures, simulated</h1>"
+    yield f"<p>No engine ran. {escape(effort)}; ± one standard error.</p>"
+    for paper in papers:
+        yield f"<h2>{escape(paper.name)}</h2>"
+        for entry in paper.entries:
+            if entry in done:
+                yield from _section(done[entry], folder)
+        if paper.open:
+            yield "<h3>Open</h3><ul>"
+            for what, why in paper.open:
+                yield f"<li>{escape(what)}: {escape(why)}</li>"
+            yield "</ul>"
+    yield "</body></html>"
+
+
+def _section(done: Done, folder: Path) -> Iterator[str]:
+    entry, name = done.entry, done.experiment.name
+    yield f"<h3 id='{name}'>{escape(entry.shows)}: {escape(done.experiment.title)}</h3>"
+    if done.report is None:
+        yield f"<p class='no'>Not run: {escape(done.why_not)}.</p>"
+        return
+    seeds = len(done.report.seeds)
+    yield f"<p><code>cato simulate {name}</code>, {seeds} seeds; <a href='{name}.json'>JSON</a></p>"
+    if done.report.targets:
+        yield "<table><tr><th>target</th><th>goal</th><th>measured</th><th></th></tr>"
+        for t in done.report.targets:
+            goal = f"{'≥' if t.at_least else '≤'} {t.goal:g}"
+            verdict = "met" if t.is_met else "<span class='no'>missed</span>"
+            yield f"<tr><td>{escape(t.text)}</td><td>{goal}</td>"
+            yield f"<td>{t.measured:.3g} ± {t.stderr:.2g}</td><td>{verdict}</td></tr>"
+        yield "</table>"
+    yield from _means(done)
+    for picture in done.pictures:
+        source = picture.relative_to(folder).as_posix()
+        yield f"<p><img loading='lazy' src='{source}' alt='{escape(picture.stem)}'></p>"
+
+
+def _means(done: Done) -> Iterator[str]:
+    """The headline metrics by setting and policy, folded."""
+    report = done.report
+    assert report is not None, "it ran"
+    known = list(dict.fromkeys(m.metric for m in report.means))
+    shown = [m for m in (*done.experiment.headlines, *_SHOWN) if m in known] or known[:3]
+    shown = list(dict.fromkeys(shown))
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for m in report.means:
+        if m.metric in shown:
+            words = setting_words(m.setting)
+            rows.setdefault((words, m.policy), {})[m.metric] = f"{m.mean:.4g} ± {m.stderr:.2g}"
+    yield f"<details><summary>{len(rows)} rows</summary><table><tr><th>setting</th><th>policy</th>"
+    yield "".join(f"<th>{escape(m)}</th>" for m in shown) + "</tr>"
+    for (words, policy), row in rows.items():
+        cells = "".join(f"<td>{row.get(m, '')}</td>" for m in shown)
+        yield f"<tr><td>{escape(words)}</td><td>{escape(policy)}</td>{cells}</tr>"
+    yield "</table></details>"

@@ -1,0 +1,64 @@
+"""Who may give which rights, and the keys that administration makes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from cato.core.errors import AccessError
+from cato.core.tenancy import SLA_CLASSES, ApiKey, Role
+from cato.serve.access.control import Caller
+from cato.serve.access.keys import new_key
+
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
+"""Names that stand in paths, logs and spreadsheets as they are."""
+
+
+def admin(caller: Caller, *, operator: bool = False) -> Caller:
+    """`caller`, who must be an admin, or with `operator` one of all tenants; raise `AccessError`.
+
+    Without a key or a token nobody is: a change must have an author.
+    """
+    if not caller.key:
+        raise AccessError(
+            403, "unknown_admin",
+            "Administration needs an operator's or a tenant admin's key or token: "
+            "`cato keys create --role operator` makes a key.",
+        )  # fmt: skip
+    if caller.role is Role.USER or (operator and caller.role is not Role.OPERATOR):
+        kind = "operators" if operator else "operators and tenant admins"
+        raise AccessError(403, "admins_only", f"This is for {kind}.")
+    return caller
+
+
+def check_may_give(caller: Caller, key: ApiKey) -> None:
+    """Raise `AccessError` when `caller` may not make `key`: a tenant admin gives no more than it
+    has, within its tenant."""
+    if caller.role is Role.OPERATOR:
+        return
+    is_within = (
+        caller.role is Role.TENANT_ADMIN
+        and key.tenant == caller.tenant
+        and key.role is not Role.OPERATOR
+        and SLA_CLASSES.index(key.sla_class) >= SLA_CLASSES.index(caller.sla_class)
+        and _is_part(key.tasks, caller.tasks)
+        and _is_part(key.models, caller.models)
+        and (not key.default_task or caller.may_run(key.default_task))
+        and key.bounds == caller.bounds
+    )
+    if not is_within:
+        raise AccessError(
+            403, "beyond_own_rights",
+            "A tenant admin gives keys of its own tenant alone, with no more rights than its own.",
+        )  # fmt: skip
+
+
+def _is_part(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
+    """Whether `given` names allow no more than `own` do; none allow all."""
+    return not own or (bool(given) and set(given) <= set(own))
+
+
+def with_secret(key: ApiKey, now_s: float) -> tuple[str, ApiKey]:
+    """A fresh key with the rights of `key`, and all of it as its owner needs it."""
+    secret, id, digest = new_key()
+    return secret, replace(key, id=id, digest=digest, created_at_s=now_s)

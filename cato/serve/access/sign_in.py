@@ -1,0 +1,332 @@
+"""Tokens of the team's identity provider (OpenID Connect), beside API keys.
+
+The provider's public keys are fetched when the first token comes, and again as they grow old or a
+token names an unknown one, but never more often than `ASK_AGAIN_S`. While the provider cannot be
+reached the known keys stay in use for a day. Nothing of a token is kept but a digest, and nothing
+of it is ever logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+import jwt
+
+from cato.core.errors import AccessError
+from cato.core.sign_in import Person, SignInSpec, person_of
+
+log = logging.getLogger("cato.access")
+
+# A key that the provider took back is refused after this.
+KEYS_AGE_S = 300.0
+USABLE_S = 86_400.0
+ASK_AGAIN_S = 10.0
+ANSWER_WITHIN_S = 5.0
+MAX_ANSWER_BYTES = 1_000_000
+MAX_TOKEN_CHARS = 16_384
+# Tokens that were verified lately: a digest and a person each, some hundred bytes.
+KEPT_TOKENS = 2_000
+UNAVAILABLE_RETRY_S = 5.0
+
+# Three parts of base64url, the first of them an object.
+_TOKEN = re.compile(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+# Access tokens (RFC 9068) and ID tokens; providers issue others, such as for logging out.
+_TYPES = (None, "jwt", "at+jwt", "application/at+jwt")
+_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_OF_CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
+MIN_RSA_BITS = 2048
+_UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+
+EXPIRED = "token_expired"
+INVALID = "invalid_token"
+
+
+class HttpProblem(Exception):
+    """Why the provider gave no answer that can be used."""
+
+
+class Http(Protocol):
+    """How the provider is asked; raise `HttpProblem`."""
+
+    async def __call__(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The JSON object at `url`; with a `form` it is posted there."""
+        ...
+
+
+async def http(url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Over the network: bounded in time and size, and without redirects."""
+    within = aiohttp.ClientTimeout(total=ANSWER_WITHIN_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=within, trust_env=True) as session,
+            session.request(
+                "GET" if form is None else "POST", url, data=form, allow_redirects=False
+            ) as answer,
+        ):
+            data = await answer.content.read(MAX_ANSWER_BYTES + 1)
+            while not answer.content.at_eof() and len(data) <= MAX_ANSWER_BYTES:
+                data += await answer.content.read(MAX_ANSWER_BYTES + 1 - len(data))
+            if answer.status != 200 or len(data) > MAX_ANSWER_BYTES:
+                raise HttpProblem(f"status {answer.status}, {len(data)} bytes")
+        value = json.loads(data)
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
+        raise HttpProblem(type(error).__name__) from error
+    if not isinstance(value, dict):
+        raise HttpProblem("its answer is no object")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A public key, and the algorithms of tokens that it may have signed."""
+
+    id: str | None
+    algorithms: tuple[str, ...]
+    key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The provider's addresses and public keys, as of `at_s`."""
+
+    at_s: float
+    addresses: Mapping[str, str]
+    keys: tuple[_Key, ...]
+    document: object
+
+    def fit(self, id: str | None, algorithm: str) -> _Key | None:
+        """The key that a token must be signed with; one without a name needs a single candidate."""
+        fitting = [k for k in self.keys if algorithm in k.algorithms and id in (None, k.id)]
+        return fitting[0] if len(fitting) == 1 else None
+
+
+def is_token(credentials: str) -> bool:
+    """Whether they look like a signed token."""
+    return len(credentials) <= MAX_TOKEN_CHARS and _TOKEN.fullmatch(credentials) is not None
+
+
+class SignIn:
+    """Verifies tokens for one ingress replica. `clock` counts seconds, from any moment."""
+
+    def __init__(
+        self,
+        spec: SignInSpec,
+        ask: Http = http,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self._ask = ask
+        self._clock = clock
+        self._keys: _Keys | None = None
+        self._asked_at_s = -ASK_AGAIN_S
+        self._asking = asyncio.Lock()
+        self._refresher: asyncio.Task[None] | None = None
+        self._verified: OrderedDict[bytes, Person] = OrderedDict()
+
+    async def person(self, token: str) -> Person:
+        """Whose token it is; raise `AccessError`."""
+        keys = await self._current_keys()
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._verified.get(digest)
+        if known is not None:
+            if time.time() >= known.ends_at_s:
+                del self._verified[digest]
+                raise _expired()
+            return known
+        kid, algorithm = self._header(token)
+        key = keys.fit(kid, algorithm)
+        if key is None:
+            await self._refresh()
+            key = None if self._keys is None else self._keys.fit(kid, algorithm)
+        if key is None:
+            raise _refused("unknown key")
+        claims = self._claims(token, key, algorithm)
+        rights = self.spec.rights_of(claims)
+        if rights is None:
+            raise AccessError(
+                403, "no_group",
+                "The token's person is in no group that this deployment lets in.",
+            )  # fmt: skip
+        person = person_of(claims, rights, float(claims["exp"]) + self.spec.skew_s)
+        self._verified[digest] = person
+        if len(self._verified) > KEPT_TOKENS:
+            self._verified.popitem(last=False)
+        return person
+
+    def _header(self, token: str) -> tuple[str | None, str]:
+        """The key's name and the algorithm, as the token itself says: neither is believed before
+        the provider's own keys fit them."""
+        try:
+            header = jwt.get_unverified_header(token)
+        except _UNREADABLE as error:
+            raise _refused(type(error).__name__) from None
+        kid, algorithm, kind = header.get("kid"), header.get("alg"), header.get("typ")
+        if algorithm not in self.spec.algorithms:
+            raise _refused("algorithm")
+        if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
+            raise _refused("kind of token")
+        return kid, algorithm
+
+    def _claims(self, token: str, key: _Key, algorithm: str) -> dict[str, Any]:
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key.key,
+                algorithms=[algorithm],
+                audience=self.spec.audiences,
+                issuer=self.spec.issuer,
+                leeway=self.spec.skew_s,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+            float(claims["exp"])
+        except jwt.ExpiredSignatureError:
+            raise _expired() from None
+        except _UNREADABLE as error:
+            raise _refused(type(error).__name__) from None
+        return claims
+
+    # The provider
+
+    async def _current_keys(self) -> _Keys:
+        """Keys that are young enough; raise `AccessError` without any."""
+        keys, now_s = self._keys, self._clock()
+        if keys is None or now_s - keys.at_s > 2 * KEYS_AGE_S:
+            await self._refresh()
+        elif now_s - keys.at_s > KEYS_AGE_S and (self._refresher is None or self._refresher.done()):
+            self._refresher = asyncio.get_running_loop().create_task(self._refresh())
+        if self._keys is None or now_s - self._keys.at_s > USABLE_S:
+            raise AccessError(
+                503, "sign_in_unavailable",
+                "Tokens cannot be verified now: the identity provider does not answer.",
+                UNAVAILABLE_RETRY_S,
+            )  # fmt: skip
+        return self._keys
+
+    async def _refresh(self) -> None:
+        """Ask the provider, unless it was asked a moment ago; keep what is known if it fails."""
+        async with self._asking:
+            now_s = self._clock()
+            if now_s - self._asked_at_s < ASK_AGAIN_S:
+                return
+            self._asked_at_s = now_s
+            try:
+                keys = await self._asked(now_s)
+            except HttpProblem as problem:
+                log.warning("the keys of %s cannot be read: %s", self.spec.issuer, problem)
+                return
+            if self._keys is None or keys.document != self._keys.document:
+                self._verified.clear()
+                log.info("%s has %d public keys", self.spec.issuer, len(keys.keys))
+            self._keys = keys
+
+    async def _asked(self, now_s: float) -> _Keys:
+        where = self.spec.issuer.rstrip("/") + "/.well-known/openid-configuration"
+        about = await self._ask(where)
+        if about.get("issuer") != self.spec.issuer:
+            raise HttpProblem("it calls itself by another name")
+        addresses = {
+            name: url
+            for name in ("jwks_uri", "authorization_endpoint", "token_endpoint")
+            if isinstance(url := about.get(name), str) and is_safe(url, self.spec.issuer)
+        }
+        if "jwks_uri" not in addresses:
+            raise HttpProblem("it names no jwks_uri with https")
+        document = (await self._ask(addresses["jwks_uri"])).get("keys")
+        if not isinstance(document, list):
+            raise HttpProblem("its keys are no list")
+        return _Keys(now_s, addresses, tuple(filter(None, map(_key, document))), document)
+
+    # The status page
+
+    async def flow(self) -> dict[str, str] | None:
+        """What a browser needs to send a person to the provider; None where it cannot."""
+        if not self.spec.client_id:
+            return None
+        addresses = (await self._current_keys()).addresses
+        if not {"authorization_endpoint", "token_endpoint"} <= addresses.keys():
+            return None
+        return {
+            "authorization_endpoint": addresses["authorization_endpoint"],
+            "client_id": self.spec.client_id,
+            "scope": self.spec.scope,
+        }
+
+    async def exchange(self, code: str, verifier: str, redirect_uri: str) -> tuple[str, Person]:
+        """The token for a code that the provider gave a browser, and whose it is."""
+        addresses = (await self._current_keys()).addresses
+        if not self.spec.client_id or "token_endpoint" not in addresses:
+            raise AccessError(404, "no_sign_in", "People do not sign in on this page.")
+        form = {
+            "grant_type": "authorization_code",
+            "client_id": self.spec.client_id,
+            "code": code,
+            "code_verifier": verifier,
+            "redirect_uri": redirect_uri,
+        }
+        try:
+            given = await self._ask(addresses["token_endpoint"], form)
+        except HttpProblem as problem:
+            log.info("a code was not exchanged: %s", problem)
+            raise AccessError(
+                401, INVALID, "The identity provider did not take the code; sign in again."
+            ) from None
+        refusal: AccessError = _refused("no token for this server")
+        # An access token may be for another service, or no JWT; the ID token is for the client.
+        for name in ("access_token", "id_token"):
+            token = given.get(name)
+            if isinstance(token, str) and is_token(token):
+                try:
+                    return token, await self.person(token)
+                except AccessError as error:
+                    refusal = error
+        raise refusal
+
+
+def is_safe(url: str, issuer: str) -> bool:
+    """Whether what is asked there cannot be read or changed on the way: `https`, or this machine
+    where the issuer is on it too."""
+    parts, home = urlsplit(url), urlsplit(issuer)
+    return parts.scheme == "https" or (
+        parts.scheme == home.scheme == "http" and parts.hostname == home.hostname
+    )
+
+
+def _key(value: object) -> _Key | None:
+    """A public key for signatures; None for any other, such as one for encryption."""
+    if not isinstance(value, dict) or value.get("use", "sig") != "sig":
+        return None
+    kind, id, only = value.get("kty"), value.get("kid"), value.get("alg")
+    algorithms: tuple[str, ...] = _RSA if kind == "RSA" else ()
+    if kind in ("EC", "OKP") and value.get("crv") in _OF_CURVES:
+        algorithms = (_OF_CURVES[value["crv"]],)
+    if only is not None:
+        algorithms = tuple(a for a in algorithms if a == only)
+    if not algorithms:
+        return None
+    try:
+        key = jwt.PyJWK(value, algorithms[0]).key
+    except _UNREADABLE:
+        return None
+    if kind == "RSA" and key.key_size < MIN_RSA_BITS:
+        return None
+    return _Key(id if isinstance(id, str) else None, algorithms, key)
+
+
+def _refused(why: str) -> AccessError:
+    log.info("a token was refused: %s", why)
+    return AccessError(401, INVALID, "The token is not valid.")
+
+
+def _expired() -> AccessError:
+    return AccessError(401, EXPIRED, "The token has expired; sign in again.")

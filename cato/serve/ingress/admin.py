@@ -1,0 +1,295 @@
+"""Administration: tenants and their limits, API keys, and the log of changes to them.
+
+Operators manage all tenants, tenant admins the keys of their own. Every change is logged with its
+author; what belongs to another tenant is answered as if it were not there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cato.core.administration import (
+    AddKey,
+    Change,
+    DeleteKey,
+    EndKey,
+    RotateKey,
+    SetTenant,
+    shown_key,
+)
+from cato.core.errors import InputError, UnknownNameError
+from cato.core.tenancy import SLA_CLASSES, Access, ApiKey, Role, Tenant
+from cato.serve.access.administration import TENANT_NAME, admin, check_may_give, with_secret
+from cato.serve.access.control import Caller
+from cato.serve.ingress import document
+from cato.serve.ingress.body import (
+    known_keys,
+    positive_number,
+    read_object,
+    sub_object,
+    text_field,
+    whole_number,
+)
+from cato.serve.ingress.bounds import NAMES
+from cato.serve.ingress.context import Ingress, caller_of
+from cato.serve.ingress.errors import Failure, answer
+from cato.serve.ingress.jsons import JsonAnswer
+from cato.serve.pools import pool_named
+
+MAX_BYTES = 16_384
+MAX_LIMIT = 10**15
+MAX_NAME_CHARS = 100
+MAX_NAMES = 100
+MAX_DAYS = 36_500.0
+MAX_ENTRIES = 1_000
+ROTATION_HOURS = 24.0
+NO_STORE = {"Cache-Control": "no-store"}
+KEY_FIELDS = (
+    "tenant", "name", "role", "sla", "tasks", "models", "default_task", "days", "session_minutes",
+    "bounds",
+)  # fmt: skip
+LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_month")
+UNKNOWN_KEY = Failure(
+    404, "No API key has this id; see GET /v1/admin/keys.", "invalid_request_error",
+    "key_not_found", param="key",
+)  # fmt: skip
+
+
+def routes(ingress: Ingress) -> APIRouter:
+    router = APIRouter(prefix="/v1/admin", tags=["administration"])
+    records = ingress.service.records
+
+    async def body_of(request: Request) -> dict[str, object]:
+        return await read_object(request, min(MAX_BYTES, ingress.max_body_bytes))
+
+    async def known(caller: Caller, id: str) -> ApiKey | None:
+        keys = (await records.access()).keys
+        return next((k for k in keys if k.id == id and caller.sees in (None, k.tenant)), None)
+
+    async def changed(request: Request, caller: Caller, change: Change) -> Response:
+        done = await records.administer(change, caller.who, caller.sees)
+        if not isinstance(done, ApiKey):
+            return answer(request, UNKNOWN_KEY)
+        return JsonAnswer(_key(done), headers=NO_STORE)
+
+    @router.get("/tenants", responses=document.TENANTS)
+    async def tenants(request: Request) -> Response:
+        """Limits of tenants, how many keys they have, and their tokens of this month: of all for
+        operators, of its own tenant for a tenant admin."""
+        caller = admin(caller_of(request))
+        access = await records.access()
+        names = {t.name for t in access.tenants} | {k.tenant for k in access.keys}
+        names |= set(access.spent_tokens) | {caller.tenant}
+        shown = sorted(names - {""} if caller.sees is None else {caller.sees})
+        data = [_tenant(access, name) for name in shown]
+        value = {"object": "list", "data": data, "role": caller.role.value}
+        return JsonAnswer(value, headers=NO_STORE)
+
+    @router.put("/tenants/{tenant}", **document.TENANT)
+    async def limit(request: Request, tenant: str) -> Response:
+        """Set a tenant's limits in place of all earlier ones; for operators. A limit that is null
+        or absent is none."""
+        caller = admin(caller_of(request), operator=True)
+        limits = _limits(tenant, await body_of(request))
+        await records.administer(SetTenant(limits), caller.who, None)
+        return JsonAnswer(_tenant(await records.access(), tenant), headers=NO_STORE)
+
+    @router.get("/keys", responses=document.KEYS)
+    async def keys(request: Request) -> Response:
+        """API keys, those that have ended too; their secrets are not kept."""
+        caller = admin(caller_of(request))
+        found = (await records.access()).keys
+        data = [_key(k) for k in found if caller.sees in (None, k.tenant)]
+        return JsonAnswer({"object": "list", "data": data}, headers=NO_STORE)
+
+    @router.post("/keys", **document.NEW_KEY)
+    async def create(request: Request) -> Response:
+        """Make an API key; its secret is in this answer alone. A tenant admin gives no more rights
+        than its own."""
+        caller = admin(caller_of(request))
+        wanted = _wanted_key(ingress, caller, await body_of(request))
+        check_may_give(caller, wanted)
+        secret, key = with_secret(wanted, time.time())
+        await records.administer(AddKey(key), caller.who, None)
+        return JsonAnswer({**_key(key), "secret": secret}, headers=NO_STORE)
+
+    @router.post("/keys/{key}/rotate", **document.ROTATED_KEY)
+    async def rotate(request: Request, key: str) -> Response:
+        """Make a key in place of another, with its rights and without an end; the old one stays
+        valid for `hours`."""
+        caller = admin(caller_of(request))
+        body = await body_of(request)
+        known_keys(body, ("hours",), '{"hours": number}')
+        hours = _number(body, "hours", 24 * MAX_DAYS, at_least_zero=True)
+        old = await known(caller, key)
+        if old is None:
+            return answer(request, UNKNOWN_KEY)
+        check_may_give(caller, old)
+        now_s = time.time()
+        if not old.is_valid(now_s):
+            raise InputError("this key has ended; make a new one", "key")
+        secret, new = with_secret(replace(old, expires_at_s=None), now_s)
+        ends_at_s = now_s + 3600 * (ROTATION_HOURS if hours is None else hours)
+        done = await records.administer(RotateKey(key, new, ends_at_s), caller.who, caller.sees)
+        if done is None:
+            return answer(request, UNKNOWN_KEY)
+        return JsonAnswer({**_key(new), "secret": secret}, headers=NO_STORE)
+
+    @router.post("/keys/{key}/end", responses=document.KEY)
+    async def end(request: Request, key: str) -> Response:
+        """End a key now; it is refused within two seconds."""
+        caller = admin(caller_of(request))
+        found = await known(caller, key)
+        if found is None:
+            return answer(request, UNKNOWN_KEY)
+        if found.role is Role.OPERATOR:
+            admin(caller, operator=True)
+        return await changed(request, caller, EndKey(key, time.time()))
+
+    @router.delete("/keys/{key}", responses=document.KEY)
+    async def delete(request: Request, key: str) -> Response:
+        """Forget a key that has ended; what was used with it stays."""
+        caller = admin(caller_of(request))
+        found = await known(caller, key)
+        if found is None:
+            return answer(request, UNKNOWN_KEY)
+        if found.is_valid(time.time()):
+            raise InputError("this key is valid; end it first", "key")
+        return await changed(request, caller, DeleteKey(key))
+
+    @router.get("/audit", **document.AUDIT)
+    async def audit(request: Request) -> Response:
+        """Administrative changes, the newest first, of HTTP and of the command line: who, what, and
+        how it was before and after."""
+        caller = admin(caller_of(request))
+        limit = _query_number(request, "limit") or 100
+        if limit > MAX_ENTRIES:
+            raise InputError(f"limit must be at most {MAX_ENTRIES}", "limit")
+        entries = await records.audit(caller.sees, limit, _query_number(request, "below"))
+        return JsonAnswer({"object": "list", "data": [asdict(e) for e in entries]}, 200, NO_STORE)
+
+    return router
+
+
+def _key(key: ApiKey) -> dict[str, object]:
+    return {**shown_key(key), "is_valid": key.is_valid(time.time())}
+
+
+def _tenant(access: Access, name: str) -> dict[str, object]:
+    limits = next((t for t in access.tenants if t.name == name), Tenant(name))
+    return {
+        **asdict(limits),
+        "keys": sum(key.tenant == name and key.is_valid(time.time()) for key in access.keys),
+        "spent_tokens": access.spent_tokens.get(name, 0),
+    }
+
+
+def _limits(name: str, body: dict[str, object]) -> Tenant:
+    """The limits of a body, of a tenant whose name can be one."""
+    if not TENANT_NAME.fullmatch(name):
+        raise InputError("a tenant's name has letters, digits and . _ @ -", "tenant")
+    known_keys(
+        body, (*LIMITS, "weight"), f'{{{", ".join(LIMITS)}: whole number or null, "weight"}}'
+    )
+    numbers = {}
+    for field in LIMITS:
+        number = whole_number(body, field)
+        if number is not None and not 1 <= number <= MAX_LIMIT:
+            raise InputError(f"{field} must be between 1 and {MAX_LIMIT}, or null", field)
+        numbers[field] = number
+    weight = _number(body, "weight", 1e6)
+    if weight is not None and weight < 0.01:
+        raise InputError("weight must be at least 0.01", "weight")
+    return Tenant(name, **numbers, weight=1.0 if weight is None else weight)
+
+
+def _wanted_key(ingress: Ingress, caller: Caller, body: dict[str, object]) -> ApiKey:
+    """The key that a body asks for, still without an id; a tenant admin's has its own bounds."""
+    known_keys(body, KEY_FIELDS, f"of {', '.join(KEY_FIELDS)}")
+    tenant = text_field(body, "tenant") or caller.tenant
+    if not TENANT_NAME.fullmatch(tenant):
+        raise InputError("a tenant's name has letters, digits and . _ @ -", "tenant")
+    role, sla = text_field(body, "role") or Role.USER, text_field(body, "sla") or SLA_CLASSES[0]
+    if role not in set(Role):
+        raise InputError(f"role must be one of {', '.join(Role)}", "role")
+    if sla not in SLA_CLASSES:
+        raise InputError(f"sla must be one of {', '.join(SLA_CLASSES)}", "sla")
+    name = text_field(body, "name")
+    if len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise InputError(f"name must be a line of at most {MAX_NAME_CHARS} characters", "name")
+    tasks, models = _names(body, "tasks"), _names(body, "models")
+    default_task = text_field(body, "default_task")
+    for task in filter(None, (*tasks, default_task)):
+        ingress.service.workflow(task)  # raises UnknownNameError
+    if tasks and default_task and default_task not in tasks:
+        raise InputError("default_task must be one of tasks", "default_task")
+    pools = ingress.service.pools()
+    for model in models:
+        if pool_named(pools, model) is None:
+            raise UnknownNameError("model", model, tuple(n for p in pools for n in p.model.names))
+    days = _number(body, "days", MAX_DAYS)
+    minutes = _number(body, "session_minutes", 1440 * MAX_DAYS)
+    bounds = _bounds(sub_object(body, "bounds"))
+    if caller.role is not Role.OPERATOR and not bounds:
+        bounds = caller.bounds
+    return ApiKey(
+        id="",
+        digest="",
+        tenant=tenant,
+        name=name,
+        sla_class=sla,
+        tasks=tasks,
+        models=models,
+        default_task=default_task,
+        expires_at_s=None if days is None else time.time() + 86_400 * days,
+        role=Role(role),
+        bounds=bounds,
+        session_target_s=None if minutes is None else 60 * minutes,
+    )
+
+
+def _names(body: Mapping[str, object], field: str) -> tuple[str, ...]:
+    value = body.get(field) or []
+    if not isinstance(value, list) or not all(isinstance(n, str) and n for n in value):
+        raise InputError(f"{field} must be a list of names", field)
+    if len(value) > MAX_NAMES:
+        raise InputError(f"{field} must be at most {MAX_NAMES} names", field)
+    return tuple(value)
+
+
+def _bounds(body: Mapping[str, object]) -> tuple[tuple[str, int], ...]:
+    for name in body:
+        number = whole_number(body, name)
+        if name not in NAMES or number is None or not 0 <= number <= MAX_LIMIT:
+            raise InputError(f"bounds are whole numbers of {', '.join(NAMES)}", "bounds")
+    return tuple((name, int(str(number))) for name, number in body.items())
+
+
+def _number(
+    body: Mapping[str, object], field: str, most: float, *, at_least_zero: bool = False
+) -> float | None:
+    """A number above 0, or from 0 on; absent and null are None."""
+    value = body.get(field)
+    if value is None:
+        return None
+    if at_least_zero and value == 0 and not isinstance(value, bool):
+        return 0.0
+    number = positive_number(value, field)
+    if number > most:
+        raise InputError(f"{field} must be at most {most:g}", field)
+    return number
+
+
+def _query_number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > 15 or int(text) < 1:
+        raise InputError(f"{name} must be a whole number above 0", name)
+    return int(text)

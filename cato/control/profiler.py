@@ -17,7 +17,7 @@ from cato.core.estimates import Baselines, PredictionErrors
 from cato.core.ids import NodeId, TaskName
 from cato.core.receipt import Drawn, SlaReceipt, TrafficArm
 from cato.core.rollout import Rollout
-from cato.core.rollout_book import SHOWN, TAKEN, RolloutBook, RolloutOrder
+from cato.core.rollout_book import SHOWN, TAKEN, RolloutBook, RolloutOrder, action_of
 from cato.core.runs import NodeEstimate
 from cato.core.tenancy import (
     LAST_DAY,
@@ -225,16 +225,21 @@ class Profiler:
             self._keep_rollouts()
         return tuple(self._rollouts.all.values())
 
-    async def order_rollout(self, order: RolloutOrder) -> Rollout:
-        """The rollout as `order` makes it; raise `InputError`, `UnknownNameError`, or `StoreError`
-        where it cannot be kept."""
+    async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
+        """The rollout as the `order` of `by` makes it; raise `InputError`, `UnknownNameError`, or
+        `StoreError` where it cannot be kept."""
         self._take_earlier()
         if not self._writer.state().is_ok:
             raise StoreUnavailableError("", "the store cannot keep a rollout now")
+        before = self._rollouts.all.get(order.name)
         rollout = self._rollouts.order(order, time.time())
         log.warning("rollout of %s: %s", rollout.name, rollout.history[-1].why)
         self._keep_rollouts()
         await asyncio.to_thread(self._writer.flush, FLUSH_S)
+        action = action_of(order)
+        await asyncio.to_thread(
+            self._writer.read, lambda s: s.log_rollout(by, action, before, rollout)
+        )
         return rollout
 
     def _keep_rollouts(self) -> None:

@@ -56,8 +56,8 @@ Change = AddKey | EndKey | RotateKey | DeleteKey | SetTenant | OpenWithoutKeys
 class AuditEntry:
     """One administrative change: who made it, of what, and how that was `before` and `after`.
 
-    `who` is `key:ID`, `oidc:SUBJECT` or `cli:USER@HOST`. `tenant` is empty for a change that is of
-    no single tenant. None: it did not exist.
+    `who` is `key:ID`, `oidc:SUBJECT`, `cli:USER@HOST` or `local`, without a key. `tenant` is
+    empty for a change that is of no single tenant. None: it did not exist.
     """
 
     id: int

@@ -46,6 +46,17 @@ class RollBackRollout:
 RolloutOrder = StartRollout | PromoteRollout | RollBackRollout
 
 
+def action_of(order: RolloutOrder) -> str:
+    """The name of what `order` does, in the audit log."""
+    match order:
+        case StartRollout():
+            return "rollout.start"
+        case PromoteRollout():
+            return "rollout.promote"
+        case RollBackRollout():
+            return "rollout.rollback"
+
+
 class RolloutBook:
     """The rollouts by name: the newest of each."""
 

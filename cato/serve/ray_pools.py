@@ -482,8 +482,8 @@ class RayRecords:
     def rollouts(self) -> Mapping[str, Rollout]:
         return self._rollouts
 
-    async def order_rollout(self, order: RolloutOrder) -> Rollout:
-        changed: Rollout = await self._asked(lambda p: p.order_rollout.remote(order))
+    async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
+        changed: Rollout = await self._asked(lambda p: p.order_rollout.remote(order, by))
         self._rollouts = {**self._rollouts, changed.name: changed}
         return changed
 

@@ -182,9 +182,9 @@ class Records(Protocol):
         """All rollouts by the name that they are of, as known now."""
         ...
 
-    async def order_rollout(self, order: RolloutOrder) -> Rollout:
-        """The rollout as `order` makes it, kept over restarts; raise `InputError`,
-        `UnknownNameError` or `StoreError`."""
+    async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
+        """The rollout as the `order` of `by` makes it, kept over restarts and logged; raise
+        `InputError`, `UnknownNameError` or `StoreError`."""
         ...
 
     async def overview(self, tenant: str | None) -> Overview:

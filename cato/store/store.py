@@ -320,6 +320,13 @@ class MetadataStore:
         }
         connection.execute(insert(audit), row)
 
+    def log_rollout(self, by: str, action: str, before: Rollout | None, after: Rollout) -> None:
+        """Log what `by` did to a rollout, which is kept as a record."""
+        with self._transaction() as connection:
+            old = None if before is None else _ROLLOUT.dump_json(before).decode()
+            new = _ROLLOUT.dump_json(after).decode()
+            self._log(connection, by, action, after.name, old, new)
+
     def audit(
         self, tenant: str | None = None, limit: int = 100, below: int | None = None
     ) -> tuple[AuditEntry, ...]:

@@ -41,7 +41,7 @@ from cato.core.orchestrator import PoolOrchestrator
 from cato.core.profile import Profile
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.rollout import Rollout
-from cato.core.rollout_book import RolloutBook, RolloutOrder
+from cato.core.rollout_book import RolloutBook, RolloutOrder, action_of
 from cato.core.runs import NodeEstimate
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import (
@@ -464,8 +464,12 @@ class LocalRecords:
         self.book.judge(time.time())
         return self.book.all
 
-    async def order_rollout(self, order: RolloutOrder) -> Rollout:
-        return self.book.order(order, time.time())
+    async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
+        before = self.book.all.get(order.name)
+        rollout = self.book.order(order, time.time())
+        if self._store is not None:
+            self._store.log_rollout(by, action_of(order), before, rollout)
+        return rollout
 
     async def overview(self, tenant: str | None) -> Overview:
         assert self._pools is not None, "an overview is of pools"

@@ -50,7 +50,7 @@ async def seen(profiler: Profiler, receipts: list[SlaReceipt]) -> None:
 async def test_a_restart_goes_on_with_the_step_and_what_it_has_seen(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
     async with a_life(path) as profiler:
-        started = await profiler.order_rollout(START)
+        started = await profiler.order_rollout(START, "key:ops")
         await seen(profiler, some_runs(started, TrafficArm.STABLE))
         await profiler.rollouts()
     async with a_life(path) as profiler:
@@ -62,24 +62,31 @@ async def test_a_restart_goes_on_with_the_step_and_what_it_has_seen(tmp_path: Pa
         assert known.phase is Phase.PROMOTED
     async with a_life(path) as profiler:
         assert await profiler.rollouts() == (known,)
-        back = await profiler.order_rollout(RollBackRollout("coder"))
+        back = await profiler.order_rollout(RollBackRollout("coder"), "key:ops")
     async with a_life(path) as profiler:
         assert await profiler.rollouts() == (back,)
 
 
 async def test_a_wrong_order_changes_nothing(tmp_path: Path) -> None:
     async with a_life(tmp_path / "metadata.db") as profiler:
-        started = await profiler.order_rollout(START)
-        await profiler.order_rollout(PromoteRollout("coder"))
+        started = await profiler.order_rollout(START, "key:ops")
+        await profiler.order_rollout(PromoteRollout("coder"), "key:ops")
         with pytest.raises(InputError, match="promoted already"):
-            await profiler.order_rollout(PromoteRollout("coder"))
+            await profiler.order_rollout(PromoteRollout("coder"), "key:ops")
         (known,) = await profiler.rollouts() or ()
+        entries = await profiler.audit(None, 10, None)
     assert (known.id, known.phase) == (started.id, Phase.PROMOTED)
+    assert [(e.who, e.action, e.target) for e in entries] == [
+        ("key:ops", "rollout.promote", "coder"),
+        ("key:ops", "rollout.start", "coder"),
+    ]
+    assert entries[0].before is not None and entries[0].before["phase"] != Phase.PROMOTED
+    assert entries[0].after is not None and entries[0].after["phase"] == Phase.PROMOTED
 
 
 async def test_each_completion_counts_once_as_shown_and_once_as_taken(tmp_path: Path) -> None:
     async with a_life(tmp_path / "metadata.db") as profiler:
-        rollout = await profiler.order_rollout(START)
+        rollout = await profiler.order_rollout(START, "key:ops")
         runs = some_runs(rollout, TrafficArm.CANARY, 3)
         await seen(profiler, runs)
         told = [
@@ -98,7 +105,9 @@ async def test_each_completion_counts_once_as_shown_and_once_as_taken(tmp_path: 
 async def test_a_shadow_run_teaches_lengths_and_is_nobodys(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
     async with a_life(path) as profiler:
-        rollout = await profiler.order_rollout(replace(START, rule=RolloutRule(shadow_share=0.1)))
+        rollout = await profiler.order_rollout(
+            replace(START, rule=RolloutRule(shadow_share=0.1)), "key:ops"
+        )
         runs = some_runs(rollout, TrafficArm.SHADOW, 4)
         await seen(profiler, runs)
         (known,) = await profiler.rollouts() or ()
@@ -114,7 +123,7 @@ async def test_a_shadow_run_teaches_lengths_and_is_nobodys(tmp_path: Path) -> No
 
 async def test_a_canary_does_not_change_what_is_expected_of_a_tasks_nodes(tmp_path: Path) -> None:
     async with a_life(tmp_path / "metadata.db") as profiler:
-        rollout = await profiler.order_rollout(START)
+        rollout = await profiler.order_rollout(START, "key:ops")
         await seen(profiler, some_runs(rollout, TrafficArm.CANARY, 3))
         assert await profiler.estimates() == {}
         await seen(profiler, some_runs(rollout, TrafficArm.STABLE, 3))
@@ -125,13 +134,13 @@ async def test_nothing_is_said_of_rollouts_before_the_store_was_read(tmp_path: P
     """Ingress replicas then go on with what they know."""
     path = tmp_path / "metadata.db"
     async with a_life(path) as profiler:
-        await profiler.order_rollout(START)
+        await profiler.order_rollout(START, "key:ops")
     hidden = path.rename(tmp_path / "hidden.db")
     path.mkdir()
     async with a_life(path) as profiler:
         assert await profiler.rollouts() is None
         with pytest.raises(StoreError):
-            await profiler.order_rollout(START)
+            await profiler.order_rollout(START, "key:ops")
     path.rmdir()
     hidden.rename(path)
     async with a_life(path) as profiler:

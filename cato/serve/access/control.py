@@ -77,6 +77,8 @@ class Caller:
     @property
     def who(self) -> str:
         """Who it is, for the audit log."""
+        if not self.key:
+            return "local"
         who = self.key if self.key.startswith("oidc:") else f"key:{self.key}"
         return f"{who} ({self.name})" if self.name else who
 

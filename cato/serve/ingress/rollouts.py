@@ -73,8 +73,9 @@ def routes(ingress: Ingress) -> APIRouter:
         return _name(body, "name")
 
     async def ordered(request: Request, order: RolloutOrder) -> Response:
+        by = caller_of(request).who
         try:
-            rollout = await ingress.service.records.order_rollout(order)
+            rollout = await ingress.service.records.order_rollout(order, by)
         except StoreError as error:
             failure = Failure(
                 503, "The rollout cannot be kept now; try again later.", "server_error",

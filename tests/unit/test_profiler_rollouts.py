@@ -80,8 +80,8 @@ async def test_a_wrong_order_changes_nothing(tmp_path: Path) -> None:
         ("key:ops", "rollout.promote", "coder"),
         ("key:ops", "rollout.start", "coder"),
     ]
-    assert entries[0].before is not None and entries[0].before["phase"] != Phase.PROMOTED
-    assert entries[0].after is not None and entries[0].after["phase"] == Phase.PROMOTED
+    before, after = entries[0].before or {}, entries[0].after or {}
+    assert (before["phase"] == Phase.PROMOTED, after["phase"]) == (False, Phase.PROMOTED)
 
 
 async def test_each_completion_counts_once_as_shown_and_once_as_taken(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from cato.config.yaml_file import (
 )
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.pool.prefill import MOST_S
 from cato.core.prices import NO_PRICES
 from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
@@ -215,6 +216,11 @@ class EngineArgs(StrictModel):
     """Tokens of one step of the engine; fewer stall running streams less."""
     long_prefill_token_threshold: int | None = Field(default=None, ge=0)
     """The most of a step that one prompt gets beside other calls; 0: all."""
+    scheduler: Literal["due-date"] | None = None
+    """Inside the engine: `due-date` orders prompts by due date and bounds their work in each step.
+    Default: vLLM's own."""
+    prefill_step: Annotated[Duration, Field(gt=0)] = MOST_S
+    """Most time of prompts in one step, with `scheduler: due-date`."""
     kv_cache_memory: Annotated[ByteSize, Field(ge=1)] | None = None
     """Memory of the KV cache."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
@@ -271,6 +277,8 @@ class EngineArgs(StrictModel):
             max_model_len=self.max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            scheduler=self.scheduler,
+            prefill_step_s=self.prefill_step,
             kv_cache_memory_bytes=self.kv_cache_memory,
             gpu_memory_utilization=self.gpu_memory_utilization,
             prefix_caching=self.prefix_caching,
@@ -430,6 +438,8 @@ def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
     elif engine.sleep and accelerator == "cpu":
         rule = "vllm sleeps on gpu and npu only; on cpu the page cache keeps weights"
         found.append((("sleep",), True, rule))
+    if engine.scheduler and engine.kind == "scripted":
+        found.append((("scheduler",), engine.scheduler, "a scripted engine has no steps to plan"))
     if engine.sleep and engine.swap:
         found.append((("sleep",), True, "an engine whose weights are swapped has none to sleep"))
     if engine.host_memory and engine.kind != "simulated":

@@ -33,6 +33,7 @@ from cato.core.events import (
 )
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.length import LengthBelief
+from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import Invocation
@@ -112,7 +113,7 @@ Told = (
 
 CODEC = Codec(
     (
-        Generate, EngineRequest, EngineChunk, Endpoint, AdapterSpec,
+        Generate, EngineRequest, CallTarget, EngineChunk, Endpoint, AdapterSpec,
         Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop, Left,
         ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
         InvocationWithdrawn, ReplicaLost,

@@ -174,6 +174,17 @@ class PrefixCache:
         """How many tokens of a prompt need not be computed now."""
         return sum([n for _, n in self._hits(hashes, prompt_tokens)]) * self.block_tokens
 
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no running request holds or has been promised."""
+        return self.capacity_blocks - self.held_blocks
+
+    def needed_blocks(self, hashes: Sequence[int], prompt_tokens: int, tokens: int) -> int:
+        """How many of the free blocks a prompt takes, with `tokens` in all."""
+        return self.blocks_for(tokens) - sum(
+            [n for run, n in self._hits(hashes, prompt_tokens) if run.holders]
+        )
+
     def admit(self, hashes: Sequence[int], prompt_tokens: int, tokens: int) -> Holding | None:
         """Hold what is cached of a prompt and promise blocks for `tokens` in all; None when there
         is no room for them."""
@@ -184,7 +195,7 @@ class PrefixCache:
         if self._host.blocks:
             from_host = sum([n for run, n in found if run in self._host.runs])
         reserved = self.blocks_for(tokens)
-        if self.held_blocks + unheld + reserved - hits > self.capacity_blocks:
+        if unheld + reserved - hits > self.free_blocks:
             return None
         last = self._root
         for run, n in found:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, RunId, TaskName
 from cato.core.length import LengthBelief
+from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
 from cato.core.record import record
 
@@ -93,6 +94,16 @@ class Invocation:
             deadline_s=now_s + self.deadline_s,
             began_at_s=now_s + self.began_at_s,
             leaves_at_s=now_s + self.leaves_at_s,
+        )
+
+    def engine_target(self, now_s: float) -> CallTarget:
+        """What an engine that is asked at `now_s` is told of it."""
+        return CallTarget(
+            target_s=self.deadline_s - self.downstream_s - self.arrived_at_s,
+            waited_s=now_s - self.arrived_at_s,
+            tokens=1 if self.until_first_token else self.expected_tokens,
+            tpot_s=self.tpot_target_s,
+            has_begun=self.generated > 0,
         )
 
     def left_tokens(self, tokens: int = 0) -> float:

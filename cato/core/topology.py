@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
 from cato.core.ids import DeploymentName, ModelName, PoolName
+from cato.core.pool.prefill import MOST_S
 from cato.core.prices import NO_PRICES, Prices
 from cato.core.profile import Profile
 from cato.core.reuse import ReuseLimits
@@ -137,6 +138,10 @@ short prompts then pass long ones (median TTFT 2 s without the cap, 0.1 s with i
 streams are as steady as with a budget of 256 tokens."""
 
 
+DUE_DATE = "due-date"
+"""The scheduler inside an engine whose rule is `cato.core.pool.prefill`."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """How a replica starts its engine; `args` and `env` go to a vLLM server as they are.
@@ -144,7 +149,9 @@ class EngineSpec:
     `kind` is `vllm`, `simulated` or `scripted`. `python` names the interpreter that has vLLM (None:
     the replica's own). `zygote` forks engines from a preloaded process (CPU only).
     `max_num_batched_tokens` is the budget of a step, `long_prefill_token_threshold` the most of it
-    that one prompt gets beside other calls (0: all of it). `host_memory`: a simulated engine keeps
+    that one prompt gets beside other calls (0: all of it). `scheduler`: the one inside the engine,
+    `DUE_DATE` or its own (None); `prefill_step_s` bounds what `DUE_DATE` takes for prompts in a
+    step beside streams. `host_memory`: a simulated engine keeps
     KV blocks that leave its cache in the host's memory, as far as its profile's goes. `profile` and
     `seed` belong to the simulated engine: its timings and its text. `script` is the file by which
     the scripted engine answers; of a profile it has the sizes. `swap`: weights of checkpoints of
@@ -161,6 +168,8 @@ class EngineSpec:
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int | None = None
+    scheduler: str | None = None
+    prefill_step_s: float = MOST_S
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     prefix_caching: bool = True
@@ -187,10 +196,12 @@ class EngineSpec:
             return self
         is_cpu = accelerator == "cpu"
         step, prompt = self.max_num_batched_tokens, self.long_prefill_token_threshold
+        # Where the engine falls back on its own scheduler, these are what bounds its steps.
+        is_small = is_cpu and self.scheduler is None
         if step is None:  # vLLM refuses less than the places
-            step = max(CPU_STEP_TOKENS if is_cpu else CARD_STEP_TOKENS, self.max_num_seqs)
+            step = max(CPU_STEP_TOKENS if is_small else CARD_STEP_TOKENS, self.max_num_seqs)
         if prompt is None:
-            prompt = 0 if is_cpu else min(CARD_PROMPT_TOKENS, self.max_model_len or step)
+            prompt = 0 if is_small else min(CARD_PROMPT_TOKENS, self.max_model_len or step)
         return replace(
             self,
             max_num_batched_tokens=step,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from cato.core.pool.prefill import CallTarget
 from cato.core.topology import AdapterSpec, TemplateFacts
 from cato.wire.endpoint import Endpoint as Endpoint
 
@@ -20,7 +21,8 @@ class EngineRequest:
     requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
     Only completions and chat are also answered without `raw`. `traceparent` is the W3C trace
     context of the run; empty when it is not traced. `adapter` of the engine's model; None for that
-    itself. `prompt_tokens` is the estimate of the prompt's length.
+    itself. `prompt_tokens` is the estimate of the prompt's length, `target` what a scheduler inside
+    the engine goes by.
 
     `begun` is the text at the prompt's end that other engines wrote of the answer, of which
     `begun_tokens` were counted, and are taken off the body's limits. There may be more: an event of
@@ -39,6 +41,7 @@ class EngineRequest:
     prompt_tokens: int = 0
     begun: str = ""
     begun_tokens: int = 0
+    target: CallTarget = CallTarget()
 
 
 PREEMPTED = "preempted"

@@ -637,6 +637,7 @@ class RunningTask:
             prompt_tokens=call.prompt_tokens,
             begun=call.begun,
             begun_tokens=call.begun_tokens,
+            target=invocation.engine_target(time.monotonic() - now_s),
         )
         progress.served_since_s = sent_s = time.monotonic()
         try:

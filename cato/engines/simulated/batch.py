@@ -4,7 +4,7 @@ One step is the next piece of waiting prompt work plus one token for every runni
 vLLM. A request is admitted when its prompt and its whole answer fit the KV cache: the length is
 known here, so nothing is ever preempted, which flatters a full cache a little. What is cached of a
 prompt costs no time, unless it lies in host memory: then it is loaded first, one request after the
-other, beside the steps.
+other, beside the steps. With a `DueDateRule` that plans each step, as it does in vLLM.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cato.core.errors import ContextLengthError
+from cato.core.pool.prefill import CallTarget, DecodingCall, DueDateRule, PromptCall
 from cato.core.prefix_cache import Holding, PrefixCache
 from cato.core.profile import Profile
 from cato.engines.simulated.asked import Prompt
@@ -34,6 +35,11 @@ class Run:
     prompt: Prompt
     pieces: Sequence[str]
     hashes: Sequence[int] = ()
+    id: str = ""
+    target: CallTarget = CallTarget()
+    asked_at_s: float = 0.0
+    # When its first token was there; None before.
+    begun_at_s: float | None = None
     prefilled_tokens: int = 0
     emitted_tokens: int = 0
     emitted_chars: int = 0
@@ -67,10 +73,15 @@ class Batch:
         block_tokens: int,
         prompt_cap_tokens: int = 0,
         host_tokens: int = 0,
+        rule: DueDateRule | None = None,
     ) -> None:
         """`batched_tokens` is the budget of a step, `prompt_cap_tokens` the most of it that one
         prompt gets while there are other requests (0: all). `host_tokens` that leave the KV cache
-        stay in host memory."""
+        stay in host memory. `rule` plans the steps (None: prompts get all of a step's budget, in
+        the order of their arrival or priority)."""
+        self._rule = rule
+        # Of prompts in the step that runs: tokens, and those before them.
+        self._pieces: list[tuple[int, int]] = []
         self._profile = profile
         self._max_running = max_running
         self._batched_tokens = batched_tokens
@@ -128,19 +139,27 @@ class Batch:
 
         None where nothing can run before `next_load_s`: all wait for blocks from host memory.
         """
-        self._admit(now_s)
+        planned: dict[str, int] | None = None
+        if self._rule is None:
+            self._admit(now_s)
+        else:
+            planned = self._planned(self._rule, now_s)
         running = [run for run in self.running if run.loaded_s <= now_s]
         if not running:
             return [], None
         emitting = [run for run in running if run.prefilled_tokens >= run.prompt.tokens]
         held = sum(run.prefilled_tokens + run.emitted_tokens for run in running)
         batch, prompt_tokens, attended = len(emitting), 0, 0.0
+        self._pieces = []
         most = room = max(1, self._batched_tokens - batch)  # decoding comes first
         if self._prompt_cap_tokens and len(self.running) + len(self._waiting) > 1:
             most = min(room, self._prompt_cap_tokens)
         for run in running:
             piece = min(run.prompt.tokens - run.prefilled_tokens, room, most)
+            if planned is not None:
+                piece = min(piece, planned.get(run.id, 0))
             if piece > 0:
+                self._pieces.append((piece, run.prefilled_tokens))
                 room -= piece
                 prompt_tokens += piece
                 attended += piece * (run.prefilled_tokens + piece / 2)
@@ -149,7 +168,58 @@ class Batch:
                 if run.prefilled_tokens == run.prompt.tokens:
                     emitting.append(run)
         ended = len(emitting) - batch
-        return emitting, self._profile.step_s(batch, held, prompt_tokens, ended, attended)
+        step_s = self._profile.step_s(batch, held, prompt_tokens, ended, attended)
+        if self._rule is not None:
+            self._rule.law.saw(step_s, batch, self._pieces)
+        return emitting, step_s
+
+    def _planned(self, rule: DueDateRule, now_s: float) -> dict[str, int]:
+        """The tokens that each prompt gets; those that are let in run from now on."""
+        while True:
+            loaded = [run for run in self.running if run.loaded_s <= now_s]
+            decoding = []
+            for run in loaded:
+                if run.emitted_tokens:
+                    run.begun_at_s = now_s if run.begun_at_s is None else run.begun_at_s
+                    elapsed_s = now_s - run.begun_at_s
+                    decoding.append(DecodingCall(run.emitted_tokens, elapsed_s, run.target.tpot_s))
+            waiting = {run.id: entry for entry in self._waiting if (run := entry[2])}
+            prompts = [self._asked(run, 0) for run in loaded if not run.emitted_tokens]
+            prompts += [self._asked(run, priority) for priority, _, run in waiting.values()]
+            pieces = rule.plan(
+                now_s,
+                decoding,
+                prompts,
+                room_tokens=self._batched_tokens,
+                places=self._max_running - (len(self.running) - len(loaded)),
+                free_blocks=self._cache.free_blocks,
+            )
+            for id in [id for id in pieces if id in waiting]:
+                if not self._let_in(waiting[id][2], now_s):
+                    return pieces
+                self._waiting.remove(waiting[id])
+                heapq.heapify(self._waiting)
+                if self.running[-1].loaded_s > now_s:
+                    break  # its piece is for others, until its blocks have come
+            else:
+                return pieces
+
+    def _asked(self, run: Run, priority: int) -> PromptCall:
+        computed, blocks = run.prefilled_tokens, 0  # a running one was promised all it needs
+        if run.holding is None:
+            tokens = run.prompt.tokens
+            computed = self._cache.cached_tokens(run.hashes, tokens)
+            blocks = self._cache.needed_blocks(run.hashes, tokens, run.kv_tokens)
+        return PromptCall(
+            run.id,
+            run.asked_at_s,
+            run.prompt.tokens - computed,
+            computed,
+            run.target,
+            priority,
+            blocks,
+            is_running=run.holding is not None,
+        )
 
     def end_step(self, emitting: Sequence[Run]) -> None:
         """The step is over: a token for each that is still wanted."""
@@ -176,13 +246,18 @@ class Batch:
 
     def _admit(self, now_s: float) -> None:
         while self._waiting and len(self.running) < self._max_running:
-            run = self._waiting[0][2]
-            run.holding = self._cache.admit(run.hashes, run.prompt.tokens, run.kv_tokens)
-            if run.holding is None:
+            if not self._let_in(self._waiting[0][2], now_s):
                 return  # strict order: a smaller one behind it must not starve it
-            run.prefilled_tokens = run.holding.cached_tokens
-            if run.holding.loaded_tokens:
-                load_s = run.holding.loaded_tokens * self._profile.host_load_token_s
-                self._loads_end_s = run.loaded_s = max(now_s, self._loads_end_s) + load_s
             heapq.heappop(self._waiting)
-            self.running.append(run)
+
+    def _let_in(self, run: Run, now_s: float) -> bool:
+        """It runs from now on, if there is room for it."""
+        run.holding = self._cache.admit(run.hashes, run.prompt.tokens, run.kv_tokens)
+        if run.holding is None:
+            return False
+        run.prefilled_tokens = run.holding.cached_tokens
+        if run.holding.loaded_tokens:
+            load_s = run.holding.loaded_tokens * self._profile.host_load_token_s
+            self._loads_end_s = run.loaded_s = max(now_s, self._loads_end_s) + load_s
+        self.running.append(run)
+        return True

@@ -8,8 +8,9 @@ import time
 from collections.abc import AsyncGenerator
 
 from cato.core.errors import EngineDeadError, EngineError
+from cato.core.pool.prefill import DueDateRule
 from cato.core.profile import Profile
-from cato.core.topology import EngineSpec, TemplateFacts
+from cato.core.topology import DUE_DATE, EngineSpec, TemplateFacts
 from cato.engines.base import (
     EngineChunk,
     EngineFacts,
@@ -63,6 +64,7 @@ class SimulatedEngine:
             self._block_tokens,
             spec.long_prefill_token_threshold or 0,
             profile.host_capacity_tokens if spec.host_memory else 0,
+            DueDateRule(spec.prefill_step_s) if spec.scheduler == DUE_DATE else None,
         )
         self._has_prefix_caching = spec.prefix_caching
         self._has_priority = spec.priority_scheduling
@@ -176,7 +178,9 @@ class SimulatedEngine:
         if self._has_prefix_caching:
             root = f"{adapter}\0{asked.cache_salt}"
             hashes = asked.prompt.hashes("".join(pieces), root, self._block_tokens)
-        return Run(asked.prompt, pieces, hashes), finish_reason
+        now_s = asyncio.get_running_loop().time()
+        run = Run(asked.prompt, pieces, hashes, request.id, request.target, now_s)
+        return run, finish_reason
 
     def _chunks(self, request: EngineRequest, asked: Asked, run: Run, finish_reason: str) -> Chunks:
         model = request.adapter.name if request.adapter else self._served_model

@@ -20,6 +20,7 @@ import aiohttp
 from cato.config import places
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError, InputError
 from cato.core.hung import HungRule, Signs, Silence
+from cato.core.pool.prefill import CallTarget
 from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec, TemplateFacts
 from cato.engines.base import (
     EngineChunk,
@@ -32,6 +33,7 @@ from cato.engines.vllm import dialects, stream, template, threads, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
+from cato.engines.vllm.scheduler import SCHEDULER, STEP_VARIABLE, xargs_of
 from cato.wire.limits import limits_of, shortened
 
 log = logging.getLogger("cato.engines")
@@ -60,7 +62,7 @@ _LISTEN_S = 0.25
 _SAMPLE_S = 0.1
 _SOON = aiohttp.ClientTimeout(total=0.5)
 # Before every call of CATO's.
-_PROBE_PRIORITY = -(2**31)
+_PROBE_PRIORITY, _PROBE_TARGET = -(2**31), CallTarget(target_s=0.0, has_begun=True)
 _NO_ANSWER = 504
 
 
@@ -91,6 +93,8 @@ def server_argv(
             argv += [flag, str(value)]
     if spec.swap:
         argv += ["--worker-extension-cls", SWAP_EXTENSION]
+    if spec.scheduler and accelerator != "npu":  # vllm-ascend has its own
+        argv += ["--scheduler-cls", SCHEDULER]
     if spec.sleep and accelerator != "cpu":  # refused there
         argv.append("--enable-sleep-mode")
     argv.append("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching")
@@ -229,6 +233,8 @@ class VllmEngine:
                 spec.max_num_batched_tokens,
                 spec.long_prefill_token_threshold or spec.max_num_batched_tokens,
             )
+            if spec.scheduler and self._accelerator == "npu":
+                log.warning("%s: vllm-ascend schedules, not %s", self._model.name, spec.scheduler)
             self._listener = asyncio.create_task(self._listen())
 
     async def stop(self) -> None:
@@ -253,6 +259,10 @@ class VllmEngine:
             body["stream"] = request.stream
             if self._spec.priority_scheduling:
                 body["priority"] = request.priority
+            if self._spec.scheduler:
+                asked = body.get("vllm_xargs")
+                more_args = asked if isinstance(asked, dict) else {}
+                body["vllm_xargs"] = {**more_args, **xargs_of(request.target)}
         continuous_usage = False
         if request.stream and request.endpoint.has_choices:
             asked = body.get("stream_options")
@@ -446,6 +456,7 @@ class VllmEngine:
         env = {
             **(_DEV_ENV if spec.swap or spec.sleep else {}),
             **(ADAPTER_ENV if self._model.adapter_places else {}),
+            **({STEP_VARIABLE: f"{spec.prefill_step_s:g}"} if spec.scheduler else {}),
             **spec.env,
         }
         request = {"argv": argv, "env": env, "log": self.log}
@@ -554,6 +565,8 @@ class VllmEngine:
         body: dict[str, object] = {"model": self._server_model, "prompt": "#", "max_tokens": 1}
         if self._spec.priority_scheduling:
             body["priority"] = _PROBE_PRIORITY
+        if self._spec.scheduler:
+            body["vllm_xargs"] = xargs_of(_PROBE_TARGET)
         try:
             await self._ask("POST", "/v1/completions", json.dumps(body).encode())
         except EngineDeadError:

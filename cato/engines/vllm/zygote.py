@@ -82,6 +82,8 @@ _PRELOADED = (
     "vllm.entrypoints.launchers.api_server.entry",
 )
 
+_SCHEDULER_FLAG = "--scheduler-cls"
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -355,7 +357,7 @@ def _kill_group(pid: int) -> None:
 
 def run_server(argv: list[str], *, preloaded: bool) -> int:
     """Run vLLM's OpenAI server in this process until it ends; return its exit status."""
-    sys.argv = ["vllm", *argv]
+    sys.argv = ["vllm", *_without_missing_scheduler(argv)]
     if os.environ.get(_ACCELERATOR_VARIABLE) == "cpu" and not preloaded:
         hide_cuda_media_packages()
     if preloaded:
@@ -374,6 +376,19 @@ def run_server(argv: list[str], *, preloaded: bool) -> int:
     except KeyboardInterrupt:  # how vLLM ends when it is terminated while it starts
         return 128 + signal.SIGTERM
     return 0
+
+
+def _without_missing_scheduler(argv: list[str]) -> list[str]:
+    """Without the scheduler that CATO names, in an interpreter that has no CATO."""
+    if _SCHEDULER_FLAG not in argv:
+        return argv
+    at = argv.index(_SCHEDULER_FLAG)
+    try:
+        import_module(argv[at + 1].rpartition(".")[0])
+    except ImportError as exc:
+        print(f"zygote: vLLM schedules by its own order: {exc}", flush=True)
+        return [*argv[:at], *argv[at + 2 :]]
+    return argv
 
 
 def _adapt_to_fork() -> None:

@@ -329,6 +329,40 @@ def live(
 
 
 @app.command()
+def engine(
+    kind: Annotated[
+        str, typer.Option("--engine", help="vllm (on a CPU, random weights) or simulated.")
+    ] = "vllm",
+    arm: Annotated[
+        list[str] | None, typer.Option(help="Only this arm; repeat for several.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the arms take turns.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 100,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+    ] = None,
+) -> None:
+    """Schedulers inside an engine: streams beside three long prompts, and short ones after these.
+
+    No Ray. Each arm has an engine of its own, one after the other. Two minutes; run it on a quiet
+    machine.
+    """
+    command = shlex.join(["cato", *sys.argv[1:]])
+    with _measuring() as folder:
+        from cato.bench import schedulers
+        from cato.bench.report import machine_facts
+
+        with _shown() as (shown, _):
+            found = schedulers.measure(kind, rounds, seed, folder, shown, tuple(arm or ()))
+        facts = machine_facts() | {"vllm": _vllm_version()}
+    console.print(schedulers.table(found))
+    if json_file is not None:
+        report = {"command": command, **facts, **found}
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"Wrote {json_file}.", highlight=False, markup=False)
+
+
+@app.command()
 def accelerator(
     files: Annotated[list[str], typer.Argument(help="Deployment files with vLLM engines.")],
     json_file: Annotated[

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from cato.core.pool.prefill import CallTarget
+from cato.core.pool.prefill import NOTHING_DUE, CallTarget
 from cato.core.topology import AdapterSpec, TemplateFacts
 from cato.wire.endpoint import Endpoint as Endpoint
 
@@ -41,7 +41,7 @@ class EngineRequest:
     prompt_tokens: int = 0
     begun: str = ""
     begun_tokens: int = 0
-    target: CallTarget = CallTarget()
+    target: CallTarget = NOTHING_DUE
 
 
 PREEMPTED = "preempted"

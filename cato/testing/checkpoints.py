@@ -14,6 +14,7 @@ from cato.config.places import DEMO_SOURCE, model_path
 ARCHITECTURES = {
     "narrow": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
     "wide": {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3},
+    "deep": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8},
 }
 _HEAD_DIM = 64
 # The output layer shares the embedding's weights: a strong embedding would make every model repeat

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cato.core.pool.prefill import CallTarget, DueDateRule
+from cato.core.pool.prefill import NOTHING_DUE, CallTarget, DueDateRule
 from cato.core.prefix_cache import BLOCK_TOKENS
 from cato.core.topology import DUE_DATE, EngineSpec
 from cato.engines.simulated import SimulatedEngine, simulated_text
@@ -28,7 +28,7 @@ PROFILE = replace(
 MOST_S = 0.06
 
 
-def a_run(id: str, tokens: int, target: CallTarget = CallTarget(), output: int = 3) -> Run:  # noqa: B008
+def a_run(id: str, tokens: int, target: CallTarget = NOTHING_DUE, output: int = 3) -> Run:
     text = f"{id:>8}" * tokens
     prompt = Prompt(text, tokens, 8.0)
     pieces = ["ab"] * output

@@ -130,8 +130,8 @@ def test_prompts_go_on_in_the_order_in_which_they_are_due() -> None:
 
 def test_equal_prompts_end_one_after_the_other() -> None:
     one, other = (a_prompt(id, 20.0, left=5000) for id in ("a", "b"))
-    assert list(planned(replace(one, left_tokens=200), other))[0] == "a"
-    assert list(planned(one, replace(other, left_tokens=200)))[0] == "a"
+    assert next(iter(planned(replace(one, left_tokens=200), other))) == "a"
+    assert next(iter(planned(one, replace(other, left_tokens=200)))) == "a"
 
 
 def test_a_target_that_is_missed_is_doubled_until_it_can_be_met() -> None:
@@ -211,12 +211,12 @@ def test_what_does_not_fit_is_not_passed_by_later_ones() -> None:
     large = a_prompt("large", 1.0, blocks=50)
     small = a_prompt("small", 2.0, blocks=1)
     assert list(planned(running, large, small, free_blocks=40)) == ["running"]
-    assert list(planned(large, small, free_blocks=40))[0] == "large"  # nothing will free more
+    assert next(iter(planned(large, small, free_blocks=40))) == "large"  # nothing will free more
 
 
 def test_answers_that_somebody_reads_go_first() -> None:
     begun = replace(a_prompt("begun"), target=CallTarget(has_begun=True))
-    assert list(planned(a_prompt("new", 0.2), begun))[0] == "begun"
+    assert next(iter(planned(a_prompt("new", 0.2), begun))) == "begun"
 
 
 def test_a_call_is_due_with_its_last_token_unless_its_first_one_counts() -> None:

@@ -52,6 +52,9 @@ class CallTarget:
     has_begun: bool = False
 
 
+NOTHING_DUE = CallTarget()
+
+
 @record
 class DecodingCall:
     """A running stream: it has said `tokens` tokens, the first `elapsed_s` ago."""
@@ -73,7 +76,7 @@ class PromptCall:
     asked_at_s: float
     left_tokens: int
     context_tokens: int = 0
-    target: CallTarget = CallTarget()
+    target: CallTarget = NOTHING_DUE
     priority: int = 0
     blocks: int = 0
     is_running: bool = False

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cato.core.errors import ContextLengthError
-from cato.core.pool.prefill import CallTarget, DecodingCall, DueDateRule, PromptCall
+from cato.core.pool.prefill import NOTHING_DUE, CallTarget, DecodingCall, DueDateRule, PromptCall
 from cato.core.prefix_cache import Holding, PrefixCache
 from cato.core.profile import Profile
 from cato.engines.simulated.asked import Prompt
@@ -36,7 +36,7 @@ class Run:
     pieces: Sequence[str]
     hashes: Sequence[int] = ()
     id: str = ""
-    target: CallTarget = CallTarget()
+    target: CallTarget = NOTHING_DUE
     asked_at_s: float = 0.0
     # When its first token was there; None before.
     begun_at_s: float | None = None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cato.core.pool.prefill import (
     MOST_S,
+    NOTHING_DUE,
     CallTarget,
     DecodingCall,
     DueDateRule,
@@ -79,7 +80,7 @@ def target_of(xargs: Mapping[str, Any]) -> CallTarget:
             bool(xargs.get("cato_has_begun", False)),
         )
     except (TypeError, ValueError, OverflowError):
-        return CallTarget()
+        return NOTHING_DUE
 
 
 def due_date_scheduler(*args: Any, vllm_config: Any, kv_cache_config: Any, **more: Any) -> Any:
@@ -245,7 +246,7 @@ class DueDate(Scheduler):
             self.kv_holding_waiting = queue(r for r in (*blocked, *waiting) if r in held)
 
     def _asked(self, request: Any) -> _Asked:
-        return self._known.setdefault(request.request_id, _Asked(CallTarget(), time.monotonic()))
+        return self._known.setdefault(request.request_id, _Asked(NOTHING_DUE, time.monotonic()))
 
     def _prompt(self, request: Any, asked: _Asked, now_s: float, *, is_running: bool) -> PromptCall:
         computed = request.num_computed_tokens

@@ -160,12 +160,12 @@ class DueDateRule:
         room = room_tokens - len(decoding)
         running = [p for p in prompts if p.is_running]
         free_blocks -= sum(p.blocks for p in running)
-        places = min(places, self._streams_in_time(decoding)) - len(decoding) - len(running)
+        free_places = min(places, self._streams_in_time(decoding)) - len(decoding) - len(running)
         may_enter, runs_nothing = True, not decoding and not running
         for prompt in self.in_order(now_s, len(decoding), prompts):
             if not prompt.is_running:
                 # In strict order: smaller ones that come later must not starve it.
-                fits = prompt.blocks <= free_blocks and places > 0
+                fits = prompt.blocks <= free_blocks and free_places > 0
                 may_enter = may_enter and (fits or (runs_nothing and not pieces))
                 if not may_enter:
                     continue
@@ -179,7 +179,7 @@ class DueDateRule:
             room -= tokens
             left_s -= self.law.piece_s(tokens, prompt.context_tokens)
             if not prompt.is_running:
-                places -= 1
+                free_places -= 1
                 free_blocks -= prompt.blocks
         return pieces
 

@@ -33,7 +33,26 @@ if TYPE_CHECKING:
     class Scheduler:
         """What of vLLM's `Scheduler` is used."""
 
-        def __getattr__(self, name: str) -> Any: ...
+        running: list[Any]
+        waiting: Any
+        kv_holding_waiting: Any
+        requests: dict[str, Any]
+        kv_cache_manager: Any
+        scheduler_config: Any
+        block_size: int
+        max_num_scheduled_tokens: int
+        max_num_active_reqs: int
+        num_waiting_for_streaming_input: int
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def add_request(self, request: Any) -> None: ...
+        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
+        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any: ...
+        def _free_blocks(self, request: Any) -> None: ...
+        def _is_blocked_waiting_status(self, status: Any) -> bool: ...
+        def _request_remaining_blocks(self, request: Any) -> int: ...
+        def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int: ...
+
 else:
     Scheduler = object
 
@@ -47,7 +66,7 @@ _LOOK_UP_S = 1.0
 # Steps that an engine has under way at a time are fewer.
 _MOST_STEPS = 16
 _USED = (
-    "_inflight_prefill_reserved_blocks",
+    "_free_blocks",
     "_is_blocked_waiting_status",
     "_request_remaining_blocks",
     "_reserve_prefill_lookahead",

@@ -288,7 +288,7 @@ def steps_of_engines(topology: Topology) -> list[str]:
         line = f"{deployment.name}: steps of {engine.max_num_batched_tokens} tokens"
         if engine.long_prefill_token_threshold:
             line += f", {engine.long_prefill_token_threshold} of one prompt beside other calls"
-        if engine.scheduler:
+        if engine.scheduler and deployment.accelerator != "npu":
             line += f", prompts by {engine.scheduler}"
         lines.append(line)
     return lines

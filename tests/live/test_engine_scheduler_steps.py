@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cato.config.places import DEMO_SOURCE, model_path
-from cato.core.pool.prefill import CallTarget
+from cato.core.pool.prefill import LEAST_TOKENS, CallTarget, DueDateRule
 from cato.engines.vllm.scheduler import due_date_scheduler, xargs_of
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -187,3 +187,23 @@ def test_prompts_begin_in_the_order_in_which_they_are_due(vllm: Any, in_flight: 
         steps.add(f"{target_s:g}", [i] * 900, 4, CallTarget(target_s))
     steps.run()
     assert steps.order == ["2", "5", "9", "15", "20", "30"]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_prompt_that_is_due_sooner_pauses_one_that_runs(vllm: Any, in_flight: int) -> None:
+    steps = Steps(in_flight=in_flight, blocks=400)
+    steps.scheduler._rule = DueDateRule(most_s=1e-9)  # the least piece of one prompt in a step
+    steps.add("stream", [1] * 10, 200, CallTarget(0.1))
+    while steps.said["stream"] < 3:
+        steps.step()
+    steps.add("long", [2] * 600, 2, CallTarget(60.0))
+    for _ in range(5):
+        steps.step()
+    steps.add("short", [3] * 64, 2, CallTarget(1.0))
+    for _ in range(4):
+        steps.step()
+        assert steps.scheduler._pieces == {"short": LEAST_TOKENS}
+        assert steps.scheduler.requests["long"].num_computed_tokens == 5 * LEAST_TOKENS
+    assert steps.scheduler.requests["short"].num_computed_tokens >= 4 * LEAST_TOKENS
+    steps.run()
+    assert steps.order == ["stream", "short", "long"]

@@ -88,7 +88,8 @@ def test_every_setting_of_an_engine_arrives() -> None:
     engine = {
         "kind": "vllm", "python": "/opt/py", "zygote": True, "dtype": "bfloat16",
         "max_num_seqs": 16, "max_model_len": 1024, "max_num_batched_tokens": 256,
-        "long_prefill_token_threshold": 64, "kv_cache_memory": "256MiB",
+        "long_prefill_token_threshold": 64, "scheduler": "due-date", "prefill_step": "40ms",
+        "kv_cache_memory": "256MiB",
         "prefix_caching": False, "priority_scheduling": False,
         "enforce_eager": True, "start_timeout": "2m", "args": ["--swap-space", 4],
         "env": {"OMP_NUM_THREADS": 8}, "profile": "q", "seed": 7,
@@ -102,6 +103,8 @@ def test_every_setting_of_an_engine_arrives() -> None:
         max_model_len=1024,
         max_num_batched_tokens=256,
         long_prefill_token_threshold=64,
+        scheduler="due-date",
+        prefill_step_s=0.04,
         kv_cache_memory_bytes=256 * 1024**2,
         prefix_caching=False,
         priority_scheduling=False,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,9 +15,17 @@ from hypothesis import strategies as st
 
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
 from cato.core.ids import ModelName
-from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec
+from cato.core.pool.prefill import NOTHING_DUE, CallTarget
+from cato.core.topology import (
+    CARD_PROMPT_TOKENS,
+    CARD_STEP_TOKENS,
+    DUE_DATE,
+    AdapterSpec,
+    EngineSpec,
+    ModelSpec,
+)
 from cato.engines.base import EngineChunk, EngineLoad
-from cato.engines.vllm import zygote
+from cato.engines.vllm import scheduler, zygote
 from cato.engines.vllm.adapters import adapter_argv
 from cato.engines.vllm.process import server_argv
 from cato.engines.vllm.stream import (
@@ -250,6 +260,75 @@ def test_engines_that_may_sleep_say_so_where_vllm_can() -> None:
     assert "--enable-sleep-mode" in an_argv(spec, "npu", cards=1)
     assert "--enable-sleep-mode" not in an_argv(spec, "cpu")
     assert "--enable-sleep-mode" not in an_argv(EngineSpec("vllm"), "gpu", cards=1)
+
+
+def test_a_scheduler_inside_the_engine_bounds_its_steps_itself() -> None:
+    spec = EngineSpec("vllm", scheduler=DUE_DATE)
+    for accelerator, cards in (("cpu", 0), ("gpu", 1)):
+        argv = an_argv(spec, accelerator, cards)
+        assert argv[argv.index("--scheduler-cls") + 1] == scheduler.SCHEDULER
+        assert argv[argv.index("--max-num-batched-tokens") + 1] == str(CARD_STEP_TOKENS)
+        # What is left where vLLM turns out to be another one.
+        assert argv[argv.index("--long-prefill-token-threshold") + 1] == str(CARD_PROMPT_TOKENS)
+        assert "--scheduler-cls" not in an_argv(EngineSpec("vllm"), accelerator, cards)
+    assert "--scheduler-cls" not in an_argv(spec, "npu", cards=1)
+
+
+def test_an_interpreter_without_cato_keeps_its_own_scheduler() -> None:
+    argv = ["--scheduler-cls", scheduler.SCHEDULER, "--enforce-eager"]
+    assert zygote._without_missing_scheduler(argv) == argv
+    missing = ["--model", "m", "--scheduler-cls", "no_such_package.schedulers.S", "--enforce-eager"]
+    assert zygote._without_missing_scheduler(missing) == ["--model", "m", "--enforce-eager"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [NOTHING_DUE, CallTarget(0.5, 0.25, 1, 0.05), CallTarget(20.0, 1.5, 300, has_begun=True)],
+)
+def test_what_a_call_is_due_arrives_in_the_engine(target: CallTarget) -> None:
+    xargs = json.loads(json.dumps(scheduler.xargs_of(target)))
+    assert scheduler.target_of(xargs) == target
+
+
+def test_a_client_cannot_say_when_its_call_is_due() -> None:
+    asked = {"vllm_xargs": {"cato_target_s": 0.001, "kv_cache_report_mode": "full"}}
+    told = scheduler.with_target(asked, NOTHING_DUE)["vllm_xargs"]
+    assert isinstance(told, dict)
+    assert scheduler.target_of(told) == NOTHING_DUE
+    assert told["kv_cache_report_mode"] == "full"
+    assert scheduler.with_target({"vllm_xargs": 3}, NOTHING_DUE)["vllm_xargs"]
+
+
+def test_wrong_values_of_a_client_say_that_nothing_is_due() -> None:
+    assert scheduler.target_of({"cato_target_s": "soon"}) == NOTHING_DUE
+    assert scheduler.target_of({"cato_tokens": [1]}) == NOTHING_DUE
+    assert scheduler.target_of({"other": 1}) == NOTHING_DUE
+
+
+def a_config(**more: object) -> SimpleNamespace:
+    """What of a vLLM configuration is looked at."""
+    values = {
+        "scheduler_config": SimpleNamespace(enable_chunked_prefill=True),
+        "model_config": SimpleNamespace(runner_type="generate", is_encoder_decoder=False),
+        "diffusion_config": None,
+        "speculative_config": None,
+        "parallel_config": SimpleNamespace(pipeline_parallel_size=1),
+    }
+    return SimpleNamespace(**values | more)
+
+
+def test_the_rule_is_left_out_where_it_was_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = type("Hooks", (), dict.fromkeys(scheduler._USED))
+    one, two = (SimpleNamespace(kv_cache_groups=[0] * n) for n in (1, 2))
+    vllm = ModuleType("vllm")
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    vllm.__version__ = "0.32.4"  # type: ignore[attr-defined]
+    assert not scheduler._why_not(hooks, a_config(), one)
+    assert "hook" in scheduler._why_not(object, a_config(), one)
+    assert "several kinds" in scheduler._why_not(hooks, a_config(), two)
+    assert "speculatively" in scheduler._why_not(hooks, a_config(speculative_config=1), one)
+    vllm.__version__ = "0.33.0"  # type: ignore[attr-defined]
+    assert "0.33.0" in scheduler._why_not(hooks, a_config(), one)
 
 
 def test_adapters_are_loaded_at_the_start_with_room_for_the_largest(tmp_path: Path) -> None:

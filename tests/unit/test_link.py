@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cato.core.errors import CapacityError, ContextLengthError, LinkError
 from cato.core.length import LengthBelief
+from cato.core.pool.prefill import CallTarget
 from cato.core.snapshot import Invocation
 from cato.core.topology import AdapterSpec
 from cato.engines.base import EngineChunk, EngineRequest
@@ -27,7 +28,9 @@ from cato.wire.link.codec import Codec, CodecError
 from cato.wire.link.connection import Connection, Passive
 from cato.wire.link.endpoints import Address, Listener, Tls, connect, listen
 
-CODEC = Codec((Invocation, LengthBelief, EngineRequest, EngineChunk, Endpoint, AdapterSpec))
+CODEC = Codec(
+    (Invocation, LengthBelief, EngineRequest, CallTarget, EngineChunk, Endpoint, AdapterSpec)
+)
 SECRET = b"s" * 32
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -33,7 +33,7 @@ from cato.engines.vllm import dialects, stream, template, threads, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
-from cato.engines.vllm.scheduler import SCHEDULER, STEP_VARIABLE, xargs_of
+from cato.engines.vllm.scheduler import SCHEDULER, STEP_VARIABLE, with_target
 from cato.wire.limits import limits_of, shortened
 
 log = logging.getLogger("cato.engines")
@@ -260,9 +260,7 @@ class VllmEngine:
             if self._spec.priority_scheduling:
                 body["priority"] = request.priority
             if self._spec.scheduler:
-                asked = body.get("vllm_xargs")
-                more_args = asked if isinstance(asked, dict) else {}
-                body["vllm_xargs"] = {**more_args, **xargs_of(request.target)}
+                body = with_target(body, request.target)
         continuous_usage = False
         if request.stream and request.endpoint.has_choices:
             asked = body.get("stream_options")
@@ -566,7 +564,7 @@ class VllmEngine:
         if self._spec.priority_scheduling:
             body["priority"] = _PROBE_PRIORITY
         if self._spec.scheduler:
-            body["vllm_xargs"] = xargs_of(_PROBE_TARGET)
+            body = with_target(body, _PROBE_TARGET)
         try:
             await self._ask("POST", "/v1/completions", json.dumps(body).encode())
         except EngineDeadError:

@@ -88,6 +88,14 @@ def xargs_of(target: CallTarget) -> dict[str, float]:
     return {name: value for name, value in told.items() if isfinite(value)}
 
 
+def with_target(body: Mapping[str, object], target: CallTarget) -> dict[str, object]:
+    """The body, telling of the call what CATO knows, and of this nothing that its client says."""
+    asked = body.get("vllm_xargs")
+    others = asked.items() if isinstance(asked, dict) else ()
+    kept = {name: value for name, value in others if not str(name).startswith("cato_")}
+    return {**body, "vllm_xargs": kept | xargs_of(target)}
+
+
 def target_of(xargs: Mapping[str, Any]) -> CallTarget:
     """What `xargs_of` has told; of wrong values, that nothing is due."""
     try:

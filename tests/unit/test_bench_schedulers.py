@@ -1,0 +1,53 @@
+"""`cato bench engine` on the simulated engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cato.bench import schedulers
+from cato.bench.schedulers import ARMS, Form
+from cato.core.errors import InputError
+
+SMALL = Form(
+    streams=2, longs=((0.0, 800), (0.01, 600)), shorts=((0.02, 50), (0.05, 50)), long_due_s=5.0
+)
+
+
+class Shown:
+    """How far it is."""
+
+    def __init__(self) -> None:
+        self.steps, self.done = 0, 0
+
+    def begin(self, what: str, steps: int) -> None:
+        self.steps = steps
+
+    def step(self) -> None:
+        self.done += 1
+
+
+def test_every_arm_is_measured_in_every_round(tmp_path: Path) -> None:
+    shown = Shown()
+    report = schedulers.measure("simulated", 2, 1, tmp_path, shown, form=SMALL)
+    assert shown.steps == shown.done == 2 * len(ARMS)
+    assert list(report["arms"]) == list(ARMS)
+    for arm in report["arms"].values():
+        assert len(arm["rounds"]) == 2
+        for row in arm["rounds"]:
+            assert 0.0 < row["itl_p50_ms"] <= row["itl_p95_ms"]
+            assert 0.0 < row["long_ttft_s"] <= row["last_long_ttft_s"]
+            assert 0.0 < row["short_ttft_ms"] <= row["last_short_ttft_ms"]
+    console = Console(width=160)
+    with console.capture() as text:
+        console.print(schedulers.table(report))
+    assert "simulated engine" in text.get()
+    assert all(arm in text.get() for arm in ARMS)
+
+
+@pytest.mark.parametrize(("engine", "arm"), [("gpu", "due-date"), ("simulated", "fastest")])
+def test_an_unknown_engine_or_arm_is_named(tmp_path: Path, engine: str, arm: str) -> None:
+    with pytest.raises(InputError, match=r"gpu|fastest"):
+        schedulers.measure(engine, 1, 1, tmp_path, Shown(), (arm,))

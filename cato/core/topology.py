@@ -150,14 +150,14 @@ class EngineSpec:
     the replica's own). `zygote` forks engines from a preloaded process (CPU only).
     `max_num_batched_tokens` is the budget of a step, `long_prefill_token_threshold` the most of it
     that one prompt gets beside other calls (0: all of it). `scheduler`: the one inside the engine,
-    `DUE_DATE` or its own (None); `prefill_step_s` bounds what `DUE_DATE` takes for prompts in a
-    step beside streams. `host_memory`: a simulated engine keeps
-    KV blocks that leave its cache in the host's memory, as far as its profile's goes. `profile` and
-    `seed` belong to the simulated engine: its timings and its text. `script` is the file by which
-    the scripted engine answers; of a profile it has the sizes. `swap`: weights of checkpoints of
-    one architecture take each other's place in a running vLLM, for slots of shared pools. `sleep`:
-    a model that leaves a slot keeps its vLLM engine, which sleeps with the weights in the host's
-    memory, as far as the pool's `host_memory` goes (GPU and NPU).
+    `DUE_DATE` (whose are then the only bounds on a prompt) or its own (None); `prefill_step_s` is
+    the most that `DUE_DATE` takes for prompts in a step beside streams. `host_memory`: a simulated
+    engine keeps KV blocks that leave its cache in the host's memory, as far as its profile's goes.
+    `profile` and `seed` belong to the simulated engine: its timings and its text. `script` is the
+    file by which the scripted engine answers; of a profile it has the sizes. `swap`: weights of
+    checkpoints of one architecture take each other's place in a running vLLM, for slots of shared
+    pools. `sleep`: a model that leaves a slot keeps its vLLM engine, which sleeps with the weights
+    in the host's memory, as far as the pool's `host_memory` goes (GPU and NPU).
     """
 
     kind: str

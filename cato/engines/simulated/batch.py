@@ -80,8 +80,6 @@ class Batch:
         stay in host memory. `rule` plans the steps (None: prompts get all of a step's budget, in
         the order of their arrival or priority)."""
         self._rule = rule
-        # Of prompts in the step that runs: tokens, and those before them.
-        self._pieces: list[tuple[int, int]] = []
         self._profile = profile
         self._max_running = max_running
         self._batched_tokens = batched_tokens
@@ -150,16 +148,20 @@ class Batch:
         emitting = [run for run in running if run.prefilled_tokens >= run.prompt.tokens]
         held = sum(run.prefilled_tokens + run.emitted_tokens for run in running)
         batch, prompt_tokens, attended = len(emitting), 0, 0.0
-        self._pieces = []
+        pieces: list[tuple[int, int]] = []  # tokens, and those before them
         most = room = max(1, self._batched_tokens - batch)  # decoding comes first
-        if self._prompt_cap_tokens and len(self.running) + len(self._waiting) > 1:
+        if (
+            planned is None
+            and self._prompt_cap_tokens
+            and len(self.running) + len(self._waiting) > 1
+        ):
             most = min(room, self._prompt_cap_tokens)
         for run in running:
             piece = min(run.prompt.tokens - run.prefilled_tokens, room, most)
             if planned is not None:
                 piece = min(piece, planned.get(run.id, 0))
             if piece > 0:
-                self._pieces.append((piece, run.prefilled_tokens))
+                pieces.append((piece, run.prefilled_tokens))
                 room -= piece
                 prompt_tokens += piece
                 attended += piece * (run.prefilled_tokens + piece / 2)
@@ -170,7 +172,7 @@ class Batch:
         ended = len(emitting) - batch
         step_s = self._profile.step_s(batch, held, prompt_tokens, ended, attended)
         if self._rule is not None:
-            self._rule.law.saw(step_s, batch, self._pieces)
+            self._rule.law.saw(step_s, batch, pieces)
         return emitting, step_s
 
     def _planned(self, rule: DueDateRule, now_s: float) -> dict[str, int]:

@@ -33,10 +33,8 @@ from cato.core.length import LengthBelief
 from cato.core.orchestrator import (
     LEASE_GRACE_S,
     MAX_HEAD_START_S,
-    MIN_RETRY_AFTER_S,
     SILENCE_S,
     PoolOrchestrator,
-    expected_wait_s,
 )
 from cato.core.policies import (
     ADMIT_ALWAYS,
@@ -46,6 +44,8 @@ from cato.core.policies import (
     RoutingPolicy,
     Work,
 )
+from cato.core.pool.refusal import MIN_RETRY_AFTER_S
+from cato.core.pool.replicas import expected_wait_s
 from cato.core.profile import Profile
 from cato.core.snapshot import (
     PREFIX_BLOCK_TOKENS,
@@ -1056,9 +1056,8 @@ def check_prompts_ahead(pool: PoolOrchestrator, r: ReplicaSnapshot) -> None:
 
 def check_counters(pool: PoolOrchestrator, books: Books) -> None:
     """What the pool counts on the way is what there is."""
-    assert pool._queued_tokens == sum(books.prompts.values())
-    assert pool._backlog_s == pytest.approx(sum(w.load_s for w in pool._waiting.values()))
-    assert books.waiting or pool._backlog_s == 0
+    pool.check_invariants()
+    assert pool._backlog.prompt_tokens == sum(books.prompts.values())
     assert set(pool._unbound) == books.unbound
     assert pool._taken_back == books.taken_back
     if books.binds_late:
@@ -1159,7 +1158,11 @@ def test_no_slot_leaks_once_everything_has_ended(policies: Policies, history: li
     assert [(r.held, r.prefilling, r.queued) for r in picture.replicas] == [(0, 0, 0)] * 3
     for books in (pool._waiting, pool._leases, pool._adopters, pool._taken_back, pool._unbound):
         assert not books
-    assert (pool._queued_tokens, pool._backlog_s, pool._shares.tenants_waiting) == (0, 0, 0)
+    assert (pool._backlog.prompt_tokens, pool._backlog.load_s, pool._shares.tenants_waiting) == (
+        0,
+        0,
+        0,
+    )
 
 
 SERVING = SHIPPED + WHOLE

@@ -1,0 +1,173 @@
+"""The backlog of a pool: what waits, how much work that is, and how urgent each call is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from math import inf, isclose
+from operator import attrgetter
+
+from cato.core.decision import Rank
+from cato.core.fairness import TokenShares
+from cato.core.ids import InvocationId
+from cato.core.policies import Policies, Work
+from cato.core.pool.patience import Order
+from cato.core.pool.pressure import Pressure
+from cato.core.pool.queue import TenantQueues, Waiting
+from cato.core.pool.replicas import Replica, Replicas
+from cato.core.profile import Profile
+from cato.core.snapshot import Invocation
+
+_BY_REMAINING: Callable[[Work], float] = attrgetter("remaining_s")
+
+
+def load_of(invocation: Invocation, profile: Profile, places: int, cached_tokens: int = 0) -> float:
+    """Replica-seconds that a call takes where `places` are full: prompts go one after another, the
+    steps are shared."""
+    prompt, tokens = invocation.prompt_tokens, invocation.expected_tokens
+    step_s = profile.decode_step_s(places, prompt + tokens / 2)
+    return profile.prefill_s(prompt, 1, cached_tokens) + (tokens - 1) * step_s / places
+
+
+def work_alone(
+    invocation: Invocation, profile: Profile, batch: int = 1, cached_tokens: int = 0
+) -> Work:
+    prompt, tokens = invocation.prompt_tokens, invocation.expected_tokens
+    service_s = own_s = profile.service_s(prompt, tokens, batch, cached_tokens)
+    if invocation.until_first_token:
+        own_s = profile.first_token_s(prompt, batch, cached_tokens)
+    token_s = profile.decode_step_s(batch, prompt + tokens)
+    return Work(own_s + invocation.downstream_s, service_s, token_s)
+
+
+class Backlog:
+    """What waits in a pool, whether in its own queue or in that of a replica.
+
+    `load_s` is its work in replica-seconds: the time in full batches, shared among their places.
+    """
+
+    def __init__(self, replicas: Replicas, policies: Policies, shares: TokenShares) -> None:
+        self.policies = policies
+        self.shares = shares
+        self._replicas = replicas
+        self._accepting = replicas.accepting
+        self.versions = count(1)  # only their difference matters
+        self.waiting: dict[InvocationId, Waiting] = {}
+        # Late binding; with early binding what no replica accepts yet.
+        self.queue = TenantQueues(shares, self.versions)
+        # What waits without an SLO, by arrival.
+        self.unbound: dict[InvocationId, Waiting] = {}
+        self.load_s = 0.0
+        self.prompt_tokens = 0
+        self.pressure = Pressure()
+
+    def add(self, waiting: Waiting) -> None:
+        invocation = waiting.invocation
+        self.waiting[invocation.id] = waiting
+        if self._accepting:
+            first = self._accepting[0]
+            cached = self._replicas.most_cached(invocation) if invocation.session else 0
+            waiting.load_s = load_of(invocation, first.profile, max(1, first.max_running), cached)
+            self.load_s += waiting.load_s
+            if not self._replicas.open:
+                waiting.predicted_s = self.load_s / len(self._accepting)
+        waiting.prompt_tokens = invocation.prompt_tokens
+        self.prompt_tokens += waiting.prompt_tokens
+        if invocation.deadline_s < inf and self._accepting:
+            latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
+            self.pressure.join(invocation.id, latest_s, waiting.load_s)
+        self.queue.add(waiting)
+        if invocation.deadline_s == inf:
+            self.unbound[invocation.id] = waiting
+
+    def remove(self, waiting: Waiting) -> None:
+        id = waiting.invocation.id
+        del self.waiting[id]
+        self.load_s = self.load_s - waiting.load_s if self.waiting else 0.0
+        self.prompt_tokens -= waiting.prompt_tokens
+        self.pressure.leave(id)
+        self.unbound.pop(id, None)
+        if waiting.awaits is not None:
+            self.hold_for(waiting, None)
+        waiting.queue.remove(waiting)
+        if waiting.bound_to is not None:
+            replica = self._replicas.known[waiting.bound_to]
+            del replica.queued_s[id]
+            replica.queued_tokens -= waiting.prompt_tokens
+            replica.changed()
+
+    def rank(self, waiting: Waiting, now_s: float) -> Rank:
+        work = waiting.work or self.work_of(waiting)
+        pressure = self.pressure
+        if self.waiting:
+            pressure.pass_to(now_s)
+            ahead_s = pressure.waiting_s / max(1, len(self._accepting))
+            remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
+            work = Work(remaining_s, service_s, token_s, ahead_s, pressure.missed)
+        return self.policies.ordering.rank(waiting.invocation, work, now_s)
+
+    def work_of(self, waiting: Waiting) -> Work:
+        """Of a call on the fastest profile."""
+        work = waiting.work
+        if work is None:
+            invocation = waiting.invocation
+            cached = self._replicas.most_cached(invocation) if invocation.session else 0
+            profiles = self._replicas.profiles
+            work = work_alone(invocation, profiles[0], 1, cached)
+            if len(profiles) > 1:
+                work = min(
+                    [work_alone(invocation, p, 1, cached) for p in profiles], key=_BY_REMAINING
+                )
+            waiting.work = work
+        return work
+
+    def is_late(self, waiting: Waiting, now_s: float) -> bool:
+        """Whether it misses its SLO even if it starts now, alone, and is as short as may be."""
+        invocation, work = waiting.invocation, self.work_of(waiting)
+        latest_s = invocation.deadline_s - work.remaining_s
+        if now_s <= latest_s or invocation.until_first_token or invocation.length is None:
+            return now_s > latest_s
+        shortest = max(1.0, invocation.length.points[0] - invocation.generated)
+        return now_s > latest_s + work.token_s * (invocation.expected_tokens - shortest)
+
+    def order(self, waiting: Waiting, now_s: float) -> Order:
+        """The place of a call in the queue, by a rank that holds."""
+        rank, invocation = waiting.rank, waiting.invocation
+        if rank is None or rank.until_s <= now_s:
+            rank = self.rank(waiting, now_s)
+        return rank.value, rank.key, invocation.arrived_at_s, invocation.id
+
+    def alone_s(self, waiting: Waiting) -> float:
+        """Time to the SLO's event on the fastest profile, if it started now."""
+        invocation, profiles = waiting.invocation, self._replicas.profiles
+        cached = self._replicas.most_cached(invocation)
+        if cached:
+            return min(work_alone(invocation, p, 1, cached).remaining_s for p in profiles)
+        return min(invocation.remaining_s(p) for p in profiles)
+
+    def hold_for(self, waiting: Waiting, replica: Replica | None) -> None:
+        """A session's call is held back for that replica, or for none."""
+        if waiting.awaits is not None:
+            waiting.awaits.awaited_s -= waiting.awaits_s
+            waiting.awaits = None
+        if replica is not None:
+            invocation = waiting.invocation
+            cached = replica.cached_tokens(invocation)
+            waiting.awaits_s = replica.profile.prefill_s(invocation.prompt_tokens, 1, cached)
+            waiting.awaits = replica
+            replica.awaited_s += waiting.awaits_s
+
+    def check_invariants(self) -> None:
+        """Fail where the queues do not hold just what waits."""
+        self.queue.check_invariants()
+        queued = dict(self.queue.waiting)
+        for replica in self._replicas.known.values():
+            assert not queued.keys() & replica.queue.waiting.keys()
+            queued |= replica.queue.waiting
+            bound_to = {w.bound_to for w in replica.queue.waiting.values()}
+            assert bound_to <= {replica.id}, f"not all are bound to {replica.id}"
+        assert queued == self.waiting, "each call waits in one queue"
+        assert self.prompt_tokens == sum(w.prompt_tokens for w in self.waiting.values())
+        assert isclose(self.load_s, sum(w.load_s for w in self.waiting.values()), abs_tol=1e-6)
+        assert self.waiting or self.load_s == 0
+        assert self.unbound.keys() <= self.waiting.keys()

@@ -1,0 +1,287 @@
+"""What waits in a pool, in order: by rank, and by turns of its tenants."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, overload
+
+from cato.core.decision import Rank
+from cato.core.fairness import TokenShares
+from cato.core.ids import InvocationId, ReplicaId
+from cato.core.policies import Work
+from cato.core.snapshot import Invocation
+
+if TYPE_CHECKING:
+    from cato.core.pool.replicas import Replica
+
+# How much of the queue a preemption policy is shown: more could not start at once anyway.
+PREEMPTORS_SHOWN = 8
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    invocation: Invocation
+    queue: Queue | TenantQueues
+    bound_to: ReplicaId | None = None
+    held_because: str = ""
+    rank: Rank | None = None
+    work: Work | None = None
+    # What it adds to the backlog, in replica-seconds, and the wait it was expected to have.
+    load_s: float = 0.0
+    predicted_s: float = 0.0
+    prompt_tokens: int = 0
+    # When its client leaves without a first token, and the latest dispatch that is in time for it.
+    leaves_at_s: float = inf
+    latest_s: float = inf
+    # The replica that it was last held back for, and the prompt work that it brings there.
+    awaits: Replica | None = None
+    awaits_s: float = 0.0
+    # Of its present rank; an entry of a heap with another number is an old one.
+    version: int = 0
+
+
+Entry = tuple[int, float, float, InvocationId, int, Waiting]
+
+
+class Queue:
+    """What waits, in the order of its ranks; ranks that have run out are judged again."""
+
+    __slots__ = ("_due", "_heap", "_unranked", "_versions", "waiting")
+
+    def __init__(self, versions: Iterator[int]) -> None:
+        """`versions`: one counter for all queues of a pool, between which calls move."""
+        self._versions = versions
+        self.waiting: dict[InvocationId, Waiting] = {}
+        self._heap: list[Entry] = []
+        self._due: list[tuple[float, InvocationId, int, Waiting]] = []
+        self._unranked: list[Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, waiting: Waiting) -> None:
+        waiting.queue = self
+        self.waiting[waiting.invocation.id] = waiting
+        self.forget_rank(waiting)
+
+    def remove(self, waiting: Waiting) -> None:
+        del self.waiting[waiting.invocation.id]
+        waiting.version = 0
+
+    def forget_rank(self, waiting: Waiting) -> None:
+        waiting.version = next(self._versions)
+        waiting.rank = None
+        self._unranked.append(waiting)
+
+    def forget_ranks(self) -> None:
+        """Judge all anew: what there is to run on has changed, or the order itself."""
+        self._heap.clear()
+        self._due.clear()
+        self._unranked.clear()
+        for waiting in self.waiting.values():
+            waiting.work = None
+            self.forget_rank(waiting)
+
+    def refresh(self, rank: Callable[[Waiting, float], Rank], now_s: float) -> None:
+        while self._due and self._due[0][0] <= now_s:
+            _, id, version, waiting = heapq.heappop(self._due)
+            if waiting.version == version and self.waiting.get(id) is waiting:
+                self.forget_rank(waiting)
+        if self._unranked:
+            fresh, self._unranked = self._unranked, []
+            for waiting in fresh:
+                if waiting.rank is None and self._has(waiting):
+                    self._place(waiting, rank(waiting, now_s))
+        if len(self._heap) > 2 * len(self.waiting) + 64:  # what left stays in the heap till here
+            self._heap = [e for e in self._heap if e[4] == e[5].version and self._has(e[5])]
+            heapq.heapify(self._heap)
+
+    def pop(self, rank: Callable[[Waiting, float], Rank], now_s: float) -> Entry | None:
+        """The first, taken out of the order but not off the books; `push` puts it back."""
+        heap = self._heap
+        while heap:
+            entry = heapq.heappop(heap)
+            waiting = entry[5]
+            if entry[4] != waiting.version:
+                continue
+            if waiting.rank is None or now_s < waiting.rank.until_s or not waiting.rank.worsens:
+                return entry
+            waiting.version = next(self._versions)
+            waiting.rank = rank(waiting, now_s)
+            fresh = entry_of(waiting, waiting.rank)
+            if not heap or fresh < heap[0]:
+                return fresh
+            heapq.heappush(heap, fresh)
+        return None
+
+    def push(self, entry: Entry) -> None:
+        heapq.heappush(self._heap, entry)
+
+    def check_invariants(self, taken_out: Collection[InvocationId] = ()) -> None:
+        """Fail when what waits would not be looked at; `taken_out` is shown to a walk."""
+        in_order = {e[3] for e in self._heap if e[4] == e[5].version}
+        unranked = {w.invocation.id for w in self._unranked}
+        for id, waiting in self.waiting.items():
+            assert waiting.version and waiting.invocation.id == id
+            assert id in in_order or id in unranked or id in taken_out, f"{id} is in no order"
+
+    def _has(self, waiting: Waiting) -> bool:
+        return self.waiting.get(waiting.invocation.id) is waiting
+
+    def _place(self, waiting: Waiting, rank: Rank) -> None:
+        waiting.rank = rank
+        invocation = waiting.invocation
+        heapq.heappush(self._heap, entry_of(waiting, rank))
+        if rank.until_s < inf and not rank.worsens:
+            heapq.heappush(self._due, (rank.until_s, invocation.id, waiting.version, waiting))
+
+
+class TenantQueues:
+    """What waits in a pool, a queue for each tenant.
+
+    Tenants take turns by the order of their first, but whoever is ahead of its share lets the
+    others go before.
+    """
+
+    __slots__ = ("_bound", "_by_tenant", "_heads", "_shares", "_versions", "waiting")
+
+    def __init__(self, shares: TokenShares, versions: Iterator[int]) -> None:
+        self._versions = versions
+        self.waiting: dict[InvocationId, Waiting] = {}
+        self._by_tenant: dict[str, Queue] = {}
+        # The first of each tenant while the queue is walked; taken out of their own queues.
+        self._heads: list[tuple[bool, Entry]] | None = None
+        self._shares = shares
+        self._bound = inf  # of the shares, when the walk began
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, waiting: Waiting) -> None:
+        tenant = waiting.invocation.tenant
+        queue = self._by_tenant.get(tenant)
+        if queue is None:
+            queue = self._by_tenant[tenant] = Queue(self._versions)
+        queue.add(waiting)
+        waiting.queue = self
+        self.waiting[waiting.invocation.id] = waiting
+        self._shares.joined(tenant)
+
+    def remove(self, waiting: Waiting) -> None:
+        tenant = waiting.invocation.tenant
+        queue = self._by_tenant[tenant]
+        queue.remove(waiting)
+        if not queue.waiting:
+            del self._by_tenant[tenant]
+        del self.waiting[waiting.invocation.id]
+        self._shares.left(tenant)
+
+    def forget_rank(self, waiting: Waiting) -> None:
+        self._by_tenant[waiting.invocation.tenant].forget_rank(waiting)
+
+    def forget_ranks(self) -> None:
+        for queue in self._by_tenant.values():
+            queue.forget_ranks()
+
+    def refresh(self, rank: Callable[[Waiting, float], Rank], now_s: float) -> None:
+        heads, self._heads = self._heads or [], None
+        for _, entry in heads:
+            if entry[4] == entry[5].version:
+                self.push(entry)
+        for queue in self._by_tenant.values():
+            queue.refresh(rank, now_s)
+
+    def pop(self, rank: Callable[[Waiting, float], Rank], now_s: float) -> Entry | None:
+        """As `Queue.pop`; call `refresh` before a walk."""
+        if self._heads is None:
+            if len(self._by_tenant) == 1:
+                (only,) = self._by_tenant.values()
+                return only.pop(rank, now_s)
+            self._heads, self._bound = [], self._shares.bound()
+            for tenant in self._by_tenant:
+                self._show_next(tenant, self._heads, rank, now_s)
+        while self._heads:
+            _, entry = heapq.heappop(self._heads)
+            self._show_next(entry[5].invocation.tenant, self._heads, rank, now_s)
+            if entry[4] == entry[5].version:
+                return entry
+        return None
+
+    def _show_next(
+        self,
+        tenant: str,
+        heads: list[tuple[bool, Entry]],
+        rank: Callable[[Waiting, float], Rank],
+        now_s: float,
+    ) -> None:
+        queue = self._by_tenant.get(tenant)
+        entry = None if queue is None else queue.pop(rank, now_s)
+        if entry is not None:
+            heapq.heappush(heads, (self._shares.served(tenant) > self._bound, entry))
+
+    def push(self, entry: Entry) -> None:
+        self._by_tenant[entry[5].invocation.tenant].push(entry)
+
+    def check_invariants(self) -> None:
+        """Fail where the queues of the tenants do not agree with one another."""
+        found = {id: w for q in self._by_tenant.values() for id, w in q.waiting.items()}
+        assert found == self.waiting, "each waits in the queue of its tenant"
+        taken_out = {e[3] for _, e in self._heads or () if e[4] == e[5].version}
+        for tenant, queue in self._by_tenant.items():
+            assert queue.waiting, f"the queue of {tenant!r} is empty"
+            assert len(queue.waiting) == self._shares.waiting(tenant)
+            queue.check_invariants(taken_out)
+
+
+class Head(Sequence[Invocation]):
+    """The first of a queue, in order, taken out of it as far as they are asked for."""
+
+    __slots__ = ("_entries", "_now_s", "_queue", "_rank")
+
+    def __init__(
+        self,
+        queue: Queue | TenantQueues,
+        rank: Callable[[Waiting, float], Rank],
+        now_s: float,
+    ) -> None:
+        """`queue` has been refreshed, and nobody else walks it until `put_back`."""
+        self._queue, self._rank, self._now_s = queue, rank, now_s
+        self._entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return min(PREEMPTORS_SHOWN, len(self._queue))
+
+    @overload
+    def __getitem__(self, i: int) -> Invocation: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Invocation]: ...
+    def __getitem__(self, i: int | slice) -> Invocation | Sequence[Invocation]:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        i += len(self) if i < 0 else 0
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        while len(self._entries) <= i:
+            entry = self._queue.pop(self._rank, self._now_s)
+            assert entry is not None, "what waits is in the order"
+            self._entries.append(entry)
+        return self._entries[i][5].invocation
+
+    def put_back(self) -> None:
+        for entry in self._entries:
+            self._queue.push(entry)
+
+
+def entry_of(waiting: Waiting, rank: Rank) -> Entry:
+    invocation = waiting.invocation
+    return (
+        rank.value,
+        rank.key,
+        invocation.arrived_at_s,
+        invocation.id,
+        waiting.version,
+        waiting,
+    )

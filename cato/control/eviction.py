@@ -13,7 +13,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cato.control.shared_pool import ATTEND_S, Ended, SharedPool
+from cato.control.links import Told
+from cato.control.shared_pool import ATTEND_S, SharedPool
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.commands import Dispatch
@@ -22,7 +23,7 @@ from cato.core.eviction import CopyId
 from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Residency, Resident
-from cato.core.slots import HostedPart, SharedPoolPicture, SlotOrder, SlotReport
+from cato.core.slots import HostedPart, SharedPoolPicture, SlotOrder, SlotReport, StopCalls
 from cato.core.snapshot import Invocation
 from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec
 from cato.store.errors import StoreError
@@ -191,7 +192,7 @@ class EvictionManager:
         if pool in self._shared:
             self._shared[pool].lost(slot, why)
 
-    async def attend(self, pool: PoolName, report: SlotReport) -> SlotOrder | None:
+    async def attend(self, pool: PoolName, report: SlotReport) -> SlotOrder | StopCalls | None:
         """A slot reports and waits for an order; see `SharedPool.attend`."""
         if pool not in self._shared:
             await asyncio.sleep(ATTEND_S)
@@ -202,9 +203,12 @@ class EvictionManager:
         if pool in self._shared:
             self._shared[pool].report(report)
 
-    async def ended(self, pool: PoolName, slot: ReplicaId, ended: tuple[Ended, ...]) -> None:
+    async def tell(
+        self, pool: PoolName, slot: ReplicaId, model: ModelName, told: tuple[Told, ...]
+    ) -> None:
+        """What became of calls in a slot; see `SharedPool.tell`."""
         if pool in self._shared:
-            self._shared[pool].ended(slot, ended)
+            self._shared[pool].tell(slot, model, told)
 
     async def leave(self, pool: PoolName, slot: ReplicaId) -> None:
         if pool in self._shared:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
+from cato.control.leases import Leases
 from cato.control.links import Door, Told
 from cato.control.router_links import RouterLinks
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.demand import PoolDemand, PoolMeter
-from cato.core.errors import CapacityError, SupersededError
 from cato.core.events import (
     Event,
-    InvocationOffered,
     InvocationWithdrawn,
     PoliciesChanged,
     ReplicaLost,
@@ -25,7 +24,6 @@ from cato.core.events import (
 )
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
-from cato.core.pool.prefixes import SessionPrefixes
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
@@ -35,15 +33,6 @@ from cato.telemetry.event_log import EventLog
 
 log = logging.getLogger("cato.router")
 TICK_S = 0.5
-
-
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """What an ingress waits for: a lease for its invocation, in this attempt."""
-
-    answer: asyncio.Future[Dispatch | Refuse]
-    attempt: int
-    is_over: bool = False  # withdrawn, or offered once more
 
 
 class ReplicaRouter:
@@ -64,10 +53,9 @@ class ReplicaRouter:
         self._names, self._profile = policies, profile
         self._core = PoolOrchestrator(pool, policies_of(policies, profile))
         self._meter = PoolMeter(profile, profile.max_running)
-        self._prefixes = SessionPrefixes()
         self._log = _event_log(log_folder, pool, policies, profile)
         self._decisions = DecisionBook(pool)
-        self._asked: dict[InvocationId, _Asked] = {}
+        self._leases = Leases(pool, self._handle)
         self._gone: set[ReplicaId] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._has_dealt = False
@@ -87,34 +75,9 @@ class ReplicaRouter:
             self._handle(PoliciesChanged(_now_s(), fresh))
 
     async def offer(self, invocation: Invocation, shared_blocks: int = 0) -> Dispatch:
-        """Wait for a lease; raise `CapacityError` when the queue is full, `SupersededError` when a
-        newer run of its buffer takes its place, and `PrefixUnknownError` when its prefix lacks the
-        first of the `shared_blocks` that it shares with the prompt before, and they are not known.
-
-        Times of `invocation` count from the moment of the call; here they become this clock's.
-        To cancel the call is to withdraw it, unless the same is offered again by then.
-        """
-        now_s = _now_s()
+        """See `Leases.offer`."""
         self._ensure_ticking()
-        prefix = self._prefixes.whole(invocation.session, shared_blocks, invocation.prefix)
-        mine = replace(invocation.on_clock(now_s), prefix=prefix)
-        asked = _Asked(asyncio.get_running_loop().create_future(), mine.attempt)
-        earlier, self._asked[mine.id] = self._asked.get(mine.id), asked
-        if earlier is not None:  # over a link whose end is not seen yet
-            earlier.is_over = True
-            earlier.answer.cancel()
-        self._handle(InvocationOffered(now_s, mine))
-        try:
-            command = await asked.answer
-        except asyncio.CancelledError:
-            if not asked.is_over:
-                self._withdraw(mine.id, mine.attempt, "its ingress gave up waiting")
-            raise
-        if isinstance(command, Refuse) and command.superseded:
-            raise SupersededError(command.reason)
-        if isinstance(command, Refuse):
-            raise CapacityError(self._core.name, command.reason, command.retry_after_s)
-        return command
+        return await self._leases.offer(invocation, shared_blocks)
 
     def take(self, told: Told) -> None:
         """What a replica or an ingress tells; its `now_s` becomes this clock's.
@@ -123,7 +86,7 @@ class ReplicaRouter:
         """
         match told:
             case InvocationWithdrawn(_, id, attempt, reason):
-                self._withdraw(id, attempt, reason)
+                self._leases.withdraw(id, attempt, reason)
             case ReplicaReported(replica_id=replica) if replica in self._gone:
                 pass
             case ReplicaLost(_, replica, reason):
@@ -131,17 +94,6 @@ class ReplicaRouter:
             case _:
                 self._ensure_ticking()
                 self._handle(replace(told, now_s=_now_s()))
-
-    def _withdraw(self, id: InvocationId, attempt: int, reason: str) -> None:
-        """Its ingress gives up `attempt`; nothing happens when it has asked for a newer one."""
-        asked = self._asked.get(id)
-        if asked is not None and asked.attempt > attempt:
-            return
-        self._handle(InvocationWithdrawn(_now_s(), id, attempt, reason))
-        if asked is not None:
-            del self._asked[id]
-            asked.is_over = True
-            asked.answer.cancel()
 
     def lose(self, replica: ReplicaId, reason: str) -> None:
         """Its leases end; if it lives, its next report brings it back."""
@@ -185,22 +137,16 @@ class ReplicaRouter:
         for command in commands:
             match command:
                 case Dispatch():
-                    self._answer(command)
+                    self._leases.answer(command)
                 case Refuse():
                     self._meter.refused(command.invocation_id)
-                    self._answer(command)
+                    self._leases.answer(command)
                 case Preempt():
                     self.links.order(command)  # the ingress is told by the replica
                     log.info("preempt %s: %s", command.invocation_id, command.reason)
                 case _:
                     assert_never(command)
         return commands
-
-    def _answer(self, command: Dispatch | Refuse) -> None:
-        # One that was taken back and has a place again before its ingress asked gets it then.
-        asked = self._asked.pop(command.invocation_id, None)
-        if asked is not None and not asked.answer.done():
-            asked.answer.set_result(command)
 
     def _ensure_ticking(self) -> None:
         if self._ticker is None or self._ticker.done():

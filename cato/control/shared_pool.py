@@ -1,6 +1,6 @@
-"""One shared pool, live: a thin driver of `CardOrchestrator`.
+"""One shared pool, live: a thin driver of `SharedOrchestrator`.
 
-Slots ask for orders and report; ingresses ask for leases. Whoever keeps this object may be
+Slots ask for orders and report; ingresses ask for leases. The actor that keeps this object may be
 restarted: what is loaded and what runs comes back with the next reports of the slots.
 """
 
@@ -10,39 +10,15 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from cato.control.leases import Leases
+from cato.control.links import Told
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
-from cato.core.buffers import MAX_BUFFERS, LatestRun, replaced_by
-from cato.core.cards import (
-    ArrivalsRemembered,
-    CardAdded,
-    CardEvent,
-    CardLent,
-    CardLost,
-    CardOrchestrator,
-    CardPoliciesChanged,
-    ClockTold,
-    CopyFound,
-    GiveUp,
-    HostMemoryHeld,
-    HostMemorySized,
-    InvocationFinished,
-    InvocationQueued,
-    InvocationWithdrawn,
-    Load,
-    LoadFailed,
-    LoadFinished,
-    ModelAdded,
-    ModelRemoved,
-    Serve,
-    Ticked,
-)
-from cato.core.commands import Dispatch
+from cato.core.commands import Dispatch, Preempt, Refuse
 from cato.core.errors import (
     CapacityError,
     CatoError,
@@ -50,13 +26,34 @@ from cato.core.errors import (
     NotLoadedError,
     PoolClosedError,
     ReplicaLostError,
-    SupersededError,
     UnknownNameError,
 )
-from cato.core.eviction import Card, CardId, CopyId, HostMemory, ModelFacts, Wanted
+from cato.core.events import Event
+from cato.core.eviction import Card, CardId, CopyId, HostMemory, ModelFacts
 from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
+from cato.core.pool.placement import (
+    ArrivalsRemembered,
+    CardAdded,
+    CardLent,
+    CardLost,
+    CardPoliciesChanged,
+    ClockTold,
+    CopyFound,
+    CopyReported,
+    GiveUp,
+    HostMemoryHeld,
+    HostMemorySized,
+    Load,
+    LoadFailed,
+    LoadFinished,
+    ModelRemoved,
+    Placement,
+    Served,
+)
 from cato.core.profile import Profile
 from cato.core.residency import Resident
+from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator
+from cato.core.shared import Told as LineTold
 from cato.core.slots import (
     HostedPart,
     LoadCounts,
@@ -65,11 +62,13 @@ from cato.core.slots import (
     SlotPicture,
     SlotReport,
     SlotState,
+    StopCalls,
 )
 from cato.core.snapshot import Invocation
 from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec, TemplateFacts
 from cato.policies.eviction.registry import card_policies
-from cato.telemetry.decisions import LOAD, Decided, DecisionBook, dispatched
+from cato.policies.registry import policies_of
+from cato.telemetry.decisions import LOAD, Decided, DecisionBook
 
 log = logging.getLogger("cato.shared_pool")
 
@@ -77,9 +76,6 @@ log = logging.getLogger("cato.shared_pool")
 ATTEND_S = 0.5
 # Ten questions long: a busy host may be late.
 SILENCE_S = 5.0
-# A lease that its slot does not hold this long after it was given was never taken up: longer than
-# an ingress looks for a slot that it does not know yet.
-LEASE_GRACE_S = 6.0
 FULL_RETRY_AFTER_S = 1.0
 # Two loads of the largest model from slow storage take minutes; what hangs must end some time.
 MEASURE_LIMIT_S = 1800.0
@@ -91,13 +87,10 @@ REMOVE_WITHIN_S, REMOVE_POLL_S = 60.0, 0.1
 NOTHING = CopyId("")
 _MEASURE = "measure-"
 
-Ended = tuple[InvocationId, int]
-"""An invocation that has left its slot, with its attempt."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Loan:
-    """A slot that measures a model, and whoever waits for what it finds."""
+    """A slot that measures a model, and those who wait for what it finds."""
 
     order: SlotOrder
     found: asyncio.Future[Staged]
@@ -110,21 +103,12 @@ class _Slot:
     seen_at_s: float
     must_clear: bool = False
     loan: _Loan | None = None
+    stops: list[tuple[InvocationId, int]] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def card(self) -> CardId:
         return CardId(self.id)
-
-
-@dataclass(slots=True)
-class _Lease:
-    """`is_asked`: an ingress has it. What ran on a lost slot gets a new one before anybody asks."""
-
-    dispatch: Dispatch
-    copy_id: CopyId
-    at_s: float
-    is_asked: bool
 
 
 class SharedPool:
@@ -144,22 +128,42 @@ class SharedPool:
         self._slots: dict[ReplicaId, _Slot] = {}
         # Serve does not list these any more; they report for as long as they drain.
         self._left: set[ReplicaId] = set()
-        self._offers: dict[InvocationId, Invocation] = {}
-        self._answers: dict[InvocationId, asyncio.Future[Dispatch]] = {}
-        self._buffers: OrderedDict[str, LatestRun] = OrderedDict()
-        self._leases: dict[InvocationId, _Lease] = {}
+        self._leases: dict[ModelName, Leases] = {}
         self._orders: dict[CopyId, tuple[float, Load]] = {}
         self._counts = LoadCounts()
         self._templates: dict[ModelName, TemplateFacts] = {}
         self.decisions = DecisionBook(spec.name)
         self._core = self._new_core(settle_s=settle_s)
 
-    def _new_core(self, unit_s: float = 1.0, settle_s: float = 0.0) -> CardOrchestrator:
-        facts = [self._facts(m) for m in self._hosted.values()]
+    def _new_core(self, unit_s: float = 1.0, settle_s: float = 0.0) -> SharedOrchestrator:
+        eviction, order = card_policies(self._policies)
         life = uuid.uuid4().hex[:6]
-        return CardOrchestrator(
-            *card_policies(self._policies), facts, unit_s=unit_s, life=life, settle_s=settle_s
+        core = SharedOrchestrator(
+            lambda tell: Placement(eviction, order, tell, unit_s, life, settle_s)
         )
+        for hosted in self._hosted.values():
+            core.handle(self._added(hosted, _now_s()))
+            name = hosted.model.name
+            self._leases.setdefault(name, self._leases_of(name))
+        return core
+
+    def _leases_of(self, name: ModelName) -> Leases:
+        def handle(event: Event) -> None:
+            self._handle(OfLine(name, event))
+
+        return Leases(self.spec.part_of(name), handle)
+
+    def _added(self, hosted: HostedModel, now_s: float) -> ModelAdded:
+        engine, profile = self.spec.slots.engine, self.profiles[hosted.model.name]
+        served = Served(
+            self._facts(hosted),
+            profile,
+            self.spec.slots.name,
+            prefix_caching=engine.prefix_caching,
+            step_tokens=engine.max_num_batched_tokens or 0,
+        )
+        line = self.spec.part_of(hosted.model.name)
+        return ModelAdded(now_s, line, served, policies_of(self._policies.of_models, profile))
 
     def _facts(self, hosted: HostedModel) -> ModelFacts:
         profile = self.profiles[hosted.model.name]
@@ -186,8 +190,11 @@ class SharedPool:
         if policies == self._policies:
             return
         eviction, order = card_policies(policies)
-        self._policies = policies
+        former, self._policies = self._policies.of_models, policies
         self._handle(CardPoliciesChanged(_now_s(), eviction, order))
+        if policies.of_models != former:
+            for hosted in self._hosted.values():
+                self._handle(self._added(hosted, _now_s()))
         self._size_memories()
 
     def why_not_add(self, hosted: HostedModel) -> str | None:
@@ -208,7 +215,8 @@ class SharedPool:
         """The model can be asked for from now on; a known one has these facts from now on."""
         self._hosted[hosted.model.name] = hosted
         self.profiles[hosted.model.name] = profile
-        self._handle(ModelAdded(_now_s(), self._facts(hosted)))
+        self._leases.setdefault(hosted.model.name, self._leases_of(hosted.model.name))
+        self._handle(self._added(hosted, _now_s()))
 
     async def remove_model(self, name: ModelName) -> None:
         """New calls are refused at once; those that the pool has may end first, for a minute.
@@ -221,7 +229,7 @@ class SharedPool:
         self._leaving.add(name)
         try:
             for _ in range(int(REMOVE_WITHIN_S / REMOVE_POLL_S)):
-                if not self._core.uses(name):
+                if not self._core.placement.uses(name):
                     break
                 await asyncio.sleep(REMOVE_POLL_S)
             self._remove_model(name)
@@ -230,11 +238,11 @@ class SharedPool:
 
     def _remove_model(self, name: ModelName) -> None:
         now_s = _now_s()
-        loaded = [c.id for c in self._core.copies() if c.model == name]
+        loaded = [c.id for c in self._core.placement.copies() if c.model == name]
         self._handle(ModelRemoved(now_s, name))
         for copy_id in loaded:
             self._load_ended(copy_id, now_s)
-        del self._hosted[name], self.profiles[name]
+        del self._hosted[name], self.profiles[name], self._leases[name]
         for slot in self._slots.values():  # one that is added again may have other weights
             if slot.report.model == name and slot.loan is None:
                 slot.must_clear = True
@@ -246,16 +254,17 @@ class SharedPool:
 
     def learnt_arrivals(self) -> tuple[UsualArrivals, ...]:
         """What was learnt of them since the last call."""
-        return self._core.learnt_arrivals()
+        return self._core.placement.learnt_arrivals()
 
     def reset(self, unit_s: float = 1.0) -> None:
         """Begin anew with empty slots and no memory of what was asked for; for measurements.
 
-        `unit_s`: what policies take for a second, see `CardOrchestrator`. Raise `InputError` while
+        `unit_s`: what policies take for a second, see `Placement`. Raise `InputError` while
         anything waits, runs or is measured.
         """
-        if self._offers:
-            raise InputError(f"{len(self._offers)} invocations wait or run in {self.spec.name}")
+        known = sum(line.queued + len(line.leased) for line in self._core.lines.values())
+        if known:
+            raise InputError(f"{known} invocations wait or run in {self.spec.name}")
         if any(s.loan is not None for s in self._slots.values()):
             raise InputError(f"a model is measured in {self.spec.name}")
         self._core = self._new_core(unit_s)
@@ -267,7 +276,7 @@ class SharedPool:
             slot.news.set()
 
     def parts(self) -> tuple[HostedPart, ...]:
-        cards = self._core.cards()
+        cards = self._core.placement.cards()
         # One that is lent comes back in a minute.
         slots = len(cards.keys() | {s.card for s in self._slots.values() if s.loan is not None})
         return tuple(
@@ -285,7 +294,7 @@ class SharedPool:
         )
 
     def picture(self) -> SharedPoolPicture:
-        waiting = self._core.waiting_by_model()
+        waiting = self._core.placement.waiting_by_model()
         slots = (s.report for s in self._slots.values())
         return SharedPoolPicture(
             name=self.spec.name,
@@ -301,7 +310,7 @@ class SharedPool:
     def _in_host_memory(self) -> dict[HostId, tuple[ModelName, ...]]:
         hosts = {self._place_of(s): s.report.host for s in self._slots.values()}
         found: dict[HostId, set[ModelName]] = {}
-        for place, models in self._core.in_host_memory().items():
+        for place, models in self._core.placement.in_host_memory().items():
             found.setdefault(hosts.get(place, place), set()).update(models)
         return {host: tuple(sorted(models)) for host, models in found.items()}
 
@@ -328,106 +337,32 @@ class SharedPool:
     # Ingresses
 
     async def offer(self, model: ModelName, invocation: Invocation) -> Dispatch:
-        """Wait for a slot that holds `model`; raise `CapacityError` when the queue is full or the
-        model does not load, `UnknownNameError` when the pool does not host it, `SupersededError`
-        when a newer run of its buffer takes its place, and `PoolClosedError` when other books take
-        the place of these meanwhile.
-
-        Times of `invocation` count from the moment of the call. The same offer again is harmless.
+        """Wait for a slot that holds `model`; raise as `Leases.offer`, and `NotLoadedError` when it
+        does not load, `UnknownNameError` when the pool does not host it, and `PoolClosedError` when
+        other books take the place of these meanwhile.
         """
-        now_s, id = _now_s(), invocation.id
-        is_new = id not in self._offers and invocation.attempt == 1 and not invocation.was_taken
+        known = self._core.lines[model].invocation(invocation.id) if model in self._hosted else None
+        is_new = known is None and invocation.attempt == 1 and not invocation.was_taken
         if model not in self._hosted or (is_new and model in self._leaving):
             served = sorted(self._hosted.keys() - self._leaving)
             raise UnknownNameError("model", model, tuple(served))
-        lease = self._leases.get(id)
-        if lease is not None and self._is_still_good(lease, invocation):
-            lease.dispatch = replace(lease.dispatch, attempt=invocation.attempt)
-            lease.at_s, lease.is_asked = now_s, True
-            self._offers[id] = invocation.on_clock(now_s)
-            return lease.dispatch
-        mine = invocation.on_clock(now_s)
-        if mine.buffer:
-            self._supersede(mine)  # first: the queue may be full because of the older one
-        is_waiting = lease is None and id in self._offers
-        if not is_waiting:
-            self._end(id)
-            is_full = len(self._core.waiting()) >= self._policies.max_queued
-            if is_full and is_new:
-                problem = f"its queue of {self._policies.max_queued} is full"
-                raise CapacityError(self.spec.part_of(model), problem, FULL_RETRY_AFTER_S)
-        self._offers[id] = mine
-        answer = self._answers.get(id)
-        if answer is None or answer.done():
-            answer = self._answers[id] = asyncio.get_running_loop().create_future()
-        self._handle(InvocationQueued(now_s, self._wanted(model, mine)))
-        return await asyncio.shield(answer)
-
-    def _supersede(self, newcomer: Invocation) -> None:
-        """What waits of an older run of the same buffer waits for nobody; raise `SupersededError`
-        when the newcomer is that. What runs already is ended by its own ingress, or runs on."""
-        latest = self._buffers.get(newcomer.buffer)
-        if latest is not None and latest.is_later_than(newcomer):
-            raise SupersededError(replaced_by(latest.run_id))
-        if latest is None or latest.run_id != newcomer.run_id:
-            for id in latest.ids if latest is not None else ():
-                answer = self._answers.get(id)
-                if answer is not None and not answer.done():
-                    answer.set_exception(SupersededError(replaced_by(newcomer.run_id)))
-                    del self._answers[id]
-                    self._end(id)
-            latest = self._buffers[newcomer.buffer] = LatestRun(
-                newcomer.run_id, newcomer.began_at_s
-            )
-        self._buffers.move_to_end(newcomer.buffer)
-        if len(self._buffers) > MAX_BUFFERS:
-            self._buffers.popitem(last=False)
-        latest.ids.add(newcomer.id)
+        return await self._leases[model].offer(invocation)
 
     def withdraw(self, id: InvocationId, attempt: int) -> None:
         """The client gave up `attempt`, whether it waits or runs.
 
         Nothing happens when a newer one was offered: calls of one ingress may overtake each other.
         """
-        offer, lease = self._offers.get(id), self._leases.get(id)
-        known = offer.attempt if offer is not None else lease.dispatch.attempt if lease else 0
-        if attempt < known:
-            return
-        answer = self._answers.pop(id, None)
-        if answer is not None:
-            answer.cancel()
-        self._end(id)
+        lines = self._core.lines
+        mine = [name for name in lines if lines[name].invocation(id) is not None]
+        for name in mine or list(lines):  # what ran before these books were there is in no line
+            self._leases[name].withdraw(id, attempt, "its client left")
 
     def lost(self, slot_id: ReplicaId, why: str) -> None:
         """A stream to the slot broke; if it lives, its next report brings it back."""
         log.warning("slot %s lost: %s", slot_id, why)
         if slot_id in self._slots:
             self._lose(slot_id)
-
-    def _is_still_good(self, lease: _Lease, invocation: Invocation) -> bool:
-        """The answer to this very offer went astray, or the lease was given to nobody so far."""
-        return not lease.is_asked or lease.dispatch.attempt == invocation.attempt
-
-    def _wanted(self, model: ModelName, invocation: Invocation) -> Wanted:
-        """The first token must come so early that the rest of the way meets the SLO."""
-        profile = self.profiles[model]
-        after_first_s = invocation.own_s(profile) - profile.first_token_s(invocation.prompt_tokens)
-        return Wanted(
-            id=invocation.id,
-            model=model,
-            arrived_at_s=invocation.arrived_at_s,
-            deadline_s=invocation.deadline_s - invocation.downstream_s - after_first_s,
-            expected_tokens=float(invocation.expected_tokens),
-            value=invocation.weight,
-            user=invocation.user,
-        )
-
-    def _end(self, id: InvocationId) -> None:
-        """Off all books; harmless when it is on none."""
-        self._leases.pop(id, None)
-        self._offers.pop(id, None)
-        if self._core.knows(id):  # of what ran before these books were there nothing was offered
-            self._handle(InvocationWithdrawn(_now_s(), id))
 
     # Measuring
 
@@ -438,7 +373,7 @@ class SharedPool:
         `ReplicaLostError` when the slot is lost or takes too long, and what the measuring raises.
         """
         now_s = _now_s()
-        card = self._core.easiest_card(now_s)
+        card = self._core.placement.easiest_card(now_s)
         if card is None:
             raise CapacityError(self.spec.name, "none of its slots is idle", FULL_RETRY_AFTER_S)
         slot = self._slots[ReplicaId(card)]
@@ -459,7 +394,7 @@ class SharedPool:
             slot.news.set()
 
     def _lend(self, slot: _Slot, name: ModelName, now_s: float) -> None:
-        copy = self._core.cards()[slot.card]
+        copy = self._core.placement.cards()[slot.card]
         reason = f"lent to measure {name}"
         if copy is not None:
             reason += f"; {copy.model} goes"
@@ -487,14 +422,14 @@ class SharedPool:
 
     # Slots
 
-    async def attend(self, report: SlotReport) -> SlotOrder | None:
+    async def attend(self, report: SlotReport) -> SlotOrder | StopCalls | None:
         """What the slot is to hold, when that is something else; None after a while without."""
         self.report(report)
         slot = self._slots.get(report.slot)
         if slot is None:
             await asyncio.sleep(ATTEND_S)
             return None
-        order = self._order_for(slot)
+        order = self._news_for(slot)
         if order is None:
             slot.news.clear()
             try:
@@ -503,7 +438,7 @@ class SharedPool:
                     await slot.news.wait()
             except TimeoutError:
                 return None
-            order = self._order_for(slot)
+            order = self._news_for(slot)
         return order
 
     def report(self, report: SlotReport) -> None:
@@ -532,28 +467,18 @@ class SharedPool:
             self._reconcile(slot, now_s)
             self._check_memory(slot, now_s)
 
-    def ended(self, slot_id: ReplicaId, ended: Iterable[Ended]) -> None:
-        """Invocations that have left the slot, done or not."""
-        for id, attempt in ended:
-            lease = self._leases.get(id)
-            if lease is not None and lease.dispatch.attempt != attempt:
-                continue  # a newer attempt has a lease already
-            if lease is None or lease.dispatch.replica_id != slot_id:
-                if id not in self._answers:  # lost with its slot, which lives after all
-                    self._end(id)
-                continue
-            del self._leases[id]
-            self._offers.pop(id, None)
-            self._handle(InvocationFinished(_now_s(), id, lease.copy_id))
+    def tell(self, slot_id: ReplicaId, model: ModelName, told: Iterable[Told]) -> None:
+        """What became of calls of `model` in the slot; `now_s` becomes this clock's."""
+        for event in told:
+            if model in self._core.lines:
+                self._handle(OfLine(model, replace(event, now_s=_now_s())))
 
     def close(self) -> None:
         """Other books take the place of these; whoever waits asks them."""
         for slot in self._slots.values():
             self._end_loan(slot, "its pool was deployed anew")
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(PoolClosedError(self.spec.name))
-        self._answers.clear()
+        for leases in self._leases.values():
+            leases.close(PoolClosedError(self.spec.name))
 
     def _end_loan(self, slot: _Slot, problem: str) -> None:
         if slot.loan is not None and not slot.loan.found.done():
@@ -569,11 +494,7 @@ class SharedPool:
         """Serve lists these slots no longer: they get no work, and end what they have."""
         for slot_id in sorted(set(slots) - self._left):
             self._left.add(slot_id)
-            runs = [i for i, x in self._leases.items() if x.dispatch.replica_id == slot_id]
-            for id in runs:
-                del self._leases[id]
-                self._offers.pop(id, None)
-            self._leave(slot_id, "it left its deployment", frozenset(runs))
+            self._leave(slot_id, "it left its deployment")
 
     @property
     def have_left(self) -> frozenset[ReplicaId]:
@@ -584,42 +505,30 @@ class SharedPool:
         self._left.discard(slot_id)
         self._leave(slot_id, why)
 
-    def _leave(
-        self, slot_id: ReplicaId, why: str, ended: frozenset[InvocationId] = frozenset()
-    ) -> None:
+    def _leave(self, slot_id: ReplicaId, why: str) -> None:
         slot = self._slots.pop(slot_id, None)
         if slot is None:
             return
         self._end_loan(slot, f"{why} while it measured a model")
-        self._lose(slot_id, ended)
+        self._lose(slot_id)
         self._size_memories()
 
     def tick(self) -> None:
-        """Call it every second or so: silent slots are lost, failed loads are tried again, leases
-        that nobody took up end."""
+        """Call it every second or so: silent slots are lost, failed loads are tried again."""
         now_s = _now_s()
         for slot in list(self._slots.values()):
             if now_s - slot.seen_at_s > SILENCE_S:
                 log.warning("slot %s is silent", slot.id)
                 self.leave(slot.id, "it fell silent")
-        for id, lease in list(self._leases.items()):
-            if not lease.is_asked and now_s - lease.at_s > LEASE_GRACE_S:
-                self._end(id)
         self._handle(ClockTold(now_s, _local_s()))
-        self._handle(Ticked(now_s))
+        self._handle(Looked(now_s))
 
-    def _lose(self, slot_id: ReplicaId, ended: frozenset[InvocationId] = frozenset()) -> None:
-        self._forget_leases(slot_id)
-        now_s, copy = _now_s(), self._core.cards().get(CardId(slot_id))
+    def _lose(self, slot_id: ReplicaId) -> None:
+        """Leases there end; the ingresses come again, and what waited first is served first."""
+        now_s, copy = _now_s(), self._core.placement.cards().get(CardId(slot_id))
         if copy is not None:
             self._load_ended(copy.id, now_s)
-        self._handle(CardLost(now_s, CardId(slot_id), ended))
-
-    def _forget_leases(self, slot_id: ReplicaId) -> None:
-        """What ran there waits again, in its old place, and keeps it when its ingress asks."""
-        for id, lease in list(self._leases.items()):
-            if lease.dispatch.replica_id == slot_id:
-                del self._leases[id]
+        self._handle(CardLost(now_s, CardId(slot_id)))
 
     def _place_of(self, slot: _Slot) -> HostId:
         """Where weights are kept: the host, or the slot if engines sleep: none wakes elsewhere."""
@@ -646,18 +555,18 @@ class SharedPool:
 
     def _reconcile(self, slot: _Slot, now_s: float) -> None:
         """Bring the books to what the slot says of itself."""
-        report, cards = slot.report, self._core.cards()
+        report, cards = slot.report, self._core.placement.cards()
         on_card = cards.get(slot.card)
         if on_card is not None and on_card.id == report.copy_id:
             if report.state is SlotState.EMPTY:
                 log.warning("slot %s lost %s: %s", slot.id, report.model, report.problem)
                 self._load_ended(on_card.id, now_s, has_failed=True)
-                self._forget_leases(slot.id)
                 self._handle(LoadFailed(now_s, on_card.id, report.problem))
             elif report.state is SlotState.READY:
                 self._load_ended(on_card.id, now_s)
                 self._handle(LoadFinished(now_s, on_card.id))
-                self._end_what_is_not_held(slot, now_s)
+                held = tuple(id for id, _ in report.held)
+                self._handle(CopyReported(now_s, on_card.id, held))
         elif on_card is None and report.state is SlotState.READY and report.model in self._hosted:
             self._adopt(slot, now_s)
         elif slot.card not in cards and not self._is_busy_elsewhere(report):
@@ -672,31 +581,15 @@ class SharedPool:
         report = slot.report
         assert report.copy_id is not None
         assert report.model is not None
-        for id, attempt in report.held:
-            dispatch = Dispatch(
-                invocation_id=id,
-                attempt=attempt,
-                replica_id=slot.id,
-                deployment=self.spec.slots.name,
-                priority=0,
-                queue_s=0.0,
-                slack_s=0.0,
-                remaining_s=0.0,
-                reason="ran there already",
-            )
-            self._leases[id] = _Lease(dispatch, report.copy_id, now_s, is_asked=True)
         held = tuple(id for id, _ in report.held)
         card = (slot.card,)
         place = self._place_of(slot)
         self._handle(CopyFound(now_s, report.copy_id, report.model, card, held, place))
 
-    def _end_what_is_not_held(self, slot: _Slot, now_s: float) -> None:
-        held = {id for id, _ in slot.report.held}
-        for id, lease in list(self._leases.items()):
-            is_here = lease.dispatch.replica_id == slot.id and lease.is_asked
-            if is_here and id not in held and now_s - lease.at_s > LEASE_GRACE_S:
-                log.warning("invocation %s never came to slot %s, or its end was lost", id, slot.id)
-                self.ended(slot.id, ((id, lease.dispatch.attempt),))
+    def _news_for(self, slot: _Slot) -> SlotOrder | StopCalls | None:
+        """What the slot does not know yet."""
+        stops, slot.stops = tuple(slot.stops), []
+        return StopCalls(stops) if stops else self._order_for(slot)
 
     def _order_for(self, slot: _Slot) -> SlotOrder | None:
         """What the slot has to hold, when it does not hold or load that already."""
@@ -705,8 +598,8 @@ class SharedPool:
             return None if report.copy_id == slot.loan.order.copy_id else slot.loan.order
         if slot.must_clear:
             return None if report.copy_id == NOTHING else SlotOrder(NOTHING)
-        on_card = self._core.cards().get(slot.card)
-        remembered = self._core.in_host_memory().get(self._place_of(slot), ())
+        on_card = self._core.placement.cards().get(slot.card)
+        remembered = self._core.placement.in_host_memory().get(self._place_of(slot), ())
         if on_card is None or on_card.id == report.copy_id or on_card.id not in self._orders:
             is_right = set(report.asleep) <= set(remembered)
             if is_right or report.copy_id is None or report.state is SlotState.LOADING:
@@ -724,15 +617,39 @@ class SharedPool:
 
     # Commands
 
-    def _handle(self, event: CardEvent) -> None:
-        for command in self._core.handle(event):
-            match command:
+    def _handle(self, event: SharedEvent) -> None:
+        for step in self._core.handle(event):
+            match step:
+                case LineTold():
+                    self._carry_out(step)
                 case Load():
-                    self._order(command, event.now_s)
-                case Serve():
-                    self._grant(command, event.now_s)
+                    self._order(step, event.now_s)
                 case GiveUp():
-                    self._give_up(command)
+                    part = self.spec.part_of(step.model)
+                    error = NotLoadedError(part, step.problem, step.retry_after_s)
+                    self._leases[step.model].fail(step.id, error)
+                case _:
+                    assert_never(step)
+
+    def _carry_out(self, told: LineTold) -> None:
+        """What a model's line has decided."""
+        if not told.commands:
+            return
+        c, line = self._counts, self._core.lines[told.model]
+        served, hits = c.served + len(told.started), c.hits + len(told.hits)
+        self._counts = replace(c, served=served, hits=hits)
+        self.decisions.note_commands(time.time(), told.event, told.commands, line)
+        for command in told.commands:
+            match command:
+                case Dispatch():
+                    self._leases[told.model].answer(command)
+                case Refuse():
+                    self._leases[told.model].answer(command)
+                case Preempt():
+                    slot = self._slots.get(command.replica_id)
+                    if slot is not None:  # the ingress is told by the slot
+                        slot.stops.append((command.invocation_id, command.attempt))
+                        slot.news.set()
                 case _:
                     assert_never(command)
 
@@ -763,40 +680,6 @@ class SharedPool:
             self._counts = replace(self._counts, load_s=load_s)
         if has_failed:
             self._counts = replace(self._counts, failures=self._counts.failures + 1)
-
-    def _grant(self, serve: Serve, now_s: float) -> None:
-        c = self._counts
-        self._counts = replace(c, served=c.served + 1, hits=c.hits + serve.is_hit)
-        offer = self._offers.get(serve.id)
-        profile = self.profiles[serve.model]
-        dispatch = Dispatch(
-            invocation_id=serve.id,
-            attempt=1 if offer is None else offer.attempt,
-            replica_id=ReplicaId(serve.cards[0]),
-            deployment=self.spec.slots.name,
-            priority=0,
-            queue_s=0.0 if offer is None else now_s - offer.arrived_at_s,
-            slack_s=0.0 if offer is None else offer.deadline_s - now_s,
-            remaining_s=0.0 if offer is None else offer.remaining_s(profile),
-            reason=f"{'hit' if serve.is_hit else 'miss'}: {serve.reason}",
-            service_s=0.0
-            if offer is None
-            else profile.service_s(offer.prompt_tokens, offer.expected_tokens),
-        )
-        decided = dispatched(time.time(), self.spec.name, dispatch, offer)
-        self.decisions.add(decided, dispatch.reason)
-        answer = self._answers.pop(serve.id, None)
-        is_asked = answer is not None and not answer.done()
-        self._leases[serve.id] = _Lease(dispatch, serve.copy_id, now_s, is_asked)
-        if answer is not None and is_asked:
-            answer.set_result(dispatch)
-
-    def _give_up(self, command: GiveUp) -> None:
-        self._offers.pop(command.id, None)
-        answer = self._answers.pop(command.id, None)
-        if answer is not None and not answer.done():
-            part = self.spec.part_of(command.model)
-            answer.set_exception(NotLoadedError(part, command.problem, command.retry_after_s))
 
 
 def _now_s() -> float:

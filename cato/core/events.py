@@ -97,6 +97,21 @@ class InvocationEnded:
 
 
 @record
+class TurnCame:
+    """A call that has waited for its turn may start (see `Policies.by_turns`)."""
+
+    now_s: float
+    invocation_id: InvocationId
+
+
+@record
+class TurnsEnded:
+    """Room that calls were given their turns for is gone: they wait for their turns again."""
+
+    now_s: float
+
+
+@record
 class PoliciesChanged:
     """The operator changed how the pool decides, or a new measurement did; or what is bound early
     is to be dealt out anew."""
@@ -120,6 +135,8 @@ Event = (
     | FirstTokenSent
     | ReplicaProgressed
     | InvocationEnded
+    | TurnCame
+    | TurnsEnded
     | PoliciesChanged
     | Ticked
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
@@ -23,6 +23,8 @@ from cato.core.events import (
     ReplicaProgressed,
     ReplicaReported,
     Ticked,
+    TurnCame,
+    TurnsEnded,
 )
 from cato.core.fairness import TokenShares
 from cato.core.ids import InvocationId, PoolName, ReplicaId, RunId
@@ -86,9 +88,11 @@ class PoolOrchestrator:
     replica's own queue on arrival.
     """
 
-    def __init__(self, name: PoolName, policies: Policies) -> None:
+    def __init__(self, name: PoolName, policies: Policies, silence_s: float = SILENCE_S) -> None:
+        """A replica that has said nothing for `silence_s` is lost."""
         self.name = name
         self._policies = policies
+        self._silence_s = silence_s
         self._clock = Clock()
         self._picture = CachePicture()
         self._homes = Homes()
@@ -135,13 +139,22 @@ class PoolOrchestrator:
                 return self._withdraw(event)
             case ReplicaReported():
                 return self._report(event)
+            case TurnCame():
+                waiting = self._backlog.parked.waiting.get(event.invocation_id)
+                if waiting is None:
+                    return ()
+                self._backlog.give_turn(waiting)
+                return self._fill_for(waiting, now_s)
+            case TurnsEnded():
+                self._backlog.end_turns()
+                return ()
             case ReplicaLost():
                 self._lose(event.replica_id)
             case PoliciesChanged():
                 self._change_policies(event.policies)
             case Ticked():
                 for replica in list(self._replicas.values()):
-                    if now_s - replica.seen_at_s > SILENCE_S:
+                    if now_s - replica.seen_at_s > self._silence_s:
                         self._lose(replica.id)
                 self._homes.forget_old(now_s)
                 return (*self._refusal.hopeless(now_s), *self._fill_all(now_s))
@@ -166,6 +179,41 @@ class PoolOrchestrator:
     def replicas(self) -> Collection[ReplicaId]:
         """All that are known, whether they take work or not."""
         return self._replicas.keys()
+
+    @property
+    def queued(self) -> int:
+        """How many calls wait."""
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> list[Invocation]:
+        """The calls that wait, as they came."""
+        return [w.invocation for w in self._waiting.values()]
+
+    @property
+    def unplaced(self) -> Mapping[InvocationId, Waiting]:
+        """What waits, as it came; where calls have turns, that whose turn has not come."""
+        return self._backlog.parked.waiting if self._policies.by_turns else self._waiting
+
+    @property
+    def first_parked(self) -> Invocation | None:
+        """The oldest call whose turn has not come."""
+        return self._backlog.parked.first()
+
+    @property
+    def in_turn(self) -> int:
+        """How many calls wait although their turn has come."""
+        return len(self._waiting) - len(self._backlog.parked.waiting)
+
+    @property
+    def room(self) -> int:
+        """Free places of all replicas."""
+        return sum(r.max_running + r.standby - r.held for r in self._open)
+
+    def held_by(self, replica_id: ReplicaId) -> tuple[InvocationId, ...]:
+        """What runs there, as far as is known."""
+        replica = self._replicas.get(replica_id)
+        return () if replica is None else (*replica.leases, *sorted(replica.adopted))
 
     def picture(self, now_s: float) -> PoolPicture:
         replicas = tuple(r.snapshot(now_s) for r in sorted(self._replicas.values(), key=_BY_ID))
@@ -399,7 +447,13 @@ class PoolOrchestrator:
         replica.changed()
 
     def _change_policies(self, policies: Policies) -> None:
+        had_turns = self._policies.by_turns
         self._policies = self._backlog.policies = policies
+        if policies.by_turns and not had_turns:
+            self._backlog.end_turns()
+        elif not policies.by_turns:
+            for waiting in list(self._backlog.parked.waiting.values()):
+                self._backlog.give_turn(waiting)
         if not policies.reserve:
             self._saved = 0.0
         for replica in self._replicas.values():
@@ -527,7 +581,9 @@ class PoolOrchestrator:
     # Decisions
 
     def _fill_for(self, waiting: Waiting, now_s: float) -> tuple[Command, ...]:
-        """A newcomer: whoever waited before it could not be placed, and nothing was freed."""
+        """A newcomer: what waited before it could not be placed, and nothing was freed."""
+        if waiting.queue is self._backlog.parked:
+            return ()
         if not self._policies.late_binding:
             return self._fill_one(self._bind(waiting), now_s)
         if not self._open:
@@ -649,6 +705,7 @@ class PoolOrchestrator:
     def _may_place_at_once(self) -> bool:
         policies = self._policies
         by_call = policies.late_binding and not policies.strict and policies.mapping is None
+        by_call = by_call and not policies.by_turns
         return by_call and bool(self._open)
 
     def _place_at_once(self, waiting: Waiting, now_s: float) -> Command | None:
@@ -698,7 +755,7 @@ class PoolOrchestrator:
     def _place_reserved(self, open_: list[Replica], now_s: float, commands: list[Command]) -> None:
         """It is the turn of work without an SLO, whatever that costs the others."""
         waiting = next(iter(self._unbound.values()))
-        if not open_ or waiting.bound_to is not None:
+        if not open_ or waiting.queue is not self._queue:
             return
         if now_s - waiting.invocation.arrived_at_s < self._policies.reserve_after_s:
             return
@@ -843,7 +900,7 @@ class PoolOrchestrator:
         self._release(id)
         self._taken_back[id] = before.attempt
         invocation = before.continued(before.attempt + 1, running.tokens)
-        waiting = Waiting(invocation, self._queue)
+        waiting = Waiting(invocation, self._queue, has_turn=True)
         self._join(waiting)
         if not self._policies.late_binding:
             self._bind(waiting)

@@ -99,7 +99,7 @@ class Policies:
     who is shown in the order of `ordering`: then nobody asks the admission (nor, with late binding,
     the routing), and `window` and `reserve` do not count. `retain_s`: so long the KV blocks of an
     answer that calls a tool are kept from eviction (simulated engines alone: vLLM has no such
-    order).
+    order). `by_turns`: a call may start only after `TurnCame`, for pools that share their replicas.
     """
 
     routing: RoutingPolicy
@@ -119,3 +119,4 @@ class Policies:
     patience_s: float = inf
     mapping: MappingPolicy | None = None
     retain_s: float = 0.0
+    by_turns: bool = False

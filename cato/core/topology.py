@@ -330,13 +330,27 @@ class SharedPoolPolicies:
     """Which model a shared pool keeps and which it loads next; changeable at run time.
 
     `eviction` and `dispatch` are names of `cato.policies.eviction.registry`. `host_memory_bytes` is
-    the room of each host for the weights of models that are not loaded.
+    the room of each host for the weights of models that are not loaded. The rest is of each model's
+    queue, as in `PoolPolicies`.
     """
 
     eviction: str = "foresight"
     dispatch: str = "queue-aware"
     host_memory_bytes: int = 0
     max_queued: int = 1000
+    scheduler: str = "fcfs"
+    refuse_late: bool = False
+    patience_s: float | None = None
+
+    @property
+    def of_models(self) -> PoolPolicies:
+        """How the queue of each model decides."""
+        return PoolPolicies(
+            scheduler=self.scheduler,
+            max_queued=self.max_queued,
+            refuse_late=self.refuse_late,
+            patience_s=self.patience_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

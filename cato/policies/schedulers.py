@@ -266,6 +266,7 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         "prefix-affinity": _ignoring_profile(prefix_affinity),
         "continuum": _ignoring_profile(continuum),
         "working-set": _ignoring_profile(working_set),
+        "fcfs": lambda profile, cap: in_order(FirstComeFirstServed()),
         "sjf": _ignoring_profile(sjf),
         "edf": _ignoring_profile(edf),
         "edf-bounded": lambda profile, cap: bounded(EarliestDeadlineFirst()),

@@ -12,16 +12,16 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from cato.control.shared_pool import Ended
+from cato.control.links import Told
 from cato.control.staged import Staged
 from cato.core.errors import CatoError, EngineError, ReplicaLostError
 from cato.core.eviction import CopyId
 from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
-from cato.core.profile import Profile
-from cato.core.slots import SlotOrder, SlotReport, SlotState
+from cato.core.profile import UNMEASURED, Profile
+from cato.core.slots import SlotOrder, SlotReport, SlotState, StopCalls
 from cato.core.topology import HostedModel
-from cato.engines.base import Engine, EngineChunk, EngineRequest, EngineState
-from cato.serve.coalesce import coalesced
+from cato.engines.base import Engine, EngineChunk, EngineRequest
+from cato.serve.held_calls import HeldCalls
 from cato.telemetry.tracing import from_environment
 
 log = logging.getLogger("cato.card_slot")
@@ -42,11 +42,11 @@ class KeeperGoneError(Exception):
 class Keeper(Protocol):
     """The books of the pool, as a slot reaches them. All methods raise `KeeperGoneError`."""
 
-    async def attend(self, report: SlotReport) -> SlotOrder | None: ...
+    async def attend(self, report: SlotReport) -> SlotOrder | StopCalls | None: ...
 
     async def report(self, report: SlotReport) -> None: ...
 
-    async def ended(self, slot: ReplicaId, ended: tuple[Ended, ...]) -> None: ...
+    async def tell(self, slot: ReplicaId, model: ModelName, told: tuple[Told, ...]) -> None: ...
 
     async def leave(self, slot: ReplicaId) -> None: ...
 
@@ -94,9 +94,9 @@ class CardSlot:
         self._tracing = from_environment()
         self._reports = 0
         self._engine: Engine | None = None
-        self._held: dict[InvocationId, int] = {}
-        self._is_idle = asyncio.Event()
-        self._is_idle.set()
+        self._profile = UNMEASURED
+        self._calls = HeldCalls(id, self._note)
+        self._news: list[Told] = []
         self._changing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[None]] = set()
@@ -115,7 +115,7 @@ class CardSlot:
             copy_id=self._copy_id,
             model=self._model,
             problem=self._problem,
-            held=tuple(self._held.items()),
+            held=tuple(self._calls.attempts.items()),
             load_s=self._load_s,
             pid=None if self._engine is None else self._engine.pid,
             asleep=self._loader.asleep,
@@ -133,6 +133,10 @@ class CardSlot:
                 continue
             if order is None:
                 continue
+            if isinstance(order, StopCalls):
+                for id, attempt in order.calls:
+                    self._calls.progress.stop(id, attempt)
+                continue
             if order.copy_id != self._copy_id:
                 await self._begin(order)
             elif self._state is not SlotState.LOADING:
@@ -146,22 +150,10 @@ class CardSlot:
         if self._state is not SlotState.READY or model != self._model or engine is None:
             holds = f"it holds {self._model} ({self._state})" if self._model else "it is empty"
             raise ReplicaLostError(self._id, f"{holds}, not {model}", was_reached=False)
-        self._held[id] = attempt
-        self._is_idle.clear()
-        try:
-            if engine.state is not EngineState.READY:
-                problem = f"its engine is {engine.state}"
-                raise ReplicaLostError(self._id, problem, was_reached=False)
-            chunks = coalesced(engine.generate(request), lambda: len(self._held), raw=request.raw)
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            if self._held.get(id) == attempt:  # the next attempt may have come to this slot
-                del self._held[id]
-            if not self._held:
-                self._is_idle.set()
-            self._tell_ended(id, attempt)
+        chunks = self._calls.stream(engine, self._profile, request, id, attempt)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
 
     async def shutdown(self) -> None:
         """Leave the pool and stop the engine."""
@@ -204,6 +196,7 @@ class CardSlot:
                 self._state, self._model = SlotState.EMPTY, None
             else:
                 previous, self._engine = self._engine, None
+                self._profile = order.profile or UNMEASURED
                 self._engine = await self._loader.load(order, previous)
                 self._state = SlotState.READY
                 self._load_s = time.monotonic() - started_s
@@ -234,9 +227,9 @@ class CardSlot:
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(DRAIN_S):
-                await self._is_idle.wait()
+                await self._calls.is_idle.wait()
         except TimeoutError:
-            log.error("slot %s unloads while %s run", self._id, ", ".join(self._held))
+            log.error("slot %s unloads while %s run", self._id, ", ".join(self._calls.attempts))
 
     async def _watch(self, engine: Engine) -> None:
         why = await engine.wait_dead()
@@ -265,11 +258,16 @@ class CardSlot:
         with contextlib.suppress(KeeperGoneError):  # the next question says it too
             await self._keeper.report(self.as_report())
 
-    def _tell_ended(self, id: InvocationId, attempt: int) -> None:
-        async def tell() -> None:
-            with contextlib.suppress(KeeperGoneError):  # the next report shows it
-                await self._keeper.ended(self._id, ((id, attempt),))
+    def _note(self, told: Told) -> None:
+        """Tell the keeper; what comes up at once goes together, in order."""
+        self._news.append(told)
+        if len(self._news) == 1:
+            task = asyncio.get_running_loop().create_task(self._tell_news())
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
 
-        task = asyncio.get_running_loop().create_task(tell())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    async def _tell_news(self) -> None:
+        news, self._news = tuple(self._news), []
+        if self._model is not None:
+            with contextlib.suppress(KeeperGoneError):  # the next report says what is held
+                await self._keeper.tell(self._id, self._model, news)

@@ -21,15 +21,14 @@ from ray.exceptions import RayError
 from cato.config.places import run_dir
 from cato.control import actors
 from cato.control.host_agent import zygote_socket_of
-from cato.control.links import Generate
+from cato.control.links import Generate, Told
 from cato.core.errors import CatoError, EngineDeadError, EngineError, ReplicaLostError
-from cato.core.events import FirstTokenSent, InvocationEnded, ReplicaReported
+from cato.core.events import ReplicaReported
 from cato.core.ids import HostId, InvocationId, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Resident
 from cato.core.topology import DeploymentSpec, ModelSpec, TemplateFacts
 from cato.engines.base import (
-    PREEMPTED,
     Engine,
     EngineChunk,
     EngineRequest,
@@ -37,9 +36,9 @@ from cato.engines.base import (
 )
 from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.simulated import SimulatedEngine
-from cato.serve.coalesce import coalesced
 from cato.serve.engine_loader import new_engine
 from cato.serve.engine_start import started
+from cato.serve.held_calls import HeldCalls
 from cato.serve.replica_link import ReplicaLink
 from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
@@ -64,19 +63,17 @@ class EngineReplica:
         self._id = ReplicaId(context.replica_id.unique_id)
         self._host = HostId(ray.get_runtime_context().get_node_id())
         self._pool, self._model, self._spec, self._profile = pool, model, spec, profile
-        self._held: dict[InvocationId, int] = {}  # with the attempt
         self._broken = ""
         self._eviction: Any = None
-        self._link = ReplicaLink(self._id, pool, self._held, self._report, self._generate)
-        self._progress = self._link.progress
+        self._calls = HeldCalls(self._id, self._tell)
+        stop = self._calls.progress.stop
+        self._link = ReplicaLink(self._id, pool, stop, self._report, self._generate)
         self._restarts = 0
         self._lost = ""  # how the last engine ended, in a line
         self._resident: Resident | None = None  # as the manager was last told
         self._starts_to_fail = 0  # by order of a drill
         self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
         self._is_draining = False
-        self._is_idle = asyncio.Event()  # holds nothing
-        self._is_idle.set()
         self._engine = await self._started_engine()
         self._load_s = self._engine.facts.start_s
         if (tracing := from_environment()) is not None:
@@ -106,76 +103,17 @@ class EngineReplica:
         if self._is_draining:
             raise ReplicaLostError(self._id, "it is shutting down", was_reached=False)
         id, attempt = InvocationId(cato["invocation"]), int(cato["attempt"])
-        self._held[id] = attempt
-        self._is_idle.clear()
-        self._progress.begin(id)
-        tokens, outcome, is_first = 0, "cancelled", True
-        prompt_tokens = cached_tokens = None
-        if not request.stream:
-            self._expect_first_token(id, request)
+        stream = self._calls.stream(self._engine, self._profile, request, id, attempt)
+        async with contextlib.aclosing(stream) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
-        async def noting() -> AsyncGenerator[EngineChunk, None]:
-            """The engine's chunks, up to the one at which the router takes the call back."""
-            nonlocal tokens, outcome, is_first, prompt_tokens, cached_tokens
-            generated = self._engine.generate(request)
-            if not request.stream:
-                generated = _unless_stopped(generated, self._progress.stop_of(id))
-            async with contextlib.aclosing(generated) as chunks:
-                async for chunk in chunks:
-                    if chunk.finish_reason == PREEMPTED:
-                        outcome = PREEMPTED
-                        yield chunk
-                        return
-                    tokens = chunk.output_tokens
-                    if chunk.cached_tokens >= 0 and chunk.prompt_tokens > 0:
-                        prompt_tokens, cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
-                    if is_first and tokens > 0:
-                        is_first = False
-                        self._link.tell(FirstTokenSent(0.0, id))
-                    if self._progress.note(id, tokens) and chunk.finish_reason is None:
-                        outcome = PREEMPTED
-                        yield replace(chunk, finish_reason=PREEMPTED)
-                        return
-                    yield chunk
-
-        try:
-            if self._engine.state is not EngineState.READY:
-                problem = f"its engine is {self._engine.state}"
-                raise ReplicaLostError(self._id, problem, was_reached=False)
-            noted = coalesced(noting(), lambda: len(self._held), raw=request.raw)
-            async with contextlib.aclosing(noted) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-            if outcome != PREEMPTED:
-                outcome = "done"
-        except (EngineError, ReplicaLostError):
-            outcome = "failed"
-            raise
-        finally:
-            if self._held.get(id) == attempt:  # the next attempt may have come to this replica
-                del self._held[id]
-                self._progress.end(id)
-                if not self._held:
-                    self._is_idle.set()
-            if outcome != PREEMPTED:  # the router ordered it
-                self._link.tell(
-                    InvocationEnded(0.0, id, attempt, tokens, outcome, cached_tokens, prompt_tokens)
-                )
+    def _tell(self, told: Told) -> None:
+        self._link.tell(told)
 
     def _generate(self, asked: Generate) -> AsyncGenerator[EngineChunk, None]:
         pin = {"invocation": asked.invocation_id, "attempt": asked.attempt}
         return self.generate(asked.request, pin)
-
-    def _expect_first_token(self, id: InvocationId, request: EngineRequest) -> None:
-        """An answer that comes whole shows no first token: news of it when its prompt should be
-        done. Without, the router would hold back all other prompts until its end.
-        """
-        delay_s = self._profile.first_token_s(request.prompt_tokens, len(self._held))
-        asyncio.get_running_loop().call_later(delay_s, self._note_expected, id)
-
-    def _note_expected(self, id: InvocationId) -> None:
-        if id in self._held:
-            self._link.tell(FirstTokenSent(0.0, id))
 
     async def check_health(self) -> None:
         """Serve's health check: fails when the engine cannot be brought back."""
@@ -193,7 +131,7 @@ class EngineReplica:
             "running": load.running,
             "waiting": load.waiting,
             "kv_cache_usage": load.kv_cache_usage,
-            "held": len(self._held),
+            "held": len(self._calls.attempts),
             "restarts": self._restarts,
             "pid": self._engine.pid,
             "socket": getattr(self._engine, "socket", None),
@@ -228,7 +166,7 @@ class EngineReplica:
         """Take no more, and end when nothing is held: Serve does not count what links carry."""
         self._is_draining = True
         self._link.report()
-        await self._is_idle.wait()
+        await self._calls.is_idle.wait()
         for task in self._tasks:
             task.cancel()
         self._link.close()
@@ -288,7 +226,7 @@ class EngineReplica:
             max_running=facts.max_running,
             standby=self._spec.standby,
             accepting=is_ready and not self._is_draining,
-            held=tuple(self._held),
+            held=tuple(self._calls.attempts),
             # An engine that died has lost what it had cached.
             prefix_caching=self._spec.engine.prefix_caching and is_ready,
             step_tokens=self._spec.engine.max_num_batched_tokens or 0,
@@ -326,20 +264,3 @@ class EngineReplica:
             restarts=self._restarts,
             lost=self._lost,
         )
-
-
-async def _unless_stopped(
-    chunks: AsyncGenerator[EngineChunk, None], stop: asyncio.Event
-) -> AsyncGenerator[EngineChunk, None]:
-    """An answer that comes whole; nothing of it when the router takes the call back before."""
-    async with contextlib.aclosing(chunks):
-        answer = asyncio.ensure_future(anext(chunks))
-        stopped = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait((answer, stopped), return_when=asyncio.FIRST_COMPLETED)
-            whole = answer.result() if answer.done() else EngineChunk(finish_reason=PREEMPTED)
-        finally:
-            for task in (answer, stopped):
-                task.cancel()
-            await asyncio.gather(answer, stopped, return_exceptions=True)
-        yield whole

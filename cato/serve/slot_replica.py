@@ -16,12 +16,12 @@ from ray.exceptions import RayError
 from cato.config.places import run_dir
 from cato.control import actors
 from cato.control.host_agent import zygote_socket_of
-from cato.control.shared_pool import Ended
+from cato.control.links import Told
 from cato.control.staged import Staged
 from cato.core.errors import CatoError, EngineError
 from cato.core.eviction import CopyId
 from cato.core.ids import HostId, InvocationId, ModelName, PoolName, ReplicaId
-from cato.core.slots import SlotOrder, SlotReport
+from cato.core.slots import SlotOrder, SlotReport, StopCalls
 from cato.core.topology import SharedPoolSpec
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.serve.card_slot import CardSlot, KeeperGoneError
@@ -37,15 +37,15 @@ class EvictionManagerKeeper:
         self._pool = pool
         self._manager: Any = None
 
-    async def attend(self, report: SlotReport) -> SlotOrder | None:
-        order: SlotOrder | None = await self._ask("attend", report)
+    async def attend(self, report: SlotReport) -> SlotOrder | StopCalls | None:
+        order: SlotOrder | StopCalls | None = await self._ask("attend", report)
         return order
 
     async def report(self, report: SlotReport) -> None:
         await self._ask("report_slot", report)
 
-    async def ended(self, slot: ReplicaId, ended: tuple[Ended, ...]) -> None:
-        await self._ask("ended", slot, ended)
+    async def tell(self, slot: ReplicaId, model: ModelName, told: tuple[Told, ...]) -> None:
+        await self._ask("tell", slot, model, told)
 
     async def leave(self, slot: ReplicaId) -> None:
         await self._ask("leave", slot)

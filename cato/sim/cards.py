@@ -1,6 +1,6 @@
 """A fleet of cards in virtual time: invocations arrive, models are loaded and unloaded.
 
-`run` drives `CardOrchestrator` and knows nothing that decides: commands become future events.
+`run` drives `SharedOrchestrator` and knows nothing that decides: commands become future events.
 """
 
 from __future__ import annotations
@@ -11,19 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cato.core.cards import (
-    CardCommand,
-    CardEvent,
-    CardOrchestrator,
-    ClockTold,
-    GiveUp,
-    InvocationFinished,
-    InvocationQueued,
-    Load,
-    LoadFinished,
-    Serve,
-    Ticked,
-)
+from cato.core.commands import Dispatch
+from cato.core.events import InvocationEnded, InvocationOffered
 from cato.core.eviction import (
     Card,
     CardId,
@@ -34,9 +23,33 @@ from cato.core.eviction import (
     ModelFacts,
     Wanted,
 )
-from cato.core.ids import HostId, InvocationId, ModelName, PoolName, TaskName
+from cato.core.ids import (
+    DeploymentName,
+    HostId,
+    InvocationId,
+    ModelName,
+    NodeId,
+    PoolName,
+    ReplicaId,
+    RunId,
+    TaskName,
+)
+from cato.core.policies import Policies
+from cato.core.pool.placement import (
+    CardAdded,
+    ClockTold,
+    HostMemorySized,
+    Load,
+    LoadFinished,
+    Placement,
+    Served,
+)
 from cato.core.profile import UNMEASURED, Profile
+from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator, Step, Told
 from cato.core.slo import SloMetric
+from cato.core.snapshot import Invocation
+from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.routing.least_wait import LeastWait
 from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
 
 LANGUAGES = ("Java", "Python", "C++", "JavaScript", "TypeScript", "Go", "C#", "Rust")
@@ -47,6 +60,8 @@ LOOK_S = 60.0
 COMPLETION, REASONING = "completion", "reasoning"
 CARDS = 4
 POOL = PoolName("cards")
+# Calls of one model are served by arrival, on its copy with the least to do.
+BY_ARRIVAL = Policies(LeastWait(), FirstComeFirstServed())
 
 # Weights of Qwen2.5-Coder at two bytes a parameter. A load is 2 s to start an engine plus the
 # weights at 1.25 GB/s (assumed: a local SSD behind vLLM's default loader; published cold starts
@@ -122,9 +137,25 @@ class CardArrival:
     prompt_tokens: int
     output_tokens: int
 
+    def invocation(self) -> Invocation:
+        wanted = self.wanted
+        return Invocation(
+            id=wanted.id,
+            run_id=RunId(wanted.id),
+            task=TaskName(self.kind),
+            node=NodeId("call"),
+            prompt_tokens=self.prompt_tokens,
+            expected_tokens=round(wanted.expected_tokens),
+            arrived_at_s=wanted.arrived_at_s,
+            deadline_s=wanted.deadline_s,
+            until_first_token=True,
+            weight=wanted.value,
+            user=wanted.user,
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Answered:
     """What became of an arrival; all moments on the same virtual clock."""
 
     arrival: CardArrival
@@ -177,11 +208,11 @@ class FleetRun:
     `utilization`: the fraction of the cards' time, up to the last answer, in which they served.
     """
 
-    served: tuple[Served, ...]
+    served: tuple[Answered, ...]
     loads: tuple[Load, ...]
     load_s: float
     utilization: float
-    events: tuple[CardEvent, ...]
+    events: tuple[SharedEvent, ...]
 
     def metrics(self) -> dict[str, float]:
         """`task_metrics`, and seconds, counts and fractions of the cards.
@@ -320,22 +351,24 @@ _ALMOST_STEP = 1e-6
 class _Fleet:
     """Engines and pending moments of a run."""
 
-    def __init__(self, orchestrator: CardOrchestrator, arrivals: Sequence[CardArrival]) -> None:
+    def __init__(self, orchestrator: SharedOrchestrator, arrivals: Sequence[CardArrival]) -> None:
         self._orchestrator = orchestrator
         self._arrivals = {a.wanted.id: a for a in arrivals}
         self._engines: dict[CopyId, _Engine] = {}
+        self._copy_on: dict[ReplicaId, CopyId] = {}
         # Moment, order of entry, and either an event or an engine's (copy, version) to look at.
-        self._agenda: list[tuple[float, int, CardEvent | tuple[CopyId, int]]] = []
+        self._agenda: list[tuple[float, int, SharedEvent | tuple[CopyId, int]]] = []
         self._entries = 0
         self._loading: dict[CopyId, tuple[float, Load]] = {}
-        self.served: list[Served] = []
+        self.served: list[Answered] = []
         self.loads: list[Load] = []
         self.load_s = 0.0
         self.busy_s = 0.0  # of all cards
-        self.events: list[CardEvent] = []
+        self.events: list[SharedEvent] = []
         for a in arrivals:
             at_s = a.wanted.arrived_at_s
-            self._enter(at_s, InvocationQueued(at_s, a.wanted))
+            offered = InvocationOffered(at_s, a.invocation())
+            self._enter(at_s, OfLine(a.wanted.model, offered))
 
     def run(self) -> None:
         while self._agenda and len(self.served) < len(self._arrivals):
@@ -351,50 +384,54 @@ class _Fleet:
                 self.load_s += now_s - began_at_s
                 kind = load.model.rsplit("-", 1)[1]
                 self._engines[what.copy_id] = _Engine(PROFILES[kind], now_s)
-            self._tell(what)
+            self.tell(what)
 
     def tell_clock(self, midnight_s: float) -> None:
         end_s = max(a.wanted.arrived_at_s for a in self._arrivals.values())
         for at_s in np.arange(midnight_s, end_s, LOOK_S):
             self._enter(float(at_s), ClockTold(float(at_s), float(at_s) - midnight_s + MONDAY_S))
-            self._enter(float(at_s), Ticked(float(at_s)))
+            self._enter(float(at_s), Looked(float(at_s)))
 
-    def _enter(self, at_s: float, what: CardEvent | tuple[CopyId, int]) -> None:
+    def _enter(self, at_s: float, what: SharedEvent | tuple[CopyId, int]) -> None:
         heapq.heappush(self._agenda, (at_s, self._entries, what))
         self._entries += 1
 
-    def _tell(self, event: CardEvent) -> None:
+    def tell(self, event: SharedEvent) -> None:
         self.events.append(event)
-        for command in self._orchestrator.handle(event):
-            self._perform(command, event.now_s)
+        for step in self._orchestrator.handle(event):
+            self._perform(step, event.now_s)
 
-    def _perform(self, command: CardCommand, now_s: float) -> None:
-        if isinstance(command, Load):
-            for victim in command.evicted:
+    def _perform(self, step: Step, now_s: float) -> None:
+        if isinstance(step, Load):
+            for victim in step.evicted:
                 self._engines.pop(victim.copy_id, None)
                 if victim.copy_id in self._loading:
                     began_at_s, _ = self._loading.pop(victim.copy_id)
                     self.load_s += now_s - began_at_s
-            self.loads.append(command)
-            self._loading[command.copy_id] = (now_s, command)
-            ready_at_s = now_s + command.expected_s
-            self._enter(ready_at_s, LoadFinished(ready_at_s, command.copy_id))
+            self.loads.append(step)
+            self._loading[step.copy_id] = (now_s, step)
+            self._copy_on[ReplicaId(step.cards[0])] = step.copy_id
+            ready_at_s = now_s + step.expected_s
+            self._enter(ready_at_s, LoadFinished(ready_at_s, step.copy_id))
             return
-        assert not isinstance(command, GiveUp), "no simulated load fails"
-        self._start(command, now_s)
+        assert isinstance(step, Told), "no simulated load fails"
+        for command in step.commands:
+            assert isinstance(command, Dispatch), "nothing is refused or taken back"
+            self._start(command, command.invocation_id in step.hits, now_s)
 
-    def _start(self, command: Serve, now_s: float) -> None:
-        engine = self._engines[command.copy_id]
+    def _start(self, command: Dispatch, is_hit: bool, now_s: float) -> None:
+        copy_id = self._copy_on[command.replica_id]
+        engine = self._engines[copy_id]
         self._advance(engine, now_s)
-        arrival = self._arrivals[command.id]
-        engine.running[command.id] = _Running(
+        arrival = self._arrivals[command.invocation_id]
+        engine.running[command.invocation_id] = _Running(
             arrival,
-            command.is_hit,
+            is_hit,
             now_s,
             now_s + engine.profile.prefill_s(arrival.prompt_tokens),
             float(arrival.output_tokens),
         )
-        self._look_again(command.copy_id, engine)
+        self._look_again(copy_id, engine)
 
     def _advance(self, engine: _Engine, now_s: float) -> None:
         if engine.running:
@@ -404,19 +441,47 @@ class _Fleet:
     def _progress(self, copy_id: CopyId, engine: _Engine, now_s: float) -> None:
         self._advance(engine, now_s)
         done = [id for id, r in engine.running.items() if r.steps_left <= _ALMOST_STEP]
-        for id in done:
-            r = engine.running.pop(id)
+        ended = {id: engine.running.pop(id) for id in done}
+        for r in ended.values():
             first_s = now_s if r.first_token_at_s is None else min(r.first_token_at_s, now_s)
-            self.served.append(Served(r.arrival, r.is_hit, r.served_at_s, first_s, now_s))
+            self.served.append(Answered(r.arrival, r.is_hit, r.served_at_s, first_s, now_s))
         self._look_again(copy_id, engine)
-        for id in done:
-            self._tell(InvocationFinished(now_s, id, copy_id))
+        for id, r in ended.items():
+            event = InvocationEnded(now_s, id, 1, r.arrival.output_tokens, "done")
+            self.tell(OfLine(r.arrival.wanted.model, event))
 
     def _look_again(self, copy_id: CopyId, engine: _Engine) -> None:
         engine.version += 1
         at_s = engine.next_change_s()
         if at_s is not None:
             self._enter(at_s, (copy_id, engine.version))
+
+
+def opened_books(
+    eviction: EvictionPolicy,
+    order: DispatchOrder,
+    host_weights_bytes: int = 0,
+    cards: int = CARDS,
+    scale_s: float = 1.0,
+    unit_s: float = 1.0,
+) -> tuple[SharedOrchestrator, tuple[SharedEvent, ...]]:
+    """Books of one host with empty cards, and the events that opened them. Loads and SLOs take
+    `scale_s` of their time; for `unit_s` see `Placement`."""
+    books = SharedOrchestrator(lambda tell: Placement(eviction, order, tell, unit_s))
+    host = HostId("host-1")
+    events: list[SharedEvent] = [
+        HostMemorySized(0.0, HostMemory(host, host_weights_bytes)),
+        *(CardAdded(0.0, Card(CardId(f"card-{i}"), host)) for i in range(1, cards + 1)),
+    ]
+    for m in models():
+        facts = replace(
+            m, load_s=m.load_s * scale_s, reload_s=m.reload_s * scale_s, slo_s=m.slo_s * scale_s
+        )
+        served = Served(facts, PROFILES[m.name.rsplit("-", 1)[1]], DeploymentName("cards"))
+        events.append(ModelAdded(0.0, PoolName(m.name), served, BY_ARRIVAL))
+    for event in events:
+        assert not any(isinstance(s, Load) for s in books.handle(event))
+    return books, tuple(events)
 
 
 def run(
@@ -434,15 +499,9 @@ def run(
     The run goes on until the last invocation has finished, so that no policy gains by leaving
     the unlucky ones waiting.
     """
-    host = HostId("host-1")
-    orchestrator = CardOrchestrator(
-        eviction,
-        order,
-        models(),
-        (Card(CardId(f"card-{i}"), host) for i in range(1, cards + 1)),
-        (HostMemory(host, host_weights_bytes),),
-    )
+    orchestrator, opened = opened_books(eviction, order, host_weights_bytes, cards)
     fleet = _Fleet(orchestrator, arrivals)
+    fleet.events += opened
     if midnight_s is not None:
         fleet.tell_clock(midnight_s)
     fleet.run()

@@ -88,10 +88,7 @@ class DecisionBook:
         self, at_s: float, event: Event, commands: Iterable[Command], core: PoolOrchestrator
     ) -> None:
         """What `core` answered to `event` at `at_s`, seconds since the epoch."""
-        for command in commands:
-            decided = _decided(at_s, self._pool, event, command, core)
-            # The reason names the newer run.
-            self.add(decided, SUPERSEDE if decided.kind == SUPERSEDE else decided.reason)
+        self.note_commands(at_s, event, commands, core)
         match event:
             case ReplicaReported(replica_id=replica):
                 self._replicas.add(replica)
@@ -100,6 +97,15 @@ class DecisionBook:
                 self.add(Decided(at_s, self._pool, LOST, reason, replica), reason)
             case _:
                 pass
+
+    def note_commands(
+        self, at_s: float, event: Event, commands: Iterable[Command], core: PoolOrchestrator
+    ) -> None:
+        """As `note`, where replicas that go are no losses."""
+        for command in commands:
+            decided = _decided(at_s, self._pool, event, command, core)
+            # The reason names the newer run.
+            self.add(decided, SUPERSEDE if decided.kind == SUPERSEDE else decided.reason)
 
     def note_silent(self, at_s: float, known: Iterable[ReplicaId]) -> None:
         """`known` are the replicas that the router has left; those it dropped were silent."""

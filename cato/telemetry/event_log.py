@@ -29,6 +29,8 @@ from cato.core.events import (
     ReplicaProgressed,
     ReplicaReported,
     Ticked,
+    TurnCame,
+    TurnsEnded,
 )
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
@@ -52,6 +54,8 @@ _EVENTS: dict[str, type] = {
         ReplicaProgressed,
         InvocationEnded,
         Ticked,
+        TurnCame,
+        TurnsEnded,
     )
 }
 _COMMANDS: dict[str, type] = {c.__name__: c for c in (Dispatch, Refuse, Preempt)}

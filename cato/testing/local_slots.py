@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 
-from cato.control.shared_pool import Ended, SharedPool
+from cato.control.links import Told
+from cato.control.shared_pool import SharedPool
 from cato.control.staged import Staged
 from cato.core.commands import Dispatch
 from cato.core.errors import CatoError
 from cato.core.eviction import CopyId
 from cato.core.ids import HostId, ModelName, ReplicaId
 from cato.core.profile import Profile
-from cato.core.slots import SlotOrder, SlotReport
+from cato.core.slots import SlotOrder, SlotReport, StopCalls
 from cato.core.snapshot import Invocation
 from cato.core.topology import SharedPoolSpec
 from cato.engines.base import EngineChunk, EngineRequest
@@ -106,14 +107,14 @@ class _LocalKeeper:
     def __init__(self, pool: LocalSharedPool) -> None:
         self._pool = pool
 
-    async def attend(self, report: SlotReport) -> SlotOrder | None:
+    async def attend(self, report: SlotReport) -> SlotOrder | StopCalls | None:
         return await self._pool.present_books().attend(report)
 
     async def report(self, report: SlotReport) -> None:
         self._pool.present_books().report(report)
 
-    async def ended(self, slot: ReplicaId, ended: tuple[Ended, ...]) -> None:
-        self._pool.present_books().ended(slot, ended)
+    async def tell(self, slot: ReplicaId, model: ModelName, told: tuple[Told, ...]) -> None:
+        self._pool.present_books().tell(slot, model, told)
 
     async def leave(self, slot: ReplicaId) -> None:
         self._pool.present_books().leave(slot)

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cato.core.cards import CardEvent, CardOrchestrator, InvocationQueued, Load, LoadFinished
 from cato.core.errors import UnknownNameError
-from cato.core.eviction import Card, CardId, EvictionPolicy, HostMemory, Wanted
-from cato.core.ids import HostId, InvocationId, ModelName
+from cato.core.events import InvocationOffered
+from cato.core.eviction import EvictionPolicy, Wanted
+from cato.core.ids import InvocationId, ModelName
+from cato.core.pool.placement import Load, LoadFinished
+from cato.core.shared import OfLine, SharedEvent
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
 from cato.policies.eviction.foresight import ForesightEviction
@@ -73,17 +75,15 @@ def test_the_same_seed_gives_the_same_run_and_its_events_replay() -> None:
         cards.run(some_arrivals(3), ForesightEviction(), QueueAware(), 10**11) for _ in range(2)
     ]
     assert runs[0] == runs[1]
-    host = HostId("host-1")
-    books = CardOrchestrator(
-        ForesightEviction(),
-        QueueAware(),
-        cards.models(),
-        [Card(CardId(f"card-{i}"), host) for i in range(1, 5)],
-        [HostMemory(host, 10**11)],
-    )
-    commands = [c for event in runs[0].events for c in books.handle(event)]
+    books, opened = cards.opened_books(ForesightEviction(), QueueAware(), 10**11)
+    assert runs[0].events[: len(opened)] == opened
+    commands = [c for event in runs[0].events[len(opened) :] for c in books.handle(event)]
     assert tuple(c for c in commands if c in runs[0].loads) == runs[0].loads
-    queued = [e for e in runs[0].events if isinstance(e, InvocationQueued)]
+    queued = [
+        e
+        for e in runs[0].events
+        if isinstance(e, OfLine) and isinstance(e.event, InvocationOffered)
+    ]
     loaded = [e for e in runs[0].events if isinstance(e, LoadFinished)]
     assert len(queued) == 80
     assert len(loaded) <= len(runs[0].loads)
@@ -94,29 +94,29 @@ def test_books_decide_alike_when_all_times_and_their_unit_shrink(eviction: Evict
     """A power of two, so that the shorter times are exact."""
     unit_s = 1 / 16
     run = cards.run(some_arrivals(3), eviction, QueueAware(), 10**11)
-    facts = [
-        replace(m, load_s=m.load_s * unit_s, reload_s=m.reload_s * unit_s, slo_s=m.slo_s * unit_s)
-        for m in cards.models()
-    ]
-    host = HostId("host-1")
-    memories = [HostMemory(host, 10**11)]
     decided = []
     for unit in (unit_s, 1.0):
-        fleet = [Card(CardId(f"card-{i}"), host) for i in range(1, 5)]
-        books = CardOrchestrator(eviction, QueueAware(), facts, fleet, memories, unit)
-        commands = [c for e in run.events for c in books.handle(_sooner(e, unit_s))]
+        books, opened = cards.opened_books(
+            eviction, QueueAware(), 10**11, scale_s=unit_s, unit_s=unit
+        )
+        told = run.events[len(opened) :]
+        commands = [c for e in told for c in books.handle(_sooner(e, unit_s))]
         decided.append([(c.copy_id, c.model, c.evicted) for c in commands if isinstance(c, Load)])
     expected = [(c.copy_id, c.model, c.evicted) for c in run.loads]
     assert decided[0] == expected
     assert decided[1] != expected  # the constants of policies are seconds
 
 
-def _sooner(event: CardEvent, unit_s: float) -> CardEvent:
-    if isinstance(event, InvocationQueued):
-        wanted = event.wanted
-        at_s, deadline_s = wanted.arrived_at_s * unit_s, wanted.deadline_s * unit_s
-        event = replace(event, wanted=replace(wanted, arrived_at_s=at_s, deadline_s=deadline_s))
-    return replace(event, now_s=event.now_s * unit_s)
+def _sooner(event: SharedEvent, unit_s: float) -> SharedEvent:
+    now_s = event.now_s * unit_s
+    if not isinstance(event, OfLine):
+        return replace(event, now_s=now_s)
+    told = replace(event.event, now_s=now_s)
+    if isinstance(told, InvocationOffered):
+        call = told.invocation
+        at_s, deadline_s = call.arrived_at_s * unit_s, call.deadline_s * unit_s
+        told = replace(told, invocation=replace(call, arrived_at_s=at_s, deadline_s=deadline_s))
+    return replace(event, event=told)
 
 
 def test_host_memory_saves_load_time_and_belady_saves_loads() -> None:

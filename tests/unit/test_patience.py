@@ -213,7 +213,7 @@ def test_who_has_left_is_forgotten() -> None:
         id = InvocationId(f"i{second + 1:03d}")
         pool.core.handle(InvocationWithdrawn(float(second), id, 1, "left"))
         pool.tell(float(second))
-    assert len(pool.core._leaving) <= 64
+    assert len(pool.core._refusal._leaving) <= 64
 
 
 @pytest.mark.parametrize("replicas", [1, 4])

@@ -21,7 +21,7 @@ from cato.core.topology import PoolPolicies
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.serve import lease_link
 from cato.serve.lease_link import LeaseLink
-from cato.serve.replica_link import Progress
+from cato.serve.progress import Progress
 from cato.serve.token_streams import TokenStreams
 from cato.testing.builders import a_profile, a_report, an_invocation
 from cato.wire.endpoint import Endpoint

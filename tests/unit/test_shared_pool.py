@@ -457,7 +457,9 @@ def test_a_full_queue_refuses_and_an_unknown_model_has_no_place() -> None:
             async with running(pool, "java", JAVA):
                 first = asyncio.create_task(pool.lease(GO, an_invocation("1")))
                 await until(lambda: books(pool).picture().queued == 1)
-                with pytest.raises(CapacityError, match="queue of 1 is full") as refused:
+                with pytest.raises(
+                    CapacityError, match="1 invocations wait, the bound of pool 'cards/go'"
+                ) as refused:
                     await pool.lease(GO, an_invocation("2"))
                 assert refused.value.pool == "cards/go"  # as ingresses know it
                 with pytest.raises(

@@ -13,7 +13,7 @@ from cato.core.ids import InvocationId
 from cato.core.policies import Policies, Work
 from cato.core.pool.patience import Order
 from cato.core.pool.pressure import Pressure
-from cato.core.pool.queue import TenantQueues, Waiting
+from cato.core.pool.queue import Parked, TenantQueues, Waiting
 from cato.core.pool.replicas import Replica, Replicas
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation
@@ -55,6 +55,7 @@ class Backlog:
         self.waiting: dict[InvocationId, Waiting] = {}
         # Late binding; with early binding what no replica accepts yet.
         self.queue = TenantQueues(shares, self.versions)
+        self.parked = Parked(self.versions)
         # What waits without an SLO, by arrival.
         self.unbound: dict[InvocationId, Waiting] = {}
         self.load_s = 0.0
@@ -76,7 +77,10 @@ class Backlog:
         if invocation.deadline_s < inf and self._accepting:
             latest_s = invocation.deadline_s - self.work_of(waiting).remaining_s
             self.pressure.join(invocation.id, latest_s, waiting.load_s)
-        self.queue.add(waiting)
+        if self.policies.by_turns and not waiting.has_turn:
+            self.parked.add(waiting)
+        else:
+            self.queue.add(waiting)
         if invocation.deadline_s == inf:
             self.unbound[invocation.id] = waiting
 
@@ -95,6 +99,19 @@ class Backlog:
             del replica.queued_s[id]
             replica.queued_tokens -= waiting.prompt_tokens
             replica.changed()
+
+    def give_turn(self, waiting: Waiting) -> None:
+        """What was parked may start from now on."""
+        self.parked.remove(waiting)
+        waiting.has_turn = True
+        self.queue.add(waiting)
+
+    def end_turns(self) -> None:
+        """What waits for no replica alone is parked."""
+        for waiting in list(self.queue.waiting.values()):
+            self.queue.remove(waiting)
+            waiting.has_turn = False
+            self.parked.add(waiting)
 
     def rank(self, waiting: Waiting, now_s: float) -> Rank:
         work = waiting.work or self.work_of(waiting)
@@ -160,7 +177,7 @@ class Backlog:
     def check_invariants(self) -> None:
         """Fail where the queues do not hold just what waits."""
         self.queue.check_invariants()
-        queued = dict(self.queue.waiting)
+        queued = self.queue.waiting | self.parked.waiting
         for replica in self._replicas.known.values():
             assert not queued.keys() & replica.queue.waiting.keys()
             queued |= replica.queue.waiting

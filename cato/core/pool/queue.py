@@ -24,7 +24,7 @@ PREEMPTORS_SHOWN = 8
 @dataclass(slots=True, eq=False)
 class Waiting:
     invocation: Invocation
-    queue: Queue | TenantQueues
+    queue: Queue | TenantQueues | Parked
     bound_to: ReplicaId | None = None
     held_because: str = ""
     rank: Rank | None = None
@@ -39,6 +39,8 @@ class Waiting:
     # The replica that it was last held back for, and the prompt work that it brings there.
     awaits: Replica | None = None
     awaits_s: float = 0.0
+    # Where calls wait for their turn: it has come.
+    has_turn: bool = False
     # Of its present rank; an entry of a heap with another number is an old one.
     version: int = 0
 
@@ -234,6 +236,36 @@ class TenantQueues:
             assert queue.waiting, f"the queue of {tenant!r} is empty"
             assert len(queue.waiting) == self._shares.waiting(tenant)
             queue.check_invariants(taken_out)
+
+
+class Parked:
+    """What may not start before its turn comes, by arrival."""
+
+    __slots__ = ("_heap", "_versions", "waiting")
+
+    def __init__(self, versions: Iterator[int]) -> None:
+        self._versions = versions
+        self.waiting: dict[InvocationId, Waiting] = {}
+        self._heap: list[tuple[float, InvocationId, int, Waiting]] = []
+
+    def add(self, waiting: Waiting) -> None:
+        invocation = waiting.invocation
+        waiting.queue, waiting.version = self, next(self._versions)
+        self.waiting[invocation.id] = waiting
+        entry = (invocation.arrived_at_s, invocation.id, waiting.version, waiting)
+        heapq.heappush(self._heap, entry)
+
+    def remove(self, waiting: Waiting) -> None:
+        del self.waiting[waiting.invocation.id]
+        waiting.version = 0
+
+    def forget_rank(self, waiting: Waiting) -> None:
+        """It has none."""
+
+    def first(self) -> Invocation | None:
+        while self._heap and self._heap[0][2] != self._heap[0][3].version:
+            heapq.heappop(self._heap)
+        return self._heap[0][3].invocation if self._heap else None
 
 
 class Head(Sequence[Invocation]):

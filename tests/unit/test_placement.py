@@ -9,35 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cato.core.cards import (
-    LOAD_RETRY_S,
-    LOAD_TRIES,
-    MAX_LOAD_RETRY_S,
-    STARVED_AFTER_S,
-    CardAdded,
-    CardCommand,
-    CardEvent,
-    CardLent,
-    CardLost,
-    CardOrchestrator,
-    CardPoliciesChanged,
-    CopyFound,
-    Evicted,
-    GiveUp,
-    HostMemorySized,
-    InvocationFinished,
-    InvocationQueued,
-    InvocationWithdrawn,
-    Load,
-    LoadFailed,
-    LoadFinished,
-    ModelAdded,
-    ModelPinned,
-    ModelRemoved,
-    Serve,
-    Ticked,
-)
+from cato.core.commands import Dispatch
 from cato.core.errors import InputError, UnknownNameError
+from cato.core.events import InvocationEnded, InvocationOffered, InvocationWithdrawn
 from cato.core.eviction import (
     Card,
     CardId,
@@ -50,14 +24,53 @@ from cato.core.eviction import (
     ModelState,
     Wanted,
 )
-from cato.core.ids import HostId, InvocationId, ModelName
+from cato.core.ids import (
+    DeploymentName,
+    HostId,
+    InvocationId,
+    ModelName,
+    NodeId,
+    PoolName,
+    ReplicaId,
+    RunId,
+    TaskName,
+)
+from cato.core.policies import Policies
+from cato.core.pool.placement import (
+    LOAD_RETRY_S,
+    LOAD_TRIES,
+    MAX_LOAD_RETRY_S,
+    STARVED_AFTER_S,
+    CardAdded,
+    CardLent,
+    CardLost,
+    CardPoliciesChanged,
+    CopyFound,
+    CopyPicture,
+    Evicted,
+    GiveUp,
+    HostMemorySized,
+    Load,
+    LoadFailed,
+    LoadFinished,
+    ModelPinned,
+    ModelRemoved,
+    Placement,
+    Served,
+)
+from cato.core.profile import UNMEASURED
+from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator, Told
+from cato.core.snapshot import Invocation
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
 from cato.policies.eviction.foresight import ForesightEviction
 from cato.policies.eviction.lfu import LeastFrequentlyUsed
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
+from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.routing.least_wait import LeastWait
 
+BY_ARRIVAL = Policies(LeastWait(), FirstComeFirstServed())
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
 EVICTIONS: tuple[EvictionPolicy, ...] = (
     LeastRecentlyUsed(),
@@ -86,15 +99,113 @@ def a_model(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Started:
+    """A call that a copy has taken."""
+
+    id: InvocationId
+    copy_id: CopyId
+    model: ModelName
+    is_hit: bool
+
+
+Command = Load | GiveUp | Started
+
+
+class Shared:
+    """A shared pool as its driver sees it: what starts, what is loaded, and what is given up."""
+
+    def __init__(
+        self,
+        eviction: EvictionPolicy,
+        order: DispatchOrder,
+        models: Iterable[ModelFacts],
+        cards: Iterable[Card] = (),
+        memories: Iterable[HostMemory] = (),
+    ) -> None:
+        self.books = SharedOrchestrator(lambda tell: Placement(eviction, order, tell))
+        self.log: list[tuple[SharedEvent, tuple[Command, ...]]] = []
+        self.attempts: dict[InvocationId, tuple[ModelName, int]] = {}
+        self._orders: tuple[Command, ...] = ()  # of the opening
+        for memory in memories:
+            self._orders += self._tell(HostMemorySized(0.0, memory))
+        for card in cards:
+            self._orders += self._tell(CardAdded(0.0, card))
+        for facts in models:
+            self._orders += self._tell(an_added(facts))
+
+    def handle(self, event: SharedEvent) -> tuple[Command, ...]:
+        orders, self._orders = self._orders, ()
+        return (*orders, *self._tell(event))
+
+    def _tell(self, event: SharedEvent) -> tuple[Command, ...]:
+        found: list[Command] = []
+        steps = self.books.handle(event)
+        for step in steps:
+            if not isinstance(step, Told):
+                found.append(step)
+                continue
+            for command in step.commands:
+                assert isinstance(command, Dispatch)
+                if command.invocation_id in step.started:
+                    found.append(self._started(command, step))
+        self.books.check_invariants()
+        self.log.append((event, tuple(found)))
+        return tuple(found)
+
+    def _started(self, command: Dispatch, told: Told) -> Started:
+        (copy,) = (c for c in self.copies() if ReplicaId(c.cards[0]) == command.replica_id)
+        is_hit = command.invocation_id in told.hits
+        return Started(command.invocation_id, copy.id, told.model, is_hit)
+
+    def offer(self, at_s: float, wanted: Wanted, attempt: int = 1) -> tuple[Command, ...]:
+        if wanted.model in self.books.lines:
+            self.attempts[wanted.id] = wanted.model, attempt
+        return self.handle(OfLine(wanted.model, InvocationOffered(at_s, a_call(wanted, attempt))))
+
+    def finish(self, at_s: float, id: str) -> tuple[Command, ...]:
+        model, attempt = self.attempts[InvocationId(id)]
+        return self.handle(
+            OfLine(model, InvocationEnded(at_s, InvocationId(id), attempt, 10, "done"))
+        )
+
+    def withdraw(self, at_s: float, id: str) -> tuple[Command, ...]:
+        model, attempt = self.attempts[InvocationId(id)]
+        return self.handle(
+            OfLine(model, InvocationWithdrawn(at_s, InvocationId(id), attempt, "left"))
+        )
+
+    def waiting(self) -> tuple[InvocationId, ...]:
+        """By arrival."""
+        calls = [i for line in self.books.lines.values() for i in line.waiting]
+        return tuple(i.id for i in sorted(calls, key=lambda i: (i.arrived_at_s, i.id)))
+
+    def copies(self) -> tuple[CopyPicture, ...]:
+        return self.books.placement.copies()
+
+
+def a_call(wanted: Wanted, attempt: int = 1) -> Invocation:
+    return Invocation(
+        wanted.id, RunId(wanted.id), TaskName("test"), NodeId("call"), 10,
+        round(wanted.expected_tokens), wanted.arrived_at_s, wanted.deadline_s,
+        until_first_token=True, attempt=attempt,
+    )  # fmt: skip
+
+
+def an_added(facts: ModelFacts, at_s: float = 0.0) -> ModelAdded:
+    served = Served(facts, UNMEASURED, DeploymentName("cards"))
+    return ModelAdded(at_s, PoolName(facts.name), served, BY_ARRIVAL)
+
+
 def a_fleet(
     *models: ModelFacts,
     cards: int = 1,
     eviction: EvictionPolicy | None = None,
     order: DispatchOrder | None = None,
     memory_gb: int = 0,
-) -> CardOrchestrator:
+) -> Shared:
     host = HostId("h")
-    return CardOrchestrator(
+    return Shared(
         eviction or LeastRecentlyUsed(),
         order or InOrder(),
         models,
@@ -107,13 +218,12 @@ def wants(id: str, model: str, at_s: float, *, slo_s: float = 1.0, tokens: float
     return Wanted(InvocationId(id), ModelName(model), at_s, at_s + slo_s, tokens)
 
 
-def queue(fleet: CardOrchestrator, id: str, model: str, at_s: float) -> tuple[CardCommand, ...]:
-    return fleet.handle(InvocationQueued(at_s, wants(id, model, at_s)))
+def queue(fleet: Shared, id: str, model: str, at_s: float) -> tuple[Command, ...]:
+    return fleet.offer(at_s, wants(id, model, at_s))
 
 
-def finish(fleet: CardOrchestrator, id: str, at_s: float) -> tuple[CardCommand, ...]:
-    (copy,) = (c for c in fleet.copies() if id in c.running)
-    return fleet.handle(InvocationFinished(at_s, InvocationId(id), copy.id))
+def finish(fleet: Shared, id: str, at_s: float) -> tuple[Command, ...]:
+    return fleet.finish(at_s, id)
 
 
 @pytest.mark.parametrize("order", [BatchedPerModel(), QueueAware()], ids=lambda o: type(o).__name__)
@@ -126,7 +236,7 @@ def test_a_model_whose_rivals_are_never_idle_is_loaded_all_the_same(order: Dispa
     queue(fleet, "c-0", "c", 1.0)
     loads: list[tuple[float, Load]] = []
     for n in range(1, 30):
-        commands: list[CardCommand] = []
+        commands: list[Command] = []
         for name in "ab":
             commands += queue(fleet, f"{name}-{n}", name, 2.0 * n)
             if any(f"{name}-{n - 1}" in c.running for c in fleet.copies()):
@@ -146,8 +256,8 @@ def test_room_that_is_made_for_a_model_is_not_anothers(copies: int) -> None:
     load = next(c for c in queue(fleet, "a-0", "a", 0.0) if isinstance(c, Load))
     fleet.handle(LoadFinished(0.0, load.copy_id))
     queue(fleet, "c-0", "c", 0.0)
-    fleet.handle(Ticked(STARVED_AFTER_S + 2.0))
-    assert [c for c in queue(fleet, "a-1", "a", 40.0) if isinstance(c, Serve)] == []  # it closes
+    fleet.handle(Looked(STARVED_AFTER_S + 2.0))
+    assert [c for c in queue(fleet, "a-1", "a", 40.0) if isinstance(c, Started)] == []  # it closes
     for n in range(5):
         queue(fleet, f"d-{n}", "d", 40.0)
     loads = [c for c in finish(fleet, "a-0", 40.5) if isinstance(c, Load)]
@@ -155,8 +265,8 @@ def test_room_that_is_made_for_a_model_is_not_anothers(copies: int) -> None:
     # It serves for as long as others may have to wait before it is asked to go, too.
     fleet.handle(LoadFinished(50.0, loads[0].copy_id))
     for at_s, is_served in ((50.0 + STARVED_AFTER_S - 1.0, True), (51.0 + STARVED_AFTER_S, False)):
-        fleet.handle(Ticked(at_s))  # "d" is starved at both
-        served = [c for c in queue(fleet, f"c-{at_s}", "c", at_s) if isinstance(c, Serve)]
+        fleet.handle(Looked(at_s))  # "d" is starved at both
+        served = [c for c in queue(fleet, f"c-{at_s}", "c", at_s) if isinstance(c, Started)]
         assert bool(served) == is_served
 
 
@@ -166,27 +276,27 @@ def test_an_order_by_arrival_opens_what_was_closed() -> None:
     fleet.handle(LoadFinished(0.0, load.copy_id))
     queue(fleet, "a-1", "a", 0.5)
     queue(fleet, "c-0", "c", 1.0)
-    fleet.handle(Ticked(STARVED_AFTER_S + 5.0))
+    fleet.handle(Looked(STARVED_AFTER_S + 5.0))
     queue(fleet, "a-2", "a", 40.0)
-    fleet.handle(InvocationWithdrawn(41.0, InvocationId("c-0")))
+    fleet.withdraw(41.0, "c-0")
     assert [x for c in fleet.copies() for x in c.running] == ["a-0", "a-1", "a-2"]
     queue(fleet, "c-1", "c", 42.0)
-    fleet.handle(Ticked(80.0))
+    fleet.handle(Looked(80.0))
     queue(fleet, "a-3", "a", 81.0)
     assert fleet.waiting() == ("c-1", "a-3")
     fleet.handle(CardPoliciesChanged(82.0, LeastRecentlyUsed(), InOrder()))
-    commands = fleet.handle(InvocationWithdrawn(83.0, InvocationId("c-1")))
-    assert [c.id for c in commands if isinstance(c, Serve)] == ["a-3"]
+    commands = fleet.withdraw(83.0, "c-1")
+    assert [c.id for c in commands if isinstance(c, Started)] == ["a-3"]
 
 
-def serve_once(fleet: CardOrchestrator, id: str, model: str, at_s: float) -> Load | None:
+def serve_once(fleet: Shared, id: str, model: str, at_s: float) -> Load | None:
     """Queue, load when needed and finish, all at `at_s`; the load that it took."""
     commands = list(queue(fleet, id, model, at_s))
     load = next((c for c in commands if isinstance(c, Load)), None)
     if load is not None:
         commands += fleet.handle(LoadFinished(at_s, load.copy_id))
-    serve = next(c for c in commands if isinstance(c, Serve))
-    fleet.handle(InvocationFinished(at_s, serve.id, serve.copy_id))
+    serve = next(c for c in commands if isinstance(c, Started))
+    fleet.finish(at_s, serve.id)
     return load
 
 
@@ -228,8 +338,8 @@ def test_a_load_is_a_miss_and_what_comes_later_is_a_hit() -> None:
     assert (load.model, load.cards, load.evicted) == (A, (CardId("card-0"),), ())
     (first,) = fleet.handle(LoadFinished(8.0, load.copy_id))
     (second,) = queue(fleet, "2", "a", 9.0)
-    assert isinstance(first, Serve)
-    assert isinstance(second, Serve)
+    assert isinstance(first, Started)
+    assert isinstance(second, Started)
     assert (first.id, first.is_hit) == ("1", False)
     assert (second.id, second.is_hit, second.copy_id) == ("2", True, load.copy_id)
 
@@ -240,7 +350,7 @@ def test_a_busy_copy_stays_and_goes_as_soon_as_it_is_idle() -> None:
     assert isinstance(load, Load)
     fleet.handle(LoadFinished(8.0, load.copy_id))
     assert queue(fleet, "2", "b", 9.0) == ()
-    (swap,) = fleet.handle(InvocationFinished(10.0, InvocationId("1"), load.copy_id))
+    (swap,) = fleet.finish(10.0, "1")
     assert isinstance(swap, Load)
     assert swap.evicted == (Evicted(load.copy_id, A),)
 
@@ -257,7 +367,7 @@ def test_a_pinned_model_stays_until_it_is_unpinned() -> None:
 
 def test_the_last_of_min_copies_is_loaded_unasked_and_never_evicted() -> None:
     fleet = a_fleet(a_model("a", min_copies=1), a_model("b"))
-    (load,) = fleet.handle(Ticked(0.0))
+    (load,) = fleet.handle(Looked(0.0))
     assert isinstance(load, Load)
     assert load.model == A
     fleet.handle(LoadFinished(8.0, load.copy_id))
@@ -268,7 +378,7 @@ def test_a_model_of_two_cards_takes_them_from_one_host() -> None:
     hosts = [HostId("h1"), HostId("h1"), HostId("h2"), HostId("h2")]
     cards = [Card(CardId(f"card-{i}"), h) for i, h in enumerate(hosts)]
     models = (a_model("a"), a_model("b", cards=2))
-    fleet = CardOrchestrator(LeastRecentlyUsed(), InOrder(), models, cards)
+    fleet = Shared(LeastRecentlyUsed(), InOrder(), models, cards)
     serve_once(fleet, "1", "a", 0.0)
     load = serve_once(fleet, "2", "b", 1.0)
     assert load is not None
@@ -291,7 +401,10 @@ def test_one_load_serves_all_that_wait_and_one_of_them_missed() -> None:
     assert isinstance(load, Load)
     assert queue(fleet, "2", "a", 1.0) == ()
     served = fleet.handle(LoadFinished(8.0, load.copy_id))
-    assert [(c.id, c.is_hit) for c in served if isinstance(c, Serve)] == [("1", False), ("2", True)]
+    assert [(c.id, c.is_hit) for c in served if isinstance(c, Started)] == [
+        ("1", False),
+        ("2", True),
+    ]
 
 
 def test_weights_in_host_memory_load_faster_and_the_cheapest_to_miss_leave_first() -> None:
@@ -310,7 +423,7 @@ def test_a_failed_load_is_tried_again_after_a_while_and_loses_nobody() -> None:
     assert isinstance(load, Load)
     assert fleet.handle(LoadFailed(1.0, load.copy_id, "out of memory")) == ()
     assert fleet.waiting() == ("1",)
-    (retry,) = fleet.handle(Ticked(1.0 + LOAD_RETRY_S))
+    (retry,) = fleet.handle(Looked(1.0 + LOAD_RETRY_S))
     assert isinstance(retry, Load)
     assert retry.copy_id != load.copy_id
     assert fleet.handle(LoadFinished(12.0, load.copy_id)) == ()  # the late report of the first
@@ -330,7 +443,7 @@ def test_weights_in_memory_that_do_not_load_are_read_from_storage_at_once() -> N
 
 def test_a_model_that_never_loads_is_given_up_and_holds_up_nobody_else() -> None:
     fleet = a_fleet(a_model("a"), a_model("b"))
-    commands: list[CardCommand] = list(queue(fleet, "1", "a", 0.0))
+    commands: list[Command] = list(queue(fleet, "1", "a", 0.0))
     queue(fleet, "2", "b", 0.5)
     now_s, tries, served = 1.0, 0, []
     while not any(isinstance(c, GiveUp) for c in commands):
@@ -341,11 +454,11 @@ def test_a_model_that_never_loads_is_given_up_and_holds_up_nobody_else() -> None
                 commands = list(fleet.handle(LoadFailed(now_s, copy_id, "no such file")))
             case [Load(copy_id=copy_id)]:
                 commands = list(fleet.handle(LoadFinished(now_s, copy_id)))
-            case [Serve(id=id, copy_id=copy_id)]:
+            case [Started(id=id, copy_id=copy_id)]:
                 served.append((id, tries))
-                commands = list(fleet.handle(InvocationFinished(now_s, id, copy_id)))
+                commands = list(fleet.finish(now_s, id))
             case _:
-                commands = list(fleet.handle(Ticked(now_s)))
+                commands = list(fleet.handle(Looked(now_s)))
     assert served == [("2", 1)]
     (given_up,) = commands
     assert isinstance(given_up, GiveUp)
@@ -357,16 +470,16 @@ def test_a_model_that_never_loads_is_given_up_and_holds_up_nobody_else() -> None
 
 def test_models_come_and_go_and_one_in_use_stays() -> None:
     fleet = a_fleet(a_model("a"))
-    fleet.handle(ModelAdded(0.0, a_model("b", load_s=2.0)))
+    fleet.handle(an_added(a_model("b", load_s=2.0)))
     load = serve_once(fleet, "1", "b", 1.0)
     assert load is not None
     assert load.expected_s == 2.0
     queue(fleet, "2", "b", 2.0)
     with pytest.raises(InputError, match="1 invocations wait for 'b' or run there"):
         fleet.handle(ModelRemoved(3.0, B))
-    fleet.handle(InvocationFinished(4.0, InvocationId("2"), load.copy_id))
+    fleet.finish(4.0, "2")
     fleet.handle(ModelRemoved(5.0, B))
-    assert [m.name for m in fleet.models()] == ["a"]
+    assert [m.name for m in fleet.books.placement.models()] == ["a"]
     assert fleet.copies() == ()
     with pytest.raises(UnknownNameError, match="no model named 'b'"):
         queue(fleet, "3", "b", 6.0)
@@ -377,14 +490,14 @@ def test_a_smaller_host_memory_forgets_weights() -> None:
     for i, model in enumerate("aab"):
         serve_once(fleet, str(i), model, float(i))
     fleet.handle(HostMemorySized(9.0, HostMemory(HostId("h"), 10**9)))
-    assert fleet.in_host_memory() == {"h": ("a",)}
+    assert fleet.books.placement.in_host_memory() == {"h": ("a",)}
 
 
 def test_policies_change_at_run_time() -> None:
     fleet = a_fleet(a_model("a"), a_model("b"), cards=2)
     for i, model in enumerate("aaabb"):
         serve_once(fleet, str(i), model, float(i))
-    fleet.handle(ModelAdded(6.0, a_model("c")))
+    fleet.handle(an_added(a_model("c"), 6.0))
     fleet.handle(CardPoliciesChanged(7.0, LeastFrequentlyUsed(), QueueAware()))
     (load,) = queue(fleet, "9", "c", 8.0)
     assert isinstance(load, Load)
@@ -394,16 +507,16 @@ def test_policies_change_at_run_time() -> None:
 def test_the_easiest_card_is_an_empty_one_then_that_of_the_worst_idle_copy() -> None:
     fleet = a_fleet(a_model("a"), a_model("b"), cards=2)
     serve_once(fleet, "1", "a", 0.0)
-    used = next(card for card, copy in fleet.cards().items() if copy is not None)
-    empty = fleet.easiest_card(1.0)
+    used = next(card for card, copy in fleet.books.placement.cards().items() if copy is not None)
+    empty = fleet.books.placement.easiest_card(1.0)
     assert empty is not None
     assert empty != used
     serve_once(fleet, "2", "b", 2.0)
-    assert fleet.easiest_card(3.0) == used  # a was used less recently
+    assert fleet.books.placement.easiest_card(3.0) == used  # a was used less recently
     queue(fleet, "3", "a", 4.0)
-    assert fleet.easiest_card(5.0) == empty
+    assert fleet.books.placement.easiest_card(5.0) == empty
     queue(fleet, "4", "b", 6.0)
-    assert fleet.easiest_card(7.0) is None
+    assert fleet.books.placement.easiest_card(7.0) is None
 
 
 def test_no_card_is_lent_while_a_model_needs_another_copy() -> None:
@@ -412,15 +525,18 @@ def test_no_card_is_lent_while_a_model_needs_another_copy() -> None:
     assert isinstance(load, Load)
     fleet.handle(LoadFailed(1.0, load.copy_id, "broken"))  # it is tried again in a moment
     assert fleet.waiting() == ("1",)
-    assert fleet.easiest_card(1.1) is None
+    assert fleet.books.placement.easiest_card(1.1) is None
     warm = a_fleet(a_model("c", min_copies=1), cards=2)
-    assert warm.easiest_card(0.0) is None  # nothing is loaded yet
+    (load,) = warm.handle(Looked(0.0))
+    assert isinstance(load, Load)
+    warm.handle(LoadFailed(1.0, load.copy_id, "broken"))
+    assert warm.books.placement.easiest_card(1.1) is None  # nothing is loaded yet
 
 
 def test_a_lent_card_serves_nobody_until_it_is_back_and_memory_stays() -> None:
     fleet = a_fleet(a_model("a"), memory_gb=4)
     serve_once(fleet, "1", "a", 0.0)
-    card = fleet.easiest_card(1.0)
+    card = fleet.books.placement.easiest_card(1.0)
     assert card is not None
     fleet.handle(CardLent(1.0, card))
     assert fleet.copies() == ()
@@ -429,7 +545,7 @@ def test_a_lent_card_serves_nobody_until_it_is_back_and_memory_stays() -> None:
     assert isinstance(load, Load)
     assert load.from_host_memory
     fleet.handle(CardLost(4.0, card))
-    assert fleet.in_host_memory() == {}
+    assert fleet.books.placement.in_host_memory() == {}
 
 
 def test_what_ran_on_a_lost_card_waits_again_before_those_who_came_later() -> None:
@@ -439,6 +555,7 @@ def test_what_ran_on_a_lost_card_waits_again_before_those_who_came_later() -> No
     fleet.handle(LoadFinished(8.0, load.copy_id))
     queue(fleet, "2", "b", 9.0)
     assert fleet.handle(CardLost(10.0, CardId("card-0"))) == ()
+    fleet.offer(10.5, wants("1", "a", 0.0), attempt=2)
     assert fleet.waiting() == ("1", "2")
     (reload,) = fleet.handle(CardAdded(11.0, Card(CardId("card-9"), HostId("h"))))
     assert isinstance(reload, Load)
@@ -449,7 +566,7 @@ def test_a_copy_found_after_a_restart_serves_without_a_load() -> None:
     fleet = a_fleet(a_model("a"))
     fleet.handle(CopyFound(0.0, CopyId("copy-1"), A, (CardId("card-0"),)))
     (serve,) = queue(fleet, "1", "a", 1.0)
-    assert isinstance(serve, Serve)
+    assert isinstance(serve, Started)
     assert (serve.copy_id, serve.is_hit) == ("copy-1", True)
     fleet.handle(CopyFound(2.0, CopyId("copy-7"), A, (CardId("card-0"),)))  # the card is taken
     assert [c.id for c in fleet.copies()] == ["copy-1"]
@@ -458,9 +575,10 @@ def test_a_copy_found_after_a_restart_serves_without_a_load() -> None:
 def test_a_copy_found_with_running_work_is_not_evicted_until_that_has_ended() -> None:
     fleet = a_fleet(a_model("a"), a_model("b"))
     held = InvocationId("0")
+    fleet.attempts[held] = A, 1
     fleet.handle(CopyFound(0.0, CopyId("old"), A, (CardId("card-0"),), (held,)))
     assert queue(fleet, "1", "b", 1.0) == ()
-    (load,) = fleet.handle(InvocationFinished(2.0, held, CopyId("old")))
+    (load,) = fleet.finish(2.0, held)
     assert isinstance(load, Load)
     assert [v.copy_id for v in load.evicted] == ["old"]
 
@@ -477,7 +595,7 @@ def test_refuses_unknown_models_and_impossible_facts() -> None:
 # Prefetch
 
 
-def a_fleet_that_foresees(cards: int = 1) -> CardOrchestrator:
+def a_fleet_that_foresees(cards: int = 1) -> Shared:
     """`a` was asked for often; `b`, on the only card, once."""
     fleet = a_fleet(a_model("a"), a_model("b"), cards=cards, eviction=ForesightEviction())
     for i in range(20):
@@ -490,7 +608,7 @@ def test_an_idle_card_gets_back_what_is_asked_for_most() -> None:
     commands = queue(fleet, "b", "b", 30.0)
     assert isinstance(commands[0], Load)
     fleet.handle(LoadFinished(38.0, commands[0].copy_id))
-    (load,) = fleet.handle(InvocationFinished(39.0, InvocationId("b"), commands[0].copy_id))
+    (load,) = fleet.finish(39.0, "b")
     assert isinstance(load, Load)
     assert (load.model, load.is_prefetch) == (A, True)
 
@@ -500,7 +618,7 @@ def test_a_prefetch_yields_to_whoever_asks_and_its_late_report_is_harmless() -> 
     (first,) = queue(fleet, "b", "b", 30.0)
     assert isinstance(first, Load)
     fleet.handle(LoadFinished(38.0, first.copy_id))
-    (prefetch,) = fleet.handle(InvocationFinished(39.0, InvocationId("b"), first.copy_id))
+    (prefetch,) = fleet.finish(39.0, "b")
     assert isinstance(prefetch, Load)
     (load,) = queue(fleet, "b2", "b", 40.0)
     assert isinstance(load, Load)
@@ -613,8 +731,7 @@ ACTIONS = (
 class Witness:
     """What a driver sees: it believes the commands only, and checks each against them."""
 
-    fleet: CardOrchestrator
-    log: list[tuple[CardEvent, tuple[CardCommand, ...]]] = field(default_factory=list)
+    fleet: Shared
     cards: dict[CardId, HostId] = field(default_factory=lambda: {c.id: c.host for c in CARDS})
     loads: dict[CopyId, Load] = field(default_factory=dict)
     ready: set[CopyId] = field(default_factory=set)
@@ -624,30 +741,32 @@ class Witness:
     ended: list[InvocationId] = field(default_factory=list)
     room: dict[HostId, int] = field(default_factory=lambda: dict.fromkeys(HOSTS, MEMORY_BYTES))
     lent: dict[CardId, HostId] = field(default_factory=dict)
+    lost: set[InvocationId] = field(default_factory=set)  # offered again in a moment
     now_s: float = 0.0
 
-    def tell(self, event: CardEvent) -> None:
-        commands = self.fleet.handle(event)
-        self.log.append((event, commands))
+    def tell(self, event: SharedEvent) -> None:
+        self.heard(self.fleet.handle(event))
+
+    def heard(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
             self.perform(command)
         held = [id for c in self.fleet.copies() for id in c.running]
-        assert sorted((*self.fleet.waiting(), *held)) == sorted(self.alive)
+        assert sorted((*self.fleet.waiting(), *held)) == sorted(self.alive.keys() - self.lost)
         used = [card for c in self.fleet.copies() for card in c.cards]
         assert len(used) == len(set(used)) <= len(self.cards)
         assert {c.id for c in self.fleet.copies()} == set(self.loads)
-        for host, models in self.fleet.in_host_memory().items():
+        for host, models in self.fleet.books.placement.in_host_memory().items():
             weights = [m.weights_bytes for m in MODELS if m.name in models]
             assert sum(weights) <= self.room[host]
             assert host in (*self.cards.values(), *self.lent.values())
 
-    def perform(self, command: CardCommand) -> None:
+    def perform(self, command: Command) -> None:
         if isinstance(command, GiveUp):
             assert command.id not in self.running
             assert self.alive.pop(command.id).model == command.model
             assert not any(load.model == command.model for load in self.loads.values())
             return
-        if isinstance(command, Serve):
+        if isinstance(command, Started):
             assert command.copy_id in self.ready
             assert self.loads[command.copy_id].model == command.model
             assert self.alive[command.id].model == command.model
@@ -673,7 +792,15 @@ class Witness:
     def forget(self, copy_id: CopyId) -> None:
         del self.loads[copy_id]
         self.ready.discard(copy_id)
+        self.lost |= {id for id, copy in self.running.items() if copy == copy_id}
         self.running = {id: copy for id, copy in self.running.items() if copy != copy_id}
+
+    def offer_lost(self) -> None:
+        """Whose copy is gone comes again, with its arrival."""
+        for id in sorted(self.lost):
+            self.lost.discard(id)
+            _, attempt = self.fleet.attempts[id]
+            self.heard(self.fleet.offer(self.now_s, self.alive[id], attempt + 1))
 
     def act(self, action: str, number: int) -> None:
         self.now_s += 1.0 + number % 3
@@ -681,18 +808,17 @@ class Witness:
         loading = sorted(set(self.loads) - self.ready)
         match action:
             case "queue":
-                id = InvocationId(f"{len(self.log):04d}")
+                id = InvocationId(f"{len(self.fleet.log):04d}")
                 model = MODELS[number % len(MODELS)].name
                 self.alive[id] = wants(id, model, now_s)
-                self.tell(InvocationQueued(now_s, self.alive[id]))
-                self.tell(InvocationQueued(now_s, self.alive[id]))  # heard twice
+                self.heard(self.fleet.offer(now_s, self.alive[id]))
+                self.heard(self.fleet.offer(now_s, self.alive[id]))  # heard twice
             case "finish" if self.running:
                 id = sorted(self.running)[number % len(self.running)]
-                copy_id = self.running.pop(id)
-                del self.alive[id]
+                del self.running[id], self.alive[id]
                 self.ended.append(id)
-                self.tell(InvocationFinished(now_s, id, copy_id))
-                self.tell(InvocationFinished(now_s, id, copy_id))
+                self.heard(self.fleet.finish(now_s, id))
+                self.heard(self.fleet.finish(now_s, id))
             case "loaded" if loading:
                 copy_id = loading[number % len(loading)]
                 self.ready.add(copy_id)
@@ -704,23 +830,21 @@ class Witness:
                     self.tell(LoadFinished(now_s, gone))
                 if gone not in self.loads:  # the first report may be the very first event
                     self.tell(LoadFailed(now_s, gone, "late"))
-                for id, copy_id in sorted(self.running.items())[:2]:
-                    if copy_id != gone:  # it moved on when its first copy was lost
-                        self.tell(InvocationFinished(now_s, id, gone))
                 for id in self.ended[-2:]:
-                    self.tell(InvocationFinished(now_s, id, gone))
-                    self.tell(InvocationWithdrawn(now_s, id))
+                    self.heard(self.fleet.finish(now_s, id))
+                    self.heard(self.fleet.withdraw(now_s, id))
             case "fail" if self.loads:
                 copy_id = sorted(self.loads)[number % len(self.loads)]
                 self.forget(copy_id)
                 self.tell(LoadFailed(now_s, copy_id, "broken"))
+                self.offer_lost()
             case "withdraw" if self.alive:
                 id = sorted(self.alive)[number % len(self.alive)]
                 del self.alive[id]
                 self.running.pop(id, None)
-                self.tell(InvocationWithdrawn(now_s, id))
+                self.heard(self.fleet.withdraw(now_s, id))
             case "lend":
-                card = self.fleet.easiest_card(now_s)
+                card = self.fleet.books.placement.easiest_card(now_s)
                 if card is None:
                     return
                 for copy_id in [id for id, load in self.loads.items() if card in load.cards]:
@@ -760,12 +884,13 @@ class Witness:
                 self.pinned.discard(MODELS[number % len(MODELS)].name)
                 self.tell(ModelPinned(now_s, MODELS[number % len(MODELS)].name, False))
             case _:
-                self.tell(Ticked(now_s))
+                self.tell(Looked(now_s))
 
     def lose(self, card: CardId) -> None:
         for copy_id in [id for id, load in self.loads.items() if card in load.cards]:
             self.forget(copy_id)
         self.tell(CardLost(self.now_s, card))
+        self.offer_lost()
 
     def finish_everything(self) -> None:
         """All cards are back, nothing is pinned, and all that was ordered comes true."""
@@ -783,9 +908,9 @@ class Witness:
         raise AssertionError(f"{sorted(self.alive)} wait for ever")
 
 
-def all_of_them(eviction: EvictionPolicy, order: DispatchOrder) -> CardOrchestrator:
+def all_of_them(eviction: EvictionPolicy, order: DispatchOrder) -> Shared:
     memories = [HostMemory(h, MEMORY_BYTES) for h in HOSTS]
-    return CardOrchestrator(eviction, order, MODELS, CARDS, memories)
+    return Shared(eviction, order, MODELS, CARDS, memories)
 
 
 @given(
@@ -800,6 +925,6 @@ def test_cards_hold_one_model_the_busy_stay_and_nobody_is_lost(
     for action, number in actions:
         witness.act(action, number)
     witness.finish_everything()
-    replayed = all_of_them(eviction, order)
-    for event, commands in witness.log:
-        assert replayed.handle(event) == commands
+    again = Shared(eviction, order, ())
+    for event, commands in witness.fleet.log:
+        assert again.handle(event) == commands

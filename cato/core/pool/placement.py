@@ -1,18 +1,28 @@
-"""The books of the cards of a fleet, and the only door through which they change.
+"""Placement: which model sits on which card, for pools whose replicas change models.
 
-Which model sits on which card is decided here; a driver unloads, loads and serves, and reports.
+What waits and what runs is known to the lines: each model has the books of a pool of its own
+(`cato.core.orchestrator`), whose replicas are the model's loaded copies.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 from typing import assert_never
 
 from cato.core.arrival_rates import ArrivalRates, UsualArrivals
 from cato.core.errors import InputError, UnknownNameError
+from cato.core.events import (
+    Event,
+    InvocationWithdrawn,
+    ReplicaLost,
+    ReplicaReported,
+    TurnCame,
+    TurnsEnded,
+)
 from cato.core.eviction import (
     Card,
     CardId,
@@ -26,7 +36,10 @@ from cato.core.eviction import (
     Wanted,
     in_units,
 )
-from cato.core.ids import HostId, InvocationId, ModelName
+from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName, ReplicaId
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.profile import Profile
+from cato.core.snapshot import Invocation
 
 # A load that failed is not tried again at once: what broke it is seldom gone in a second. Each
 # further failure in a row doubles the wait, up to the second value.
@@ -37,31 +50,6 @@ MAX_LOAD_RETRY_S = 60.0
 STARVED_AFTER_S = 30.0
 # After so many failures in a row those that wait for the model are given up: 1 + 2 + 4 s passed.
 LOAD_TRIES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class InvocationQueued:
-    """An invocation wants its model; one that waits or runs already is known and stays as it is."""
-
-    now_s: float
-    wanted: Wanted
-
-
-@dataclass(frozen=True, slots=True)
-class InvocationWithdrawn:
-    """The client gave up, whether the invocation waits or runs."""
-
-    now_s: float
-    id: InvocationId
-
-
-@dataclass(frozen=True, slots=True)
-class InvocationFinished:
-    """`copy_id` has served it. Harmless when it is not there (any more)."""
-
-    now_s: float
-    id: InvocationId
-    copy_id: CopyId
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +71,9 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class CopyFound:
-    """A loaded copy that these books did not load: after a restart of whoever keeps them.
+    """A loaded copy that these books did not load: after a restart of their keeper.
 
-    `held` are the invocations that run there and that these books do not know either. With `host`
-    the cards need not be known.
+    `held` are the invocations that run there. With `host` the cards need not be known.
     """
 
     now_s: float
@@ -95,6 +82,15 @@ class CopyFound:
     cards: tuple[CardId, ...]
     held: tuple[InvocationId, ...] = ()
     host: HostId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReported:
+    """The copy serves, and holds the invocations `held`. Harmless when it is unknown."""
+
+    now_s: float
+    copy_id: CopyId
+    held: tuple[InvocationId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +103,10 @@ class CardAdded:
 
 @dataclass(frozen=True, slots=True)
 class CardLost:
-    """The card is gone with every copy that used it; what ran there waits again, but for those
-    that `ended` in these books: they go on without them."""
+    """The card is gone with every copy that used it; leases there end."""
 
     now_s: float
     card_id: CardId
-    ended: frozenset[InvocationId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +125,6 @@ class ModelPinned:
     now_s: float
     model: ModelName
     pinned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelAdded:
-    """The model can be asked for; of one that is known these are the facts from now on."""
-
-    now_s: float
-    facts: ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,32 +177,21 @@ class ArrivalsRemembered:
     slices: tuple[UsualArrivals, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed: failed loads may be tried again."""
-
-    now_s: float
-
-
-CardEvent = (
-    InvocationQueued
-    | InvocationWithdrawn
-    | InvocationFinished
-    | LoadFinished
+PlacementEvent = (
+    LoadFinished
     | LoadFailed
     | CopyFound
+    | CopyReported
     | CardAdded
     | CardLost
     | CardLent
     | ModelPinned
-    | ModelAdded
     | ModelRemoved
     | HostMemorySized
     | HostMemoryHeld
     | CardPoliciesChanged
     | ClockTold
     | ArrivalsRemembered
-    | Ticked
 )
 
 
@@ -244,18 +219,6 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
-    """Run the invocation on the copy; `is_hit`: its model was there when its turn came."""
-
-    id: InvocationId
-    copy_id: CopyId
-    model: ModelName
-    cards: tuple[CardId, ...]
-    is_hit: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class GiveUp:
     """The invocation cannot be served: its model does not load. The next try is in
     `retry_after_s`."""
@@ -266,12 +229,9 @@ class GiveUp:
     retry_after_s: float
 
 
-CardCommand = Load | Serve | GiveUp
-
-
 @dataclass(frozen=True, slots=True)
 class CopyPicture:
-    """What an operator sees of a copy; `running` includes those bound to a load."""
+    """What an operator sees of a copy."""
 
     id: CopyId
     model: ModelName
@@ -280,6 +240,20 @@ class CopyPicture:
     is_ready: bool
     is_prefetch: bool
     running: tuple[InvocationId, ...]
+
+
+_BY_ARRIVAL: Callable[[Wanted], tuple[float, str]] = attrgetter("arrived_at_s", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a model is served where it is loaded; its copies are replicas of `deployment`."""
+
+    facts: ModelFacts
+    profile: Profile
+    deployment: DeploymentName
+    prefix_caching: bool = False
+    step_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -291,29 +265,48 @@ class _Copy:
     is_ready: bool
     is_prefetch: bool = False
     from_host_memory: bool = False
-    running: dict[InvocationId, Wanted] = field(default_factory=dict)
-    # Orders by arrival bind an invocation to a copy that still loads.
-    bound: dict[InvocationId, Wanted] = field(default_factory=dict)
     ready_at_s: float = -inf
-    # Takes nobody any more, so that it can make room for a model that waits for too long.
+    # Takes no newcomers, so that it can make room for a model that waits for too long.
     is_closing: bool = False
 
     @property
-    def held(self) -> int:
-        return len(self.running) + len(self.bound)
+    def replica_id(self) -> ReplicaId:
+        """What it is called in its model's line."""
+        return ReplicaId(self.cards[0])
 
 
 @dataclass(slots=True)
 class _Model:
-    facts: ModelFacts
+    served: Served
+    line: PoolOrchestrator
     pinned: bool = False
-    queue: dict[InvocationId, Wanted] = field(default_factory=dict)
     uses: int = 0
     last_use_s: float | None = None
     arrivals: int = 0
     mean_tokens: float = 0.0
     retry_at_s: float = -inf
     failures: int = 0  # in a row
+    _wanted: dict[InvocationId, tuple[Invocation, Wanted]] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.served.facts
+
+    @property
+    def waits(self) -> int:
+        """How many calls wait for a copy."""
+        return len(self.line.unplaced)
+
+    def queue(self) -> tuple[Wanted, ...]:
+        """What waits, by arrival."""
+        known, self._wanted = self._wanted, {}
+        for waiting in self.line.unplaced.values():
+            invocation = waiting.invocation
+            made = known.get(invocation.id)
+            if made is None or made[0] is not invocation:
+                made = invocation, _wanted(self.served, invocation)
+            self._wanted[invocation.id] = made
+        return tuple(sorted((w for _, w in self._wanted.values()), key=_BY_ARRIVAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,12 +319,11 @@ class _Place:
     reasons: tuple[str, ...]
 
 
-class CardOrchestrator:
-    """Queue, copies and host memories of a fleet of cards.
+class Placement:
+    """Copies of models on the cards of a fleet, and the memories of its hosts.
 
-    `handle` is deterministic: the same events give the same commands. It keeps, whatever the
-    policies say: a card holds one model; a copy that is busy, pinned, or one of the last
-    `min_copies` is not evicted; an invocation waits, runs, or has ended. Time is the driver's.
+    It keeps, whatever the policies say: a card holds one model; a copy that is busy, pinned, or one
+    of the last `min_copies` is not evicted. Time is the driver's.
 
     Weights that were loaded stay in the host's memory. When room is short those go first whose
     arrival rate times the seconds that memory saves them, per byte, is least: the least recently
@@ -342,35 +334,32 @@ class CardOrchestrator:
 
     `life` is part of the names of copies: books that take the place of others must not use theirs.
     Within `settle_s` of their first card they order no load: what is loaded has not been told yet.
+
+    `tell` passes an event to the line of a model.
     """
 
     def __init__(
         self,
         eviction: EvictionPolicy,
         order: DispatchOrder,
-        models: Iterable[ModelFacts],
-        cards: Iterable[Card] = (),
-        memories: Iterable[HostMemory] = (),
+        tell: Callable[[ModelName, Event], None],
         unit_s: float = 1.0,
         life: str = "",
         settle_s: float = 0.0,
     ) -> None:
+        self._tell = tell
         self._unit_s = unit_s
         self._life = f"{life}-" if life else ""
         self._settle_s = settle_s
         self._eviction = eviction
         self._order = order
-        self._models = {m.name: _Model(m) for m in sorted(models, key=lambda m: m.name)}
-        self._cards = {c.id: c for c in cards}
+        self._models: dict[ModelName, _Model] = {}
+        self._cards: dict[CardId, Card] = {}
         self._lent: dict[CardId, Card] = {}
-        self._memory_bytes = {m.id: m.weights_bytes for m in memories}
-        for m in self._models.values():
-            _check(m.facts)
+        self._memory_bytes: dict[HostId, int] = {}
         self._in_memory: dict[HostId, set[ModelName]] = {}
         self._copies: dict[CopyId, _Copy] = {}
         self._on_card: dict[CardId, CopyId] = {}
-        self._queue: dict[InvocationId, Wanted] = {}
-        self._copy_of: dict[InvocationId, CopyId] = {}
         # Waiting invocations for whom a load was ordered: theirs is the miss.
         self._missed: set[InvocationId] = set()
         self._rates = ArrivalRates(unit_s)
@@ -378,29 +367,31 @@ class CardOrchestrator:
         self._first_card_at_s: float | None = None
         self._loads = 0
 
-    def handle(self, event: CardEvent) -> tuple[CardCommand, ...]:
-        """Raise `UnknownNameError` for a model that is not in the books, and `InputError` for one
-        whose facts are impossible or that is in use when it is to be removed."""
+    @property
+    def in_order(self) -> bool:
+        return self._order.in_order
+
+    def open(self, now_s: float) -> None:
+        """The first event comes at `now_s`."""
         if self._opened_at_s is None:
-            self._opened_at_s = event.now_s
-            self._rates.open(event.now_s)
+            self._opened_at_s = now_s
+            self._rates.open(now_s)
+
+    def handle(self, event: PlacementEvent) -> tuple[GiveUp, ...]:
+        """Raise `UnknownNameError` for a model that is not known, and `InputError` for one that is
+        in use when it is to be removed."""
         match event:
-            case InvocationQueued():
-                self._enqueue(event)
-            case InvocationWithdrawn():
-                self._dequeue(event.id)
-                self._release(event.id)
-            case InvocationFinished():
-                copy = self._copies.get(event.copy_id)
-                if copy is not None and event.id in copy.running:
-                    self._release(event.id)
             case LoadFinished():
-                return self._loaded(event) + self._pump(event.now_s)
+                self._loaded(event)
             case LoadFailed():
-                return self._failed(event) + self._pump(event.now_s)
+                return self._failed(event)
             case CopyFound():
                 self._note_card(event.now_s)
                 self._adopt(event)
+            case CopyReported():
+                copy = self._copies.get(event.copy_id)
+                if copy is not None and copy.is_ready:
+                    self._report(copy, event.now_s, event.held)
             case ClockTold():
                 self._rates.tell_clock(event.now_s, event.local_s)
             case ArrivalsRemembered():
@@ -412,13 +403,11 @@ class CardOrchestrator:
             case CardLost():
                 self._lose(event)
             case CardLent():
-                self._lend(event.card_id)
+                self._lend(event.card_id, event.now_s)
             case ModelPinned():
                 self._model(event.model).pinned = event.pinned
-            case ModelAdded():
-                self._add_model(event.facts)
             case ModelRemoved():
-                self._remove_model(event.model)
+                self._remove_model(event.model, event.now_s)
             case HostMemorySized():
                 self._memory_bytes[event.memory.id] = event.memory.weights_bytes
                 self._trim(event.memory.id, event.now_s)
@@ -426,11 +415,32 @@ class CardOrchestrator:
                 self._in_memory.get(event.host, set()).intersection_update(event.models)
             case CardPoliciesChanged():
                 self._eviction, self._order = event.eviction, event.order
-            case Ticked():
-                pass
             case _:
                 assert_never(event)
-        return self._pump(event.now_s)
+        return ()
+
+    def arrived(self, model: ModelName, invocation: Invocation, now_s: float) -> None:
+        """A call that was not known wants its model."""
+        asked = self._model(model)
+        self._rates.note(now_s, model, invocation.user)
+        asked.arrivals += 1
+        asked.mean_tokens += (invocation.expected_tokens - asked.mean_tokens) / asked.arrivals
+
+    def started(self, model: ModelName, id: InvocationId, now_s: float) -> bool:
+        """A copy took it: whether its model was there when its turn came."""
+        if not self._order.in_order:
+            self._use(self._models[model], now_s)
+        is_hit = id not in self._missed
+        self._missed.discard(id)
+        return is_hit
+
+    def forget(self, id: InvocationId) -> None:
+        """It waits no longer."""
+        self._missed.discard(id)
+
+    def _use(self, model: _Model, now_s: float) -> None:
+        model.uses += 1
+        model.last_use_s = now_s
 
     def copies(self) -> tuple[CopyPicture, ...]:
         return tuple(
@@ -441,7 +451,7 @@ class CardOrchestrator:
                 c.cards,
                 c.is_ready,
                 c.is_prefetch,
-                (*c.running, *c.bound),
+                self._models[c.model].line.held_by(c.replica_id) if c.is_ready else (),
             )
             for c in self._copies.values()
         )
@@ -458,7 +468,7 @@ class CardOrchestrator:
         """The card that can be lent (`CardLent`) at the least harm: an empty one, else that of the
         idle copy least worth keeping; None while all are busy or a model needs another copy."""
         for name, model in self._models.items():
-            if model.queue and self._lacks_a_copy(name):
+            if model.waits and self._lacks_a_copy(name):
                 return None
             if self._copies_of(name) < model.facts.min_copies:
                 return None
@@ -480,22 +490,15 @@ class CardOrchestrator:
         """Whose weights are in which host's memory."""
         return {host: tuple(sorted(names)) for host, names in self._in_memory.items() if names}
 
-    def knows(self, id: InvocationId) -> bool:
-        """Whether the invocation waits or runs."""
-        return id in self._queue or id in self._copy_of
-
-    def waiting(self) -> tuple[InvocationId, ...]:
-        """Those without a copy, in the order of the queue."""
-        return tuple(self._queue)
-
     def waiting_by_model(self) -> dict[ModelName, int]:
         """How many wait for each model that anybody waits for."""
-        return {name: len(m.queue) for name, m in self._models.items() if m.queue}
+        return {name: m.waits for name, m in self._models.items() if m.waits}
 
     def uses(self, name: ModelName) -> int:
         """How many wait for the model or run in a copy of it; raise `UnknownNameError`."""
-        held = sum(c.held for c in self._copies.values() if c.model == name)
-        return len(self._model(name).queue) + held
+        model = self._model(name)
+        copies = [c for c in self._copies.values() if c.model == name and c.is_ready]
+        return model.line.queued + sum(len(model.line.held_by(c.replica_id)) for c in copies)
 
     def learnt_arrivals(self) -> tuple[UsualArrivals, ...]:
         """What was learnt of the times of day since the last call."""
@@ -504,7 +507,9 @@ class CardOrchestrator:
     def snapshot(self, now_s: float) -> FleetSnapshot:
         """What a policy sees."""
         positions: dict[ModelName, int] = {}
-        for i, wanted in enumerate(self._queue.values(), start=1):
+        queues = {name: model.queue() for name, model in self._models.items()}
+        waiting = sorted((w for queue in queues.values() for w in queue), key=_BY_ARRIVAL)
+        for i, wanted in enumerate(waiting, start=1):
             positions.setdefault(wanted.model, i)
         copies: dict[ModelName, int] = {}
         for copy in self._copies.values():
@@ -524,7 +529,7 @@ class CardOrchestrator:
                 evidence=evidence,
                 expected_tokens=model.mean_tokens,
                 queue_position=positions.get(name),
-                waiting=tuple(model.queue.values()),
+                waiting=queues[name],
                 copies=copies.get(name, 0),
             )
         seen = FleetSnapshot(now_s, states)
@@ -537,50 +542,42 @@ class CardOrchestrator:
             raise UnknownNameError("model", name, tuple(self._models))
         return self._models[name]
 
-    def _enqueue(self, event: InvocationQueued) -> None:
-        wanted = event.wanted
-        model = self._model(wanted.model)
-        if wanted.id in self._queue or wanted.id in self._copy_of:
-            return
-        self._rates.note(event.now_s, wanted.model, wanted.user)
-        model.arrivals += 1
-        model.mean_tokens += (wanted.expected_tokens - model.mean_tokens) / model.arrivals
-        model.queue[wanted.id] = self._queue[wanted.id] = wanted
-
-    def _dequeue(self, id: InvocationId) -> None:
-        wanted = self._queue.pop(id, None)
-        if wanted is not None:
-            del self._models[wanted.model].queue[id]
-            self._missed.discard(id)
-
-    def _release(self, id: InvocationId) -> None:
-        copy_id = self._copy_of.pop(id, None)
-        if copy_id is not None:
-            copy = self._copies[copy_id]
-            copy.running.pop(id, None)
-            copy.bound.pop(id, None)
-
-    def _loaded(self, event: LoadFinished) -> tuple[CardCommand, ...]:
+    def _loaded(self, event: LoadFinished) -> None:
         copy = self._copies.get(event.copy_id)
         if copy is None or copy.is_ready:
-            return ()
+            return
         copy.is_ready, copy.ready_at_s = True, event.now_s
         copy.is_prefetch = False
         self._models[copy.model].failures = 0
         self._remember(copy.host, copy.model, event.now_s)
-        copy.running, copy.bound = copy.bound, {}
-        return tuple(
-            Serve(id, copy.id, copy.model, copy.cards, False, "waited for the load")
-            for id in copy.running
-        )
+        self._report(copy, event.now_s)
 
-    def _failed(self, event: LoadFailed) -> tuple[CardCommand, ...]:
+    def _report(
+        self, copy: _Copy, now_s: float, held: tuple[InvocationId, ...] | None = None
+    ) -> None:
+        """Its line hears that the copy is there; it holds what it held, or `held`."""
+        served, line = self._models[copy.model].served, self._models[copy.model].line
+        report = ReplicaReported(
+            now_s=now_s,
+            replica_id=copy.replica_id,
+            deployment=served.deployment,
+            profile=served.profile,
+            max_running=served.facts.max_running,
+            standby=0,
+            accepting=not copy.is_closing,
+            held=line.held_by(copy.replica_id) if held is None else held,
+            prefix_caching=served.prefix_caching,
+            step_tokens=served.step_tokens,
+        )
+        self._tell(copy.model, report)
+
+    def _failed(self, event: LoadFailed) -> tuple[GiveUp, ...]:
         """Weights in memory that do not load are read from storage, at once; a model that does not
         load from there either waits longer after each try, and in the end its queue is given up."""
         copy = self._copies.get(event.copy_id)
         if copy is None:
             return ()
-        self._remove(copy)
+        self._remove(copy, event.now_s, event.problem)
         in_memory = self._in_memory.get(copy.host, set())
         if copy.from_host_memory and not copy.is_ready:
             in_memory.discard(copy.model)
@@ -592,10 +589,10 @@ class CardOrchestrator:
         if model.failures < LOAD_TRIES:
             return ()
         problem = f"{copy.model} did not load in {model.failures} tries: {event.problem}"
-        given_up = tuple(GiveUp(id, copy.model, problem, delay_s) for id in model.queue)
-        for command in given_up:
-            self._dequeue(command.id)
-        return given_up
+        given_up = tuple(model.line.waiting)
+        for x in given_up:
+            self._tell(copy.model, InvocationWithdrawn(event.now_s, x.id, x.attempt, problem))
+        return tuple(GiveUp(x.id, copy.model, problem, delay_s) for x in given_up)
 
     def _note_card(self, now_s: float) -> None:
         if self._first_card_at_s is None:
@@ -607,41 +604,42 @@ class CardOrchestrator:
         return max(0.0, now_s - first_s) >= self._settle_s
 
     def _lose(self, event: CardLost) -> None:
-        for id in event.ended:
-            self._dequeue(id)
-            self._release(id)
         card_id = event.card_id
         if card_id in self._on_card:
-            self._remove(self._copies[self._on_card[card_id]])
+            copy = self._copies[self._on_card[card_id]]
+            self._remove(copy, event.now_s, f"{card_id} is gone")
         card = self._cards.pop(card_id, None) or self._lent.pop(card_id, None)
         left = (*self._cards.values(), *self._lent.values())
         if card is not None and all(c.host != card.host for c in left):
             # Perhaps the host is gone; what was in its memory is not counted on.
             self._in_memory.pop(card.host, None)
 
-    def _lend(self, card_id: CardId) -> None:
+    def _lend(self, card_id: CardId, now_s: float) -> None:
         if card_id in self._on_card:
             copy = self._copies[self._on_card[card_id]]
-            assert not copy.held, f"{copy.id} is busy and must not be unloaded"
-            self._remove(copy)
+            assert not self._held(copy), f"{copy.id} is busy and must not be unloaded"
+            self._remove(copy, now_s, "its card is lent")
         if card_id in self._cards:
             self._lent[card_id] = self._cards.pop(card_id)
 
-    def _add_model(self, facts: ModelFacts) -> None:
+    def serve(self, served: Served, line: PoolOrchestrator) -> None:
+        """The model can be asked for, and waits in `line`; of one that is known these are the facts
+        from now on. Raise `InputError` when they are impossible."""
+        facts = served.facts
         _check(facts)
         if facts.name in self._models:
-            self._models[facts.name].facts = facts
+            self._models[facts.name].served = served
             self._forget(facts.name)  # its weights may be others
             return
-        self._models[facts.name] = _Model(facts)
+        self._models[facts.name] = _Model(served, line)
         self._models = dict(sorted(self._models.items()))
 
-    def _remove_model(self, name: ModelName) -> None:
+    def _remove_model(self, name: ModelName, now_s: float) -> None:
         used = self.uses(name)
         if used:
             raise InputError(f"{used} invocations wait for {name!r} or run there; try again later")
         for copy in [c for c in self._copies.values() if c.model == name]:
-            self._remove(copy)
+            self._remove(copy, now_s, "its model is removed")
         self._forget(name)
         del self._models[name]
 
@@ -682,12 +680,7 @@ class CardOrchestrator:
         copy.ready_at_s = event.now_s
         self._place(copy)
         self._remember(copy.host, copy.model, event.now_s)
-        for id in event.held:
-            self._dequeue(id)
-            self._release(id)
-            # Who asks for what is lost with the copy asks again, and says more then.
-            copy.running[id] = Wanted(id, copy.model, event.now_s, inf, 0.0)
-            self._copy_of[id] = copy.id
+        self._report(copy, event.now_s, event.held)
 
     def _place(self, copy: _Copy) -> None:
         for card in copy.cards:
@@ -695,37 +688,40 @@ class CardOrchestrator:
             self._on_card[card] = copy.id
         self._copies[copy.id] = copy
 
-    def _remove(self, copy: _Copy) -> None:
-        """Take the copy off its cards; what it held waits again, in order of arrival."""
+    def _remove(self, copy: _Copy, now_s: float, reason: str) -> None:
+        """Take the copy off its cards; leases there end."""
         for card in copy.cards:
             del self._on_card[card]
         del self._copies[copy.id]
-        if not copy.held:
-            return
-        for id, wanted in (copy.running | copy.bound).items():
-            del self._copy_of[id]
-            self._queue[id] = self._models[wanted.model].queue[id] = wanted
-        self._queue = _by_arrival(self._queue)
-        self._models[copy.model].queue = _by_arrival(self._models[copy.model].queue)
+        if copy.is_ready:
+            self._tell(copy.model, ReplicaLost(now_s, copy.replica_id, reason))
+        if self._order.in_order and self._models[copy.model].line.in_turn:
+            self._tell(copy.model, TurnsEnded(now_s))
 
     # Decisions
 
-    def _pump(self, now_s: float) -> tuple[CardCommand, ...]:
+    def decide(self, now_s: float, order: Callable[[Load], None]) -> None:
+        """Something has changed: who has its turn, and what is to be loaded?"""
         starved = self._starved(now_s)
-        for copy in self._copies.values():
-            copy.is_closing &= bool(starved) and self._may_leave(copy)
+        for copy in list(self._copies.values()):
+            if copy.is_closing and not (starved and self._may_leave(copy)):
+                copy.is_closing = False
+                self._report(copy, now_s)
         if not self._is_settled(now_s):
-            return () if self._order.in_order else tuple(self._serve_loaded(now_s))
-        commands = self._fill_minimum(now_s)
+            return
+        for load in self._fill_minimum(now_s):
+            order(load)
         if self._order.in_order:
-            commands += self._serve_in_order(now_s)
+            self._take_turns(now_s, order)
         else:
-            commands += self._serve_any(now_s, starved)
+            for load in self._load_wanted(now_s, starved):
+                order(load)
         prefetch = self._prefetch(now_s)
-        return (*commands, *((prefetch,) if prefetch else ()))
+        if prefetch is not None:
+            order(prefetch)
 
-    def _fill_minimum(self, now_s: float) -> list[CardCommand]:
-        commands: list[CardCommand] = []
+    def _fill_minimum(self, now_s: float) -> list[Load]:
+        commands: list[Load] = []
         for name, model in self._models.items():
             while 0 < model.facts.min_copies > self._copies_of(name):
                 reason = f"{model.facts.min_copies} copies must be loaded"
@@ -735,54 +731,58 @@ class CardOrchestrator:
                 commands.append(load)
         return commands
 
-    def _serve_in_order(self, now_s: float) -> list[CardCommand]:
-        commands: list[CardCommand] = []
-        while self._queue:
-            head = next((w for w in self._queue.values() if not self._is_resting(w, now_s)), None)
-            if head is None:
-                break
-            copy = self._roomiest(head.model)
-            if copy is None:
-                if self._copies_of(head.model) >= self._models[head.model].facts.max_copies:
-                    break
-                if not self._can_make_room():
-                    break
-                load = self._load(head.model, "head of the queue", self.snapshot(now_s), now_s)
+    def _take_turns(self, now_s: float, order: Callable[[Load], None]) -> None:
+        """The first of all has its turn when a copy of its model has room, be it one that loads:
+        it is bound to that model's line. Those behind it wait for that."""
+        while (found := self._head(now_s)) is not None:
+            name, head = found
+            model = self._models[name]
+            if not self._room(model):
+                if self._copies_of(name) >= model.facts.max_copies or not self._can_make_room():
+                    return
+                load = self._load(name, "head of the queue", self.snapshot(now_s), now_s)
                 if load is None:
-                    break
-                commands.append(load)
-                copy = self._copies[load.copy_id]
-            if copy.is_ready:
-                commands.append(self._serve(head, copy, now_s))
-            else:
-                copy.is_prefetch = False
-                self._use(head, copy, now_s)
-                copy.bound[head.id] = head
-        return commands
+                    return
+                order(load)
+            loading = [c for c in self._copies.values() if c.model == name and not c.is_ready]
+            if loading and self._ready_room(model) <= 0:
+                self._missed.add(head.id)
+                for copy in loading:
+                    copy.is_prefetch = False
+            self._use(model, now_s)
+            self._tell(name, TurnCame(now_s, head.id))
 
-    def _is_resting(self, wanted: Wanted, now_s: float) -> bool:
-        """Whether its model failed to load a moment ago: it then holds up nobody else."""
-        model = self._models[wanted.model]
-        return now_s < model.retry_at_s and self._copies_of(wanted.model) == 0
+    def _head(self, now_s: float) -> tuple[ModelName, Invocation] | None:
+        """The oldest call whose turn has not come. A model that failed to load a moment ago holds
+        up nobody else."""
+        heads = [
+            (first.arrived_at_s, first.id, name, first)
+            for name, model in self._models.items()
+            if (first := model.line.first_parked) is not None
+            and not (now_s < model.retry_at_s and self._copies_of(name) == 0)
+        ]
+        return min(heads)[2:] if heads else None
 
-    def _serve_loaded(self, now_s: float) -> list[CardCommand]:
-        """Whoever waits for a copy that is ready and has room."""
-        commands: list[CardCommand] = []
-        for model in self._models.values():
-            while model.queue:
-                copy = self._roomiest(model.facts.name)
-                if copy is not None and copy.is_prefetch:
-                    copy.is_prefetch = False  # somebody waits for it now
-                    self._blame(model)
-                if copy is None or not copy.is_ready:
-                    break
-                commands.append(self._serve(next(iter(model.queue.values())), copy, now_s))
-        return commands
+    def _ready_room(self, model: _Model) -> int:
+        """Places of ready copies that nobody has or was given a turn for."""
+        return model.line.room - model.line.in_turn
 
-    def _serve_any(self, now_s: float, starved: Collection[ModelName]) -> list[CardCommand]:
-        commands = self._serve_loaded(now_s)
-        if not self._queue or not (starved or self._can_make_room()):
-            return commands
+    def _room(self, model: _Model) -> bool:
+        name, places = model.facts.name, model.facts.max_running
+        loading = sum(c.model == name and not c.is_ready for c in self._copies.values())
+        return self._ready_room(model) + loading * places > 0
+
+    def _load_wanted(self, now_s: float, starved: Collection[ModelName]) -> list[Load]:
+        for name, model in self._models.items():
+            if model.waits:
+                for copy in self._copies.values():
+                    if copy.model == name and copy.is_prefetch:
+                        copy.is_prefetch = False  # somebody waits for it now
+                        self._blame(model)
+        waiting = any(m.waits for m in self._models.values())
+        if not waiting or not (starved or self._can_make_room()):
+            return []
+        loads: list[Load] = []
         fleet = self.snapshot(now_s)
         # Room that was made for a model is not another's.
         for want in sorted(self._order.wants(fleet), key=lambda w: w.model not in starved):
@@ -790,11 +790,11 @@ class CardOrchestrator:
                 continue
             load = self._load(want.model, want.reason, fleet, now_s)
             if load is not None:
-                commands.append(load)
+                loads.append(load)
                 self._blame(self._models[want.model])
             elif want.model in starved:
                 self._close_one(self._models[want.model].facts, fleet, now_s)
-        return commands
+        return loads
 
     def _starved(self, now_s: float) -> set[ModelName]:
         """Models that are not loaded and for which somebody has waited for too long; none where
@@ -803,8 +803,9 @@ class CardOrchestrator:
         if self._order.in_order:
             return found
         for name, model in self._models.items():
-            if model.queue and now_s >= model.retry_at_s and self._copies_of(name) == 0:
-                waited_s = now_s - next(iter(model.queue.values())).arrived_at_s
+            if model.waits and now_s >= model.retry_at_s and self._copies_of(name) == 0:
+                first = next(iter(model.line.unplaced.values()))
+                waited_s = now_s - first.invocation.arrived_at_s
                 if waited_s > model.facts.slo_s + STARVED_AFTER_S * self._unit_s:
                     found.add(name)
         return found
@@ -813,25 +814,27 @@ class CardOrchestrator:
         """Nobody joins the busy copy least worth keeping any more; one at a time, all on one host,
         and none that has not served for as long as another may have to wait."""
         closing = [c for c in self._copies.values() if c.is_closing]
-        if any(c.held for c in closing):
+        if any(self._held(c) for c in closing):
             return
         cards_of = Counter(c.host for c in self._cards.values())
         hosts = {c.host for c in closing} or {h for h, n in cards_of.items() if n >= facts.cards}
         busy = [
             (self._eviction.keep(copy.model, fleet).worth, copy.id, copy)
             for copy in self._copies.values()
-            if copy.is_ready and copy.held and copy.host in hosts and self._may_leave(copy)
+            if copy.is_ready and self._held(copy) and copy.host in hosts and self._may_leave(copy)
             if now_s - copy.ready_at_s >= self._tenure_s(copy)
         ]
         if busy:
-            min(busy)[2].is_closing = True
+            closed = min(busy)[2]
+            closed.is_closing = True
+            self._report(closed, now_s)
 
     def _tenure_s(self, copy: _Copy) -> float:
         return max(STARVED_AFTER_S * self._unit_s, self._models[copy.model].facts.load_s)
 
     def _blame(self, model: _Model) -> None:
         """Count a miss: the first in the queue for whom no load was ordered yet."""
-        cause = next((id for id in model.queue if id not in self._missed), None)
+        cause = next((w.id for w in model.queue() if w.id not in self._missed), None)
         if cause is not None:
             self._missed.add(cause)
 
@@ -843,11 +846,13 @@ class CardOrchestrator:
             return False
         loading = sum(c.model == name and not c.is_ready for c in self._copies.values())
         room = loading * model.facts.max_running
-        return len(model.queue) > room and self._copies_of(name) < model.facts.max_copies
+        return model.waits > room and self._copies_of(name) < model.facts.max_copies
 
     def _prefetch(self, now_s: float) -> Load | None:
         """One at a time, and only when nobody waits: a load ahead of demand must delay none."""
-        if self._queue or any(c.is_prefetch for c in self._copies.values()):
+        if any(m.waits for m in self._models.values()) or any(
+            c.is_prefetch for c in self._copies.values()
+        ):
             return None
         if not self._can_make_room():
             return None
@@ -860,33 +865,12 @@ class CardOrchestrator:
             return None
         return self._load(prefetch.model, prefetch.reason, fleet, now_s, below=prefetch.above)
 
-    def _roomiest(self, name: ModelName) -> _Copy | None:
-        """The copy of the model with most room: ready ones first; None when all are full."""
-        limit = self._models[name].facts.max_running
-        open_ = [
-            c
-            for c in self._copies.values()
-            if c.model == name and c.held < limit and not c.is_closing
-        ]
-        return min(open_, key=lambda c: (not c.is_ready, c.held, c.id), default=None)
+    def _held(self, copy: _Copy) -> int:
+        """How many run there."""
+        return len(self._models[copy.model].line.held_by(copy.replica_id)) if copy.is_ready else 0
 
     def _copies_of(self, name: ModelName) -> int:
         return sum(c.model == name for c in self._copies.values())
-
-    def _serve(self, wanted: Wanted, copy: _Copy, now_s: float) -> Serve:
-        is_hit = wanted.id not in self._missed
-        waited_s = now_s - wanted.arrived_at_s
-        self._use(wanted, copy, now_s)
-        copy.running[wanted.id] = wanted
-        reason = f"loaded; waited {waited_s:.1f} s"
-        return Serve(wanted.id, copy.id, copy.model, copy.cards, is_hit, reason)
-
-    def _use(self, wanted: Wanted, copy: _Copy, now_s: float) -> None:
-        self._dequeue(wanted.id)
-        self._copy_of[wanted.id] = copy.id
-        model = self._models[wanted.model]
-        model.uses += 1
-        model.last_use_s = now_s
 
     def _load(
         self,
@@ -905,8 +889,8 @@ class CardOrchestrator:
         if place is None:
             return None
         for victim in place.victims:
-            assert not victim.held, f"{victim.id} is busy and must not be evicted"
-            self._remove(victim)
+            assert not self._held(victim), f"{victim.id} is busy and must not be evicted"
+            self._remove(victim, now_s, f"{name} takes its place")
         self._loads += 1
         while (id := CopyId(f"copy-{self._life}{self._loads}")) in self._copies:
             self._loads += 1
@@ -993,7 +977,7 @@ class CardOrchestrator:
 
     def _may_go(self, copy: _Copy, gone: Sequence[_Copy] = ()) -> bool:
         """Not busy, and not needed; a load that someone waits for is busy."""
-        is_busy = copy.held or not (copy.is_ready or copy.is_prefetch)
+        is_busy = self._held(copy) or not (copy.is_ready or copy.is_prefetch)
         return not is_busy and self._may_leave(copy, gone)
 
     def _may_leave(self, copy: _Copy, gone: Sequence[_Copy] = ()) -> bool:
@@ -1021,8 +1005,19 @@ def _check(facts: ModelFacts) -> None:
         raise InputError(f"model {facts.name!r}: raise max_copies to min_copies or more")
 
 
-def _by_arrival(queue: dict[InvocationId, Wanted]) -> dict[InvocationId, Wanted]:
-    return dict(sorted(queue.items(), key=lambda x: (x[1].arrived_at_s, x[0])))
+def _wanted(served: Served, invocation: Invocation) -> Wanted:
+    """The first token must come so early that the rest of the way meets the SLO."""
+    profile = served.profile
+    after_first_s = invocation.own_s(profile) - profile.first_token_s(invocation.prompt_tokens)
+    return Wanted(
+        id=invocation.id,
+        model=served.facts.name,
+        arrived_at_s=invocation.arrived_at_s,
+        deadline_s=invocation.deadline_s - invocation.downstream_s - after_first_s,
+        expected_tokens=float(invocation.expected_tokens),
+        value=invocation.weight,
+        user=invocation.user,
+    )
 
 
 def _freed(free: Sequence[CardId], victims: Sequence[tuple[float, _Copy, str]]) -> int:

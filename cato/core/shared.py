@@ -1,0 +1,185 @@
+"""A shared pool: several models whose replicas change between them.
+
+Each model has the books of a pool of its own, its *line*; `Placement` gives it replicas and takes
+them away. So all that a pool has, a model of a shared pool has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+from cato.core.commands import Command, Dispatch, Refuse
+from cato.core.errors import UnknownNameError
+from cato.core.events import (
+    Event,
+    InvocationOffered,
+    InvocationWithdrawn,
+    PoliciesChanged,
+    Ticked,
+)
+from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
+from cato.core.orchestrator import PoolOrchestrator
+from cato.core.policies import Policies
+from cato.core.pool.placement import (
+    CardPoliciesChanged,
+    GiveUp,
+    Load,
+    ModelRemoved,
+    Placement,
+    PlacementEvent,
+    Served,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OfLine:
+    """Something happened to a call or a replica of `model`."""
+
+    model: ModelName
+    event: Event
+
+    @property
+    def now_s(self) -> float:
+        return self.event.now_s
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAdded:
+    """The model can be asked for, in the line of that name; of one that is known these are the
+    facts from now on."""
+
+    now_s: float
+    line: PoolName
+    served: Served
+    policies: Policies
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Time has passed for all lines: failed loads may be tried again."""
+
+    now_s: float
+
+
+SharedEvent = PlacementEvent | OfLine | ModelAdded | Looked
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The line of `model` was told of `event` and answered with `commands`.
+
+    Those calls have `started`; of them `hits` found their model loaded when their turn came.
+    """
+
+    model: ModelName
+    event: Event
+    commands: tuple[Command, ...]
+    started: tuple[InvocationId, ...] = ()
+    hits: tuple[InvocationId, ...] = ()
+
+
+Step = Told | Load | GiveUp
+
+
+class SharedOrchestrator:
+    """The lines of a shared pool, and its placement.
+
+    `handle` is deterministic: the same events give the same steps, in the order in which they are
+    to be carried out. `placed` makes the placement, which tells the lines what it decides.
+    """
+
+    def __init__(self, placed: Callable[[Callable[[ModelName, Event], None]], Placement]) -> None:
+        self.placement = placed(self._tell)
+        self.lines: dict[ModelName, PoolOrchestrator] = {}
+        self._policies: dict[ModelName, Policies] = {}
+        self._steps: list[Step] = []
+
+    def handle(self, event: SharedEvent) -> tuple[Step, ...]:
+        """Raise `UnknownNameError` for a model that is not known, and `InputError` for one whose
+        facts are impossible or that is in use when it is to be removed."""
+        self._steps = []
+        self.placement.open(event.now_s)
+        match event:
+            case OfLine(model, told):
+                self._line(model)
+                self._tell(model, told)
+            case ModelAdded():
+                self._add(event)
+            case Looked():
+                for model in list(self.lines):
+                    self._tell(model, Ticked(event.now_s))
+            case _:
+                self._steps += self.placement.handle(event)
+                if isinstance(event, CardPoliciesChanged):
+                    self._change_turns(event.now_s)
+                elif isinstance(event, ModelRemoved):
+                    del self.lines[event.model], self._policies[event.model]
+        self.placement.decide(event.now_s, self._steps.append)
+        return tuple(self._steps)
+
+    def _line(self, model: ModelName) -> PoolOrchestrator:
+        if model not in self.lines:
+            raise UnknownNameError("model", model, tuple(sorted(self.lines)))
+        return self.lines[model]
+
+    def _tell(self, model: ModelName, event: Event) -> None:
+        """An event for the line of `model`, from outside or from the placement."""
+        line = self.lines[model]
+        told_again: InvocationId | None = None
+        if isinstance(event, InvocationOffered):
+            offered, known = event.invocation, line.invocation(event.invocation.id)
+            if known is None:
+                self.placement.arrived(model, offered, event.now_s)
+            elif offered.id in line.leased and offered.attempt <= known.attempt:
+                told_again = offered.id  # the answer was lost on its way
+        commands = line.handle(event)
+        started = [
+            c.invocation_id
+            for c in commands
+            if isinstance(c, Dispatch) and c.invocation_id != told_again
+        ]
+        hits = [id for id in started if self.placement.started(model, id, event.now_s)]
+        for command in commands:
+            if isinstance(command, Refuse):
+                self.placement.forget(command.invocation_id)
+        if isinstance(event, InvocationWithdrawn):
+            self.placement.forget(event.invocation_id)
+        self._steps.append(Told(model, event, commands, tuple(started), tuple(hits)))
+
+    def _add(self, event: ModelAdded) -> None:
+        name = event.served.facts.name
+        line = self.lines.get(name)
+        self._policies[name] = event.policies
+        policies = replace(event.policies, by_turns=self.placement.in_order)
+        if line is None:
+            # Its replicas are there for as long as the placement says so.
+            line = PoolOrchestrator(event.line, policies, silence_s=inf)
+            self.placement.serve(event.served, line)
+            self.lines[name] = line
+        else:
+            self.placement.serve(event.served, line)
+            self._tell(name, PoliciesChanged(event.now_s, policies))
+
+    def _change_turns(self, now_s: float) -> None:
+        """Orders of dispatch differ in whether calls have turns."""
+        for name, policies in self._policies.items():
+            changed = replace(policies, by_turns=self.placement.in_order)
+            self._tell(name, PoliciesChanged(now_s, changed))
+
+    # What there is
+
+    def knows(self, id: InvocationId) -> bool:
+        """Whether the invocation waits or runs."""
+        return any(line.invocation(id) is not None for line in self.lines.values())
+
+    def check_invariants(self) -> None:
+        """Fail where lines and placement do not agree; for tests."""
+        copies = self.placement.copies()
+        for name, line in self.lines.items():
+            line.check_invariants()
+            ready = {ReplicaId(c.cards[0]) for c in copies if c.model == name and c.is_ready}
+            assert set(line.replicas) == ready, f"{name}: {sorted(line.replicas)}"
+        used = [card for c in copies for card in c.cards]
+        assert len(used) == len(set(used)), "a card holds one model"

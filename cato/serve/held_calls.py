@@ -1,0 +1,126 @@
+"""The calls that a replica holds: their streams, and what its pool is told of them.
+
+Nothing here knows Ray, nor which model the replica holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+
+from cato.control.links import Told
+from cato.core.errors import EngineError, ReplicaLostError
+from cato.core.events import FirstTokenSent, InvocationEnded
+from cato.core.ids import InvocationId, ReplicaId
+from cato.core.profile import Profile
+from cato.engines.base import PREEMPTED, Engine, EngineChunk, EngineRequest, EngineState
+from cato.serve.coalesce import coalesced
+from cato.serve.progress import Progress
+
+
+class HeldCalls:
+    """The calls of one replica. Belongs to one asyncio loop."""
+
+    def __init__(self, replica: ReplicaId, tell: Callable[[Told], None]) -> None:
+        self._replica, self._tell = replica, tell
+        self.attempts: dict[InvocationId, int] = {}
+        self.progress = Progress(replica, self.attempts, tell)
+        self.is_idle = asyncio.Event()  # holds nothing
+        self.is_idle.set()
+
+    async def stream(
+        self,
+        engine: Engine,
+        profile: Profile,
+        request: EngineRequest,
+        id: InvocationId,
+        attempt: int,
+    ) -> AsyncGenerator[EngineChunk, None]:
+        """Tokens of one invocation; the first at once, then batched when many streams run."""
+        self.attempts[id] = attempt
+        self.is_idle.clear()
+        self.progress.begin(id)
+        tokens, outcome, is_first = 0, "cancelled", True
+        prompt_tokens = cached_tokens = None
+        if not request.stream:
+            self._expect_first_token(id, request, profile)
+
+        async def noting() -> AsyncGenerator[EngineChunk, None]:
+            """The engine's chunks, up to the one at which the pool takes the call back."""
+            nonlocal tokens, outcome, is_first, prompt_tokens, cached_tokens
+            generated = engine.generate(request)
+            if not request.stream:
+                generated = _unless_stopped(generated, self.progress.stop_of(id))
+            async with contextlib.aclosing(generated) as chunks:
+                async for chunk in chunks:
+                    if chunk.finish_reason == PREEMPTED:
+                        outcome = PREEMPTED
+                        yield chunk
+                        return
+                    tokens = chunk.output_tokens
+                    if chunk.cached_tokens >= 0 and chunk.prompt_tokens > 0:
+                        prompt_tokens, cached_tokens = chunk.prompt_tokens, chunk.cached_tokens
+                    if is_first and tokens > 0:
+                        is_first = False
+                        self._tell(FirstTokenSent(0.0, id))
+                    if self.progress.note(id, tokens) and chunk.finish_reason is None:
+                        outcome = PREEMPTED
+                        yield replace(chunk, finish_reason=PREEMPTED)
+                        return
+                    yield chunk
+
+        try:
+            if engine.state is not EngineState.READY:
+                problem = f"its engine is {engine.state}"
+                raise ReplicaLostError(self._replica, problem, was_reached=False)
+            noted = coalesced(noting(), lambda: len(self.attempts), raw=request.raw)
+            async with contextlib.aclosing(noted) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            if outcome != PREEMPTED:
+                outcome = "done"
+        except (EngineError, ReplicaLostError):
+            outcome = "failed"
+            raise
+        finally:
+            if self.attempts.get(id) == attempt:  # the next attempt may have come to this replica
+                del self.attempts[id]
+                self.progress.end(id)
+                if not self.attempts:
+                    self.is_idle.set()
+            if outcome != PREEMPTED:  # the pool ordered it
+                self._tell(
+                    InvocationEnded(0.0, id, attempt, tokens, outcome, cached_tokens, prompt_tokens)
+                )
+
+    def _expect_first_token(
+        self, id: InvocationId, request: EngineRequest, profile: Profile
+    ) -> None:
+        """An answer that comes whole shows no first token: news of it when its prompt should be
+        done. Without, the router would hold back all other prompts until its end.
+        """
+        delay_s = profile.first_token_s(request.prompt_tokens, len(self.attempts))
+        asyncio.get_running_loop().call_later(delay_s, self._note_expected, id)
+
+    def _note_expected(self, id: InvocationId) -> None:
+        if id in self.attempts:
+            self._tell(FirstTokenSent(0.0, id))
+
+
+async def _unless_stopped(
+    chunks: AsyncGenerator[EngineChunk, None], stop: asyncio.Event
+) -> AsyncGenerator[EngineChunk, None]:
+    """An answer that comes whole; nothing of it when the router takes the call back before."""
+    async with contextlib.aclosing(chunks):
+        answer = asyncio.ensure_future(anext(chunks))
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((answer, stopped), return_when=asyncio.FIRST_COMPLETED)
+            whole = answer.result() if answer.done() else EngineChunk(finish_reason=PREEMPTED)
+        finally:
+            for task in (answer, stopped):
+                task.cancel()
+            await asyncio.gather(answer, stopped, return_exceptions=True)
+        yield whole

@@ -65,6 +65,7 @@ from cato.policies.registry import (
     ordering_names,
     routing_names,
     scheduler_names,
+    shared_scheduler_names,
 )
 from cato.policies.scaling.registry import scaling_names
 from cato.workflows.fim import FAMILIES, family_of
@@ -621,14 +622,18 @@ class SharedPoliciesArgs(StrictModel):
     host_memory: Annotated[ByteSize, Field(ge=0)] = _DEFAULT_SHARED.host_memory_bytes
     """Memory of each host for weights that are not loaded."""
     max_queued: int = Field(default=_DEFAULT_SHARED.max_queued, ge=0)
-    """Most invocations in the queue; more are refused."""
+    """Most invocations in the queue of a model; more are refused."""
+    scheduler: Annotated[str, _known(shared_scheduler_names)] = _DEFAULT_SHARED.scheduler
+    """The scheduler of each model's calls."""
+    refuse_late: bool = _DEFAULT_SHARED.refuse_late
+    """Refuse calls that cannot meet their SLO any more."""
+    patience: Annotated[Duration, Field(gt=0)] | None = _DEFAULT_SHARED.patience_s
+    """How long a client waits that does not say so itself; null: for ever."""
 
     def given(self) -> dict[str, Any]:
         """The fields of `SharedPoolPolicies` that the file names."""
-        return {
-            "host_memory_bytes" if name == "host_memory" else name: getattr(self, name)
-            for name in self.model_fields_set
-        }
+        named = {"host_memory": "host_memory_bytes", "patience": "patience_s"}
+        return {named.get(name, name): getattr(self, name) for name in self.model_fields_set}
 
 
 class SharedPoolArgs(StrictModel):

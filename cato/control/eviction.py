@@ -80,6 +80,7 @@ class EvictionManager:
         pools: Sequence[tuple[SharedPoolSpec, Mapping[ModelName, Profile]]],
         policies: Mapping[PoolName, SharedPoolPolicies],
         store: str | None,
+        event_log: str | None = None,
     ) -> None:
         """The deployment file's shared pools, and how each decides now; `store` holds the models
         that were added to them since. May be told again and again; a pool whose file changed begins
@@ -92,7 +93,7 @@ class EvictionManager:
             for spec, profiles in pools:
                 pool = former = self._shared.get(spec.name)
                 if pool is None or pool.spec != spec:
-                    pool = SharedPool(spec, profiles)
+                    pool = SharedPool(spec, profiles, log_folder=event_log)
                     self._unread_models.add(spec.name)
                     self._unread_arrivals.add(spec.name)
                 await self._read(pool)

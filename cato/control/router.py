@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import assert_never
 
 from cato.control.leases import Leases
@@ -29,7 +28,7 @@ from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
 from cato.telemetry.decisions import DecisionBook, PoolDecisions
-from cato.telemetry.event_log import EventLog
+from cato.telemetry.event_log import opened_log
 
 log = logging.getLogger("cato.router")
 TICK_S = 0.5
@@ -53,7 +52,7 @@ class ReplicaRouter:
         self._names, self._profile = policies, profile
         self._core = PoolOrchestrator(pool, policies_of(policies, profile))
         self._meter = PoolMeter(profile, profile.max_running)
-        self._log = _event_log(log_folder, pool, policies, profile)
+        self._log = opened_log(log_folder, pool, policies, profile)
         self._decisions = DecisionBook(pool)
         self._leases = Leases(pool, self._handle)
         self._gone: set[ReplicaId] = set()
@@ -169,20 +168,6 @@ class ReplicaRouter:
         policies = policies_of(self._names, self._profile)
         if not policies.late_binding:
             self._handle(PoliciesChanged(_now_s(), policies))
-
-
-def _event_log(
-    folder: str | None, pool: PoolName, names: PoolPolicies, profile: Profile
-) -> EventLog | None:
-    if folder is None:
-        return None
-    # One file for each life of the router: a log is read from empty books on.
-    name = f"{pool}-{time.strftime('%Y%m%dT%H%M%S')}-{time.monotonic_ns()}.jsonl"
-    try:
-        return EventLog(Path(folder) / name, pool, names, profile)
-    except OSError as error:
-        log.warning("pool %s is not logged: %s", pool, error)
-        return None
 
 
 def _now_s() -> float:

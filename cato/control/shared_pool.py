@@ -69,6 +69,7 @@ from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec, 
 from cato.policies.eviction.registry import card_policies
 from cato.policies.registry import policies_of
 from cato.telemetry.decisions import LOAD, Decided, DecisionBook
+from cato.telemetry.event_log import EventLog, opened_log
 
 log = logging.getLogger("cato.shared_pool")
 
@@ -119,6 +120,7 @@ class SharedPool:
         spec: SharedPoolSpec,
         profiles: Mapping[ModelName, Profile],
         settle_s: float = SETTLE_S,
+        log_folder: str | None = None,
     ) -> None:
         self.spec = spec
         self.profiles = dict(profiles)
@@ -129,6 +131,8 @@ class SharedPool:
         # Serve does not list these any more; they report for as long as they drain.
         self._left: set[ReplicaId] = set()
         self._leases: dict[ModelName, Leases] = {}
+        self._log_folder = log_folder
+        self._logs: dict[ModelName, EventLog | None] = {}
         self._orders: dict[CopyId, tuple[float, Load]] = {}
         self._counts = LoadCounts()
         self._templates: dict[ModelName, TemplateFacts] = {}
@@ -141,11 +145,20 @@ class SharedPool:
         core = SharedOrchestrator(
             lambda tell: Placement(eviction, order, tell, unit_s, life, settle_s)
         )
-        for hosted in self._hosted.values():
+        in_order = core.placement.in_order
+        for name, hosted in self._hosted.items():
             core.handle(self._added(hosted, _now_s()))
-            name = hosted.model.name
-            self._leases.setdefault(name, self._leases_of(name))
+            self._open_line(name, in_order=in_order)
         return core
+
+    def _open_line(self, name: ModelName, *, in_order: bool) -> None:
+        """Offers to the model are taken, and a log of its line begins."""
+        self._leases.setdefault(name, self._leases_of(name))
+        if (former := self._logs.get(name)) is not None:
+            former.close()
+        names = replace(self._policies.of_models, by_turns=in_order)
+        part = self.spec.part_of(name)
+        self._logs[name] = opened_log(self._log_folder, part, names, self.profiles[name])
 
     def _leases_of(self, name: ModelName) -> Leases:
         def handle(event: Event) -> None:
@@ -215,7 +228,9 @@ class SharedPool:
         """The model can be asked for from now on; a known one has these facts from now on."""
         self._hosted[hosted.model.name] = hosted
         self.profiles[hosted.model.name] = profile
-        self._leases.setdefault(hosted.model.name, self._leases_of(hosted.model.name))
+        if hosted.model.name not in self._leases:
+            in_order = self._core.placement.in_order
+            self._open_line(hosted.model.name, in_order=in_order)
         self._handle(self._added(hosted, _now_s()))
 
     async def remove_model(self, name: ModelName) -> None:
@@ -243,6 +258,8 @@ class SharedPool:
         for copy_id in loaded:
             self._load_ended(copy_id, now_s)
         del self._hosted[name], self.profiles[name], self._leases[name]
+        if (log_ := self._logs.pop(name)) is not None:
+            log_.close()
         for slot in self._slots.values():  # one that is added again may have other weights
             if slot.report.model == name and slot.loan is None:
                 slot.must_clear = True
@@ -477,6 +494,9 @@ class SharedPool:
         """Other books take the place of these; whoever waits asks them."""
         for slot in self._slots.values():
             self._end_loan(slot, "its pool was deployed anew")
+        for log_ in self._logs.values():
+            if log_ is not None:
+                log_.close()
         for leases in self._leases.values():
             leases.close(PoolClosedError(self.spec.name))
 
@@ -522,6 +542,9 @@ class SharedPool:
                 self.leave(slot.id, "it fell silent")
         self._handle(ClockTold(now_s, _local_s()))
         self._handle(Looked(now_s))
+        for log_ in self._logs.values():
+            if log_ is not None:
+                log_.flush()
 
     def _lose(self, slot_id: ReplicaId) -> None:
         """Leases there end; the ingresses come again, and what waited first is served first."""
@@ -633,6 +656,10 @@ class SharedPool:
 
     def _carry_out(self, told: LineTold) -> None:
         """What a model's line has decided."""
+        if (log_ := self._logs.get(told.model)) is not None:
+            in_order = self._core.placement.in_order
+            names = replace(self._policies.of_models, by_turns=in_order)
+            log_.write(told.event, told.commands, names, self.profiles[told.model])
         if not told.commands:
             return
         c, line = self._counts, self._core.lines[told.model]

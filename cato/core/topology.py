@@ -257,7 +257,8 @@ class PoolPolicies:
     much is before it, in the queue once it could not even meet it alone; what was admitted is
     served by its deadline, unless `ordering` says otherwise. A call whose client would
     leave before its first token is refused: clients leave when they said they would, the others
-    after `patience_s`, and not before their SLO (None: all may wait without end).
+    after `patience_s`, and not before their SLO (None: all may wait without end). `by_turns` is
+    said by a shared pool whose models are served in one order.
     """
 
     scheduler: str = "foresight"
@@ -269,6 +270,7 @@ class PoolPolicies:
     max_queued_tokens: int | None = None
     refuse_late: bool = False
     patience_s: float | None = PATIENCE_S
+    by_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from cato.core.errors import UnknownNameError
 from cato.core.policies import OrderingPolicy, Policies, RoutingPolicy
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.topology import PoolPolicies
+from cato.core.topology import RAY_SERVE, PoolPolicies
 from cato.policies import schedulers
 from cato.policies.ordering.edf import EarliestDeadlineFirst
 from cato.policies.ordering.fcfs import FirstComeFirstServed
@@ -49,6 +49,11 @@ BINDINGS = ("late", "early")
 
 def scheduler_names() -> tuple[str, ...]:
     return tuple(schedulers.OF_PROFILE)
+
+
+def shared_scheduler_names() -> tuple[str, ...]:
+    """Those that a model of a shared pool may have."""
+    return tuple(name for name in scheduler_names() if name != RAY_SERVE)
 
 
 def capped_scheduler_names() -> tuple[str, ...]:
@@ -90,4 +95,5 @@ def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
         max_queued_tokens=names.max_queued_tokens,
         refuse_late=names.refuse_late,
         patience_s=inf if names.patience_s is None else names.patience_s,
+        by_turns=names.by_turns,
     )

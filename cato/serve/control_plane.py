@@ -100,7 +100,14 @@ class ControlPlane:
                 )
                 for pool in self._topology.pools
             ),
-            tell(actors.EVICTION_MANAGER, "register", hosted, self._shared, self._topology.store),
+            tell(
+                actors.EVICTION_MANAGER,
+                "register",
+                hosted,
+                self._shared,
+                self._topology.store,
+                self._topology.event_log,
+            ),
         ]
         for outcome in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(outcome, BaseException):

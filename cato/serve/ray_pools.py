@@ -174,7 +174,7 @@ class RayPools:
     async def _lease_shared(self, pool: PoolName, invocation: Invocation) -> Dispatch:
         def offer(waited_s: float, was_taken: bool) -> Any:
             mine = replace(invocation.on_clock(-waited_s), was_taken=was_taken)
-            return self._shared.offer(pool, replace(mine, prefix=()))  # it knows nothing of these
+            return self._shared.offer(pool, mine)
 
         if self._shared_link is None:
             self._shared_link = RouterLink(self._shared.ping)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -155,6 +156,21 @@ class EventLog:
     def _abandon(self) -> None:
         with contextlib.suppress(OSError):  # what could not be written is lost
             self._file.close()
+
+
+def opened_log(
+    folder: str | None, pool: PoolName, names: PoolPolicies, profile: Profile
+) -> EventLog | None:
+    """A new log in `folder`; None without one, or when it cannot be written."""
+    if folder is None:
+        return None
+    # One file for each life of the router: a log is read from empty books on.
+    name = f"{pool.replace('/', '-')}-{time.strftime('%Y%m%dT%H%M%S')}-{time.monotonic_ns()}.jsonl"
+    try:
+        return EventLog(Path(folder) / name, pool, names, profile)
+    except OSError as error:
+        log.warning("pool %s is not logged: %s", pool, error)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,12 @@ class LocalSharedPool:
         *,
         hosts: tuple[str, ...] = ("host",),
         loader: Loader | None = None,
+        log_folder: str | None = None,
     ) -> None:
         self._spec, self._profiles = spec, profiles
-        self.books: SharedPool | None = SharedPool(spec, profiles, settle_s=0.0)
+        self.books: SharedPool | None = SharedPool(
+            spec, profiles, settle_s=0.0, log_folder=log_folder
+        )
         self._loader = loader or EngineLoader(spec.slots, "", _no_zygote)
         self.slots: dict[ReplicaId, CardSlot] = {}
         self._attending: dict[ReplicaId, asyncio.Task[None]] = {}

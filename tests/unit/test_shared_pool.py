@@ -369,7 +369,7 @@ def test_new_books_order_nothing_until_all_slots_have_spoken() -> None:
         for _ in range(2):
             other = SharedPool(spec, profiles, settle_s=0.0)
             order = await other.attend(SlotReport(ReplicaId("s"), 1, HostId("h"), SlotState.EMPTY))
-            assert order is not None
+            assert isinstance(order, SlotOrder)
             names.add(order.copy_id)
         assert len(names) == 2
 

@@ -14,16 +14,17 @@ from cato.core.commands import Command, Dispatch, Refuse
 from cato.core.errors import UnknownNameError
 from cato.core.events import (
     Event,
+    FirstTokenSent,
     InvocationOffered,
     InvocationWithdrawn,
     PoliciesChanged,
+    ReplicaProgressed,
     Ticked,
 )
 from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies
 from cato.core.pool.placement import (
-    CardPoliciesChanged,
     GiveUp,
     Load,
     ModelRemoved,
@@ -82,6 +83,8 @@ class Told:
 
 Step = Told | Load | GiveUp
 
+_NEWS = (FirstTokenSent, ReplicaProgressed)
+
 
 class SharedOrchestrator:
     """The lines of a shared pool, and its placement.
@@ -108,16 +111,23 @@ class SharedOrchestrator:
             case ModelAdded():
                 self._add(event)
             case Looked():
-                for model in list(self.lines):
-                    self._tell(model, Ticked(event.now_s))
+                for model, line in self.lines.items():
+                    if line.queued:
+                        self._tell(model, Ticked(event.now_s))
             case _:
+                had_turns = self.placement.in_order
                 self._steps += self.placement.handle(event)
-                if isinstance(event, CardPoliciesChanged):
+                if self.placement.in_order != had_turns:
                     self._change_turns(event.now_s)
-                elif isinstance(event, ModelRemoved):
+                if isinstance(event, ModelRemoved):
                     del self.lines[event.model], self._policies[event.model]
+        if isinstance(event, OfLine) and isinstance(event.event, _NEWS) and not self._has_decided():
+            return tuple(self._steps)  # no place is free, and no call has come
         self.placement.decide(event.now_s, self._steps.append)
         return tuple(self._steps)
+
+    def _has_decided(self) -> bool:
+        return any(isinstance(step, Told) and step.commands for step in self._steps)
 
     def _line(self, model: ModelName) -> PoolOrchestrator:
         if model not in self.lines:
@@ -135,6 +145,7 @@ class SharedOrchestrator:
             elif offered.id in line.leased and offered.attempt <= known.attempt:
                 told_again = offered.id  # the answer was lost on its way
         commands = line.handle(event)
+        self.placement.see_queue(model)
         started = [
             c.invocation_id
             for c in commands
@@ -167,12 +178,6 @@ class SharedOrchestrator:
         for name, policies in self._policies.items():
             changed = replace(policies, by_turns=self.placement.in_order)
             self._tell(name, PoliciesChanged(now_s, changed))
-
-    # What there is
-
-    def knows(self, id: InvocationId) -> bool:
-        """Whether the invocation waits or runs."""
-        return any(line.invocation(id) is not None for line in self.lines.values())
 
     def check_invariants(self) -> None:
         """Fail where lines and placement do not agree; for tests."""

@@ -278,6 +278,7 @@ class _Copy:
 @dataclass(slots=True)
 class _Model:
     served: Served
+    facts: ModelFacts
     line: PoolOrchestrator
     pinned: bool = False
     uses: int = 0
@@ -286,11 +287,7 @@ class _Model:
     mean_tokens: float = 0.0
     retry_at_s: float = -inf
     failures: int = 0  # in a row
-    _wanted: dict[InvocationId, tuple[Invocation, Wanted]] = field(default_factory=dict)
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self.served.facts
+    _made: dict[InvocationId, tuple[Invocation, Wanted]] = field(default_factory=dict)
 
     @property
     def waits(self) -> int:
@@ -299,14 +296,14 @@ class _Model:
 
     def queue(self) -> tuple[Wanted, ...]:
         """What waits, by arrival."""
-        known, self._wanted = self._wanted, {}
+        known, self._made = self._made, {}
         for waiting in self.line.unplaced.values():
             invocation = waiting.invocation
             made = known.get(invocation.id)
             if made is None or made[0] is not invocation:
                 made = invocation, _wanted(self.served, invocation)
-            self._wanted[invocation.id] = made
-        return tuple(sorted((w for _, w in self._wanted.values()), key=_BY_ARRIVAL))
+            self._made[invocation.id] = made
+        return tuple(sorted((w for _, w in self._made.values()), key=_BY_ARRIVAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +351,7 @@ class Placement:
         self._eviction = eviction
         self._order = order
         self._models: dict[ModelName, _Model] = {}
+        self._wanted: dict[ModelName, _Model] = {}  # those that calls wait for
         self._cards: dict[CardId, Card] = {}
         self._lent: dict[CardId, Card] = {}
         self._memory_bytes: dict[HostId, int] = {}
@@ -434,6 +432,14 @@ class Placement:
         self._missed.discard(id)
         return is_hit
 
+    def see_queue(self, name: ModelName) -> None:
+        """The line of the model was told something: does a call wait there?"""
+        model = self._models[name]
+        if model.line.unplaced:
+            self._wanted[name] = model
+        else:
+            self._wanted.pop(name, None)
+
     def forget(self, id: InvocationId) -> None:
         """It waits no longer."""
         self._missed.discard(id)
@@ -492,7 +498,7 @@ class Placement:
 
     def waiting_by_model(self) -> dict[ModelName, int]:
         """How many wait for each model that anybody waits for."""
-        return {name: m.waits for name, m in self._models.items() if m.waits}
+        return {name: m.waits for name, m in sorted(self._wanted.items())}
 
     def uses(self, name: ModelName) -> int:
         """How many wait for the model or run in a copy of it; raise `UnknownNameError`."""
@@ -507,7 +513,7 @@ class Placement:
     def snapshot(self, now_s: float) -> FleetSnapshot:
         """What a policy sees."""
         positions: dict[ModelName, int] = {}
-        queues = {name: model.queue() for name, model in self._models.items()}
+        queues = {name: model.queue() for name, model in self._wanted.items()}
         waiting = sorted((w for queue in queues.values() for w in queue), key=_BY_ARRIVAL)
         for i, wanted in enumerate(waiting, start=1):
             positions.setdefault(wanted.model, i)
@@ -529,7 +535,7 @@ class Placement:
                 evidence=evidence,
                 expected_tokens=model.mean_tokens,
                 queue_position=positions.get(name),
-                waiting=queues[name],
+                waiting=queues.get(name, ()),
                 copies=copies.get(name, 0),
             )
         seen = FleetSnapshot(now_s, states)
@@ -628,10 +634,11 @@ class Placement:
         facts = served.facts
         _check(facts)
         if facts.name in self._models:
-            self._models[facts.name].served = served
+            known = self._models[facts.name]
+            known.served, known.facts = served, facts
             self._forget(facts.name)  # its weights may be others
             return
-        self._models[facts.name] = _Model(served, line)
+        self._models[facts.name] = _Model(served, facts, line)
         self._models = dict(sorted(self._models.items()))
 
     def _remove_model(self, name: ModelName, now_s: float) -> None:
@@ -641,6 +648,7 @@ class Placement:
         for copy in [c for c in self._copies.values() if c.model == name]:
             self._remove(copy, now_s, "its model is removed")
         self._forget(name)
+        self._wanted.pop(name, None)
         del self._models[name]
 
     def _forget(self, name: ModelName) -> None:
@@ -703,10 +711,14 @@ class Placement:
     def decide(self, now_s: float, order: Callable[[Load], None]) -> None:
         """Something has changed: who has its turn, and what is to be loaded?"""
         starved = self._starved(now_s)
-        for copy in list(self._copies.values()):
-            if copy.is_closing and not (starved and self._may_leave(copy)):
-                copy.is_closing = False
-                self._report(copy, now_s)
+        opened = [
+            copy
+            for copy in self._copies.values()
+            if copy.is_closing and not (starved and self._may_leave(copy))
+        ]
+        for copy in opened:
+            copy.is_closing = False
+            self._report(copy, now_s)
         if not self._is_settled(now_s):
             return
         for load in self._fill_minimum(now_s):
@@ -757,7 +769,7 @@ class Placement:
         up nobody else."""
         heads = [
             (first.arrived_at_s, first.id, name, first)
-            for name, model in self._models.items()
+            for name, model in self._wanted.items()
             if (first := model.line.first_parked) is not None
             and not (now_s < model.retry_at_s and self._copies_of(name) == 0)
         ]
@@ -773,14 +785,11 @@ class Placement:
         return self._ready_room(model) + loading * places > 0
 
     def _load_wanted(self, now_s: float, starved: Collection[ModelName]) -> list[Load]:
-        for name, model in self._models.items():
-            if model.waits:
-                for copy in self._copies.values():
-                    if copy.model == name and copy.is_prefetch:
-                        copy.is_prefetch = False  # somebody waits for it now
-                        self._blame(model)
-        waiting = any(m.waits for m in self._models.values())
-        if not waiting or not (starved or self._can_make_room()):
+        for copy in self._copies.values():
+            if copy.is_prefetch and copy.model in self._wanted:
+                copy.is_prefetch = False  # somebody waits for it now
+                self._blame(self._wanted[copy.model])
+        if not self._wanted or not (starved or self._can_make_room()):
             return []
         loads: list[Load] = []
         fleet = self.snapshot(now_s)
@@ -802,8 +811,9 @@ class Placement:
         found: set[ModelName] = set()
         if self._order.in_order:
             return found
-        for name, model in self._models.items():
-            if model.waits and now_s >= model.retry_at_s and self._copies_of(name) == 0:
+        loaded = {c.model for c in self._copies.values()}
+        for name, model in self._wanted.items():
+            if name not in loaded and now_s >= model.retry_at_s:
                 first = next(iter(model.line.unplaced.values()))
                 waited_s = now_s - first.invocation.arrived_at_s
                 if waited_s > model.facts.slo_s + STARVED_AFTER_S * self._unit_s:
@@ -850,9 +860,7 @@ class Placement:
 
     def _prefetch(self, now_s: float) -> Load | None:
         """One at a time, and only when nobody waits: a load ahead of demand must delay none."""
-        if any(m.waits for m in self._models.values()) or any(
-            c.is_prefetch for c in self._copies.values()
-        ):
+        if self._wanted or any(c.is_prefetch for c in self._copies.values()):
             return None
         if not self._can_make_room():
             return None

@@ -18,7 +18,7 @@ from cato.control.leases import Leases
 from cato.control.links import Told
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
-from cato.core.commands import Dispatch, Preempt, Refuse
+from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.errors import (
     CapacityError,
     CatoError,
@@ -665,8 +665,9 @@ class SharedPool:
         c, line = self._counts, self._core.lines[told.model]
         served, hits = c.served + len(told.started), c.hits + len(told.hits)
         self._counts = replace(c, served=served, hits=hits)
-        self.decisions.note_commands(time.time(), told.event, told.commands, line)
-        for command in told.commands:
+        commands = tuple(_with_hit(command, told) for command in told.commands)
+        self.decisions.note_commands(time.time(), told.event, commands, line)
+        for command in commands:
             match command:
                 case Dispatch():
                     self._leases[told.model].answer(command)
@@ -707,6 +708,14 @@ class SharedPool:
             self._counts = replace(self._counts, load_s=load_s)
         if has_failed:
             self._counts = replace(self._counts, failures=self._counts.failures + 1)
+
+
+def _with_hit(command: Command, told: LineTold) -> Command:
+    """The reason of a lease says whether the model was there; not when it is only said again."""
+    if not isinstance(command, Dispatch) or command.invocation_id not in told.started:
+        return command
+    found = "hit" if command.invocation_id in told.hits else "miss"
+    return replace(command, reason=f"{found}: {command.reason}")
 
 
 def _now_s() -> float:

@@ -211,7 +211,7 @@ class SharedPool:
         self._size_memories()
 
     def why_not_add(self, hosted: HostedModel) -> str | None:
-        """Why the model cannot be added, or measured anew; None when it can."""
+        """Why the model cannot be added, or measured again; None when it can."""
         model = hosted.model
         if any(m.model.name == model.name for m in self.spec.models):
             return f"{model.name!r} is a model of the deployment file: change it there"
@@ -274,7 +274,7 @@ class SharedPool:
         return self._core.placement.learnt_arrivals()
 
     def reset(self, unit_s: float = 1.0) -> None:
-        """Begin anew with empty slots and no memory of what was asked for; for measurements.
+        """Begin again with empty slots and no memory of what was asked for; for measurements.
 
         `unit_s`: what policies take for a second, see `Placement`. Raise `InputError` while
         anything waits, runs or is measured.
@@ -491,7 +491,7 @@ class SharedPool:
                 self._handle(OfLine(model, replace(event, now_s=_now_s())))
 
     def close(self) -> None:
-        """Other books take the place of these; whoever waits asks them."""
+        """Other books take the place of these; those who wait ask them."""
         for slot in self._slots.values():
             self._end_loan(slot, "its pool was deployed anew")
         for log_ in self._logs.values():

@@ -114,7 +114,7 @@ class TurnsEnded:
 @record
 class PoliciesChanged:
     """The operator changed how the pool decides, or a new measurement did; or what is bound early
-    is to be dealt out anew."""
+    is to be dealt out again."""
 
     now_s: float
     policies: Policies

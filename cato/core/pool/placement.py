@@ -605,7 +605,7 @@ class Placement:
             self._first_card_at_s = now_s
 
     def _is_settled(self, now_s: float) -> bool:
-        """Whether whoever holds something has had the time to say so."""
+        """Whether every slot has had the time to say what it holds."""
         first_s = now_s if self._first_card_at_s is None else self._first_card_at_s
         return max(0.0, now_s - first_s) >= self._settle_s
 

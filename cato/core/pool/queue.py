@@ -79,7 +79,7 @@ class Queue:
         self._unranked.append(waiting)
 
     def forget_ranks(self) -> None:
-        """Judge all anew: what there is to run on has changed, or the order itself."""
+        """Judge all again: what there is to run on has changed, or the order itself."""
         self._heap.clear()
         self._due.clear()
         self._unranked.clear()
@@ -144,7 +144,7 @@ class Queue:
 class TenantQueues:
     """What waits in a pool, a queue for each tenant.
 
-    Tenants take turns by the order of their first, but whoever is ahead of its share lets the
+    Tenants take turns by the order of their first, but one that is ahead of its share lets the
     others go before.
     """
 

@@ -123,7 +123,8 @@ class PoolOrchestrator:
         # What is offered again must not be refused in the same breath.
         if not self._refusal.may_be_due or isinstance(event, InvocationOffered):
             return self._commands(event, now_s)
-        return (*self._refusal.impatient(now_s), *self._commands(event, now_s))
+        refused = self._refusal.impatient(now_s, _is_told_of(event))
+        return (*refused, *self._commands(event, now_s))
 
     def _commands(self, event: Event, now_s: float) -> tuple[Command, ...]:
         match event:
@@ -913,3 +914,14 @@ def _superseded(id: InvocationId, newer: RunId) -> Refuse:
 
 def _alone_s(invocation: Invocation, profile: Profile) -> float:
     return profile.service_s(invocation.prompt_tokens, invocation.expected_tokens)
+
+
+def _is_told_of(event: Event) -> Collection[InvocationId]:
+    """What `event` says the fate of: a call that left, ended or runs is not refused."""
+    match event:
+        case InvocationEnded() | InvocationWithdrawn():
+            return (event.invocation_id,)
+        case ReplicaReported():
+            return event.held
+        case _:
+            return ()

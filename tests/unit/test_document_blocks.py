@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from cato.config.deploy_file import deploy_file_of
+from cato.config.schema import EngineArgs
 from cato.telemetry.tracing import from_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,15 @@ def a_deployment(application: int, args: dict[str, Any]) -> None:
 
 def ingress_args(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
     a_deployment(1, yaml.safe_load(block)["args"])
+
+
+def more_ingress_args(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """The same of a block that begins below `args`."""
+    a_deployment(1, yaml.safe_load(block))
+
+
+def engine_of_a_deployment(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    EngineArgs.model_validate(yaml.safe_load(block)["engine"])
 
 
 def models(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -109,6 +119,12 @@ HOW: dict[str, Check | str] = {
     "sed -i 's/target: 2s": TUTORIAL,
     "rm workflows/code-review.yaml": TUTORIAL,
     "args:\n  reuse:": ingress_args,
+    "args:\n  sign_in:": ingress_args,
+    "args:                     #": ingress_args,
+    "engine: {": engine_of_a_deployment,
+    "cato rollout start": "tests/live/test_rollouts.py begins and judges rollouts",
+    "helm -n": "needs Kubernetes; tests/unit/test_helm.py renders the chart",
+    "  prices:": more_ingress_args,
     "models:\n  small:": models,
     "models:\n  qwen-coder-7b:": models,
     "cato models add billing-coder": "needs a LoRA adapter; tests/live/test_adapters.py adds one",

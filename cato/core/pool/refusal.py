@@ -6,11 +6,12 @@ A queue has bounds, a call may not be able to meet its SLO, and clients leave.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from math import exp, inf
 from operator import itemgetter
 
 from cato.core.commands import Refuse
-from cato.core.ids import PoolName
+from cato.core.ids import InvocationId, PoolName
 from cato.core.pool.backlog import Backlog
 from cato.core.pool.patience import EVERY_S, LINED_UP_S, LateService, Line
 from cato.core.pool.queue import Waiting
@@ -158,21 +159,29 @@ class Refusal:
                 self._line.join(order, load_s)
         return self._line
 
-    def impatient(self, now_s: float) -> tuple[Refuse, ...]:
-        """Refuse those whose clients have left by the first token, as far as that is known now."""
+    def impatient(self, now_s: float, spared: Collection[InvocationId] = ()) -> tuple[Refuse, ...]:
+        """Refuse those whose clients have left by the first token, as far as that is known now;
+        those of `spared` later, if they then wait."""
         gone: list[Refuse] = []
+        later = []
         while self._leaving and self._leaving[0][0] <= now_s:
-            _, _, waiting = heapq.heappop(self._leaving)
+            entry = heapq.heappop(self._leaving)
+            waiting = entry[2]
             if self._waiting.get(waiting.invocation.id) is not waiting or waiting.latest_s > now_s:
                 continue
             if not self._accepting and waiting.invocation.leaves_at_s == inf:
                 # How long a start takes says nothing of how long clients wait for it.
                 self.await_client(waiting, now_s)
                 continue
+            if waiting.invocation.id in spared:
+                later.append(entry)
+                continue
             gone.append(self.refuse(waiting, "its client has waited for as long as it does"))
+        for entry in later:
+            heapq.heappush(self._leaving, entry)
         if now_s >= self._judged_at_s + EVERY_S:
             self._judged_at_s = now_s
-            gone += self._late_in_vain(now_s)
+            gone += self._late_in_vain(now_s, spared)
             if len(self._leaving) > 2 * len(self._waiting) + 64:
                 self._leaving = [
                     e for e in self._leaving if self._waiting.get(e[2].invocation.id) is e[2]
@@ -180,7 +189,7 @@ class Refusal:
                 heapq.heapify(self._leaving)
         return tuple(gone)
 
-    def _late_in_vain(self, now_s: float) -> list[Refuse]:
+    def _late_in_vain(self, now_s: float, spared: Collection[InvocationId]) -> list[Refuse]:
         """Of what is late, in order, what others of it will keep from a place for too long."""
         self._late.watch(now_s, have_waited=len(self._late_line) > 0)
         line = self._late_line = Line(self._late.speed(len(self._accepting)))
@@ -197,6 +206,7 @@ class Refusal:
         for order, waiting in late:
             wait_s, invocation = line.wait_s(order), waiting.invocation
             may_stay = invocation.attempt > 1 or invocation.was_taken or invocation.served_s > 0.0
+            may_stay |= invocation.id in spared
             if may_stay or now_s + wait_s <= waiting.latest_s:
                 line.join(order, waiting.load_s)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from cato.core.tenancy import Access, ApiKey
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
 from cato.serve.access.keys import new_key
+from cato.serve.ui.routes import HERE
 from cato.telemetry.decisions import MAX_RULES, OTHER, Decided, DecisionBook, rule_of, slack_now
 from cato.telemetry.overview import FleetState, overview
 from cato.telemetry.recent import BIN_S, SHOWN_RUNS, WINDOW_S, RecentOverview, RecentRuns
@@ -55,6 +57,17 @@ async def complete(kit: Kit, key: str | None = None) -> str:
         answer = await http.post("/v1/completions", json=PROMPT, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.headers["x-request-id"]
+
+
+def test_no_name_or_id_of_the_page_has_two_meanings() -> None:
+    scripts = [(HERE / name).read_text() for name in ("page.js", "admin.js")]
+    defined = re.compile(r"^(?:async )?(?:function|const|let) (\w+)", re.MULTILINE)
+    names = [name for script in scripts for name in defined.findall(script)]
+    ids = re.findall(r' id="([^"]+)"', (HERE / "page.html").read_text())
+    assert names
+    assert ids
+    for found in (names, ids):
+        assert sorted(set(found)) == sorted(found)
 
 
 async def test_a_run_is_seen_as_attainment_as_a_line_and_as_a_decision(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ async def test_an_operator_manages_tenants_and_keys_and_sees_what_changed(tmp_pa
         await page.goto(f"{url}/ui")
         await page.fill("#key", secret)
         await page.press("#key", "Enter")
-        await page.wait_for_selector("#admin:not([hidden]) #tenants tbody tr")
+        await page.wait_for_selector("#admin:not([hidden]) #limits tbody tr")
         for summary in await page.query_selector_all("#admin details:not([open]) summary"):
             await summary.click()
         await page.fill("#key-maker [name=tenant]", "red")
@@ -224,7 +224,7 @@ async def test_an_operator_manages_tenants_and_keys_and_sees_what_changed(tmp_pa
         await page.wait_for_selector("#new-secret:not([hidden])")
         made = (await page.inner_text("#new-secret .code")).strip()
         assert await page.query_selector("#keys b") is None, "names are no markup"
-        red = page.locator("#tenants tr", has_text="red")
+        red = page.locator("#limits tr", has_text="red")
         await red.locator("[name=requests_per_minute]").fill("60")
         await red.locator("button").click()
         await page.locator("#audit", has_text="tenant.limit").wait_for()

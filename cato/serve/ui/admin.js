@@ -46,9 +46,9 @@ function tenantRow(tenant) {
     cell(whole(tenant.spent_tokens), "number"), cell(whole(tenant.keys), "number"));
 }
 
-function drawTenants(found) {
+function drawLimits(found) {
   const heads = [["tenant"], ["requests a minute", "number"], ["tokens a minute", "number"], ["tokens a month", "number"], ["weight", "number"], [""], ["tokens this month", "number"], ["valid keys", "number"]];
-  at("tenants").replaceChildren(table(heads, found.data.map(tenantRow)));
+  at("limits").replaceChildren(table(heads, found.data.map(tenantRow)));
 }
 
 // Keys
@@ -128,13 +128,13 @@ function drawAudit(found) {
 
 async function refreshAdmin() {
   clearTimeout(adminTimer);
-  const isTyping = at("tenants").contains(document.activeElement);
+  const isTyping = at("limits").contains(document.activeElement);
   try {
     if (sessionStorage.getItem(KEY) === null) throw new Error("no key");
     const tenants = await ask("v1/admin/tenants");
     isOperator = tenants.role === "operator";
     at("key-maker").elements.tenant.disabled = !isOperator;
-    if (!isTyping) drawTenants(tenants);
+    if (!isTyping) drawLimits(tenants);
     const [keys, changes] = await Promise.all([ask("v1/admin/keys"), ask("v1/admin/audit"), showUsage()]);
     drawKeys(keys);
     drawAudit(changes);

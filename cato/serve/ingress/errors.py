@@ -122,9 +122,9 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             )
         case UnknownNameError(kind="task"):
             return Failure(404, str(error), "invalid_request_error", "task_not_found", param="task")
-        case UnknownNameError(kind=kind):
+        case UnknownNameError(kind="rollout"):
             return Failure(
-                404, str(error), "invalid_request_error", f"{kind}_not_found", param="name"
+                404, str(error), "invalid_request_error", "rollout_not_found", param="name"
             )
         case ContextLengthError():
             return _too_long(error)

@@ -21,12 +21,10 @@ from cato.core.rollout_book import (
 from cato.serve.ingress import document
 from cato.serve.ingress.body import known_keys, read_object, sub_object
 from cato.serve.ingress.context import Ingress, caller_of
-from cato.serve.ingress.errors import Failure, answer
 from cato.serve.ingress.jsons import JsonAnswer
 from cato.serve.ingress.naming import pool_of
 from cato.serve.ingress.receipts import as_json
 from cato.serve.pools import is_ready
-from cato.store.errors import StoreError
 
 MAX_BYTES = 10_000
 MAX_NAME_CHARS = 256
@@ -74,14 +72,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     async def ordered(request: Request, order: RolloutOrder) -> Response:
         by = caller_of(request).who
-        try:
-            rollout = await ingress.service.records.order_rollout(order, by)
-        except StoreError as error:
-            failure = Failure(
-                503, "The rollout cannot be kept now; try again later.", "server_error",
-                "store_unavailable", problem=str(error), headers={"Retry-After": "5"},
-            )  # fmt: skip
-            return answer(request, failure)
+        rollout = await ingress.service.records.order_rollout(order, by)
         return JsonAnswer(described({rollout.name: rollout})[0])
 
     return router

@@ -49,8 +49,8 @@ test: lint  ## check with its slow tests, then live ones on a local Ray with rea
 agents: $(STAMP)  ## six coding agents at work against CATO; installs them (2.2 GB in .cache)
 	@CATO_AGENTS=all $(BIN)/python -m pytest -q tests/live/agents
 
-drills: $(STAMP)  ## killed zygotes and stopped engines of real vLLM on two hosts (minutes)
-	@CATO_DRILLS=1 $(BIN)/python -m pytest -q tests/live/test_drills.py
+drills: $(STAMP)  ## killed and stopped engines of real vLLM on two hosts, rollouts under 50 streams (minutes)
+	@CATO_DRILLS=1 $(BIN)/python -m pytest -q tests/live/test_drills.py tests/live/test_rollouts.py
 
 bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import signal
 import subprocess
 import time
@@ -27,7 +28,11 @@ from tests.live.test_serve_cli import BIN, env
 
 __all__ = ["env"]  # the fixture of `cato serve`
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(590)]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.timeout(590),
+    pytest.mark.skipif("CATO_DRILLS" not in os.environ, reason="takes minutes: `make drills`"),
+]
 
 STREAMS, TOKENS, SEED = 50, 16, 7
 STEP_S = 0.15  # so long that a busy machine keeps it

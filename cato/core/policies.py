@@ -29,6 +29,7 @@ class Work:
     `remaining_s`: to the SLO event, with what lies downstream. `service_s`: to its last token.
     `token_s`: for each token more than expected. Of the queue that it stands in: `ahead_s` until
     all that can still be in time has begun, and the share of work that was `missed` lately.
+    `load_s`: replica-seconds that it takes where all places are full.
     """
 
     remaining_s: float
@@ -36,6 +37,7 @@ class Work:
     token_s: float
     ahead_s: float = 0.0
     missed: float = 0.0
+    load_s: float = 0.0
 
 
 class OrderingPolicy(Protocol):

@@ -120,7 +120,8 @@ class Backlog:
             pressure.pass_to(now_s)
             ahead_s = pressure.waiting_s / max(1, len(self._accepting))
             remaining_s, service_s, token_s = work.remaining_s, work.service_s, work.token_s
-            work = Work(remaining_s, service_s, token_s, ahead_s, pressure.missed)
+            missed, load_s = pressure.missed, waiting.load_s
+            work = Work(remaining_s, service_s, token_s, ahead_s, missed, load_s)
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
 
     def work_of(self, waiting: Waiting) -> Work:

@@ -39,7 +39,7 @@ class ForesightOrdering:
     overload: float = 0.05
     urgency: float = 40.0
     unlikely: float = UNLIKELY
-    alike: float = 1.5
+    alike: float = 1.2
     # Of sessions: a second of waiting makes up for so much more work.
     aging: float = 0.05
     # A rank by chance is judged anew after this share of the work: it changes as time passes.
@@ -50,9 +50,11 @@ class ForesightOrdering:
         if deadline_s == inf:
             return Rank(UNBOUND, "no SLO", key=invocation.arrived_at_s)
         slack_s = deadline_s - work.remaining_s - now_s
-        # Once it has begun, a stream costs its pace alone: only its start is urgent.
+        # A stream is in time once it has begun. It goes on: where a replica has few places, that
+        # costs the others more than its prompt.
         is_stream = invocation.until_first_token
-        work_s = work.remaining_s if is_stream else work.service_s + invocation.downstream_s
+        own_s = (work.load_s or work.remaining_s) if is_stream else work.service_s
+        work_s = own_s + invocation.downstream_s
         margin, ahead_s = self.margin, self.of_queue * work.ahead_s
         if work.missed > self.overload:
             margin, ahead_s = self.urgency, 0.0

@@ -24,8 +24,9 @@ from cato.cli.adapters import base_pool, dated, try_out
 from cato.cli.client import fail, this_user
 from cato.cli.cluster import AUTO, Address, connect
 from cato.cli.profile import TRANSPORT_VARIABLE
+from cato.config.engines import ray_actor_options
+from cato.config.fields import PublicName
 from cato.config.paths import resolve
-from cato.config.schema import PublicName, ray_actor_options
 from cato.core.errors import CapacityError, CatoError, UnknownNameError
 from cato.core.fleet import more_that_fit, resource_needs, why_full, why_infeasible
 from cato.core.ids import ModelName, PoolName

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from cato.config.fields import StrictModel
 from cato.config.paths import resolve
+from cato.config.problems import did_you_mean, validate
 from cato.config.schema import EnginesArgs, IngressArgs
-from cato.config.yaml_file import StrictModel, did_you_mean, read_yaml, validate
+from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, Problem
 from cato.core.topology import IngressSpec, Topology
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cato.config.yaml_file import NonEmpty, StrictModel
+from cato.config.fields import NonEmpty, StrictModel
 from cato.core.prefix_cache import BLOCK_TOKENS
 from cato.core.profile import Profile
 

@@ -24,16 +24,10 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from cato.config.fields import Duration, NonEmpty, StrictModel, matching
 from cato.config.paths import resolve
-from cato.config.yaml_file import (
-    Duration,
-    NonEmpty,
-    StrictModel,
-    did_you_mean,
-    matching,
-    read_yaml,
-    validate,
-)
+from cato.config.problems import did_you_mean, validate
+from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, InputError, Problem
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.profile import Profile

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from cato.config.yaml_file import Duration, StrictModel, matching
+from cato.config.fields import Duration, StrictModel, matching
 
 MAX_NODES = 64
 MAX_ROUNDS = 8

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ingress_kit import a_fast_pool, a_model_call, a_pool, until_busy, until_idle, workflows_of
 
+from cato.config.problems import validate
 from cato.config.schema import IngressArgs
-from cato.config.yaml_file import validate
 from cato.core.brownout import BrownoutStep, browned
 from cato.core.errors import ConfigError
 from cato.core.ids import TaskName

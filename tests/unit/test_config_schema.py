@@ -14,13 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.config.deploy_file import load_deploy_file
+from cato.config.engines import ray_actor_options
 from cato.config.paths import resolve, resolve_index
-from cato.config.schema import (
-    EnginesArgs,
-    IngressArgs,
-    ray_actor_options,
-)
-from cato.config.yaml_file import validate
+from cato.config.problems import validate
+from cato.config.schema import EnginesArgs, IngressArgs
 from cato.core.errors import ConfigError
 from cato.core.ids import DeploymentName
 from cato.core.reuse import ReuseLimits

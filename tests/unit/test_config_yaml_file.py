@@ -10,19 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
-from cato.config.yaml_file import (
-    MAX_DEPTH,
-    MAX_FILE_BYTES,
-    ByteSize,
-    Duration,
-    StrictModel,
-    parse_duration,
-    parse_size,
-    parse_yaml,
-    problems_of,
-    read_yaml,
-    validate,
-)
+from cato.config.fields import ByteSize, Duration, StrictModel, parse_duration, parse_size
+from cato.config.problems import problems_of, validate
+from cato.config.yaml_file import MAX_DEPTH, MAX_FILE_BYTES, parse_yaml, read_yaml
 from cato.core.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cato.config.deploy_file import deploy_file_of
-from cato.config.schema import EngineArgs
+from cato.config.engines import EngineArgs
 from cato.telemetry.tracing import from_environment
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cato.config.control import shared_pool_changes
+from cato.config.problems import validate
 from cato.config.schema import EnginesArgs
-from cato.config.yaml_file import validate
 from cato.core.errors import ConfigError
 from cato.core.ids import PoolName
 

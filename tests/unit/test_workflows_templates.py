@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cato.core.errors import ExpressionError, WorkLimitError
-from cato.workflows.templates import (
-    MAX_OUTPUT_CHARS,
-    MAX_SOURCE_CHARS,
-    MAX_STEPS,
-    compile_expression,
-    compile_template,
-    little_work,
-)
+from cato.workflows.templates import MAX_SOURCE_CHARS, compile_expression, compile_template
+from cato.workflows.work import MAX_OUTPUT_CHARS, MAX_STEPS, little_work
 
 # 2^40 texts, once it is written out.
 NESTED = "{% set a = ['x'] %}" + "{% set a = [a, a] %}" * 40

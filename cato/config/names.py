@@ -101,7 +101,7 @@ def _ambiguous_patterns(models: Mapping[str, object]) -> Found:
                 ):
                     rule = (
                         f"some names fit this pattern and {pattern!r} of {other!r}, which is as "
-                        "long; make the one that shall count longer"
+                        "long; make the one that should win longer"
                     )
                     found.append((("models", model, "aliases", i), alias, rule))
         earlier += [(model, alias) for _, alias in mine]

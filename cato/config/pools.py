@@ -109,7 +109,7 @@ class PoliciesArgs(StrictModel):
     patience_s: Annotated[Duration, Field(gt=0)] | None = Field(
         _DEFAULT_POLICIES.patience_s, alias="patience"
     )
-    """After how long clients leave that did not say when they will."""
+    """How long clients wait that name no time themselves."""
 
 
 class ScalingArgs(StrictModel):
@@ -120,7 +120,7 @@ class ScalingArgs(StrictModel):
     idle_timeout_s: Annotated[Duration, Field(gt=0)] = Field(
         _DEFAULT_SCALING.idle_timeout_s, alias="idle_timeout"
     )
-    """Without work for so long, a pool whose `min` is 0 lets its last replica go."""
+    """After this time without work, a pool whose `min` is 0 stops its last replica."""
     every_s: Duration = Field(_DEFAULT_SCALING.every_s, alias="every")
     """How often the rule is asked."""
 
@@ -169,9 +169,9 @@ class HostedModelArgs(StrictModel):
     slo_s: Annotated[Duration, Field(gt=0)] = Field(_DEFAULT_SLO_S, alias="slo")
     """Time to the first token that its users expect: how much a load hurts."""
     min_copies: int = Field(default=0, ge=0)
-    """At least so many stay loaded."""
+    """Copies that stay loaded."""
     max_copies: int = Field(default=1, ge=1, validate_default=True)
-    """At most so many are loaded."""
+    """Most copies that are loaded."""
 
     @field_validator("max_copies")
     @classmethod
@@ -201,7 +201,7 @@ class SharedPoliciesArgs(StrictModel):
     patience_s: Annotated[Duration, Field(gt=0)] | None = Field(
         _DEFAULT_SHARED.patience_s, alias="patience"
     )
-    """How long a client waits that does not say so itself; null: for ever."""
+    """How long a client waits that names no time itself; null: without limit."""
 
 
 class SharedPoolArgs(StrictModel):

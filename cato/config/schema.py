@@ -104,7 +104,7 @@ class BrownoutArgs(StrictModel):
     """One step of `brownout`; see `BrownoutStep`."""
 
     queued: float = Field(gt=0)
-    """From so many waiting calls for each place of a pool on."""
+    """Applies from this many waiting calls per batch slot of a pool."""
     skip_optional: bool = False
     """Skip optional nodes."""
     max_rounds: int | None = Field(default=None, ge=1)

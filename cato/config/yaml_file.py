@@ -133,7 +133,7 @@ def _node_problems(root: yaml.Node, file: str, aliases: bool) -> list[Problem]:
     def measure(node: yaml.Node, path: str) -> tuple[int, int]:
         """Values and levels below `node`, aliases expanded."""
         if id(node) in open_:
-            rule = "an alias that holds itself"
+            rule = "this alias refers to itself"
             raise ConfigError((Problem(_at(file, node.start_mark), path, "", rule),))
         if id(node) in measured:
             return measured[id(node)]

@@ -104,7 +104,7 @@ _HOSTED = TypeAdapter(HostedModel)
 
 
 class MetadataStore:
-    """What was measured and learnt. Safe to share between threads; make one with `open`.
+    """Typed access to the database. Safe to share between threads; make one with `open`.
 
     Every call raises `StoreError`: `StoreUnavailableError` when the same call may work later.
     """
@@ -156,7 +156,7 @@ class MetadataStore:
             raise StoreRecordError(self.name, str(exc)) from exc
 
     def prune(self, limits: Limits, now_s: float) -> None:
-        """Drop what is beyond `limits`; `now_s` in seconds since the epoch."""
+        """Delete records beyond `limits`; `now_s` in seconds since the epoch."""
         samples = length_samples.c
         with self._transaction() as connection:
             keep_newest(connection, length_samples, limits.samples_per_node,
@@ -172,7 +172,7 @@ class MetadataStore:
             connection.execute(delete(receipts).where(too_old))
 
     def learnt(self) -> Learnt:
-        """All that is kept of what was learnt; a row that makes no sense counts as damage."""
+        """Everything that was learnt; an unreadable row counts as damage."""
         with self._reading() as connection:
             means = tuple(
                 NodeMean(TaskName(r.task), NodeId(r.node), r.quantity, r.value, r.samples)
@@ -371,7 +371,7 @@ class MetadataStore:
             return tuple(Tenant(*row) for row in rows)
 
     def access(self, month: str) -> Access:
-        """All that an ingress must know; `month` as 2026-11."""
+        """Keys, tenants and spent tokens for an ingress; `month` as 2026-11."""
         tokens = func.sum(usage.c.prompt_tokens + usage.c.output_tokens)
         query = (
             select(usage.c.tenant, tokens)
@@ -561,7 +561,7 @@ class MetadataStore:
             self._log(connection, by, "adapter.add", adapter.name, before, adapter)
 
     def adapters(self) -> tuple[AddedAdapter, ...]:
-        """All that were added, by their age."""
+        """Added adapters, oldest first."""
         query = select(added_adapters).order_by(added_adapters.c.version)
         with self._reading() as connection:
             rows = connection.execute(query).all()
@@ -600,7 +600,7 @@ class MetadataStore:
             raise translated(self.name, exc) from exc
 
     def _has_moved(self) -> bool:
-        """SQLite would go on writing into a file that nobody finds any more."""
+        """Whether the file was moved: SQLite would go on writing into the old one."""
         return self._file is not None and _inode(self._file) != self._inode
 
 

@@ -279,7 +279,7 @@ class RunMetrics:
         self._actual_queue.labels(facts.pool).inc(facts.queue_s)
 
     def render(self, errors: Iterable[PoolErrors] = (), store: StoreState | None = None) -> bytes:
-        """All that was recorded; with the drift of `errors` and how the store is, when given."""
+        """All metrics; with the drift of `errors` and the state of the store, when given."""
         gauges = CollectorRegistry()
         gauges.register(_LearningGauges(tuple(errors), store))
         return generate_latest(self.registry) + generate_latest(gauges)

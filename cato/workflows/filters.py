@@ -80,7 +80,7 @@ def _last_lines(text: object, count: int = 20) -> str:
 
 
 def _fit(text: object, chars: int) -> str:
-    """Head and tail of a text longer than `chars`, with `...` for what is left out between."""
+    """Head and tail of a text longer than `chars`, with `...` between."""
     return fit_prompt(_text(text), chars)
 
 
@@ -195,7 +195,7 @@ def put_out(context: Context, value: object) -> object:
 
 
 def charged(name: str, function: Callable[..., Any], cheap: frozenset[str]) -> Callable[..., Any]:
-    """A filter or test that charges all that it is given; of those that are `cheap` the items."""
+    """A filter or test that counts the whole of its arguments; if `cheap`, only their items."""
     passed = getattr(function, "jinja_pass_arg", None)
 
     @pass_context
@@ -241,7 +241,7 @@ def _written(context: Context, text: str) -> str:
     return text
 
 
-# Filters that look at items and not into them; what is done to each item is charged by itself.
+# Filters that look at items and not into them; work on each item is counted by itself.
 _LOOKING_AT_ITEMS = words(
     "abs count d default first items last length list map reject rejectattr reverse round select "
     "selectattr"

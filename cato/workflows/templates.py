@@ -6,8 +6,8 @@ as do its attributes: `refine.text`, `check.ok`.
 
 Allowed are output, `if`, `for`, `set`, operators but `**`, `range`, and what `FILTERS` and
 `_MEMBERS` list. The work of one rendering is counted before it is done, and bounded: see `Bounds`.
-A count is of what an operation may touch, all that is inside of a value included, so that no single
-one takes long either.
+An operation counts everything it may touch, nested values included, so that no single one takes
+long.
 Blocks (`{% ... %}`) take their line with them when they stand alone on it.
 """
 
@@ -309,7 +309,7 @@ class JinjaExpression:
 
 @lru_cache(maxsize=1024)
 def compile_template(source: str) -> JinjaTemplate:
-    """Raise `ExpressionError` when `source` is not a template or uses what is not allowed."""
+    """Raise `ExpressionError` when `source` is no template or uses a forbidden construct."""
     try:
         _check_size(source)
         return JinjaTemplate(source, *_compile(_ENVIRONMENT.parse(source)))
@@ -319,7 +319,7 @@ def compile_template(source: str) -> JinjaTemplate:
 
 @lru_cache(maxsize=1024)
 def compile_expression(source: str) -> JinjaExpression:
-    """Raise `ExpressionError` when `source` is not an expression or uses what is not allowed."""
+    """Raise `ExpressionError` when `source` is no expression or uses a forbidden construct."""
     try:
         _check_size(source)
         if source.lstrip().startswith(("{{", "{%")):
@@ -355,7 +355,7 @@ def _compile(
 
 
 def _attributes(tree: nodes.Template) -> Iterator[tuple[str, str]]:
-    """Names with what is looked up in them; not of names that the template sets itself."""
+    """Names and the attributes read from them; without names that the template sets itself."""
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     for dot in tree.find_all(nodes.Getattr):
         if isinstance(dot.node, nodes.Name) and dot.node.name not in own:

@@ -76,7 +76,7 @@ class Work:
         self._read_chars, self._output_chars = bounds.read_chars, bounds.output_chars
 
     def loop(self, iterations: int, nodes: int) -> None:
-        """So many iterations of a loop whose body has `nodes` parts."""
+        """Count iterations of a loop whose body has `nodes` parts."""
         self._steps -= iterations
         self._nodes -= iterations * nodes
         if self._steps < 0:
@@ -95,11 +95,11 @@ class Work:
             raise TooMuch(f"more than {self._bounds.read_chars:,} characters gone through")
 
     def read_all(self, value: object) -> None:
-        """All of `value`, with what is inside of what it holds."""
+        """Count all of `value`, nested values included."""
         self.read(len(value) if isinstance(value, str) else _weight(value, self._read_chars))
 
     def read_items(self, value: object) -> None:
-        """The items of `value`, but not what they hold."""
+        """Count the items of `value`, not their contents."""
         if isinstance(value, str | list | tuple):
             self.read(len(value))
 
@@ -112,7 +112,7 @@ class Work:
 def _weight(value: object, most: int) -> int:
     """Characters to be gone through for all of `value`, counted until they are more than `most`.
 
-    What is held twice counts twice, as it would be written twice.
+    A value that is held twice counts twice, as it would be written twice.
     """
     total, waiting = 0, [value]
     while waiting and total <= most:

@@ -311,7 +311,7 @@ def test_aliases_may_be_patterns_which_are_kept_apart_from_names() -> None:
 def test_of_two_patterns_that_fit_one_name_one_must_be_longer() -> None:
     assert problems(of_two(["claude-*", "x-*"], ["*-sonnet", "claude-*-b"])) == [
         "models.other.aliases[0]: some names fit this pattern and 'claude-*' of 'coder', which is "
-        "as long; make the one that shall count longer (found '*-sonnet')"
+        "as long; make the one that should win longer (found '*-sonnet')"
     ]
     assert problems(of_two(["claude-*"], ["claude-*"])) == [
         "models.other.aliases[0]: already the name of an alias of 'coder' (found 'claude-*')"

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_time_kit import LocalCaller, asked
 
-from cato.control.profile_check import (
+from cato.core.profile import Profile
+from cato.core.topology import EngineSpec
+from cato.measure.check import (
     CheckedCall,
     EngineSteps,
     MixedCall,
@@ -20,8 +22,6 @@ from cato.control.profile_check import (
     mixed_run,
     predict,
 )
-from cato.core.profile import Profile
-from cato.core.topology import EngineSpec
 from cato.testing.builders import a_profile
 
 PROFILE = replace(

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from virtual_time_kit import LocalCaller, VirtualLoop, asked
 
-from cato.control.profile_sweep import (
+from cato.core.errors import InputError
+from cato.core.profile import Profile
+from cato.core.topology import EngineSpec
+from cato.engines.simulated import SimulatedEngine
+from cato.measure.sweep import (
     NEW_TOKENS,
     AdapterStep,
     Comparison,
@@ -24,10 +28,6 @@ from cato.control.profile_sweep import (
     evaluate,
     prompt_steps,
 )
-from cato.core.errors import InputError
-from cato.core.profile import Profile
-from cato.core.topology import EngineSpec
-from cato.engines.simulated import SimulatedEngine
 from cato.profiles.load import load_profile
 
 PROFILES = Path(__file__).parents[2] / "profiles"

@@ -27,7 +27,7 @@ from cato.core.topology import (
 from cato.engines.base import EngineChunk, EngineLoad
 from cato.engines.vllm import scheduler, zygote
 from cato.engines.vllm.adapters import adapter_argv
-from cato.engines.vllm.process import server_argv
+from cato.engines.vllm.arguments import server_argv
 from cato.engines.vllm.stream import (
     EventStream,
     http_error,

@@ -23,7 +23,7 @@ from cato.config.engines import ray_actor_options
 from cato.core.topology import DeploymentSpec, Topology
 from cato.serve.app import DRAIN_S
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KUBERNETES = ROOT / "deployments" / "kubernetes"
 BASE = KUBERNETES / "base"
 OVERLAYS = sorted(p.parent for p in KUBERNETES.glob("overlays/*/kustomization.yaml"))

@@ -162,7 +162,7 @@ def test_the_shell_sums_up_and_takes_prices_from_the_deployment(tmp_path: Path) 
     store.write([used("red", model="simulated-7b", output=1_000_000), used("blue", output=1)])
     store.close()
     file = tmp_path / "d.yaml"
-    shipped = Path(__file__).parents[2] / "deployments" / "simulated.yaml"
+    shipped = Path(__file__).parents[3] / "deployments" / "simulated.yaml"
     price = "prices: {currency: EUR, models: {simulated-7b: {prompt: 1, output: 2.5}}}"
     body = "      max_body: 4MB"
     file.write_text(shipped.read_text().replace(body, f"{body}\n      {price}"))

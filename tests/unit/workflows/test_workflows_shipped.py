@@ -12,7 +12,7 @@ from cato.core.workflow import LlmSettings, Template, Workflow
 from cato.workflows.json_schema import workflow_json_schema, write_json_schema
 from cato.workflows.load import check_inputs, load_workflows
 
-FOLDER = Path(__file__).parents[2] / "workflows"
+FOLDER = Path(__file__).parents[3] / "workflows"
 SCHEMA = FOLDER / "workflow.schema.json"
 WORKFLOWS = load_workflows(FOLDER)
 CODE = "def area(w, h):\n    return w * h\n"

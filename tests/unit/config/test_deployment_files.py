@@ -12,7 +12,7 @@ from cato.config.paths import resolve_index
 from cato.core.topology import model_called
 from cato.profiles.load import check_profiles, load_profile, load_profiles
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEPLOYMENTS = sorted((ROOT / "deployments").glob("*.yaml"))
 PROFILES = sorted((ROOT / "profiles").glob("*.yaml"))
 

@@ -37,7 +37,7 @@ from cato.store.store import MetadataStore
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
 CHAT = {"model": "cato-generation", "messages": [{"role": "user", "content": "x"}]}
-SIMULATED = Path(__file__).resolve().parents[2] / "deployments" / "simulated.yaml"
+SIMULATED = Path(__file__).resolve().parents[3] / "deployments" / "simulated.yaml"
 CHECKED = ("create", "--tenant", "a", "--deployment", str(SIMULATED))
 FOREIGN = ("203.0.113.7", 40_000)
 

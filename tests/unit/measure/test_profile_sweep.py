@@ -30,7 +30,7 @@ from cato.measure.sweep import (
 )
 from cato.profiles.load import load_profile
 
-PROFILES = Path(__file__).parents[2] / "profiles"
+PROFILES = Path(__file__).parents[3] / "profiles"
 KNOWN = Profile(
     model="known",
     accelerator="cpu",

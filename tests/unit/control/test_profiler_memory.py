@@ -20,7 +20,7 @@ from cato.core.receipt import SlaReceipt
 from cato.estimators.output_lengths import Due, LengthSample, OutputLengths, refitted
 from cato.store.store import MetadataStore
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TASK, NODE = TaskName("t"), NodeId("n")
 
 
@@ -55,7 +55,7 @@ from cato.estimators.output_lengths import OutputLengths
 assert refitted_apart(OutputLengths(), some_due(500), 1, 0).keys
 assert not {"sklearn", "quantile_forest"} & set(sys.modules), "learning was done here"
 """
-    folders = f"{ROOT}:{Path(__file__).parent}"
+    folders = f"{ROOT}:{Path(__file__).parent}:{Path(__file__).parents[1]}"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": folders})
 
 

@@ -20,7 +20,7 @@ from cato.store.state import StoreState
 from cato.telemetry.metrics import RunMetrics, render_fleet
 from cato.telemetry.overview import FleetState
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "cato" / "telemetry" / "README.md"
 RULES = ROOT / "deployments" / "monitoring" / "prometheus-rules.yaml"
 DASHBOARD = ROOT / "deployments" / "monitoring" / "grafana-dashboard.json"

@@ -29,7 +29,7 @@ from cato.testing.chaos_hostile import WORKFLOW as INSPECTION
 from cato.testing.hostile import PIECES, repeated
 from cato.workflows.load import load_workflow
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CASES = int(os.environ.get("CATO_FUZZ_CASES", "150"))
 ANSWER_WITHIN_S = 20.0
 # CPU time of one request in this process, client and server: nobody else is served meanwhile.

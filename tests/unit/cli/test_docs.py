@@ -22,7 +22,7 @@ from cato.serve.service import TaskService
 from cato.serve.workflow_files import WorkflowFiles
 from cato.testing.local_pools import LocalPools, LocalRecords
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TUTORIAL = ROOT / "workflows" / "README.md"
 REFERENCE = ROOT / "cato" / "cli" / "REFERENCE.md"
 REASONS = ROOT / "cato" / "policies" / "REASONS.md"

@@ -24,7 +24,7 @@ from cato.cli.serve import DRAIN_S, TRANSPORT
 from cato.config.deploy_file import load_deploy_file
 from cato.serve.keeper import STOP_TIMEOUT_S
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOCKER = ROOT / "docker"
 PYTHON = "3.11.16"
 # What each image installs: the lock's name -> the extra of pyproject.toml.

@@ -62,7 +62,7 @@ from cato.sim.tasks import Outcome, SimTask
 from cato.sim.workloads import SABER_ENGINE, SEVEN_B
 from cato.workflows.load import load_workflows
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEPLOYMENTS = sorted((ROOT / "deployments" / "bench").glob("*.yaml"))
 TRACE_LINES = ["TIMESTAMP,ContextTokens,GeneratedTokens"] + [
     f"2023-11-16 18:{15 + i // 600:02d}:{i / 10 % 60:010.7f},{200 + i % 50},{5 + i % 150}"

@@ -37,7 +37,7 @@ from cato.serve.service import TaskService
 from cato.store.store import MetadataStore
 from cato.testing.local_pools import LocalPools, LocalRecords
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CHAT = {"model": "fast", "messages": [{"role": "user", "content": "x"}]}
 
 

@@ -313,7 +313,7 @@ writer.close(60.0)
 
 def a_process(path: Path, task: str, limit: int | None) -> subprocess.Popen[str]:
     code = WRITE_AND_TELL.format(
-        tests=str(Path(__file__).parent), path=str(path), task=task, limit=limit
+        tests=str(Path(__file__).parents[1]), path=str(path), task=task, limit=limit
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 

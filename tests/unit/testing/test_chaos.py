@@ -32,7 +32,7 @@ from cato.testing.chaos_plan import (
 )
 from cato.testing.chaos_real import begins_right, problem_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def a_plan(**fields: object) -> Plan:

@@ -55,7 +55,7 @@ from cato.core.errors import InputError, UnknownNameError
 from cato.profiles.load import load_profile_file, load_profiles
 from cato.profiles.schema import ProfileFile, Provenance
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "deployments" / "accelerator").glob("*.yaml"))
 ONE_CARD = ROOT / "deployments" / "accelerator" / "one-card-7b.yaml"
 ONE_CORE = ROOT / "deployments" / "accelerator" / "one-core.yaml"

@@ -189,7 +189,7 @@ async def test_the_page_needs_no_key_its_data_does(tmp_path: Path) -> None:
 
 
 def test_the_page_asks_no_other_host() -> None:
-    folder = Path(__file__).parents[2] / "cato" / "serve" / "ui"
+    folder = Path(__file__).parents[3] / "cato" / "serve" / "ui"
     for path in (folder / f for f in ("page.html", "page.js", "admin.js", "page.css")):
         text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "//" not in text.replace("// ", ""), f"{path.name} names a host"

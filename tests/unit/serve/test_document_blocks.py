@@ -18,7 +18,7 @@ from cato.config.deploy_file import deploy_file_of
 from cato.config.engines import EngineArgs
 from cato.telemetry.tracing import from_environment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 README = ROOT / "README.md"
 GUIDES = (
     README,
@@ -103,7 +103,7 @@ def own_model(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 LIVE = "tests/live/test_documents.py runs it"
-TUTORIAL = "tests/unit/test_docs.py runs all blocks of the tutorial in one shell"
+TUTORIAL = "tests/unit/cli/test_docs.py runs all blocks of the tutorial in one shell"
 # How a block begins -> its check, or why it is not run here.
 HOW: dict[str, Check | str] = {
     "make serve ": "this test is a part of the second line; the first starts what others ask",
@@ -123,15 +123,15 @@ HOW: dict[str, Check | str] = {
     "args:                     #": ingress_args,
     "engine: {": engine_of_a_deployment,
     "cato rollout start": "tests/live/test_rollouts.py begins and judges rollouts",
-    "helm -n": "needs Kubernetes; tests/unit/test_helm.py renders the chart",
+    "helm -n": "needs Kubernetes; tests/unit/deployments/test_helm.py renders the chart",
     "  prices:": more_ingress_args,
     "models:\n  small:": models,
     "models:\n  qwen-coder-7b:": models,
     "cato models add billing-coder": "needs a LoRA adapter; tests/live/test_adapters.py adds one",
-    "docker build": "needs Docker; tests/unit/test_docker.py reads its files",
+    "docker build": "needs Docker; tests/unit/deployments/test_docker.py reads its files",
     "docker compose": "needs Docker",
     "docker run": "needs Docker and an NPU",
-    "kubectl create": "needs Kubernetes; tests/unit/test_kubernetes.py validates the manifests",
+    "kubectl create": "needs Kubernetes; tests/unit/deployments/test_kubernetes.py checks them",
     "scrape_configs:": prometheus,
     "export OTEL_": exports,
     '{"at":': log_line,

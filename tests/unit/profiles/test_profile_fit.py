@@ -17,7 +17,7 @@ from cato.profiles.fit import Sample, Step, fit, r2
 from cato.profiles.load import load_profile
 from cato.testing.builders import a_profile
 
-PROFILES = Path(__file__).parents[2] / "profiles"
+PROFILES = Path(__file__).parents[3] / "profiles"
 LINEAR = replace(
     a_profile(prefill_s=0.003, token_s=0.003, prefill_token_s=0.0, batch_token_s=7e-5),
     prefill_per_batch_token_s=3e-5,

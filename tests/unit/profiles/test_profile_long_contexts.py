@@ -16,7 +16,7 @@ from cato.profiles.load import load_profile, save_profile
 from cato.profiles.schema import Provenance
 from cato.testing.builders import an_invocation
 
-PROFILES = Path(__file__).parents[2] / "profiles"
+PROFILES = Path(__file__).parents[3] / "profiles"
 LARGE = load_profile(PROFILES / "reference-large-32b@gpu-80gb.yaml")
 SMALL = load_profile(PROFILES / "reference-small-7b@gpu-24gb.yaml")
 

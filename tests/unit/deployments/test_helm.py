@@ -125,6 +125,6 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) 
 
 
 def test_the_chart_is_of_the_projects_version() -> None:
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert f'\nversion = "{chart["appVersion"]}"\n' in project

@@ -22,7 +22,7 @@ from cato.serve import served
 from cato.serve.keeper import new_mark
 from cato.serve.served import Served
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(*arguments: str) -> Result:

@@ -102,12 +102,13 @@ class ReplicaCaller:
 async def engine_steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
     """What the replica's engine does in a step, by its own words and the deployment's."""
     engine = found.spec.engine
-    block_tokens = whole((await caller.load()).get("block_tokens"))
+    load = await caller.load()
+    block_tokens = whole(load.get("block_tokens"))
     return EngineSteps(
         engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
         engine.long_prefill_token_threshold or 0,
         block_tokens if engine.prefix_caching else 0,
-        found.profile.host_capacity_tokens if engine.host_memory else 0,
+        whole(load.get("host_tokens")),
     )
 
 

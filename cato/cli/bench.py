@@ -218,7 +218,8 @@ def live(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="coding-mixes, coding-scaling, saber, azure-replay, vllm-mix, mixed, cace."
+            help="cato-rq1, cato-rq2, saber, slo-sa, tempo, coding-mixes, coding-scaling, "
+            "azure-replay, vllm-mix, mixed, cace."
         ),
     ],
     deployment: Annotated[

@@ -40,7 +40,7 @@ class Decided:
     """One decision of a pool, at `at_s` seconds since the epoch.
 
     `slack_s` is the time to spare at the dispatch: to the deadline, less the predicted remaining
-    service; negative when it is foretold to be late, None where there is no SLO or no dispatch.
+    service; negative when it is predicted to be late, None where there is no SLO or no dispatch.
     `run_id`, `task`, `node` and `tenant` are empty for what concerns a replica alone.
     """
 

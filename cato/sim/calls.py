@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """An LLM call from its offer to its end. `index`: of its node, in a task of calls."""
+    """An LLM call from its offer to its end. `index`: of its node, in a task of calls; `is_paced`:
+    the pace of its stream is judged."""
 
     id: InvocationId
     run: TaskRun
@@ -33,6 +34,7 @@ class Call:
     offered_at_s: float
     waits_since_s: float
     index: int = 0
+    is_paced: bool = False
     generated: int = 0  # in earlier attempts
     tokens: int = 0  # in all attempts, as last told
     attempt: int = 1
@@ -100,7 +102,7 @@ class TaskRun(ABC):
 
     @abstractmethod
     def progressed(self, call: Call, tokens: int) -> None:
-        """So many tokens of the call have come."""
+        """So many tokens of the call have come; told of calls that are paced."""
 
     @abstractmethod
     def go_on(self, call: Call) -> None:
@@ -145,7 +147,8 @@ class CallsRun(TaskRun):
         node, now_s = task.nodes[index], fleet.kernel.now_s
         invocation = task.invocation(index, now_s, self.served_s)
         id = invocation.id
-        call = Call(id, self, fleet.pools[node.pool], node, now_s, now_s, index)
+        is_paced = self.outcome.is_streaming(index)
+        call = Call(id, self, fleet.pools[node.pool], node, now_s, now_s, index, is_paced)
         self._open[id] = call
         fleet.offer(call, invocation)
 
@@ -157,12 +160,11 @@ class CallsRun(TaskRun):
         is_streamed = call.index == len(outcome.task.nodes) - 1
         if is_streamed and isnan(outcome.first_token_at_s):
             outcome.first_token_at_s = self.fleet.kernel.now_s
-        else:
+        elif call.is_paced:
             self.progressed(call, call.tokens)
 
     def progressed(self, call: Call, tokens: int) -> None:
-        if self.outcome.is_streaming(call.index):
-            self.outcome.sent.append((self.fleet.kernel.now_s, tokens))
+        self.outcome.sent.append((self.fleet.kernel.now_s, tokens))
 
     def go_on(self, call: Call) -> None:
         del self._open[call.id]

@@ -293,7 +293,8 @@ class SimPool:
             call = calls.get(id)
             if call is not None:
                 call.tokens = tokens
-                call.run.progressed(call, tokens)
+                if call.is_paced:
+                    call.run.progressed(call, tokens)
                 report.append((id, tokens - call.generated))
         return tuple(report)
 

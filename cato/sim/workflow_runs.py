@@ -302,6 +302,7 @@ class WorkflowRun(TaskRun):
             node,
             now_s,
             now_s,
+            is_paced=task.tpot_target_s < inf or task.metric is SloMetric.TPOT,
             execution=execution,
             draw=drawn.draw,
             max_tokens=max_tokens,
@@ -344,13 +345,12 @@ class WorkflowRun(TaskRun):
         if call.first_token_s is None:
             call.first_token_s = self._now_s - call.sent_at_s
             self._emit(call.execution)
-        else:
+        elif call.is_paced:
             self.progressed(call, call.tokens)
 
     def progressed(self, call: Call, tokens: int) -> None:
         assert isinstance(call, NodeCall), f"{call.id} is none of a workflow"
-        is_paced = self._task.tpot_target_s < inf or self._task.metric is SloMetric.TPOT
-        if is_paced and self._is_streamed(call.execution):
+        if self._is_streamed(call.execution):
             self.outcome.sent.append((self._now_s, tokens))
 
     def go_on(self, call: Call) -> None:

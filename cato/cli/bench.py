@@ -54,7 +54,7 @@ LIVE_SEEDS = "100-101"
 
 
 class Shown:
-    """One bar, anew for each step of the measurement."""
+    """One bar, started again for each step of the measurement."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -218,8 +218,8 @@ def live(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="coding-mixes, coding-scaling, saber, azure-replay, vllm-mix, mixed, "
-            "completions, agents, cace."
+            help="cato-rq1, cato-rq2, saber, slo-sa, tempo, coding-mixes, coding-scaling, "
+            "azure-replay, vllm-mix, mixed, completions, agents, cace."
         ),
     ],
     deployment: Annotated[

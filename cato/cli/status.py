@@ -17,6 +17,7 @@ def status(
     import ray
 
     from cato.control import actors
+    from cato.core.shards import merged
 
     console = Console()
     try:
@@ -44,8 +45,9 @@ def status(
         "pool", "policies", "queued", "replica", "held / slots", "wait s", title="Pools"
     )
     for pool in topology.pools if topology else ():
-        router = actors.get(actors.router_name(pool.name))
-        picture, p = ray.get([router.picture.remote(), router.policies.remote()])
+        routers = [actors.get(n) for n in actors.router_names(pool.name, pool.router_shards)]
+        shards, p = ray.get([r.picture.remote() for r in routers]), pool.policies
+        picture, p = merged(pool.name, shards), ray.get(routers[0].policies.remote())
         parts = (p.scheduler, p.routing, p.ordering, p.binding)
         names = ", ".join(name for name in parts if name is not None)
         if not picture.replicas:

@@ -308,18 +308,32 @@ class PoolScaling:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """All deployments that serve one model, possibly on different accelerators."""
+    """All deployments that serve one model, possibly on different accelerators.
+
+    `router_shards` is how many router actors it has; they own disjoint replicas.
+    """
 
     name: PoolName
     model: ModelSpec
     deployments: tuple[DeploymentSpec, ...]
     policies: PoolPolicies = PoolPolicies()
     scaling: PoolScaling = PoolScaling()
+    router_shards: int = 1
 
     @property
     def may_be_empty(self) -> bool:
         """Without work it has no replica; the first call starts one."""
         return all(d.min_replicas == 0 for d in self.deployments)
+
+    @property
+    def of_shard(self) -> PoolPolicies:
+        """What each router shard is told: its part of the bounds of the queue."""
+        tokens = self.policies.max_queued_tokens
+        return replace(
+            self.policies,
+            max_queued=-(-self.policies.max_queued // self.router_shards),
+            max_queued_tokens=None if tokens is None else -(-tokens // self.router_shards),
+        )
 
     def fastest(self, profiles: Mapping[DeploymentName, Profile]) -> Profile:
         """The profile of its fastest deployment: the one that its router is given."""

@@ -52,6 +52,11 @@ RESIDENT_POLL_S = 0.5
 RESTART_BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
 
 
+def _rank() -> int:
+    """Of this replica among those of its deployment; Serve may change it when others go."""
+    return int(serve.get_replica_context().rank.rank)
+
+
 class EngineReplica:
     """One replica of a pool. The engine is its own process; this one never imports vLLM."""
 
@@ -67,7 +72,9 @@ class EngineReplica:
         self._eviction: Any = None
         self._calls = HeldCalls(self._id, self._tell)
         stop = self._calls.progress.stop
-        self._link = ReplicaLink(self._id, pool, stop, self._report, self._generate)
+        self._link = ReplicaLink(
+            self._id, pool, spec.name, _rank, stop, self._report, self._generate
+        )
         self._restarts = 0
         self._lost = ""  # how the last engine ended, in a line
         self._resident: Resident | None = None  # as the manager was last told

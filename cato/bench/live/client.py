@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from cato.bench.live.workflows import LiveTask
-from cato.core.slo import Slo
+from cato.core.slo import Slo, tpot_s
 
 # Above the longest deadline of a workflow: the answer to a lost task comes from CATO.
 TIMEOUT = aiohttp.ClientTimeout(total=90_000.0)
@@ -58,9 +58,10 @@ class Seen:
     def is_met_at_client(self) -> bool:
         sim = self.task.sim
         achieved_s = {"ttft": self.ttft_s, "e2e": self.e2e_s}[sim.metric.value]
-        pace_s = (self.e2e_s - self.ttft_s) / max(1, self.output_tokens - 1)
-        is_met = not self.problem and Slo(sim.metric, sim.target_s).is_met_by(achieved_s)
-        return is_met and pace_s <= sim.tpot_target_s
+        tokens = self.output_tokens or sim.nodes[-1].output_tokens
+        pace_s = tpot_s(self.ttft_s, self.e2e_s, tokens)
+        slo = Slo(sim.metric, sim.target_s, sim.tpot_target_s)
+        return not self.problem and slo.is_met_by(achieved_s, pace_s)
 
     @property
     def is_met(self) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from cato.bench.live import real, serve_llm
+from cato.bench.live import paper_tasks, real, serve_llm
 from cato.bench.live.traffic import SessionTraffic
 from cato.config.paths import resolve
 from cato.core.errors import InputError, UnknownNameError
@@ -25,11 +25,20 @@ from cato.lab import agents, completions
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
 from cato.sim import mixed
-from cato.sim.experiments import azure_replay, coding_mixes, coding_scaling, saber
+from cato.sim.experiments import (
+    azure_replay,
+    cato_rq,
+    coding_mixes,
+    coding_scaling,
+    printed,
+    saber,
+)
 from cato.sim.report import Setting
 from cato.sim.tasks import SimTask
 from cato.sim.traces import load_azure
 from cato.sim.workloads import (
+    CATO_PRINTED_CLASSES,
+    TEMPO_CHUNK_TOKENS,
     cato_tasks,
     load_per_task_s,
     saber_tasks,
@@ -54,7 +63,8 @@ _FIXED = PoolScaling("none")
 class Arm:
     """One way to decide. `policies` and `scaling` are what the pools' `user_config` says; `suffix`
     names other pools than the experiment's, for what cannot be changed at run time; `completions`
-    is the path of an OpenAI endpoint that is asked in place of CATO.
+    is the path of an OpenAI endpoint that is asked in place of CATO. With `has_twin` the simulator
+    has the same rule.
     """
 
     name: str
@@ -62,13 +72,11 @@ class Arm:
     suffix: str = ""
     scaling: PoolScaling = _FIXED
     completions: str = ""
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the simulator has this arm: it does not know Serve's own queue."""
-        return not self.suffix and not self.completions
+    has_twin: bool = True
 
     def pool_policies(self) -> PoolPolicies:
+        if self.suffix:  # of a pool that Ray Serve decides for
+            return PoolPolicies(scheduler=RAY_SERVE, max_queued=UNBOUNDED)
         return PoolPolicies(**self.policies)  # type: ignore[arg-type]  # checked by the live side
 
     def user_config(self) -> dict[str, object]:
@@ -89,7 +97,8 @@ class LiveExperiment:
     replicas stay.
     With `sessions` users play them in a closed loop, there is one workload, and `tasks` is how many
     users there are. `ours` is compared with all other arms. `others` are hosts beside the first,
-    see `cato.bench.local_ray.Hosts`.
+    see `cato.bench.local_ray.Hosts`. `runs_on` names the deployment file of another experiment that
+    this one shares.
     """
 
     name: str
@@ -106,6 +115,7 @@ class LiveExperiment:
     cold_start_s: float | None = None
     ours: str = schedulers.FORESIGHT
     others: tuple[Mapping[str, object], ...] = ()
+    runs_on: str = ""
     sessions: SessionTraffic | None = None
 
     @property
@@ -115,7 +125,7 @@ class LiveExperiment:
     @property
     def deployment(self) -> str:
         """The deployment file that is made for it."""
-        return f"deployments/bench/{self.name}.yaml"
+        return f"deployments/bench/{self.runs_on or self.name}.yaml"
 
     def chosen(self, workloads: Sequence[str], arms: Sequence[str]) -> LiveExperiment:
         """The same with these only (empty: all); raise `UnknownNameError`."""
@@ -142,7 +152,8 @@ def _static_cap(cap: int) -> Arm:
 
 
 _SERVE = Arm(RAY_SERVE, suffix=SERVE_SUFFIX)
-_SERVE_LLM = Arm(serve_llm.NAME, completions=serve_llm.COMPLETIONS)
+_ROUND_ROBIN = _arm("round-robin")
+_SERVE_LLM = Arm(serve_llm.NAME, completions=serve_llm.COMPLETIONS, has_twin=False)
 
 
 def scaled(task: SimTask, slowdown: float) -> SimTask:
@@ -184,10 +195,52 @@ def coding_mixes_live(trace: Path | None) -> LiveExperiment:
         "four coding tasks on 6 + 6 replicas of two models, one request at a time, "
         f"utilization {UTILIZATION:g}",
         {w: partial(_cato_tasks, w) for w in ("equal-shares", "mostly-completions")},
-        (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("power-of-two"), _SERVE),
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("cato"),
+            _arm("power-of-two"),
+            _ROUND_ROBIN,
+            _SERVE,
+        ),
         coding_mixes.TASKS,
         200,
     )
+
+
+# CATO's research questions
+
+
+def _research_question(
+    name: str, utilizations: Sequence[float], slowdown: float, tasks: int
+) -> Callable[[Path | None], LiveExperiment]:
+    """At the paper's highest rate, and at parts of what the fuller model's replicas can do."""
+    ((mix, shares),) = printed.CODING[name].mixes.items()
+    busy_s = max(load_per_task_s(shares, CATO_PRINTED_CLASSES, cato_rq.PROFILE).values())
+    highest = printed.CODING[name].rates_per_s[-1]
+    rates = {f"{mix} at {highest:g}/s": highest} | {
+        f"{mix}, utilization {u:g}": u * printed.CODING_REPLICAS / busy_s for u in utilizations
+    }
+    whole = LiveExperiment(
+        name,
+        " and ".join(f"{share:.0%} {task}" for task, share in shares.items())
+        + " on 6 + 6 replicas of two models, one request at a time",
+        {
+            workload: partial(paper_tasks.coding_tasks, shares, rate)
+            for workload, rate in rates.items()
+        },
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("cato"),
+            _arm("edf-bounded"),
+            _ROUND_ROBIN,
+            _SERVE,
+        ),
+        tasks,
+        100,
+        slowdown,
+        runs_on="coding-mixes",
+    )
+    return lambda trace: whole
 
 
 # SABER
@@ -213,6 +266,56 @@ def saber_rq1(trace: Path | None) -> LiveExperiment:
         saber.REQUESTS,
         300,
         slowdown=5.0,
+    )
+
+
+# SLO-SA
+
+LARGEST_BATCH = 4
+
+
+def slo_sa_live(trace: Path | None) -> LiveExperiment:
+    capped = {"cap": LARGEST_BATCH}
+    return LiveExperiment(
+        "slo-sa",
+        f"bursts of {paper_tasks.BURST} chat and code calls on 2 instances of batches of "
+        f"{LARGEST_BATCH}",
+        {"chat-code": paper_tasks.burst_tasks},
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("slo-sa", **capped),
+            _arm("annealing", **capped),
+            _arm("moore-smith", **capped),
+            _ROUND_ROBIN,
+            _SERVE,
+        ),
+        2 * paper_tasks.BURST,
+        60,
+    )
+
+
+# Tempo
+
+TEMPO_LOAD = 1.15
+
+
+def tempo_live(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "tempo",
+        "streams, calls with a deadline and collective tasks 3 : 1 : 1 on one engine",
+        {f"load {TEMPO_LOAD:g}": partial(paper_tasks.mixed_tasks, TEMPO_LOAD)},
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("tempo"),
+            _arm("jitserve"),
+            _arm("plas"),
+            _ROUND_ROBIN,
+            _SERVE,
+        ),
+        150,
+        60,
+        slowdown=3.0,
+        chunk_tokens=TEMPO_CHUNK_TOKENS,
     )
 
 
@@ -242,7 +345,7 @@ def azure(trace: Path | None) -> LiveExperiment:
         "azure-replay",
         "replay of a production coding trace on 4 replicas, prompts in chunks",
         {"code": partial(_azure_tasks, trace)},
-        (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("saber"), _SERVE),
+        (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("saber"), _ROUND_ROBIN, _SERVE),
         500,
         300,
         chunk_tokens=azure_replay.CHUNK_TOKENS,
@@ -379,7 +482,8 @@ def _scaled_arms() -> tuple[Arm, ...]:
         replace(_arm(scheduler), name=name, scaling=scaling) for name, scheduler, scaling in _SCALED
     )
     # Serve takes ten minutes to let its replicas go: in each round another arm stands before it.
-    return (ours, _SERVE, *others)
+    # Its autoscaler's delays are Serve's own, which the simulator's scaling does not have.
+    return (ours, replace(_SERVE, has_twin=False), *others)
 
 
 def _scaling_tasks(utilization: float, seed: int, n: int) -> list[SimTask]:
@@ -434,6 +538,10 @@ def mixed_pool(trace: Path | None) -> LiveExperiment:
 
 EXPERIMENTS: Mapping[str, Callable[[Path | None], LiveExperiment]] = {
     "coding-mixes": coding_mixes_live,
+    "cato-rq1": _research_question("cato-rq1", (), 1.0, 100),
+    "cato-rq2": _research_question("cato-rq2", (0.83,), 4.0, 300),
+    "slo-sa": slo_sa_live,
+    "tempo": tempo_live,
     "saber": saber_rq1,
     "coding-scaling": coding_scaling_live,
     "azure-replay": azure,

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple, Protocol
 
 import psutil
@@ -27,7 +28,7 @@ from cato.core.topology import Topology
 from cato.sim.tasks import SimTask
 
 CPU_EVERY_S = 1.0
-# The Profiler learns anew every 5 s, ingresses ask it every second.
+# The Profiler learns every 5 s, ingresses ask it every second.
 LEARN_S = 8.0
 # Engines report their last progress, routers see that nothing runs.
 SETTLE_S = 1.0
@@ -249,7 +250,7 @@ async def _replicas(
 
 
 def _predicted(subject: Subject, arm: Arm, tasks: Sequence[LiveTask]) -> Prediction | None:
-    if not arm.is_simulated:
+    if not arm.has_twin:
         return None
     sim = [task.sim for task in tasks]
     return simulated(sim, arm, subject.experiment, subject.topology, subject.engines)
@@ -258,7 +259,10 @@ def _predicted(subject: Subject, arm: Arm, tasks: Sequence[LiveTask]) -> Predict
 def _asker(subject: Subject, arm: Arm) -> Callable[[LiveTask], Ask]:
     def workflow(task: LiveTask) -> Ask:
         name = workflow_name(subject.experiment.name, task.sim, arm)
-        return Ask(f"/v1/tasks/{name}", {"inputs": dict(task.inputs), "stream": True})
+        body: dict[str, object] = {"inputs": dict(task.inputs), "stream": True}
+        if task.sim.tpot_target_s < inf:
+            body["tpot_ms"] = 1000 * task.sim.tpot_target_s
+        return Ask(f"/v1/tasks/{name}", body)
 
     def completion(task: LiveTask) -> Ask:
         mix = subject.experiment.mix

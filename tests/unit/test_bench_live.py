@@ -53,6 +53,7 @@ from cato.core.topology import EngineSpec, PoolPolicies, PoolScaling
 from cato.core.workflow import NodeKind
 from cato.engines.base import Endpoint, EngineRequest
 from cato.engines.simulated import SimulatedEngine
+from cato.lab import completions
 from cato.policies import schedulers
 from cato.profiles.load import check_profiles, load_profile, load_profiles
 from cato.sim import mixed
@@ -222,7 +223,13 @@ def test_every_bench_deployment_belongs_to_an_experiment(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("7b", SEVEN_B), ("saber", SABER_ENGINE), ("tempo", TEMPO_ENGINE)]
+    ("name", "engine"),
+    [
+        ("7b", SEVEN_B),
+        ("saber", SABER_ENGINE),
+        ("tempo", TEMPO_ENGINE),
+        ("7b-a100", completions.ENGINE),
+    ],
 )
 def test_live_engines_have_the_times_of_the_simulators(name: str, engine: Profile) -> None:
     profile = load_profile(ROOT / "profiles" / f"bench-{name}@gpu.yaml")
@@ -318,10 +325,17 @@ def test_rounds_that_differ_make_a_wide_interval() -> None:
     assert apart.high - apart.low > 3 * (alike.high - alike.low)
 
 
-@pytest.mark.parametrize("rounds", [[[1.0], []], [[]]])
-def test_rounds_of_different_sizes_are_refused(rounds: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="same number"):
+@pytest.mark.parametrize("rounds", [[], [[1.0], []], [[]]])
+def test_rounds_without_values_are_refused(rounds: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="at least one"):
         mean_interval(rounds)
+
+
+def test_each_value_of_rounds_of_different_sizes_counts_the_same() -> None:
+    found = mean_interval([[1.0] * 30, [0.0] * 10])
+    assert found.value == 0.75
+    assert (found.low, found.high) == (0.0, 1.0)
+    assert mean_interval([[1.0] * 3, [1.0]]).low == 1.0
 
 
 def a_receipt(*, met: bool, tokens: Sequence[int], cached: int = 0) -> dict[str, Any]:

@@ -54,7 +54,7 @@ LIVE_SEEDS = "100-101"
 
 
 class Shown:
-    """One bar, anew for each step of the measurement."""
+    """One bar, started again for each step of the measurement."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task

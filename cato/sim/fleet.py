@@ -517,7 +517,7 @@ class Fleet:
             for other, c in self._calls.items()
             if c.outcome is call.outcome
         ]
-        # Those that wait first, lest they get the places of those that run.
+        # Those that wait first: they must not get the places of those that run.
         for pool, other, attempt in sorted(others, key=lambda o: o[1] in o[0].leased):
             del self._calls[other]
             pool.cancel(other, attempt, "its task failed")

@@ -308,7 +308,7 @@ class WorkflowFleet(Fleet):
         return True
 
     def _abandon(self, executions: Iterable[_Execution]) -> None:
-        """Withdraw their calls: those that wait first, lest they get the places of those that run.
+        """Withdraw their calls: first those that wait, or they would take the places of others.
 
         So they leave the pools together, as live ones do within one turn of the event loop.
         """

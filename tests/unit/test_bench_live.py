@@ -146,7 +146,7 @@ def test_the_generated_workflows_load_and_promise_what_the_tasks_have(
     name: str, trace: Path, tmp_path: Path
 ) -> None:
     experiment, deploy = live_experiment(name, trace), the_deployment(name)
-    seeds = (1, WARM_UP_SEED)  # a class has one workflow, whoever is asked
+    seeds = (1, WARM_UP_SEED)  # a class has one workflow, for all seeds
     tasks = [t for w in experiment.workloads.values() for seed in seeds for t in w(seed, 60)]
     made = workflows(experiment, [scaled(t, 2.0) for t in tasks], deploy.topology)
     write(tmp_path / "workflows", made)

@@ -28,7 +28,7 @@ from cato.core.topology import Topology
 from cato.sim.tasks import SimTask
 
 CPU_EVERY_S = 1.0
-# The Profiler learns anew every 5 s, ingresses ask it every second.
+# The Profiler learns every 5 s, ingresses ask it every second.
 LEARN_S = 8.0
 # Engines report their last progress, routers see that nothing runs.
 SETTLE_S = 1.0

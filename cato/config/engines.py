@@ -76,8 +76,9 @@ class EngineArgs(StrictModel):
     """Exchange checkpoints of one architecture inside a running vLLM; for shared pools."""
     sleep: bool = False
     """Models that leave a slot keep a sleeping engine in the host's memory; GPU and NPU."""
-    host_memory: bool = False
-    """A simulated engine keeps KV blocks in its host's memory, too."""
+    host_memory: bool | Annotated[ByteSize, Field(ge=1)] | None = None
+    """Keep KV blocks that leave the cache in the host's memory: on, off, or so many bytes of it.
+    Default: on for vLLM on a GPU, with a share of the memory that is free."""
 
     @field_validator("max_num_batched_tokens")
     @classmethod
@@ -241,13 +242,29 @@ def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
         found.append((("scheduler",), engine.scheduler, "a scripted engine has no steps to plan"))
     if engine.sleep and engine.swap:
         found.append((("sleep",), True, "an engine whose weights are swapped has none to sleep"))
-    if engine.host_memory and engine.kind != "simulated":
-        rule = "for simulated engines; vllm has its own flag: args: [--kv-offloading-size, GIB]"
-        found.append((("host_memory",), True, rule))
+    if engine.host_memory:
+        rule = _why_no_host_memory(engine, accelerator)
+        if rule:
+            found.append((("host_memory",), engine.host_memory, rule))
     if engine.gpu_memory_utilization is not None and accelerator == "cpu":
         rule = "not on cpu; set kv_cache_memory"
         found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))
     return found
+
+
+def _why_no_host_memory(engine: EngineArgs, accelerator: str | None) -> str:
+    if engine.kind == "simulated":
+        is_sized = engine.host_memory is not True
+        return "a simulated engine has that of its profile: true or false" if is_sized else ""
+    if engine.kind == "scripted":
+        return "a scripted engine keeps no KV blocks"
+    if accelerator == "cpu":
+        return "vllm offloads on gpu only; on cpu give kv_cache_memory more"
+    if accelerator == "npu":
+        return "vllm-ascend has its own: args: [--kv-transfer-config, JSON with NPUOffloadingSpec]"
+    if engine.swap:
+        return "blocks of weights that were swapped out are wrong for the next"
+    return "" if engine.prefix_caching else "needs prefix_caching"
 
 
 class SlotsArgs(ShapeArgs):

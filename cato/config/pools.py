@@ -141,6 +141,8 @@ class PoolArgs(StrictModel):
     """How its router decides."""
     scaling: ScalingArgs = ScalingArgs()
     """How its replicas follow demand."""
+    router_shards: int = Field(default=1, ge=1, le=64)
+    """Router actors, each with replicas of its own. One decides for 5,000 calls a second."""
     deployments: dict[Name, DeploymentArgs] = Field(min_length=1)
     """Deployments by name: one resource shape each."""
 

@@ -20,11 +20,13 @@ from pydantic import (
 )
 
 from cato.config.access import PricesArgs, SignInArgs
+from cato.config.checkers import CheckerArgs
 from cato.config.fields import ByteSize, Duration, Name, NonEmpty, PublicName, StrictModel
 from cato.config.names import name_problems
 from cato.config.pools import ModelArgs, PoolArgs, SharedPoolArgs
 from cato.config.problems import detail_of, errors_of
 from cato.core.brownout import BrownoutStep
+from cato.core.checkers import CheckerSpec
 from cato.core.ids import PoolName
 from cato.core.prices import NO_PRICES
 from cato.core.reuse import ReuseLimits
@@ -82,6 +84,7 @@ class EnginesArgs(StrictModel):
                 deployments=tuple(d.to_spec(n) for n, d in pool.deployments.items()),
                 policies=pool.policies.made(PoolPolicies),
                 scaling=pool.scaling.made(PoolScaling),
+                router_shards=pool.router_shards,
             )
             for name, pool in self.pools.items()
         )
@@ -172,6 +175,8 @@ class IngressArgs(StrictModel):
     """The folder of workflow files; followed while it serves."""
     indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
     """Folders of code by index name, for retrieve nodes; `stdlib` is Python's own."""
+    checkers: dict[Name, CheckerArgs] = Field(default_factory=dict, max_length=32)
+    """Compilers and linters by name, for validate nodes. Default: none runs."""
     replicas: int = Field(default=1, ge=1)
     """Ingress replicas."""
     max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(4_000_000, alias="max_body")
@@ -219,4 +224,5 @@ class IngressArgs(StrictModel):
             batches=None if self.batches is None else self.batches.to_spec(),
             prices=NO_PRICES if self.prices is None else self.prices.to_prices(),
             sign_in=None if self.sign_in is None else self.sign_in.to_sign_in(),
+            checkers={name: c.made(CheckerSpec) for name, c in self.checkers.items()},
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -67,6 +67,17 @@ class PoolDecisions:
 
     newest: tuple[Decided, ...] = ()
     counts: Mapping[tuple[str, str], int] | None = None
+
+
+def all_decisions(shards: Sequence[PoolDecisions]) -> PoolDecisions:
+    """Those of a pool whose router shards were asked one by one."""
+    if len(shards) == 1:
+        return shards[0]
+    newest = sorted((d for shard in shards for d in shard.newest), key=attrgetter("at_s"))
+    counts: Counter[tuple[str, str]] = Counter()
+    for shard in shards:
+        counts.update(shard.counts or {})
+    return PoolDecisions(tuple(newest), dict(counts))
 
 
 def rule_of(reason: str) -> str:

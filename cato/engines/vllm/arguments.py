@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cato.core.topology import EngineSpec, ModelSpec
 from cato.engines.vllm.adapters import adapter_argv
+from cato.engines.vllm.offloading import Offloading
 from cato.engines.vllm.scheduler import SCHEDULER
 
 # No name can be under it (RFC 2606).
@@ -12,7 +13,14 @@ SWAP_EXTENSION = "cato.engines.vllm.worker_extension.SwapExtension"
 
 
 def server_argv(
-    spec: EngineSpec, model: ModelSpec, model_path: str, uds: str, *, accelerator: str, cards: int
+    spec: EngineSpec,
+    model: ModelSpec,
+    model_path: str,
+    uds: str,
+    *,
+    accelerator: str,
+    cards: int,
+    offloading: Offloading = Offloading(),  # noqa: B008  # frozen
 ) -> list[str]:
     """Arguments of vLLM's server; `spec.args` come last and so win."""
     spec = spec.on(accelerator)
@@ -39,6 +47,7 @@ def server_argv(
         argv += ["--scheduling-policy", "priority"]
     if spec.enforce_eager:
         argv.append("--enforce-eager")
+    argv += offloading.argv
     argv += adapter_argv(model, accelerator)
     argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
     # A multimodal model fetches what a prompt names: nothing, unless the deployment lists domains.

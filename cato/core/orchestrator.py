@@ -211,6 +211,16 @@ class PoolOrchestrator:
         """Free places of all replicas."""
         return sum(r.max_running + r.standby - r.held for r in self._open)
 
+    @property
+    def accepting(self) -> Sequence[Replica]:
+        """The replicas that take work, by id."""
+        return self._accepting
+
+    @property
+    def backlog_s(self) -> float:
+        """The work of the calls that wait, in replica-seconds."""
+        return self._backlog.load_s
+
     def held_by(self, replica_id: ReplicaId) -> tuple[InvocationId, ...]:
         """What runs there, as far as is known."""
         replica = self._replicas.get(replica_id)

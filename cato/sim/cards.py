@@ -67,7 +67,7 @@ BY_ARRIVAL = Policies(LeastWait(), FirstComeFirstServed())
 WEIGHTS_BYTES = {COMPLETION: 1_000_000_000, REASONING: 15_200_000_000}
 ENGINE_START_S = 2.0
 STORAGE_BYTES_PER_S = 1.25e9
-# The host-memory tier of the specification (algorithms.md, section 7).
+# The host-memory tier (ALGORITHMS.md, section 7).
 RELOAD_SPEEDUP = 4.0
 # Half the memory of a host with 256 GB: all but one of the 16 models (130 GB) fit.
 HOST_WEIGHTS_BYTES = 128_000_000_000
@@ -79,7 +79,7 @@ SLO_S = {COMPLETION: 1.0, REASONING: 10.0}
 E2E_SLO_S = {COMPLETION: 2.0, REASONING: 30.0}
 
 PROFILES: Mapping[str, Profile] = {
-    # 7B on a 32 GB card: step 20 ms + 0.45 ms·b, prefill 25 ms + 0.12 ms/token (algorithms.md).
+    # 7B on a 32 GB card: step 20 ms + 0.45 ms·b, prefill 25 ms + 0.12 ms/token (ALGORITHMS.md).
     REASONING: replace(
         UNMEASURED,
         model="7b",

@@ -5,7 +5,7 @@ is simulated is the time on the replicas, by their profiles, so a recorded polic
 again, too: its difference from the record is the simulator's error (and, where policies or their
 profile changed under way, the change: one of them is simulated throughout). A call that was made
 after another one's end keeps its recorded instant: that a quicker answer brings the next question
-sooner is not foretold.
+sooner is not predicted.
 """
 
 from __future__ import annotations

@@ -425,7 +425,7 @@ class SimReplica:
         return max(1, min(until - self._step, room // grown))
 
     def _make_room(self) -> bool:
-        """KV cache full: the last to come goes back to the queue and is processed anew.
+        """KV cache full: the last to come goes back to the queue and is processed again.
 
         True when any did.
         """

@@ -162,7 +162,7 @@ def tasks_of(scenario: Scenario, seed: int) -> list[SimTask]:
 
 
 def _times(traffic: DrawnTraffic, seed: int) -> list[float]:
-    """Arrivals up to the end; drawn anew, twice as many, when they do not reach it."""
+    """Arrivals up to the end; drawn again, twice as many, when they do not reach it."""
     n = int(traffic.rate_per_s * traffic.duration_s * 1.2) + 30
     while True:
         rng = np.random.default_rng([seed, _SEED_STREAM, 1])

@@ -347,7 +347,7 @@ def test_a_lost_replica_costs_the_stream_a_pause_and_no_token() -> None:
     sent = offers[1].generated
     assert 30 < sent < 60
     assert (offers[1].prompt_tokens, offers[1].expected_tokens) == (100 + sent, 80 - sent)
-    # The token that was under way is generated anew, by the prefill of all before it.
+    # The token that was under way is generated again, by the prefill of all before it.
     step_s = PROFILE.decode_step_s(1, 100 + sent)
     pause_s = after.ended_at_s - before.ended_at_s
     assert 0 < pause_s - PROFILE.prefill_s(100 + sent) + step_s < step_s

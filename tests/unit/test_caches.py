@@ -65,7 +65,7 @@ def test_a_report_of_less_than_was_believed_forgets_what_was_used_before() -> No
     picture.use(A, "2", second)
     picture.correct(A, 20 * PREFIX_BLOCK_TOKENS, age, cached_tokens=0)
     assert picture.cached_nodes(A, a_prompt(20, 1)) == 0
-    assert picture.cached_nodes(A, second) == 20  # it was computed anew
+    assert picture.cached_nodes(A, second) == 20  # it was computed again
     assert picture.cached_nodes(A, a_prompt(20, 3)) == 20
 
 

@@ -159,7 +159,7 @@ def test_one_load_serves_all_that_wait_and_every_answer_is_of_the_right_model() 
                 assert lease.deployment == "cards-slots"
             counts = books(pool).picture().counts
             assert (counts.served, counts.loads, counts.evictions) == (12, 3, 1)
-            # The one that had the load ordered missed; whoever came while it loaded did not.
+            # The one that had the load ordered missed; those that came while it loaded did not.
             assert counts.hits == 9
 
     asyncio.run(scenario())
@@ -393,7 +393,7 @@ def test_a_slot_that_left_its_deployment_ends_what_it_has_and_gets_no_more() -> 
             assert [s.slot for s in books(pool).picture().slots] == [again.replica_id]
             assert await read(pool, JAVA, again) == text_of(JAVA)
             assert not stream.done()
-            other = SharedPool(spec, {JAVA: SLOW})  # a pool that is deployed anew knows it too
+            other = SharedPool(spec, {JAVA: SLOW})  # a pool that is redeployed knows it too
             other.left(books(pool).have_left)
             other.report(slot.as_report())
             assert other.picture().slots == ()
@@ -731,7 +731,7 @@ def test_new_books_take_a_slot_back_that_the_old_ones_lent() -> None:
             old = books(pool)
             pool.restart_books()
             old.close()
-            with pytest.raises(ReplicaLostError, match="deployed anew"):
+            with pytest.raises(ReplicaLostError, match="redeployed"):
                 await task
             await _serves_as_before(pool, loader)
 
@@ -767,7 +767,7 @@ def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path
         assert not task.done()
         other = replace(spec, models=(replace(spec.models[0], slo_s=9.0),))
         await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
-        with pytest.raises(ReplicaLostError, match="deployed anew"):
+        with pytest.raises(ReplicaLostError, match="redeployed"):
             await task
 
     asyncio.run(scenario())

@@ -21,12 +21,11 @@ from cato.bench.core import (
     PROGRESSED,
     CoreReport,
     RouterBench,
-    Speed,
     as_json,
     dag_match,
     decisions,
-    simulator,
 )
+from cato.bench.simulated import Speed, simulated_tasks, simulated_turns
 from cato.cli import app
 from cato.cli.simulation import tables
 from cato.core.commands import Dispatch
@@ -337,7 +336,8 @@ def test_goals_are_judged_in_the_json() -> None:
     timing, target = dag_match(n=40, history=20)
     assert target.measured == pytest.approx(timing.p50_us)
     assert target.stderr >= 0
-    slow = Speed("foresight", "completions", 30.0, 10, 19_999.0, 50_000.0, 19_000.0, 20_500.0)
+    per_s = (14_999.0, 50_000.0, 14_000.0, 15_500.0)
+    slow = Speed("foresight", "completions", "tasks", 30.0, 10, *per_s, goal_per_s=15_000.0)
     report = as_json(CoreReport((), (timing,), (slow,)), {"machine": "m"})
     assert report["machine"] == "m"
     assert "targets" not in report
@@ -389,8 +389,13 @@ def test_a_trace_that_cannot_be_used_ends_the_measurement_before_it_begins(tmp_p
         assert problem in words(result)
 
 
-def test_the_speed_of_the_simulator_counts_tasks_and_events() -> None:
-    speed = simulator("power-of-two", "completions", tasks=50, replicas=2)
-    assert (speed.tasks, speed.output_tokens) == (50, 30)
-    assert speed.events_per_s >= 2 * speed.tasks_per_s > 0
-    assert speed.slowest_per_s <= speed.tasks_per_s <= speed.fastest_per_s
+def test_the_speed_of_the_simulator_counts_tasks_turns_and_events() -> None:
+    early = schedulers.early("power-of-two")
+    tasks = simulated_tasks("power-of-two", early, "completions", tasks=50, replicas=2)
+    assert (tasks.unit, tasks.count, tasks.output_tokens) == ("tasks", 50, 30)
+    turns = simulated_turns("power-of-two", early, until_s=90.0, runs=1)
+    assert turns.unit == "turns"
+    assert turns.count >= 24  # each of the users has begun
+    for speed in (tasks, turns):
+        assert speed.events_per_s >= 2 * speed.per_s > 0
+        assert speed.slowest_per_s <= speed.per_s <= speed.fastest_per_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isnan
 from typing import assert_never
 
@@ -120,8 +121,17 @@ class SimPool:
             else None,
             setup.prompt_cap_tokens,
         )
+        if profile.fetch_token_s:
+            engine.fetchable = partial(self._fetchable, id)
         self.hosts[id] = _Host(id, engine, self._kernel.now_s)
         self._report(self.hosts[id])
+
+    def _fetchable(self, id: ReplicaId, sequence: EngineSequence) -> int:
+        """Tokens of a prompt on the replica beside `id` that has most of it."""
+        caches = [h.engine.cache for h in self.hosts.values() if h.id != id]
+        tokens = sequence.prompt_tokens
+        held = (c.cached_tokens(sequence.blocks, tokens) for c in caches if c is not None)
+        return max(held, default=0)
 
     @property
     def starting(self) -> int:

@@ -24,10 +24,12 @@ class LeastLateness:
     spread; a little of the expected time; and `harm_weight` times what its prompt takes for each
     answer that runs there and stands still meanwhile. Ties: most cached, then id.
 
-    A replica without room now may be the best: then the turn waits for it.
+    A replica without room now may be the best: then the turn waits for it. Where engines fetch
+    blocks from each other a move costs `fetch_move_s` and the time of the fetch.
     """
 
     move_s: float = 1.0
+    fetch_move_s: float = 0.2
     shortage_s: float = 1.0
     spread_s_per_mtoken: float = 0.5
     time_weight: float = 0.05
@@ -61,7 +63,8 @@ class LeastLateness:
         self, turn: _Turn, replica: ReplicaView, cached: int, now_s: float, is_home: bool
     ) -> float:
         profile, invocation = replica.profile, turn.invocation
-        own_s, saved_s, whole_s = turn.times_s(profile, cached)
+        usable = turn.most_cached if profile.fetch_token_s else cached
+        own_s, saved_s, whole_s = turn.times_s(profile, cached, usable)
         held, capacity_tokens = replica.held, profile.kv_capacity_tokens
         first_s = replica.prompts_ahead_s + replica.awaited_s + replica.dispatch_s + own_s
         if held >= replica.max_running:
@@ -85,7 +88,7 @@ class LeastLateness:
         if not is_home:
             working_set += turn.context_tokens
             if turn.most_cached:
-                cost_s += self.move_s
+                cost_s += self.fetch_move_s if profile.fetch_token_s else self.move_s
         excess = working_set - capacity_tokens
         if excess > 0:
             kept = min(excess, replica.host_tokens)
@@ -111,13 +114,14 @@ class _Turn:
         step_s = profile.decode_step_s(batch, self.context_tokens - invocation.expected_tokens / 2)
         return (invocation.expected_tokens - 1) * step_s + invocation.downstream_s
 
-    def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
-        """Of its prompt: with so much cached, with the most that any has, and with nothing."""
+    def times_s(self, profile: Profile, cached: int, usable: int) -> tuple[float, float, float]:
+        """Of its prompt: with so much cached (and what is usable fetched), with the most that any
+        has, and with nothing."""
         known = self._times_s.get((id(profile), cached))
         if known is None:
             tokens = self.invocation.prompt_tokens
             known = (
-                profile.prefill_s(tokens, 1, cached),
+                profile.prompt_s(tokens, cached, usable),
                 profile.prefill_s(tokens, 1, self.most_cached),
                 profile.prefill_s(tokens),
             )

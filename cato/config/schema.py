@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from cato.config.access import PricesArgs, SignInArgs
+from cato.config.checkers import CheckerArgs
 from cato.config.yaml_file import (
     ByteSize,
     Duration,
@@ -848,6 +849,8 @@ class IngressArgs(StrictModel):
     """The folder of workflow files; followed while it serves."""
     indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
     """Folders of code by index name, for retrieve nodes; `stdlib` is Python's own."""
+    checkers: dict[Name, CheckerArgs] = Field(default_factory=dict, max_length=32)
+    """Compilers and linters by name, for validate nodes. Default: none runs."""
     replicas: int = Field(default=1, ge=1)
     """Ingress replicas."""
     max_body: Annotated[ByteSize, Field(ge=1)] = 4_000_000
@@ -903,6 +906,7 @@ class IngressArgs(StrictModel):
             None if self.batches is None else self.batches.to_spec(),
             NO_PRICES if self.prices is None else self.prices.to_prices(),
             None if self.sign_in is None else self.sign_in.to_sign_in(),
+            {name: checker.to_spec() for name, checker in self.checkers.items()},
         )
 
 

@@ -142,8 +142,13 @@ class Profile:
             + self.decode_per_request_s * batch
             + (self.decode_base_s + self.weights_read_s)
         )
-        if self.weights_read_s:
-            time_s += self.beyond_reads_s(batch, held)
+        if self.weights_read_s:  # as `beyond_reads_s` has it
+            computed_s = (
+                self.prefill_per_batch_token_s + self.prefill_per_token_s
+            ) * batch + self.prefill_per_attended_token_s * held
+            beyond_s = computed_s - (self.weights_read_s + self.kv_read_token_s * held)
+            if beyond_s > 0.0:
+                time_s += beyond_s
         return time_s if time_s > 0.0 else 0.0
 
     def beyond_reads_s(self, batch: int, held_tokens: float) -> float:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
+from cato.core.checkers import CheckerSpec
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.pool.prefill import MOST_S
 from cato.core.prices import NO_PRICES, Prices
@@ -471,7 +472,8 @@ class BatchSpec:
 class IngressSpec:
     """Everything the `cato` application (the HTTP ingress) needs.
 
-    `indexes` maps an index name of a retrieve node to a folder of code. `max_body_bytes`
+    `indexes` maps an index name of a retrieve node to a folder of code, `checkers` a checker's name
+    of a validate node to a command. `max_body_bytes`
     bounds a request. `keys` says when one needs an API key; see
     `cato.serve.access.control.KeyRule`. `output_caps` bounds what one call may write. `brownout`
     says what runs go without while their pools are full. `prompt_rules_off` names rules of
@@ -499,3 +501,4 @@ class IngressSpec:
     batches: BatchSpec | None = None
     prices: Prices = NO_PRICES
     sign_in: SignInSpec | None = None
+    checkers: Mapping[str, CheckerSpec] = field(default_factory=dict)

@@ -122,7 +122,7 @@ def test_memory_is_bounded_by_capacity_however_many_prompts_there_are() -> None:
         picture.use(A, "", (1, 2, 3, name % 40 + 10))
         picture.use(A, f"s{name}", (1, 2, 3))
     cache = picture._caches[A]
-    assert len(cache.last) <= 50
+    assert len(cache.runs) <= 50
     assert len(cache.touched) <= 2 * 50 + 65
     assert len(cache.by_session) <= 2 * len(cache.touched) + 65
 

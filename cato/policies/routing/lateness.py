@@ -63,8 +63,7 @@ class LeastLateness:
         self, turn: _Turn, replica: ReplicaView, cached: int, now_s: float, is_home: bool
     ) -> float:
         profile, invocation = replica.profile, turn.invocation
-        usable = turn.most_cached if profile.fetch_token_s else cached
-        own_s, saved_s, whole_s = turn.times_s(profile, cached, usable)
+        own_s, saved_s, whole_s = turn.times_s(profile, cached)
         held, capacity_tokens = replica.held, profile.kv_capacity_tokens
         first_s = replica.prompts_ahead_s + replica.awaited_s + replica.dispatch_s + own_s
         if held >= replica.max_running:
@@ -106,7 +105,8 @@ class _Turn:
         self.invocation = invocation
         self.most_cached = most_cached
         self.context_tokens = invocation.prompt_tokens + invocation.expected_tokens
-        self._times_s: dict[tuple[int, int], tuple[float, float, float]] = {}
+        # By profile: of the whole prompt, and with so many of its tokens cached.
+        self._times_s: dict[int, tuple[float, dict[int, float]]] = {}
 
     def answer_s(self, profile: Profile, batch: int) -> float:
         """From its first token to its last, and what follows it."""
@@ -114,19 +114,23 @@ class _Turn:
         step_s = profile.decode_step_s(batch, self.context_tokens - invocation.expected_tokens / 2)
         return (invocation.expected_tokens - 1) * step_s + invocation.downstream_s
 
-    def times_s(self, profile: Profile, cached: int, usable: int) -> tuple[float, float, float]:
-        """Of its prompt: with so much cached (and what is usable fetched), with the most that any
-        has, and with nothing."""
-        known = self._times_s.get((id(profile), cached))
+    def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
+        """Of its prompt: with so much cached (and the rest of the most fetched, where the engine
+        can), with the most that any has, and with nothing."""
+        tokens, most = self.invocation.prompt_tokens, self.most_cached
+        known = self._times_s.get(id(profile))
         if known is None:
-            tokens = self.invocation.prompt_tokens
-            known = (
-                profile.prompt_s(tokens, cached, usable),
-                profile.prefill_s(tokens, 1, self.most_cached),
-                profile.prefill_s(tokens),
-            )
-            self._times_s[id(profile), cached] = known
-        return known
+            whole_s = profile.prefill_s(tokens)
+            by_cached = {} if most and profile.fetch_token_s else {0: whole_s}
+            if most:
+                by_cached[most] = profile.prefill_s(tokens, 1, most)
+            known = self._times_s[id(profile)] = whole_s, by_cached
+        whole_s, by_cached = known
+        own_s = by_cached.get(cached)
+        if own_s is None:
+            usable = most if profile.fetch_token_s else cached
+            own_s = by_cached[cached] = profile.prompt_s(tokens, cached, usable)
+        return own_s, by_cached[most], whole_s
 
 
 LEAST_LATENESS = LeastLateness()

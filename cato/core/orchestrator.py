@@ -819,10 +819,12 @@ class PoolOrchestrator:
         if batch > 1 or len(self._fleet.profiles) > 1 or work is None or invocation.session:
             work = work_alone(invocation, profile, batch)
         saved_s = 0.0
-        cached = replica.cached_tokens(invocation) if invocation.prefix else 0
+        tokens = invocation.prompt_tokens
+        held = replica.cached_tokens(invocation) if invocation.prefix else 0
+        cached = replica.usable_tokens(invocation) if invocation.prefix else 0
+        prompt_s = profile.prompt_s(tokens, held, cached)
         if cached:
-            tokens = invocation.prompt_tokens
-            saved_s = profile.prefill_s(tokens) - profile.prefill_s(tokens, cached_tokens=cached)
+            saved_s = profile.prefill_s(tokens) - prompt_s
         command = Dispatch(
             invocation_id=invocation.id,
             attempt=invocation.attempt,
@@ -861,7 +863,6 @@ class PoolOrchestrator:
         running = Running(invocation, now_s, start_s + command.service_s)
         uncached_tokens = invocation.prompt_tokens - cached
         went_first = not replica.prefilling and replica.held < replica.max_running
-        prompt_s = profile.prefill_s(invocation.prompt_tokens, 1, cached)
         age = 0
         if cached:
             nodes = self._picture.cached_nodes(replica.id, invocation.prefix)

@@ -251,6 +251,10 @@ class ReplicaView(Protocol):
         """Tokens of the prompt that the engine has probably cached, from earlier prompts."""
         ...
 
+    def usable_tokens(self, invocation: Invocation) -> int:
+        """Those, or more where the engine can fetch them from another replica's memory."""
+        ...
+
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         """`derive(self, now_s)`, computed once for as long as neither argument changes."""
         ...
@@ -282,9 +286,11 @@ class ReplicaSnapshot:
     working_set_tokens: int = 0
     awaited_s: float = 0.0
     queued_tokens: int = 0
-    # Of tests of policies: the sessions at home there, and what is cached of any prompt.
+    # Of tests of policies: the sessions at home there, and what of any prompt is cached there
+    # and can be fetched.
     homes: frozenset[str] = frozenset()
     cached_prompt_tokens: int = 0
+    elsewhere_tokens: int = 0
 
     @property
     def has_room(self) -> bool:
@@ -300,6 +306,10 @@ class ReplicaSnapshot:
 
     def cached_tokens(self, invocation: Invocation) -> int:
         return min(self.cached_prompt_tokens, invocation.prompt_tokens - 1)
+
+    def usable_tokens(self, invocation: Invocation) -> int:
+        most = max(self.cached_prompt_tokens, self.elsewhere_tokens)
+        return min(most, invocation.prompt_tokens - 1)
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         return derive(self, now_s)

@@ -55,6 +55,16 @@ def test_a_turn_moves_when_computing_it_anew_is_sooner_than_its_turn_at_home() -
     assert chosen(LeastLateness().route(a_turn(), a_pool_of(a_card("a"), warm))) == "a"
 
 
+def test_a_turn_moves_sooner_where_its_blocks_can_be_fetched() -> None:
+    """The prompts ahead of it at home take 3 s; its own 12 s elsewhere, or half a second."""
+    fetching = replace(LARGE, fetch_token_s=LARGE.host_load_token_s)
+    warm = a_card("b", cached=99_000, is_home=True, prompts_ahead_s=3.0)
+    cold = a_card("a", elsewhere_tokens=99_000)
+    assert chosen(LeastLateness().route(a_turn(), a_pool_of(cold, warm))) == "b"
+    pool = a_pool_of(*(replace(r, profile=fetching) for r in (cold, warm)))
+    assert chosen(LeastLateness().route(a_turn(), pool)) == "a"
+
+
 def test_what_waits_in_the_pool_for_a_replica_counts_as_well() -> None:
     warm = a_card("b", cached=99_000, is_home=True, awaited_s=40.0)
     assert chosen(LeastLateness().route(a_turn(), a_pool_of(a_card("a"), warm))) == "a"

@@ -248,7 +248,7 @@ def _plot_types(report: Report, folder: Path) -> list[Path]:
         plots.bars(ax, means, ("P50", "P95"), "level", f"{metric.removesuffix('_s').upper()} (s)")
         ax.set_title(name)
         ax.set_yscale("log")
-    plots.legend(fig, axes[0], 4)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 
@@ -265,7 +265,7 @@ def _plot_lines(x: str, report: Report, folder: Path) -> list[Path]:
     for ax, (metric, label) in zip(axes, shown, strict=True):
         means = [m for m in report.means if m.metric == metric and x in m.setting]
         plots.lines(ax, means, x, label, 100.0)
-    plots.legend(fig, axes[0], 4)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 
@@ -283,7 +283,7 @@ def _plot_bars(by: str, report: Report, folder: Path) -> list[Path]:
         groups = list(dict.fromkeys(str(m.setting[by]) for m in means))
         plots.bars(ax, means, groups, by, metric.replace("_", " "))
         ax.set_title(f"load {load:g}")
-    plots.legend(fig, axes[0], 4)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 

@@ -30,7 +30,7 @@ from cato.sim.experiments.common import (
 from cato.sim.experiments.hindsight import CLAIRVOYANT, clairvoyant
 from cato.sim.experiments.saber_estimators import speed_samples
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Target, compare, summarize
 from cato.sim.workloads import SABER_ENGINE, SABER_RATES_PER_S, SABER_SHARES, SPREAD, saber_tasks
 
@@ -300,9 +300,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
             lines(axis, means, "rate_per_s", label)
             axis.set_xlabel("requests per second")
             axis.set_title(workload)
-    # The search runs on one workload only.
-    handles, labels = max((a.get_legend_handles_labels() for a in axes), key=lambda x: len(x[1]))
-    axes[0].legend(handles, labels, fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 

@@ -324,7 +324,7 @@ def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
         strict=True,
     ):
         plots.lines(ax, [m for m in report.means if m.metric == metric], "load", label, scale)
-    axes[0].legend(fontsize=7)
+    plots.legend(fig)
     overview = plots.save(fig, folder, "tempo-e2e")
     fig, axes = plots.figure(len(TEMPO_SHARES))
     for ax, name in zip(axes, TEMPO_SHARES, strict=True):
@@ -332,7 +332,7 @@ def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
         plots.lines(ax, mine, "load", "SLO attainment (%)", 100.0)
         ax.set_title(name)
         ax.set_ylim(-2, 102)
-    axes[0].legend(fontsize=7)
+    plots.legend(fig)
     return (overview, plots.save(fig, folder, "tempo-e2e-classes"))
 
 

@@ -18,6 +18,7 @@ from cato.lab.study import Study, Trial
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
+from cato.sim.experiments import printed
 from cato.sim.experiments.common import metrics_of
 from cato.sim.experiments.tempo import (
     DENSITY,
@@ -50,8 +51,17 @@ SLO_SCALES = (0.75, 1.0, 1.5, 2.0, 3.0)
 BURST_LOADS = (0.7, 0.9, 1.05)
 HOUR_S, WINDOW_S = 3600.0, 600.0
 FCFS = "fcfs"
-ARMS = (schedulers.FORESIGHT, TEMPO, JITSERVE, "plas", "sjf", FCFS, "fcfs, prompts whole")
-FEW_ARMS = (schedulers.FORESIGHT, TEMPO, JITSERVE, "plas", FCFS)
+ARMS = (
+    schedulers.FORESIGHT,
+    TEMPO,
+    JITSERVE,
+    "plas",
+    "sjf",
+    *printed.OPPONENTS,
+    FCFS,
+    "fcfs, prompts whole",
+)
+FEW_ARMS = (schedulers.FORESIGHT, TEMPO, JITSERVE, "plas", "edf-bounded", FCFS)
 MIXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "3:1:1": TEMPO_SHARES,

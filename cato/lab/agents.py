@@ -27,7 +27,7 @@ from cato.policies.schedulers import FORESIGHT
 from cato.profiles.load import load_profile
 from cato.sim.experiment import Options, Progress, run_all
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
 from cato.sim.sessions import PlayedTurn, RecordedSession, Users, read_sessions
 
@@ -429,7 +429,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
         lines(axis, means, "users_per_card", "share of turns in time")
         axis.set_title(f"{card}, {REPLICAS} cards")
         axis.set_xlabel("users a card")
-    axes[0].legend(fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 

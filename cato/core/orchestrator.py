@@ -739,7 +739,14 @@ class PoolOrchestrator:
                 self._backlog.hold_for(waiting, None)
                 self._homes.forget_old(now_s)
             pool = PoolSnapshot(
-                self.name, now_s, open_, self._dispatched, is_uniform, self._accepting
+                self.name,
+                now_s,
+                open_,
+                self._dispatched,
+                is_uniform,
+                self._accepting,
+                len(self._open),
+                self._pressure.in_time(now_s, len(self._accepting)),
             )
             decision = self._policies.routing.route(invocation, pool)
             if isinstance(decision, Hold):
@@ -846,7 +853,7 @@ class PoolOrchestrator:
             self._backlog.remove(waiting)
             self._refusal.dispatched(waiting, bool(self._waiting), now_s)
         else:  # it never waited
-            if invocation.deadline_s < inf:
+            if now_s + command.remaining_s <= invocation.deadline_s < inf:
                 self._pressure.begins(load_of(invocation, profile, replica.max_running), now_s)
             self._shares.passed(invocation.tenant)
         self._shares.charge(

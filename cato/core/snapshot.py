@@ -320,7 +320,8 @@ class PoolSnapshot:
     """Replicas that may be chosen at `now_s`, ordered by id; `dispatched` counts since start.
 
     `is_uniform`: all are known to have one profile. `accepting` are all that take work, with room
-    or not: a call may wait for one of them.
+    or not: a call may wait for one of them. `with_room` counts those with room, offered or not, and
+    `in_time` is the share of all replicas' time that work which began in time took lately.
     """
 
     name: PoolName
@@ -329,3 +330,5 @@ class PoolSnapshot:
     dispatched: int = 0
     is_uniform: bool = False
     accepting: Sequence[ReplicaView] = ()
+    with_room: int = 0
+    in_time: float = 0.0

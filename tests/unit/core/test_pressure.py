@@ -46,3 +46,11 @@ def test_what_was_missed_is_forgotten_as_others_begin() -> None:
     assert 0.2 < pressure.missed < 0.3
     pressure.begins(1.0, 1.5 + 3 * MEMORY_S)
     assert pressure.missed < 0.05
+
+
+def test_work_in_time_is_a_share_of_the_time_of_all_replicas() -> None:
+    pressure = Pressure()
+    assert pressure.in_time(0.0, 4) == 0.0
+    pressure.begins(2.0, 0.0)
+    assert pressure.in_time(0.0, 4) == pytest.approx(2.0 / (4 * MEMORY_S))
+    assert pressure.in_time(20 * MEMORY_S, 4) < 1e-6

@@ -279,6 +279,17 @@ def test_foresight_goes_by_deadline_while_all_can_be_met(
     assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
 
 
+@pytest.mark.parametrize(("second_s", "first"), [(1.1, "earlier"), (0.5, "shorter")])
+def test_foresight_tells_no_small_differences_of_work_apart(second_s: float, first: str) -> None:
+    def place(work_s: float) -> float:
+        call = an_invocation(deadline_s=10.0, until_first_token=True)
+        work = Work(work_s, work_s, 0.01, ahead_s=20.0)
+        return ForesightOrdering().rank(call, work, 0.0).key
+
+    earlier, later = place(1.2), place(second_s)
+    assert (earlier == later) if first == "earlier" else (later < earlier)
+
+
 def test_bounded_schedulers_hold_back_the_prompts_that_do_not_fit() -> None:
     admission = policies_of(PoolPolicies("edf-bounded")).admission
     profile = a_profile(token_s=0.01, prefill_token_s=1e-4)  # 400 tokens in four steps

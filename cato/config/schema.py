@@ -31,6 +31,7 @@ from cato.core.ids import PoolName
 from cato.core.prices import NO_PRICES
 from cato.core.reuse import ReuseLimits
 from cato.core.topology import (
+    RECEIPTS_PER_S,
     BatchLimits,
     BatchSpec,
     IngressSpec,
@@ -53,6 +54,8 @@ class EnginesArgs(StrictModel):
     store: NonEmpty | None = None
     """The metadata store: a file or a `postgresql://` URL. Default: `CATO_STORE`, else a file in
     the state folder."""
+    receipts_per_s: float = Field(default=RECEIPTS_PER_S, gt=0)
+    """Receipts of so many runs a second are kept; of more, the runs are only counted."""
     models: dict[PublicName, ModelArgs] = Field(min_length=1)
     """All models by the name that clients call."""
     pools: dict[Name, PoolArgs] = Field(default_factory=dict)
@@ -89,7 +92,9 @@ class EnginesArgs(StrictModel):
             for name, pool in self.pools.items()
         )
         shared = tuple(p.to_spec(name, self.models) for name, p in self.shared_pools.items())
-        return Topology(tuple(pools), self.profiles, self.event_log, self.store, shared)
+        return Topology(
+            tuple(pools), self.profiles, self.event_log, self.store, shared, self.receipts_per_s
+        )
 
 
 class OutputCapsArgs(StrictModel):

@@ -231,3 +231,15 @@ async def test_a_store_of_a_later_version_is_left_alone(life: Alive, path: Path)
         assert await second.receipt("new", None) is not None
     assert connection.execute("SELECT count(*) FROM receipts").fetchall() == before
     connection.close()
+
+
+async def test_above_a_rate_runs_are_counted_and_no_receipt_is_kept(life: Alive) -> None:
+    async with life() as profiler:
+        await profiler.keep_receipts(2)
+        receipts = [a_receipt(an_execution(llm=facts()), id=f"r{n}") for n in range(5)]
+        await seen(profiler, receipts)
+        kept = [await profiler.receipt(f"r{n}", "") for n in range(5)]
+        rendered = (await profiler.metrics()).decode()
+    assert sum(found is not None for found in kept) in (2, 3, 4), "two of each second"
+    runs = next(f for f in text_string_to_metric_families(rendered) if f.name == "cato_runs")
+    assert sum(s.value for s in runs.samples if s.name == "cato_runs_total") == 5

@@ -20,6 +20,7 @@ from cato.cli import app as cli
 from cato.control.profiler import Profiler
 from cato.core.administration import AddKey, EndKey, OpenWithoutKeys, SetTenant
 from cato.core.tenancy import ApiKey, Role, Tenant
+from cato.serve.access import administration
 from cato.serve.access.control import AccessControl
 from cato.serve.ingress.bounds import NAMES
 from cato.store.errors import StoreError
@@ -136,6 +137,23 @@ async def test_a_tenant_admin_gives_no_more_than_it_has(
         assert (status, refused["error"]["code"]) == (403, "beyond_own_rights")
         within = {"sla": "standard", "tasks": ["code-completion"], "models": ["sim-fast"]}
         assert (await office.ask(lead, "POST", "keys", within))[0] == 200
+
+
+async def test_a_tenant_admin_makes_no_more_changes_and_keys_than_the_store_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(administration, "MOST_KEYS", 10)
+    monkeypatch.setattr(administration, "CHANGES_PER_MINUTE", 30.0)
+    lead, key = a_key("red", **LEAD)
+    boss, boss_key = a_key("blue", role=Role.OPERATOR)
+    async with an_office(tmp_path, key, boss_key) as office:
+        asked = [(await office.ask(lead, "POST", "keys", {}))[0] for _ in range(40)]
+        assert asked.count(200) == 9
+        assert asked[9:29] == [400] * 20
+        assert 429 in asked[30:]
+        assert len(office.store.audit()) < 40
+        for _ in range(40):
+            assert (await office.ask(boss, "POST", "keys", {"tenant": "red"}))[0] == 200
 
 
 async def test_narrow_bounds_of_a_tenant_admin_pass_to_the_keys_that_it_makes(

@@ -41,7 +41,7 @@ class Invocation:
 
     `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
     at which the run began: of two runs of a buffer the later one supersedes the earlier.
-    `user` tells whoever asks from others. `was_taken`: the pool's router has had it before and was
+    `user` tells callers apart. `was_taken`: the pool's router has had it before and was
     restarted, so that it is not turned away as a newcomer. It asks for `calls` answers at once: it
     takes so many places, and its tenant pays for so many. `leaves_at_s` is the instant at which its
     client gives up, if it has no first token by then (inf: it did not say).
@@ -251,6 +251,10 @@ class ReplicaView(Protocol):
         """Tokens of the prompt that the engine has probably cached, from earlier prompts."""
         ...
 
+    def usable_tokens(self, invocation: Invocation) -> int:
+        """Those, or more where the engine can fetch them from another replica's memory."""
+        ...
+
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         """`derive(self, now_s)`, computed once for as long as neither argument changes."""
         ...
@@ -282,9 +286,11 @@ class ReplicaSnapshot:
     working_set_tokens: int = 0
     awaited_s: float = 0.0
     queued_tokens: int = 0
-    # Of tests of policies: the sessions at home there, and what is cached of any prompt.
+    # Of tests of policies: the sessions at home there, and what of any prompt is cached there
+    # and can be fetched.
     homes: frozenset[str] = frozenset()
     cached_prompt_tokens: int = 0
+    elsewhere_tokens: int = 0
 
     @property
     def has_room(self) -> bool:
@@ -300,6 +306,10 @@ class ReplicaSnapshot:
 
     def cached_tokens(self, invocation: Invocation) -> int:
         return min(self.cached_prompt_tokens, invocation.prompt_tokens - 1)
+
+    def usable_tokens(self, invocation: Invocation) -> int:
+        most = max(self.cached_prompt_tokens, self.elsewhere_tokens)
+        return min(most, invocation.prompt_tokens - 1)
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         return derive(self, now_s)

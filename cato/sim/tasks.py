@@ -92,6 +92,16 @@ class SimTask:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedTask(SimTask):
+    """A task of one call that is offered just so."""
+
+    offered: Invocation
+
+    def invocation(self, index: int, now_s: float, served_s: float) -> Invocation:
+        return self.offered
+
+
 @dataclass(slots=True)
 class Outcome:
     """How a task fared; times are absolute, nan for what never happened.

@@ -64,6 +64,7 @@ FILE = re.compile(r"(?<![\w./<{$*-])(?:[\w.-]+/)*[\w-]+\.(?:py|md)\b")
 RECORD = re.compile(r"\b(?:decisions?|records?) \[?(\d{4})\b|\((\d{4})\)")
 SECTION = re.compile(r"ALGORITHMS\.md, (?:section|target) (\w+)")
 COMMENT = re.compile(r"(?:^|\s)#(?: |: ).*$")
+DIFF = re.compile(r"^```diff\n.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 # Keys of a request's metadata, names of traces, a host name, files of users.
 NOT_MODULES = re.compile(r"cato\.(internal|run|sla|\w+_ms|yaml|example)$")
@@ -107,7 +108,7 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
 @cache
 def prose(path: Path) -> tuple[tuple[int, str], ...]:
     """Line numbers and text: of Python its comments and docstrings, of other files all of it."""
-    lines = text_of(path).splitlines()
+    lines = DIFF.sub(lambda m: "\n" * m[0].count("\n"), text_of(path)).splitlines()
     if path.suffix != ".py":
         return tuple(enumerate(lines, 1))
     found = [(i, m[0]) for i, line in enumerate(lines, 1) if (m := COMMENT.search(line))]

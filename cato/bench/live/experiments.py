@@ -15,11 +15,13 @@ from math import inf
 from pathlib import Path
 
 from cato.bench.live import paper_tasks, real, serve_llm
+from cato.bench.live.traffic import SessionTraffic
 from cato.config.paths import resolve
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.core.topology import CPU_STEP_TOKENS, RAY_SERVE, PoolPolicies, PoolScaling, PoolSpec
+from cato.lab import agents, completions
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
 from cato.sim import mixed
@@ -33,6 +35,7 @@ from cato.sim.experiments import (
 )
 from cato.sim.report import Setting
 from cato.sim.tasks import SimTask
+from cato.sim.trace_tasks import trace_beliefs, trace_tasks
 from cato.sim.traces import load_azure
 from cato.sim.workloads import (
     CATO_PRINTED_CLASSES,
@@ -40,8 +43,6 @@ from cato.sim.workloads import (
     cato_tasks,
     load_per_task_s,
     saber_tasks,
-    trace_beliefs,
-    trace_tasks,
 )
 
 # What waits is bounded nowhere in the simulator: a refused task would be another experiment.
@@ -93,8 +94,9 @@ class LiveExperiment:
     engine, which `mix` is for, has its own pace: there only arrivals and targets are. With
     `cold_start_s`, from the order of a replica to its first call, pools are scaled, else their
     replicas stay.
-    `ours` is compared with all other arms. `others` are hosts beside the first, see
-    `cato.bench.local_ray.Hosts`. `runs_on` names the deployment file of another experiment that
+    With `sessions` users play them in a closed loop, there is one workload, and `tasks` is how many
+    users there are. `ours` is compared with all other arms. `others` are hosts beside the first,
+    see `cato.bench.local_ray.Hosts`. `runs_on` names the deployment file of another experiment that
     this one shares.
     """
 
@@ -113,6 +115,7 @@ class LiveExperiment:
     ours: str = schedulers.FORESIGHT
     others: tuple[Mapping[str, object], ...] = ()
     runs_on: str = ""
+    sessions: SessionTraffic | None = None
 
     @property
     def is_real(self) -> bool:
@@ -348,6 +351,66 @@ def azure(trace: Path | None) -> LiveExperiment:
     )
 
 
+# Short completions
+
+COMPLETION_SHAPES = ((64, 20), (200, 20))
+COMPLETION_LOADS = (0.5, 0.9)
+
+
+def _completions(shape: tuple[int, int], load: float, seed: int, n: int) -> list[SimTask]:
+    return completions.tasks(shape, load, 1, completions.TTFT_S[0], seed)[:n]
+
+
+def short_completions(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "completions",
+        "completions of 20 tokens on one replica that runs up to 32 of them at load .9",
+        {
+            f"{shape[0]}/{shape[1]} tokens, load {load:g}": partial(_completions, shape, load)
+            for shape in COMPLETION_SHAPES
+            for load in COMPLETION_LOADS
+        },
+        (
+            *map(_arm, (schedulers.FORESIGHT, "power-of-two", "edf-bounded", "sjf-bounded")),
+            _SERVE,
+        ),
+        400,
+        200,
+        # At full speed the shorter ones come 123 times a second; so at most 38 times.
+        slowdown=3.2,
+        chunk_tokens=completions.CHUNK_TOKENS,
+    )
+
+
+# Recorded sessions of agents
+
+SESSIONS = "recorded sessions"
+AGENT_USERS = 12
+AGENT_ARMS = (
+    schedulers.FORESIGHT,
+    *("sticky", "session-hash", "prefix-score", "block-cost", "block-cost-8"),
+    *("prefix-affinity", "working-set", "power-of-two"),
+)
+
+
+def _no_tasks(seed: int, n: int) -> list[SimTask]:
+    return []
+
+
+def recorded_agents(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "agents",
+        "recorded sessions of coding agents with their think times, in a closed loop",
+        {SESSIONS: _no_tasks},
+        (*map(_arm, AGENT_ARMS), _SERVE),
+        AGENT_USERS,
+        60,
+        slowdown=0.25,
+        chunk_tokens=agents.CHUNK_TOKENS,
+        sessions=SessionTraffic(trace),
+    )
+
+
 # A real engine
 
 
@@ -483,6 +546,8 @@ EXPERIMENTS: Mapping[str, Callable[[Path | None], LiveExperiment]] = {
     "azure-replay": azure,
     "vllm-mix": vllm_mix,
     "mixed": mixed_pool,
+    "completions": short_completions,
+    "agents": recorded_agents,
 }
 
 

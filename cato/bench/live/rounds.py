@@ -80,6 +80,8 @@ class Subject:
     def used(self) -> frozenset[PoolName]:
         """Pools that the tasks name; arms of other pools have as many."""
         first = next(iter(self.experiment.workloads.values()))
+        if self.experiment.sessions is not None:
+            return frozenset({self.topology.pools[0].name})
         return frozenset(node.pool for task in first(WARM_UP_SEED, 100) for node in task.nodes)
 
 
@@ -211,10 +213,10 @@ async def measure(
                 progress.begin(f"{where}: prompts", len(sim))
                 tasks = await make(sim, seed, progress.step)
                 for arm in order(subject.experiment.arms, number):
-                    await _prepare(subject, stage, arm, progress)
+                    await prepare(subject, stage, arm, progress)
                     progress.begin(f"{where}: {arm.name}", len(tasks))
                     since_s = time.time()
-                    async with _cpu() as cpu:
+                    async with cpu_load() as cpu:
                         seen = await client.replay(tasks, _asker(subject, arm), progress.step)
                     replicas = await _replicas(subject, stage, arm, since_s)
                     predicted = _predicted(subject, arm, tasks)
@@ -228,7 +230,7 @@ def whole_rounds(runs: Sequence[Run], experiment: LiveExperiment) -> tuple[int, 
     return tuple(seed for seed, n in by_seed.items() if n == size)
 
 
-async def _prepare(subject: Subject, stage: Configurable, arm: Arm, progress: Progress) -> None:
+async def prepare(subject: Subject, stage: Configurable, arm: Arm, progress: Progress) -> None:
     """Let `arm` decide, from the replicas that all arms begin with."""
     if subject.experiment.cold_start_s is not None:
         progress.begin(f"back to the first replicas, for {arm.name}", 1)
@@ -301,7 +303,7 @@ async def _warm_up(
 
 
 @asynccontextmanager
-async def _cpu() -> AsyncGenerator[CpuLoad, None]:
+async def cpu_load() -> AsyncGenerator[CpuLoad, None]:
     """The load while the block runs; whole when it has ended."""
     load = CpuLoad()
 

@@ -34,8 +34,9 @@ from cato.sim.looks import look_of
 from cato.sim.plots import figure, legend, save
 from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
 from cato.sim.tasks import SimTask
+from cato.sim.trace_tasks import trace_beliefs, trace_tasks
 from cato.sim.traces import load_azure
-from cato.sim.workloads import SEVEN_B, trace_beliefs, trace_tasks
+from cato.sim.workloads import SEVEN_B
 
 POOL = PoolName("engine")
 CHUNK_TOKENS = 512

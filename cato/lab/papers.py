@@ -4,7 +4,7 @@ is open. `regenerate` runs them and leaves JSON, pictures and an index page in a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -186,7 +186,11 @@ def _lines(
 ) -> Iterator[str]:
     done = {d.entry: d for d in found}
     seeds = f"seeds {options.seeds[0]} to {options.seeds[-1]}"
-    effort = f"quick: the first few of {seeds}" if options.quick else seeds
+    effort = (
+        f"a quick run with the first few of {seeds}"
+        if options.quick
+        else f"a full run with {seeds}"
+    )
     yield "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
     yield "<title>The papers' tables and figures, simulated</title><style>"
     yield "body{font:15px sans-serif;max-width:76em;margin:2em auto;padding:0 1em}"
@@ -194,9 +198,12 @@ def _lines(
     yield "td,th{padding:.15em .7em;border-bottom:1px solid #ddd;text-align:left}"
     yield ".no{color:#a00}</style></head><body>"
     yield "<h1>The papers' tables and figures, simulated</h1>"
-    yield f"<p>No engine ran. {escape(effort)}; ± one standard error.</p>"
-    for paper in papers:
-        yield f"<h2>{escape(paper.name)}</h2>"
+    yield f"<p>Simulated: no engine ran. This is {escape(effort)}. Values are means over seeds"
+    yield "± one standard error; in pictures bars are 95 % intervals, hollow diamonds the paper's"
+    yield "own numbers. <code>foresight</code> is CATO's default scheduler.</p>"
+    yield from _contents(papers, done)
+    for i, paper in enumerate(papers):
+        yield f"<h2 id='paper-{i}'>{escape(paper.name)}</h2>"
         for entry in paper.entries:
             if entry in done:
                 yield from _section(done[entry], folder)
@@ -206,6 +213,28 @@ def _lines(
                 yield f"<li>{escape(what)}: {escape(why)}</li>"
             yield "</ul>"
     yield "</body></html>"
+
+
+def _contents(papers: Sequence[Paper], done: Mapping[Entry, Done]) -> Iterator[str]:
+    """Each experiment with what became of it."""
+    yield "<ul>"
+    for i, paper in enumerate(papers):
+        yield f"<li><a href='#paper-{i}'>{escape(paper.name)}</a><ul>"
+        for entry in paper.entries:
+            name = f"<a href='#{entry.experiment}'>{escape(entry.shows)}</a>"
+            yield f"<li>{name}: {_outcome(done.get(entry))}</li>"
+        yield "</ul></li>"
+    yield "</ul>"
+
+
+def _outcome(done: Done | None) -> str:
+    if done is None:
+        return "not run yet"
+    if done.report is None:
+        return f"not run, {escape(done.why_not)}"
+    targets = done.report.targets
+    met = sum(t.is_met for t in targets)
+    return f"{met} of {len(targets)} targets met" if targets else "no targets"
 
 
 def _section(done: Done, folder: Path) -> Iterator[str]:
@@ -222,12 +251,20 @@ def _section(done: Done, folder: Path) -> Iterator[str]:
             goal = f"{'≥' if t.at_least else '≤'} {t.goal:g}"
             verdict = "met" if t.is_met else "<span class='no'>missed</span>"
             yield f"<tr><td>{escape(t.text)}</td><td>{goal}</td>"
-            yield f"<td>{t.measured:.3g} ± {t.stderr:.2g}</td><td>{verdict}</td></tr>"
+            yield f"<td>{_value(t.measured, t.stderr)}</td><td>{verdict}</td></tr>"
         yield "</table>"
     yield from _means(done)
     for picture in done.pictures:
         source = picture.relative_to(folder).as_posix()
         yield f"<p><img loading='lazy' src='{source}' alt='{escape(picture.stem)}'></p>"
+
+
+def _value(mean: float, stderr: float) -> str:
+    """With its error, where there is one, to the error's second digit."""
+    if not stderr > 0:
+        return f"{round(mean, 4):g}"
+    digits = max(0, min(4, 1 - int(f"{stderr:e}".partition("e")[2])))
+    return f"{round(mean, digits) + 0.0:.{digits}f} ± {stderr:.{digits}f}"
 
 
 def _means(done: Done) -> Iterator[str]:
@@ -241,8 +278,9 @@ def _means(done: Done) -> Iterator[str]:
     for m in report.means:
         if m.metric in shown:
             words = setting_words(m.setting)
-            rows.setdefault((words, m.policy), {})[m.metric] = f"{m.mean:.4g} ± {m.stderr:.2g}"
-    yield f"<details><summary>{len(rows)} rows</summary><table><tr><th>setting</th><th>policy</th>"
+            rows.setdefault((words, m.policy), {})[m.metric] = _value(m.mean, m.stderr)
+    yield f"<details><summary>All {len(rows)} rows</summary><table>"
+    yield "<tr><th>setting</th><th>policy</th>"
     yield "".join(f"<th>{escape(m)}</th>" for m in shown) + "</tr>"
     for (words, policy), row in rows.items():
         cells = "".join(f"<td>{row.get(m, '')}</td>" for m in shown)

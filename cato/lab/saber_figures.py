@@ -25,6 +25,7 @@ from cato.sim.experiments.common import metrics_of
 from cato.sim.experiments.saber import OFFLINE_SEED, POOL, REQUESTS, SOURCE, cap_name
 from cato.sim.experiments.saber_estimators import CURVES, USL, Fit, fitted, speed_samples
 from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.looks import look_of
 from cato.sim.report import Report, Sample, Target
 from cato.sim.workloads import (
     SABER_CLASSES,
@@ -190,8 +191,9 @@ def _plot_steadiness(report: Report, folder: Path) -> list[Path]:
             }
             xs, means = np.array(rows["mean"]).T
             stds = np.array(rows["std"])[:, 1]
-            (line,) = ax.plot(xs, means, marker="o", markersize=3, label=policy)
-            ax.fill_between(xs, means - stds, means + stds, color=line.get_color(), alpha=0.15)
+            plots.curve(ax, policy, xs.tolist(), means.tolist())
+            color = look_of(fig, policy).color
+            ax.fill_between(xs, means - stds, means + stds, color=color, alpha=0.12)
         ax.axhline(1.0, color="gray", linestyle="--")
         ax.set_yscale("log")
         ax.set_ylim(bottom=0.05)

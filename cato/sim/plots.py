@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -94,7 +95,7 @@ def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, labe
 
 def legend(fig: Figure) -> None:
     """One for all axes of the figure, above them; a policy stands there once."""
-    found = {}
+    found: dict[str, Any] = {}
     for axes in fig.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)

@@ -19,6 +19,7 @@ from cato.sim.traces import COLUMNS
 
 OURS = {
     *("completions", "agents", "agents-and-completions", "robustness", "length-features"),
+    "router-shards",
     *("coding-small-first", "coding-large-first", "coding-mixes", "coding-scaling"),
 }
 

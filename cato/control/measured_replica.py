@@ -16,12 +16,13 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 
 from cato.control import actors
-from cato.control.profile_check import EngineSteps
 from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.profile import Profile
+from cato.core.shards import merged
 from cato.core.topology import AdapterSpec, DeploymentSpec, PoolSpec
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
+from cato.measure.check import EngineSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Found:
 
 async def find_replica(pool: PoolSpec, spec: DeploymentSpec) -> Found:
     """The replica with the least work."""
-    picture = await actors.get(actors.router_name(pool.name)).picture.remote()
+    routers = actors.router_names(pool.name, pool.router_shards)
+    picture = merged(pool.name, [await actors.get(name).picture.remote() for name in routers])
     ready = [r for r in picture.replicas if r.deployment == spec.name and r.accepting]
     if not ready:
         raise CatoError(f"no replica of {spec.name!r} is ready; see `cato status`")
@@ -60,7 +62,7 @@ async def find_replica(pool: PoolSpec, spec: DeploymentSpec) -> Found:
 
 
 class ReplicaCaller:
-    """The pinned calls of one replica; see `cato.control.profile_sweep.EngineCaller`."""
+    """The pinned calls of one replica; see `cato.measure.sweep.EngineCaller`."""
 
     def __init__(self, deployment: str, replica: str, adapter: AdapterSpec | None = None) -> None:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # its notes break the progress bar
@@ -100,12 +102,13 @@ class ReplicaCaller:
 async def engine_steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
     """What the replica's engine does in a step, by its own words and the deployment's."""
     engine = found.spec.engine
-    block_tokens = whole((await caller.load()).get("block_tokens"))
+    load = await caller.load()
+    block_tokens = whole(load.get("block_tokens"))
     return EngineSteps(
         engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
         engine.long_prefill_token_threshold or 0,
         block_tokens if engine.prefix_caching else 0,
-        found.profile.host_capacity_tokens if engine.host_memory else 0,
+        whole(load.get("host_tokens")),
     )
 
 

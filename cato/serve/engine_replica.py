@@ -52,6 +52,11 @@ RESIDENT_POLL_S = 0.5
 RESTART_BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
 
 
+def _rank() -> int:
+    """Of this replica among those of its deployment; Serve may change it when others go."""
+    return int(serve.get_replica_context().rank.rank)
+
+
 class EngineReplica:
     """One replica of a pool. The engine is its own process; this one never imports vLLM."""
 
@@ -67,7 +72,9 @@ class EngineReplica:
         self._eviction: Any = None
         self._calls = HeldCalls(self._id, self._tell)
         stop = self._calls.progress.stop
-        self._link = ReplicaLink(self._id, pool, stop, self._report, self._generate)
+        self._link = ReplicaLink(
+            self._id, pool, spec.name, _rank, stop, self._report, self._generate
+        )
         self._restarts = 0
         self._lost = ""  # how the last engine ended, in a line
         self._resident: Resident | None = None  # as the manager was last told
@@ -137,6 +144,7 @@ class EngineReplica:
             "socket": getattr(self._engine, "socket", None),
             "kv_capacity_tokens": self._engine.facts.kv_capacity_tokens,
             "block_tokens": self._engine.facts.block_tokens,
+            "host_tokens": self._engine.facts.host_tokens,
         }
 
     async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:
@@ -230,7 +238,7 @@ class EngineReplica:
             # An engine that died has lost what it had cached.
             prefix_caching=self._spec.engine.prefix_caching and is_ready,
             step_tokens=self._spec.engine.max_num_batched_tokens or 0,
-            host_tokens=self._profile.host_capacity_tokens if self._spec.engine.host_memory else 0,
+            host_tokens=facts.host_tokens_by(self._profile),
         )
 
     async def _tell_resident_forever(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -29,7 +29,7 @@ from cato.core.errors import (
     StartingError,
     UnknownNameError,
 )
-from cato.core.events import InvocationWithdrawn, ReplicaLost
+from cato.core.events import ReplicaLost
 from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolPicture
@@ -38,6 +38,7 @@ from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutOrder
 from cato.core.runs import NodeEstimate
+from cato.core.shards import merged
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
 from cato.core.topology import (
@@ -67,7 +68,7 @@ from cato.store.errors import StoreUnavailableError
 from cato.telemetry.metrics import render_fleet
 from cato.telemetry.overview import Overview, overview
 from cato.telemetry.recent import RecentOverview
-from cato.wire.link.connection import Passive
+from cato.wire.link.connection import Connection, Handler
 
 log = logging.getLogger("cato.pools")
 
@@ -96,7 +97,7 @@ class RayPools:
         self._app: ServedApplication | None = None  # as Serve told it last, while not ready
         self._unplaceable = ""
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
-        self._routers: dict[PoolName, Any] = {}
+        self._routers: dict[str, Any] = {}  # by the actors' names
         self._links: dict[PoolName, LeaseLink] = {}
         self._shared_link: RouterLink | None = None  # the Eviction Manager leases all shared pools
         self._streams = TokenStreams()
@@ -131,6 +132,10 @@ class RayPools:
 
     def pictures(self) -> Sequence[PoolPicture]:
         return list(self._pictures.values())
+
+    def shards(self) -> Mapping[PoolName, int]:
+        """How many router shards the pools have that were asked how they are."""
+        return {name: self._specs[name].router_shards for name in self._pictures}
 
     @property
     def deployed_args(self) -> Mapping[str, object] | None:
@@ -207,6 +212,8 @@ class RayPools:
         finally:
             if not has_ended:
                 self._withdraw(pool, lease.invocation_id, lease.attempt, "the stream was left")
+            elif pool in self._links:
+                self._links[pool].ended(lease.invocation_id)
 
     def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:
         """The retry of this call, too, must not be given to the replica."""
@@ -226,17 +233,20 @@ class RayPools:
         if pool in self._shared:
             self._shared.withdraw(pool, id, attempt)
         elif pool in self._links:
-            self._links[pool].tell(InvocationWithdrawn(0.0, id, attempt, reason))
+            self._links[pool].withdraw(id, attempt, reason)
 
     def _lease_link(self, pool: PoolName) -> LeaseLink:
         if pool not in self._links:
-            self._links[pool] = LeaseLink(pool, partial(link_to_router, pool, Passive()))
+            self._links[pool] = LeaseLink(pool, partial(_link_to_shard, pool))
         return self._links[pool]
 
-    def _router(self, pool: PoolName) -> Any:
-        if pool not in self._routers:
-            self._routers[pool] = actors.get(actors.router_name(pool))
-        return self._routers[pool]
+    def _routers_of(self, pool: PoolSpec) -> list[Any]:
+        """The actors of all shards."""
+        names = actors.router_names(pool.name, pool.router_shards)
+        for name in names:
+            if name not in self._routers:
+                self._routers[name] = actors.get(name)
+        return [self._routers[name] for name in names]
 
     def _info(self, name: PoolName) -> PoolInfo:
         if name in self._shared:
@@ -300,8 +310,8 @@ class RayPools:
             topology: Topology | None = await provisioner.topology.remote()
         if topology is None:
             return  # a provisioner that was just restarted knows none yet
-        gone = self._specs.keys() - {pool.name for pool in topology.pools}
-        self._specs = {pool.name: pool for pool in topology.pools}
+        before, self._specs = self._specs, {pool.name: pool for pool in topology.pools}
+        gone = before.keys() - self._specs.keys()
         self._shapes = {pool.name: pool.deployments for pool in topology.pools}
         self._shapes |= {pool.name: (pool.slots,) for pool in topology.shared_pools}
         for name in gone:
@@ -309,30 +319,38 @@ class RayPools:
             self._profiles.pop(name, None)
             self._templates.pop(name, None)
             self._ask_template_at_s.pop(name, None)
-            self._routers.pop(name, None)
+            self._forget_routers(before[name])
             link = self._links.pop(name, None)
             if link is not None:
                 link.close()
         self._name_models()
 
     async def _refresh_pool(self, pool: PoolSpec) -> None:
-        router = self._router(pool.name)
+        routers = self._routers_of(pool)
         if pool.policies.scheduler != RAY_SERVE:
-            self._lease_link(pool.name).open()
+            link = self._lease_link(pool.name)
+            link.resize(pool.router_shards, self._profiles.get(pool.name, UNMEASURED))
+            link.open()
         async with asyncio.timeout(ANSWER_WITHIN_S):
             try:
-                self._pictures[pool.name] = await router.picture.remote()
+                told = await asyncio.gather(*(router.picture.remote() for router in routers))
             except RayActorError:
                 # That of a pool that was removed and is there again is another actor.
-                self._routers.pop(pool.name, None)
+                self._forget_routers(pool)
                 raise
+            self._pictures[pool.name] = merged(pool.name, told)
             await self._learn_template(pool)
             for deployment in pool.deployments:
                 self._streams.handle(deployment.name)
                 gone = replica_sets.left(deployment.name)
                 if gone != self._told_left.get(deployment.name, frozenset()):
-                    await router.left.remote(frozenset(ReplicaId(r) for r in gone))
+                    ids = frozenset(ReplicaId(r) for r in gone)
+                    await asyncio.gather(*(router.left.remote(ids) for router in routers))
                     self._told_left[deployment.name] = gone
+
+    def _forget_routers(self, pool: PoolSpec) -> None:
+        for name in actors.router_names(pool.name, pool.router_shards):
+            self._routers.pop(name, None)
 
     async def _learn_template(self, pool: PoolSpec) -> None:
         """Ask one replica: all of a pool have the same model. An update may bring another."""
@@ -502,7 +520,7 @@ class RayRecords:
     async def overview(self, tenant: str | None) -> Overview:
         self._send()  # what was just recorded is shown
         pictures = self._pools.pictures()
-        fleet = await fleet_state(p.name for p in pictures)
+        fleet = await fleet_state(self._pools.shards())
         recent = RecentOverview()
         try:
             if self._profiler is not None:
@@ -516,7 +534,7 @@ class RayRecords:
         self._send()
         runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
         pictures = self._pools.pictures()
-        return runs + render_fleet(pictures, await fleet_state(p.name for p in pictures))
+        return runs + render_fleet(pictures, await fleet_state(self._pools.shards()))
 
     async def _refresh_forever(self) -> None:
         while True:
@@ -555,6 +573,12 @@ class RayRecords:
         if runs is not None:
             await asyncio.to_thread(runs.warm_up)
             self._past_runs = runs
+
+
+def _link_to_shard(
+    pool: PoolName, shard: int, handler: Handler
+) -> Awaitable[tuple[Connection, bytes]]:
+    return link_to_router(pool, handler, shard)
 
 
 def _left_to_serve(spec: PoolSpec, invocation: Invocation) -> Dispatch:

@@ -30,11 +30,13 @@ from cato.profiles.schema import Provenance
 from cato.testing.chaos import MissedError
 from cato.testing.chaos_clients import Target
 from cato.testing.chaos_local import MODEL, TASK_MODEL, write_workflow
-from cato.testing.chaos_plan import NEED_PROCESSES, Fault, Plan
+from cato.testing.chaos_plan import HOST_FAULTS, NEED_PROCESSES, Fault, Plan
 
 POOL, DEPLOYMENT, PROFILE, INGRESSES = "drill", "drill-engines", "drill@none", 2
 REAL_PROFILE = "demo-coder@cpu"
 ANSWER_WITHIN_S = 10.0
+# The notice of a spot machine.
+DRAINED_WITHIN_S = 30.0
 FULL_BYTES = 4096
 _ACTORS = {
     Fault.ROUTER_KILL: actors.router_name(POOL),
@@ -56,7 +58,7 @@ class RayStage:
         if not plan.is_real:
             self.possible -= NEED_PROCESSES
         if hosts is None or len(hosts.up()) < 2:
-            self.possible -= {Fault.HOST_KILL}
+            self.possible -= HOST_FAULTS
         self._replicas = plan.replicas if plan.is_real else 2
         self._store = store
         self._hosts = hosts
@@ -67,7 +69,7 @@ class RayStage:
         self._struck: dict[str, int] = {}
 
     async def victims(self, fault: Fault) -> Sequence[str]:
-        if fault is Fault.HOST_KILL:
+        if fault in HOST_FAULTS:
             return [] if self._hosts is None else self._hosts.up()
         try:
             picture = await self._picture()
@@ -105,6 +107,10 @@ class RayStage:
             case Fault.HOST_KILL:
                 assert self._hosts is not None, "only possible with several hosts"
                 await asyncio.to_thread(self._hosts.lose, victim)
+                self._soon(self._replace_host(victim, pause_s))
+            case Fault.HOST_DRAIN:
+                assert self._hosts is not None, "only possible with several hosts"
+                await asyncio.to_thread(self._hosts.drain, victim, DRAINED_WITHIN_S)
                 self._soon(self._replace_host(victim, pause_s))
             case Fault.CONTROLLER_KILL:
                 ray.kill(ray.get_actor(_CONTROLLER, namespace="serve"), no_restart=False)

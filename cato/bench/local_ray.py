@@ -16,10 +16,11 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
+from ray._private.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
 
 from cato.bench.client import BenchError
-from cato.control import actors
+from cato.control import actors, host_drain
 from cato.serve.ports import free_port
 
 LEAST_LOGICAL_CPUS = 16
@@ -35,6 +36,8 @@ class Hosts:
     """
 
     def __init__(self, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+        # `Cluster` writes its address into Ray's default folder, which a new machine lacks.
+        Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
         # Ray's own way to end them at exit can be set up in the main thread only.
         self._cluster = Cluster(
             initialize_head=True, head_node_args=dict(first), shutdown_at_exit=False
@@ -59,6 +62,13 @@ class Hosts:
     def lose(self, name: str) -> None:
         """Kill every process of a host; Ray is not told."""
         self._cluster.remove_node(self._up.pop(name), allow_graceful=False)
+
+    def drain(self, name: str, within_s: float) -> None:
+        """Tell a host that it goes within this time, and let it go once it holds nothing."""
+        node = self._up.pop(name)
+        host_drain.begin(node.node_id, within_s, "a drill")
+        host_drain.wait(node.node_id, within_s)
+        self._cluster.remove_node(node, allow_graceful=False)
 
     def end(self) -> None:
         self._cluster.shutdown()

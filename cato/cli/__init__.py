@@ -18,6 +18,7 @@ VERBS = {
     "check": "Check a deployment file and everything it names, without starting anything.",
     "init": "Write an editable set: deployment files, workflows, profiles, client files.",
     "down": "Stop what runs here.",
+    "drain": "Move what a host serves to others: maintenance, spot notices, preStop hooks.",
     "status": "Show pools, replicas and what the control plane knows.",
     "task": "Run a task and print its answer.",
     "explain": "Show how a task met or missed its SLA: nodes, budgets, replicas, reasons.",

@@ -6,8 +6,8 @@ replica to the wrong call); of the Serve controller `update_deployment_replicas`
 route needs the dashboard and a token) and `get_serve_instance_details` (the public `serve.status`
 asks it too, and leaves out the targets, which replicas drain, and the deployment file); its client,
 for the address that Serve's proxies listen on; Ray's free resources by host (the public function
-adds them up); and the name of the resource that only the head node has. A test fans 40 calls out of
-one request.
+adds them up); the name of the resource that only the head node has; and the call behind `ray
+drain-node`, which would need a shell. A test fans 40 calls out of one request.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray._private.state import available_resources_per_node
+from ray.core.generated import autoscaler_pb2
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve.context import _get_global_client
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -154,6 +155,34 @@ def is_on_head_node() -> bool:
     return any(
         node["NodeID"] == mine and HEAD_NODE_RESOURCE_NAME in node["Resources"]
         for node in ray.nodes()
+    )
+
+
+def nodes() -> dict[str, bool]:
+    """Ray's id of each host that is there -> whether it is the head."""
+    return {
+        n["NodeID"]: HEAD_NODE_RESOURCE_NAME in n["Resources"] for n in ray.nodes() if n["Alive"]
+    }
+
+
+def drain(node: str, until: float, why: str) -> str:
+    """Tell Ray that `node` goes at the Unix time `until`; what Ray has against it, or nothing."""
+    gcs = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    is_accepted, problem = gcs.drain_node(node, reason, why, int(until * 1000))
+    return "" if is_accepted else str(problem)
+
+
+def replicas_on(node: str) -> list[str]:
+    """Serve's replicas on `node`, those that end too. Blocks for an answer of the controller."""
+    controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    details: dict[str, Any] = ray.get(controller.get_serve_instance_details.remote())
+    return sorted(
+        f"{name}#{replica['replica_id']}"
+        for application in details["applications"].values()
+        for name, deployment in application["deployments"].items()
+        for replica in deployment["replicas"]
+        if replica.get("node_id") == node  # one that waits for a place has none
     )
 
 

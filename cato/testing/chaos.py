@@ -137,6 +137,9 @@ class Drill:
         for number, next_ in enumerate(planned, 1):
             due_s = started_s + next_.at_s + late_s
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            if time.monotonic() - started_s > self.plan.within_s:
+                self.say(f"the time is over: {len(planned) - number + 1} faults are left")
+                return
             self.say(f"fault {number} of {len(planned)}: {next_.fault}")
             victim = await self._victim(next_)
             if victim is None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,6 +32,7 @@ class Fault(StrEnum):
     EVICTION_KILL = "eviction_kill"
     CONTROLLER_KILL = "controller_kill"
     HOST_KILL = "host_kill"  # all processes of a host that has no ingress proxy
+    HOST_DRAIN = "host_drain"  # a host is told to go, ends what it has, and is gone then
     INGRESS_KILL = "ingress_kill"
     HAPROXY_KILL = "haproxy_kill"
     ENGINE_STOP = "engine_stop"  # SIGSTOP: its connections stay open
@@ -42,13 +44,14 @@ class Fault(StrEnum):
     @property
     def hits_one_of_several(self) -> bool:
         """Whether it has a victim, a replica or a host."""
-        return self in _REPLICA_FAULTS or self is Fault.HOST_KILL
+        return self in _REPLICA_FAULTS or self in HOST_FAULTS
 
 
 _REPLICA_FAULTS = frozenset(
     {Fault.ENGINE_CRASH, Fault.FAILED_START, Fault.REPLICA_KILL, Fault.REPLICA_PAUSE,
      Fault.ENGINE_STOP, Fault.ZYGOTE_KILL}
 )  # fmt: skip
+HOST_FAULTS = frozenset({Fault.HOST_KILL, Fault.HOST_DRAIN})
 NEED_PROCESSES = frozenset({Fault.ENGINE_STOP, Fault.ZYGOTE_KILL})
 """Faults that need engines with processes of their own: real ones."""
 CUT_CONNECTIONS = frozenset({Fault.INGRESS_KILL, Fault.HOST_KILL, Fault.HAPROXY_KILL})
@@ -105,6 +108,9 @@ class PlanFile(StrictModel):
     tokens: Annotated[int, Field(ge=LEAST_TOKENS, description="Of the longest answer.")] = 200
     faults: Annotated[int, Field(ge=0)] = 100
     gap: Annotated[Duration, Field(gt=0)] = 1.0
+    within: Annotated[
+        Duration | None, Field(gt=0, description="No fault begins later; faults may be left.")
+    ] = None
     pause: Annotated[Duration, Field(gt=0, description="How long a paused process stands.")] = 1.0
     duration: Annotated[
         Duration, Field(ge=0, description="The least time that clients ask, faults or not.")
@@ -145,6 +151,7 @@ class PlanFile(StrictModel):
             self.duration, self.step, self.replicas, self.hosts, mix, dialects,
             None if self.overload is None else self.overload.to_overload(),
             None if self.hostile is None else self.hostile.to_hostile(), self.engine == "vllm",
+            inf if self.within is None else self.within,
         )  # fmt: skip
 
 
@@ -187,6 +194,7 @@ class Plan:
     overload: Overload | None = None
     hostile: Hostile | None = None
     is_real: bool = False
+    within_s: float = inf
 
     @property
     def asked_s(self) -> float:

@@ -13,16 +13,6 @@ import pytest
 
 pytestmark = pytest.mark.live
 
-HAPROXY = """
-seed: 3
-streams: 8
-tokens: 60
-step: 50ms
-replicas: 2
-faults: 4
-gap: 5s
-mix: {haproxy_kill: 1}
-"""
 REAL = """
 seed: 6
 streams: 4
@@ -45,15 +35,6 @@ def drilled(plan: str, folder: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(report.read_text())
     return found
-
-
-@pytest.mark.timeout(420)
-def test_a_killed_haproxy_costs_its_connections_and_nothing_else(tmp_path: Path) -> None:
-    found = drilled(HAPROXY, tmp_path)
-    assert found["faults"] == 4
-    assert found["calls"]["ok"] > 20
-    # A path that is answered with 404 would be wrong.
-    assert set(found["calls"]) <= {"ok", "cut", "refused", "hung"}
 
 
 @pytest.mark.vllm

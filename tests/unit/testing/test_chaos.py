@@ -157,6 +157,12 @@ async def test_faults_of_every_kind_cost_no_token() -> None:
     assert report["calls"]["ok"] > 0
 
 
+async def test_no_fault_begins_after_the_time_of_the_plan() -> None:
+    report, _ = await drilled(a_plan(faults=1000, gap="200ms", within="1s"))
+    assert report["passed"], report
+    assert 0 < report["faults"] < 100
+
+
 async def test_what_comes_too_fast_is_refused_at_once_and_what_is_admitted_is_right() -> None:
     plan = a_plan(
         faults=0,

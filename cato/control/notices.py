@@ -1,0 +1,93 @@
+"""What clouds tell a machine that they are about to take away, by its own metadata service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+ANSWER_WITHIN_S = 5.0
+# Where a notice does not say when: Google gives 30 s before it takes a spot machine, and 60 s
+# before maintenance that ends one.
+GOOGLE_SPOT_S = 30.0
+GOOGLE_MAINTENANCE_S = 60.0
+# Of Azure's events all others keep a machine's memory.
+_AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The machine goes within `within_s`."""
+
+    why: str
+    within_s: float
+
+
+def _until(moment: datetime) -> float:
+    return max(0.0, moment.timestamp() - time.time())
+
+
+def _iso(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def aws(http: httpx.Client) -> Notice | None:
+    """A spot interruption, two minutes before, or scheduled maintenance."""
+    token = http.put("/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    http.headers["X-aws-ec2-metadata-token"] = token.raise_for_status().text
+    spot = http.get("/latest/meta-data/spot/instance-action")
+    if spot.status_code == 200:
+        found: dict[str, Any] = spot.json()
+        return Notice(f"spot: {found['action']}", _until(_iso(found["time"])))
+    events = http.get("/latest/meta-data/events/maintenance/scheduled")
+    for event in events.json() if events.status_code == 200 else ():
+        if event.get("State") == "active":
+            starts = datetime.strptime(event["NotBefore"], "%d %b %Y %H:%M:%S %Z")
+            return Notice(
+                f"maintenance: {event['Code']}",
+                _until(starts.replace(tzinfo=_iso("2000-01-01T00:00:00Z").tzinfo)),
+            )
+    return None
+
+
+def gcp(http: httpx.Client) -> Notice | None:
+    http.headers["Metadata-Flavor"] = "Google"
+    base = "/computeMetadata/v1/instance"
+    if http.get(f"{base}/preempted").raise_for_status().text.strip() == "TRUE":
+        return Notice("spot: preempted", GOOGLE_SPOT_S)
+    event = http.get(f"{base}/maintenance-event").raise_for_status().text.strip()
+    if event == "TERMINATE_ON_HOST_MAINTENANCE":
+        return Notice(f"maintenance: {event}", GOOGLE_MAINTENANCE_S)
+    return None  # NONE, or one that moves the machine while it runs
+
+
+def azure(http: httpx.Client) -> Notice | None:
+    http.headers["Metadata"] = "true"
+    answer = http.get("/metadata/scheduledevents", params={"api-version": "2020-07-01"})
+    for event in answer.raise_for_status().json()["Events"]:
+        if event["EventType"] in _AZURE_ENDS:
+            starts = event.get("NotBefore")  # empty once it has begun
+            within_s = _until(parsedate_to_datetime(starts)) if starts else 0.0
+            return Notice(f"{event['EventType'].lower()}: {event.get('Description', '')}", within_s)
+    return None
+
+
+CLOUDS: Mapping[str, tuple[str, Callable[[httpx.Client], Notice | None]]] = {
+    "aws": ("http://169.254.169.254", aws),
+    "gcp": ("http://metadata.google.internal", gcp),
+    "azure": ("http://169.254.169.254", azure),
+}
+
+
+def look(cloud: str, base_url: str = "") -> Notice | None:
+    """The notice that stands now; raise an `httpx.HTTPError` when nobody answers."""
+    usual, ask = CLOUDS[cloud]
+    url = base_url or usual
+    # No proxy: the service is this machine's own.
+    with httpx.Client(base_url=url, timeout=ANSWER_WITHIN_S, trust_env=False) as http:
+        return ask(http)

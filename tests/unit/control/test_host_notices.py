@@ -1,0 +1,125 @@
+"""Notices of clouds, as their metadata services write them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from cato.control.notices import CLOUDS, look
+
+IN_TWO_MINUTES = datetime.now(UTC) + timedelta(minutes=2)
+ISO = IN_TWO_MINUTES.strftime("%Y-%m-%dT%H:%M:%SZ")
+AMAZONS = IN_TWO_MINUTES.strftime("%d %b %Y %H:%M:%S GMT")
+# What each cloud asks for in every question.
+ASKED_WITH = {
+    "aws": ("X-aws-ec2-metadata-token", "a-token"),
+    "gcp": ("Metadata-Flavor", "Google"),
+    "azure": ("Metadata", "true"),
+}
+SPOT, SCHEDULED = (
+    "/latest/meta-data/spot/instance-action",
+    "/latest/meta-data/events/maintenance/scheduled",
+)
+PREEMPTED, EVENT = (f"/computeMetadata/v1/instance/{n}" for n in ("preempted", "maintenance-event"))
+EVENTS = "/metadata/scheduledevents"
+
+
+class Cloud(ThreadingHTTPServer):
+    def __init__(self, name: str, says: dict[str, str]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.name, self.says = name, says
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Cloud
+
+    def do_PUT(self) -> None:
+        self._answer(200 if self.path == "/latest/api/token" else 404, "a-token")
+
+    def do_GET(self) -> None:
+        header, value = ASKED_WITH[self.server.name]
+        said = self.server.says.get(self.path.partition("?")[0])
+        if self.headers[header] != value:
+            self._answer(403, "")
+        else:
+            self._answer(404 if said is None else 200, said or "")
+
+    def _answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def cloud(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    name, says = request.param
+    with Cloud(name, says) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield name, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def an_azure_event(kind: str, starts: str) -> dict[str, str]:
+    event = f'{{"EventType": "{kind}", "NotBefore": "{starts}", "Description": "x"}}'
+    return {EVENTS: f'{{"DocumentIncarnation": 1, "Events": [{event}]}}'}
+
+
+GOING = [
+    ("aws", {SPOT: f'{{"action": "terminate", "time": "{ISO}"}}'}),
+    (
+        "aws",
+        {
+            SCHEDULED: '[{"Code": "instance-stop", "State": "completed", "NotBefore": ""},'
+            f'{{"Code": "system-reboot", "State": "active", "NotBefore": "{AMAZONS}"}}]'
+        },
+    ),
+    ("gcp", {PREEMPTED: "TRUE\n", EVENT: "NONE"}),
+    ("gcp", {PREEMPTED: "FALSE", EVENT: "TERMINATE_ON_HOST_MAINTENANCE"}),
+    ("azure", an_azure_event("Preempt", format_datetime(IN_TWO_MINUTES, usegmt=True))),
+    ("azure", an_azure_event("Reboot", "")),
+]
+STAYING = [
+    ("aws", {}),
+    ("aws", {SCHEDULED: "[]"}),
+    ("gcp", {PREEMPTED: "FALSE", EVENT: "MIGRATE_ON_HOST_MAINTENANCE"}),
+    ("azure", {EVENTS: '{"DocumentIncarnation": 0, "Events": []}'}),
+    ("azure", an_azure_event("Freeze", "")),
+]
+
+
+@pytest.mark.parametrize("cloud", GOING, indirect=True)
+def test_a_machine_that_goes_is_told_why_and_when(cloud: tuple[str, str]) -> None:
+    notice = look(*cloud)
+    assert notice is not None
+    assert notice.why.split(": ")[0] in {"spot", "maintenance", "preempt", "reboot"}
+    assert 0 <= notice.within_s <= 121
+    if str(cloud[0]) == "aws":
+        assert notice.within_s > 60
+
+
+@pytest.mark.parametrize("cloud", STAYING, indirect=True)
+def test_a_machine_that_stays_has_no_notice(cloud: tuple[str, str]) -> None:
+    assert look(*cloud) is None
+
+
+@pytest.mark.parametrize("name", [name for name in CLOUDS if name != "aws"])
+def test_a_service_that_says_nothing_is_an_error_and_no_notice(name: str) -> None:
+    with Cloud(name, {}) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with pytest.raises(httpx.HTTPError):
+            look(name, f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()

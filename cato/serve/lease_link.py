@@ -23,30 +23,38 @@ RETRY_AFTER_S = 5.0
 
 
 class LeaseLink:
-    """Opened by `open` or the first offer; offers under way when it ended are made again."""
+    """Opened by `open` or the first offer; offers under way when it ended are made again.
+
+    The router of a shared pool leases for all of its models.
+    """
 
     def __init__(
-        self, pool: PoolName, dial: Callable[[], Awaitable[tuple[Connection, bytes]]]
+        self,
+        pool: PoolName,
+        dial: Callable[[], Awaitable[tuple[Connection, bytes]]],
+        more_patience_s: float = 0.0,
     ) -> None:
-        """`dial` makes a link and knows the pool's secret; it raises `LinkError`."""
+        """`dial` makes a link and knows the pool's secret; it raises `LinkError`. A router that has
+        to be told its pools first is waited for `more_patience_s`."""
         self._pool, self._dial = pool, dial
+        self._more_patience_s = more_patience_s
         self._link: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self.secret = b""
 
-    async def lease(self, invocation: Invocation) -> Leased:
+    async def lease(self, invocation: Invocation, model: str = "") -> Leased:
         """A lease; raise `CapacityError` when the router refuses, or is not there for long, and
         `SupersededError`. To cancel the wait is to withdraw the invocation."""
         was_taken = False
         began_s = away_since_s = time.monotonic()
-        while (now_s := time.monotonic()) - away_since_s < PATIENCE_S:
+        while (now_s := time.monotonic()) - away_since_s < PATIENCE_S + self._more_patience_s:
             link = self._link
             if link is None or not link.is_open:
                 await self._connected()
                 continue
             mine = replace(invocation.on_clock(began_s - now_s), was_taken=was_taken)
             try:
-                return await _offered(link, mine)
+                return await _offered(link, mine, model)
             except LinkError:
                 # The life that answers next, of the router or of the link, has never heard of it.
                 was_taken, away_since_s = True, time.monotonic()
@@ -83,16 +91,17 @@ class LeaseLink:
             self._connecting = None
 
 
-async def _offered(link: Connection, invocation: Invocation) -> Leased:
+async def _offered(link: Connection, invocation: Invocation, model: str) -> Leased:
     """Offer with what is new in the session's prefix; all of it where the rest is unknown."""
     rest, shared_blocks = difference(invocation)
     leased: Leased
     if shared_blocks:
         try:
-            leased = await link.ask(Offer(replace(invocation, prefix=rest), shared_blocks))
+            offer = Offer(replace(invocation, prefix=rest), shared_blocks, model)
+            leased = await link.ask(offer)
         except PrefixUnknownError:
             pass
         else:
             return leased
-    leased = await link.ask(Offer(invocation))
+    leased = await link.ask(Offer(invocation, 0, model))
     return leased

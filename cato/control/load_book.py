@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cato.core.eviction import CopyId
-from cato.core.pool.placement import Load
+from cato.core.pool.placement_events import Load
 from cato.core.slots import LoadCounts
 
 

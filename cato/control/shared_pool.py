@@ -32,14 +32,14 @@ from cato.core.events import (
 )
 from cato.core.eviction import CopyId, ModelFacts
 from cato.core.ids import InvocationId, ModelName, ReplicaId
-from cato.core.pool.placement import (
+from cato.core.pool.placement import Placement
+from cato.core.pool.placement_events import (
     ArrivalsRemembered,
     CardPoliciesChanged,
     ClockTold,
     GiveUp,
     Load,
     ModelRemoved,
-    Placement,
     Served,
 )
 from cato.core.profile import Profile

@@ -15,7 +15,8 @@ from cato.control.staged import Staged
 from cato.core.errors import CapacityError, CatoError, ReplicaLostError
 from cato.core.eviction import Card, CardId, CopyId, HostMemory
 from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
-from cato.core.pool.placement import (
+from cato.core.pool.placement import Placement
+from cato.core.pool.placement_events import (
     CardAdded,
     CardLent,
     CardLost,
@@ -25,7 +26,6 @@ from cato.core.pool.placement import (
     HostMemorySized,
     LoadFailed,
     LoadFinished,
-    Placement,
     PlacementEvent,
 )
 from cato.core.profile import Profile

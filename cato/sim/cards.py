@@ -35,13 +35,13 @@ from cato.core.ids import (
     TaskName,
 )
 from cato.core.policies import Policies
-from cato.core.pool.placement import (
+from cato.core.pool.placement import Placement
+from cato.core.pool.placement_events import (
     CardAdded,
     ClockTold,
     HostMemorySized,
     Load,
     LoadFinished,
-    Placement,
     Served,
 )
 from cato.core.profile import UNMEASURED, Profile

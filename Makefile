@@ -65,6 +65,8 @@ fuzz: $(STAMP)  ## 130,000 malformed requests, 20,000 broken files, hostile code
 	$(say) '20,000 numbers of any size, 2,000 texts that keep a grammar busy'
 	@CATO_FUZZ_CASES=20000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k numbers
 	@CATO_FUZZ_CASES=2000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k grammar
+	$(say) '2,000 templates that ask for more work than they may do'
+	@CATO_FUZZ_CASES=6000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k templates
 
 soak: $(STAMP)  ## two hours of work, with faults in one process, then on Ray; memory must stay flat
 	@$(BIN)/cato chaos --plan deployments/drills/soak.yaml --growth 20

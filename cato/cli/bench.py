@@ -54,7 +54,7 @@ LIVE_SEEDS = "100-101"
 
 
 class Shown:
-    """One bar, anew for each step of the measurement."""
+    """One bar, started again for each step of the measurement."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -218,7 +218,8 @@ def live(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="coding-mixes, coding-scaling, saber, azure-replay, vllm-mix, mixed, cace."
+            help="cato-rq1, cato-rq2, saber, slo-sa, tempo, coding-mixes, coding-scaling, "
+            "azure-replay, vllm-mix, mixed, completions, agents, cace."
         ),
     ],
     deployment: Annotated[
@@ -234,7 +235,9 @@ def live(
     seeds: Annotated[str, typer.Option(help=f"One round each. {SEEDS_HELP}")] = LIVE_SEEDS,
     tasks: Annotated[
         int | None,
-        typer.Option(min=1, help="Tasks of each run.", show_default="the experiment's"),
+        typer.Option(
+            min=1, help="Tasks of each run; of agents: users.", show_default="the experiment's"
+        ),
     ] = None,
     slowdown: Annotated[
         float | None,
@@ -252,7 +255,10 @@ def live(
             show_default="the experiment's",
         ),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Recorded arrivals, for azure-replay.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Recorded arrivals, for azure-replay, or sessions, for agents."),
+    ] = None,
     accelerator: Annotated[
         str | None,
         typer.Option(

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from cato.config.access import PricesArgs, SignInArgs
+from cato.config.checkers import CheckerArgs
 from cato.config.yaml_file import (
     ByteSize,
     Duration,
@@ -248,8 +249,9 @@ class EngineArgs(StrictModel):
     """Exchange checkpoints of one architecture inside a running vLLM; for shared pools."""
     sleep: bool = False
     """Models that leave a slot keep a sleeping engine in the host's memory; GPU and NPU."""
-    host_memory: bool = False
-    """A simulated engine keeps KV blocks in its host's memory, too."""
+    host_memory: bool | Annotated[ByteSize, Field(ge=1)] | None = None
+    """Keep KV blocks that leave the cache in the host's memory: on, off, or so many bytes of it.
+    Default: on for vLLM on a GPU, with a share of the memory that is free."""
 
     @field_validator("max_num_batched_tokens")
     @classmethod
@@ -443,13 +445,29 @@ def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
         found.append((("scheduler",), engine.scheduler, "a scripted engine has no steps to plan"))
     if engine.sleep and engine.swap:
         found.append((("sleep",), True, "an engine whose weights are swapped has none to sleep"))
-    if engine.host_memory and engine.kind != "simulated":
-        rule = "for simulated engines; vllm has its own flag: args: [--kv-offloading-size, GIB]"
-        found.append((("host_memory",), True, rule))
+    if engine.host_memory:
+        rule = _why_no_host_memory(engine, accelerator)
+        if rule:
+            found.append((("host_memory",), engine.host_memory, rule))
     if engine.gpu_memory_utilization is not None and accelerator == "cpu":
         rule = "not on cpu; set kv_cache_memory"
         found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))
     return found
+
+
+def _why_no_host_memory(engine: EngineArgs, accelerator: str | None) -> str:
+    if engine.kind == "simulated":
+        is_sized = engine.host_memory is not True
+        return "a simulated engine has that of its profile: true or false" if is_sized else ""
+    if engine.kind == "scripted":
+        return "a scripted engine keeps no KV blocks"
+    if accelerator == "cpu":
+        return "vllm offloads on gpu only; on cpu give kv_cache_memory more"
+    if accelerator == "npu":
+        return "vllm-ascend has its own: args: [--kv-transfer-config, JSON with NPUOffloadingSpec]"
+    if engine.swap:
+        return "blocks of weights that were swapped out are wrong for the next"
+    return "" if engine.prefix_caching else "needs prefix_caching"
 
 
 def _one_of(value: str, known: tuple[str, ...]) -> str:
@@ -525,6 +543,8 @@ class PoolArgs(StrictModel):
     """How its router decides."""
     scaling: ScalingArgs = ScalingArgs()
     """How its replicas follow demand."""
+    router_shards: int = Field(default=1, ge=1, le=64)
+    """Router actors, each with replicas of its own. One decides for 5,000 calls a second."""
     deployments: dict[Name, DeploymentArgs] = Field(min_length=1)
     """Deployments by name: one resource shape each."""
 
@@ -730,6 +750,7 @@ class EnginesArgs(StrictModel):
                 deployments=tuple(d.to_spec(n) for n, d in pool.deployments.items()),
                 policies=pool.policies.to_policies(),
                 scaling=PoolScaling(**pool.scaling.given()),
+                router_shards=pool.router_shards,
             )
             for name, pool in self.pools.items()
         )
@@ -828,6 +849,8 @@ class IngressArgs(StrictModel):
     """The folder of workflow files; followed while it serves."""
     indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
     """Folders of code by index name, for retrieve nodes; `stdlib` is Python's own."""
+    checkers: dict[Name, CheckerArgs] = Field(default_factory=dict, max_length=32)
+    """Compilers and linters by name, for validate nodes. Default: none runs."""
     replicas: int = Field(default=1, ge=1)
     """Ingress replicas."""
     max_body: Annotated[ByteSize, Field(ge=1)] = 4_000_000
@@ -883,6 +906,7 @@ class IngressArgs(StrictModel):
             None if self.batches is None else self.batches.to_spec(),
             NO_PRICES if self.prices is None else self.prices.to_prices(),
             None if self.sign_in is None else self.sign_in.to_sign_in(),
+            {name: checker.to_spec() for name, checker in self.checkers.items()},
         )
 
 

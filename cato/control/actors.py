@@ -8,7 +8,7 @@ takes one along when it is lost. They survive `serve shutdown`, so `remove_all` 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import ray
@@ -30,8 +30,14 @@ MAX_CALLS = 1_000
 CLOSE_S = 5.0
 
 
-def router_name(pool: str) -> str:
-    return f"router:{pool}"
+def router_name(pool: str, shard: int = 0) -> str:
+    """The router of a pool, or one of its further shards."""
+    return f"router:{pool}#{shard}" if shard else f"router:{pool}"
+
+
+def router_names(pool: str, shards: int) -> list[str]:
+    """All shards of a pool's router."""
+    return [router_name(pool, shard) for shard in range(shards)]
 
 
 def host_agent_name(node_id: str) -> str:
@@ -88,9 +94,8 @@ def _names() -> list[str]:
     ]
 
 
-def remove_routers_but(pools: Iterable[str]) -> None:
-    """End the routers of pools that are there no more; what waits there is told so."""
-    kept = {router_name(pool) for pool in pools}
+def remove_routers_but(kept: Collection[str]) -> None:
+    """End all routers but those named: their pools are gone, or have fewer shards."""
     for name in _names():
         if name.startswith(router_name("")) and name not in kept:
             with contextlib.suppress(ValueError):  # it ended between the listing and now

@@ -36,6 +36,7 @@ from cato.core.length import LengthBelief
 from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
 from cato.core.record import record
+from cato.core.shards import ShardLoad
 from cato.core.slots import SlotOrder, SlotReport, SlotState
 from cato.core.snapshot import Invocation
 from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, TemplateFacts
@@ -102,6 +103,21 @@ class Stop:
 
 
 @record
+class Follow:
+    """An ingress' note to a router shard: tell it the shard's load (`ShardLoad`) as it changes, or
+    no longer."""
+
+    is_on: bool = True
+
+
+@record
+class Shards:
+    """A router's note to its replicas: the pool has so many router shards."""
+
+    count: int
+
+
+@record
 class Left:
     """To a router: Serve no longer lists the replica."""
 
@@ -123,7 +139,7 @@ CODEC = Codec(
         Generate, EngineRequest, CallTarget, EngineChunk, Endpoint, AdapterSpec,
         Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop, Left,
         ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
-        InvocationWithdrawn, ReplicaLost,
+        InvocationWithdrawn, ReplicaLost, Follow, ShardLoad, Shards,
         SlotReport, SlotState, SlotOrder, HostedModel, ModelSpec, TemplateFacts,
     )
 )  # fmt: skip
@@ -170,23 +186,29 @@ async def open_link(address: Address, secret: bytes, name: str, handler: Handler
 
 
 async def link_to_router(
-    pool: PoolName, handler: Handler, *, is_shared: bool = False
+    pool: PoolName,
+    handler: Handler,
+    shard: int = 0,
+    tries: int = DOOR_TRIES,
+    *,
+    is_shared: bool = False,
 ) -> tuple[Connection, bytes]:
-    """A link to the pool's router in its present life, and the pool's secret. Raise `LinkError`.
+    """A link to a shard of the pool's router in its present life, and the pool's secret.
 
-    The Eviction Manager is the router of all shared pools, with a door for each.
+    The Eviction Manager is the router of all shared pools, with a door for each. Raise `LinkError`
+    when the actor does not answer within `tries` times `DOOR_S`.
     """
-    name = actors.EVICTION_MANAGER if is_shared else actors.router_name(pool)
-    door = await _door(name, *((pool,) if is_shared else ()))
+    name = actors.EVICTION_MANAGER if is_shared else actors.router_name(pool, shard)
+    door = await _door(name, tries, *((pool,) if is_shared else ()))
     return await open_link(door.address, door.secret, name, handler), door.secret
 
 
-async def _door(name: str, *args: object) -> Door:
+async def _door(name: str, tries: int, *args: object) -> Door:
     """What the actor answers. Ray does not tell soon that a call's actor has died, and one that is
     busy answers late: it is asked again while earlier answers may still come."""
     asked: set[asyncio.Future[Door]] = set()
     try:
-        for _ in range(DOOR_TRIES):
+        for _ in range(tries):
             asked.add(asyncio.ensure_future(actors.get(name).door.remote(*args)))
             done, asked = await asyncio.wait(asked, timeout=DOOR_S, return_when=FIRST_COMPLETED)
             for answer in done:

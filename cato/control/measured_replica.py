@@ -19,6 +19,7 @@ from cato.control import actors
 from cato.control.profile_check import EngineSteps
 from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.profile import Profile
+from cato.core.shards import merged
 from cato.core.topology import AdapterSpec, DeploymentSpec, PoolSpec
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
@@ -40,7 +41,8 @@ class Found:
 
 async def find_replica(pool: PoolSpec, spec: DeploymentSpec) -> Found:
     """The replica with the least work."""
-    picture = await actors.get(actors.router_name(pool.name)).picture.remote()
+    routers = actors.router_names(pool.name, pool.router_shards)
+    picture = merged(pool.name, [await actors.get(name).picture.remote() for name in routers])
     ready = [r for r in picture.replicas if r.deployment == spec.name and r.accepting]
     if not ready:
         raise CatoError(f"no replica of {spec.name!r} is ready; see `cato status`")
@@ -100,12 +102,13 @@ class ReplicaCaller:
 async def engine_steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
     """What the replica's engine does in a step, by its own words and the deployment's."""
     engine = found.spec.engine
-    block_tokens = whole((await caller.load()).get("block_tokens"))
+    load = await caller.load()
+    block_tokens = whole(load.get("block_tokens"))
     return EngineSteps(
         engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
         engine.long_prefill_token_threshold or 0,
         block_tokens if engine.prefix_caching else 0,
-        found.profile.host_capacity_tokens if engine.host_memory else 0,
+        whole(load.get("host_tokens")),
     )
 
 

@@ -55,7 +55,7 @@ class EngineCaller(Protocol):
         ...
 
     async def held(self) -> int:
-        """Requests that the replica holds now, whoever sent them."""
+        """Requests that the replica holds now, of all senders."""
         ...
 
 

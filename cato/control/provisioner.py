@@ -17,13 +17,13 @@ from typing import Any
 from ray.exceptions import RayError
 
 from cato.control import actors, ray_private
-from cato.core.demand import CallsBefore, PoolDemand
+from cato.core.demand import CallsBefore, PoolDemand, together
 from cato.core.errors import UnknownNameError
 from cato.core.fleet import ScaleTo, ServedDeployment
 from cato.core.ids import DeploymentName, ModelName, PoolName, TaskName
 from cato.core.profile import Profile
 from cato.core.provisioning import FleetOrchestrator
-from cato.core.topology import AdapterSpec, PoolScaling, Topology
+from cato.core.topology import AdapterSpec, PoolScaling, PoolSpec, Topology
 from cato.policies.scaling.registry import scaling_policy
 from cato.store.errors import StoreError
 from cato.store.in_thread import with_store
@@ -119,9 +119,9 @@ class ResourceProvisioner:
             await asyncio.sleep(delay_s)
 
     async def _look(self, fleet: FleetOrchestrator) -> None:
-        names = [p.name for p in fleet.topology.pools]
-        answers = await asyncio.gather(*(_demand(name) for name in names))
-        demands = {n: d for n, d in zip(names, answers, strict=True) if d is not None}
+        pools = fleet.topology.pools
+        answers = await asyncio.gather(*map(_demand, pools))
+        demands = {p.name: d for p, d in zip(pools, answers, strict=True) if d is not None}
         served = await ray_private.deployments(actors.ENGINES_APP)
         hosts = ray_private.hosts()
         orders = fleet.look(time.monotonic(), time.time(), served, hosts, demands)
@@ -133,14 +133,16 @@ class ResourceProvisioner:
             await _tell_who_leaves(fleet.topology, fewer, served)
 
 
-async def _demand(pool: PoolName) -> PoolDemand | None:
+async def _demand(pool: PoolSpec) -> PoolDemand | None:
+    """Of all its router shards; None when one does not tell: then nothing is decided on."""
+    names = actors.router_names(pool.name, pool.router_shards)
     try:
-        router: Any = actors.get(actors.router_name(pool))
-        demand: PoolDemand = await asyncio.wait_for(router.demand.remote(), ANSWER_WITHIN_S)
+        asked: list[Any] = [actors.get(name).demand.remote() for name in names]
+        told: list[PoolDemand] = await asyncio.wait_for(asyncio.gather(*asked), ANSWER_WITHIN_S)
     except (ValueError, TimeoutError, RayError) as error:
-        log.warning("the router of pool %s does not tell its demand: %r", pool, error)
+        log.warning("the router of pool %s does not tell its demand: %r", pool.name, error)
         return None
-    return demand
+    return together(told)
 
 
 async def _tell_who_leaves(
@@ -153,7 +155,7 @@ async def _tell_who_leaves(
     The ingresses tell it too, a second later; a call that is sent to such a replica meanwhile
     has to ask for another lease.
     """
-    pool_of = {d.name: p.name for p in topology.pools for d in p.deployments}
+    pool_of = {d.name: p for p in topology.pools for d in p.deployments}
     waiting = {o.deployment for o in orders}
     deadline_s = time.monotonic() + LEAVING_WITHIN_S
     while waiting and time.monotonic() < deadline_s:
@@ -166,4 +168,6 @@ async def _tell_who_leaves(
             waiting.discard(name)
             gone = before[name].running - served.running
             if gone:
-                await actors.get(actors.router_name(pool_of[name])).left.remote(gone)
+                pool = pool_of[name]
+                for router in actors.router_names(pool.name, pool.router_shards):
+                    await actors.get(router).left.remote(gone)

@@ -1,4 +1,4 @@
-"""The Replica Router actor of one pool: a thin driver of `PoolOrchestrator`."""
+"""The Replica Router actor of a pool, or of one of its shards: a driver of `PoolOrchestrator`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from cato.core.events import (
 from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator, PoolPicture
 from cato.core.profile import Profile
+from cato.core.shards import ShardLoad, load_now
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
@@ -44,15 +45,18 @@ class ReplicaRouter:
         profile: Profile,
         log_folder: str | None = None,
         secret: bytes = b"",
+        shard: int = 0,
     ) -> None:
         """`profile` is that of the pool's fastest deployment; policies that need a model of the
         engine take it. All events and commands are logged in `log_folder`, if one is given.
-        `secret` is that of the pool's links, in all lives of the actor.
+        `secret` is that of the pool's links, in all lives of the actor. `shard` is its number among
+        the pool's routers, each of which has replicas of its own.
         """
         self._names, self._profile = policies, profile
         self._core = PoolOrchestrator(pool, policies_of(policies, profile))
         self._meter = PoolMeter(profile, profile.max_running)
-        self._log = opened_log(log_folder, pool, policies, profile)
+        log_name = PoolName(f"{pool}.{shard}") if shard else pool
+        self._log = opened_log(log_folder, log_name, policies, profile)
         self._decisions = DecisionBook(pool)
         self._leases = Leases(pool, self._handle)
         self._gone: set[ReplicaId] = set()
@@ -64,10 +68,11 @@ class ReplicaRouter:
         """Where this life of the actor takes links, and the secret that opens them."""
         return await self.links.door()
 
-    async def configure(self, policies: PoolPolicies, profile: Profile) -> None:
-        """Change how the pool decides, or the profile that its policies take (a new measurement);
-        raise `UnknownNameError` for a name that is none.
+    async def configure(self, policies: PoolPolicies, profile: Profile, shards: int = 1) -> None:
+        """Change how the pool decides, the profile that its policies take (a new measurement), or
+        the number of its shards; raise `UnknownNameError` for a name that is none.
         """
+        self.links.resize(shards)
         if (policies, profile) != (self._names, self._profile):
             fresh = policies_of(policies, profile)
             self._names, self._profile = policies, profile
@@ -109,6 +114,10 @@ class ReplicaRouter:
         """As `leave`."""
         for replica in replicas:
             self.leave(replica)
+
+    def load(self) -> ShardLoad:
+        """What ingresses choose between shards by."""
+        return load_now(self._core)
 
     async def picture(self) -> PoolPicture:
         return self._core.picture(_now_s())

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from cato.control.links import Door, Joined, Leased, Left, Offer, Stop, Told, take
+from cato.control.links import Door, Follow, Joined, Leased, Left, Offer, Shards, Stop, Told, take
 from cato.core.commands import Dispatch, Preempt
 from cato.core.ids import PoolName, ReplicaId
+from cato.core.shards import NO_LOAD, ShardLoad
 from cato.core.snapshot import Invocation
 from cato.wire.link.connection import Connection, Passive
 from cato.wire.link.endpoints import Address, Listener
+
+# How old an ingress' knowledge of a shard may be; it counts itself what it has sent since.
+LOAD_EVERY_S = 0.05
 
 
 class Router(Protocol):
@@ -24,9 +28,11 @@ class Router(Protocol):
 
     def leave(self, replica: ReplicaId) -> None: ...
 
+    def load(self) -> ShardLoad: ...
+
 
 class RouterLinks(Passive):
-    """The end of a link is that of its peer: what an ingress has waiting is withdrawn (its offers
+    """A link that ends is a peer that is gone: what an ingress has waiting is withdrawn (its offers
     are cancelled), and the leases of a replica end."""
 
     def __init__(self, pool: PoolName, secret: bytes, router: Router) -> None:
@@ -35,6 +41,10 @@ class RouterLinks(Passive):
         self._opening = asyncio.Lock()
         self._replicas: dict[ReplicaId, Connection] = {}
         self._addresses: dict[ReplicaId, Address] = {}
+        self._shards = 1
+        self._followers: set[Connection] = set()
+        self._told = NO_LOAD
+        self._teller: asyncio.TimerHandle | None = None
 
     async def door(self) -> Door:
         """Where links are taken, from the first call on."""
@@ -42,6 +52,13 @@ class RouterLinks(Passive):
             if self._listener is None:
                 self._listener = await take(self, self._secret, f"a peer of pool {self._pool}")
         return Door(self._listener.address, self._secret)
+
+    def resize(self, shards: int) -> None:
+        """The pool's router has so many shards now; replicas go to the one that they belong to."""
+        if shards != self._shards:
+            self._shards = shards
+            for link in self._replicas.values():
+                link.note(Shards(shards))
 
     def order(self, command: Preempt) -> None:
         """Tell the replica to stop a call. One that is not connected has no leases."""
@@ -58,13 +75,34 @@ class RouterLinks(Passive):
         match note:
             case Joined(replica, address):
                 self._replicas[replica], self._addresses[replica] = peer, address
+                peer.note(Shards(self._shards))
             case Left(replica):
                 self._router.leave(replica)
+            case Follow(False):
+                self._followers.discard(peer)
+            case Follow():
+                self._followers.add(peer)
+                peer.note(self._router.load())
+                if self._teller is None:
+                    self._tell_load()
             case _:
                 assert isinstance(note, Told)
                 self._router.take(note)
 
     def ended(self, peer: Connection) -> None:
+        self._followers.discard(peer)
         for replica in [r for r, link in self._replicas.items() if link is peer]:
             del self._replicas[replica], self._addresses[replica]
             self._router.lose(replica, "its link ended")
+
+    def _tell_load(self) -> None:
+        """To all that follow, when it has changed; as long as any does."""
+        self._teller = None
+        if not self._followers:
+            return
+        load = self._router.load()
+        if load != self._told:
+            self._told = load
+            for peer in self._followers:
+                peer.note(load)
+        self._teller = asyncio.get_running_loop().call_later(LOAD_EVERY_S, self._tell_load)

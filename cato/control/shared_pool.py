@@ -44,6 +44,7 @@ from cato.core.pool.placement_events import (
 )
 from cato.core.profile import Profile
 from cato.core.residency import Resident
+from cato.core.shards import NO_LOAD, ShardLoad
 from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator
 from cato.core.shared import Told as LineTold
 from cato.core.slots import HostedPart, SharedPoolPicture, SlotReport
@@ -326,6 +327,10 @@ class SharedPool:
         """See `Slots.leave`."""
         self.slots.leave((replica,))
 
+    def load(self) -> ShardLoad:
+        """Shared pools have one router: there is nothing to choose by."""
+        return NO_LOAD
+
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
         """Load and measure a model in a slot that nobody needs now; its own model is unloaded.
 
@@ -348,7 +353,7 @@ class SharedPool:
 
     def close(self) -> None:
         """Other books take the place of these; peers come to them as to a router's next life."""
-        self.slots.end_loans("its pool was deployed anew")
+        self.slots.end_loans("its pool was redeployed")
         self.links.close()
         for log_ in self._logs.values():
             if log_ is not None:

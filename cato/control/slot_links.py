@@ -8,6 +8,7 @@ from cato.control.links import Leased, Offer, Told
 from cato.control.router_links import RouterLinks
 from cato.core.commands import Dispatch
 from cato.core.ids import PoolName, ReplicaId
+from cato.core.shards import ShardLoad
 from cato.core.slots import SlotOrder, SlotReport
 from cato.core.snapshot import Invocation
 from cato.wire.link.connection import Connection
@@ -27,6 +28,8 @@ class SlotKeeper(Protocol):
     def lose(self, replica: ReplicaId, reason: str) -> None: ...
 
     def leave(self, replica: ReplicaId) -> None: ...
+
+    def load(self) -> ShardLoad: ...
 
     def report(self, report: SlotReport) -> None: ...
 

@@ -7,7 +7,8 @@ pool announces calls in others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -72,6 +73,32 @@ class PoolDemand:
     places: int
     ready: tuple[ReplicaLoad, ...]
     finished: tuple[Finished, ...]
+
+
+def together(shards: Sequence[PoolDemand]) -> PoolDemand:
+    """The demand on a pool whose router shards were asked one by one."""
+    if len(shards) == 1:
+        return shards[0]
+    arrived: dict[CallKind, Arrivals] = {}
+    unfinished: Counter[CallKind] = Counter()
+    for shard in shards:
+        unfinished.update(shard.unfinished)
+        for kind, more in shard.arrived.items():
+            known = arrived.get(kind, Arrivals())
+            arrived[kind] = Arrivals(known.count + more.count, known.work_s + more.work_s)
+    with_replicas = [shard for shard in shards if shard.ready] or shards
+    ready = {replica.id: replica for shard in shards for replica in shard.ready}
+    return PoolDemand(
+        max(shard.now_s for shard in shards),
+        arrived,
+        unfinished,
+        sum(shard.queued for shard in shards),
+        sum(shard.running for shard in shards),
+        sum(shard.queued_s for shard in shards),
+        with_replicas[0].places,
+        tuple(ready[id] for id in sorted(ready)),
+        tuple(call for shard in shards for call in shard.finished),
+    )
 
 
 @dataclass(slots=True)

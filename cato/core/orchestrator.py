@@ -211,6 +211,16 @@ class PoolOrchestrator:
         """Free places of all replicas."""
         return sum(r.max_running + r.standby - r.held for r in self._open)
 
+    @property
+    def accepting(self) -> Sequence[Replica]:
+        """The replicas that take work, by id."""
+        return self._accepting
+
+    @property
+    def backlog_s(self) -> float:
+        """The work of the calls that wait, in replica-seconds."""
+        return self._backlog.load_s
+
     def held_by(self, replica_id: ReplicaId) -> tuple[InvocationId, ...]:
         """What runs there, as far as is known."""
         replica = self._replicas.get(replica_id)
@@ -353,8 +363,8 @@ class PoolOrchestrator:
         has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
         if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
             invocation = lease.running.invocation
-            if event.outcome == "done" and self._policies.corrects:
-                replica = self._replicas.get(lease.replica_id)
+            replica = self._replicas.get(lease.replica_id)
+            if event.outcome == "done" and self._policies.corrects and replica is not None:
                 self._see_pace(replica, lease.running, event.output_tokens)
             if event.prompt_tokens is not None and invocation.session:
                 nodes = len(invocation.prefix)
@@ -487,7 +497,7 @@ class PoolOrchestrator:
 
     def _see_tokens(self, replica: Replica, running: Running, tokens: int, now_s: float) -> None:
         batch = min(replica.held, max(1, replica.max_running))
-        if self._policies.corrects:
+        if self._policies.corrects and running.first_token_at_s is not None:
             self._see_pace(replica, running, tokens)
         if running.first_token_at_s is None:
             running.first_token_at_s = now_s
@@ -506,9 +516,9 @@ class PoolOrchestrator:
         running.prompts_seen_s = replica.prompts_done_s
         replica.changed()
 
-    def _see_pace(self, replica: Replica | None, running: Running, tokens: int) -> None:
+    def _see_pace(self, replica: Replica, running: Running, tokens: int) -> None:
         """It has `tokens` now: as soon as predicted?"""
-        if replica is None or running.first_token_at_s is None or tokens <= running.tokens:
+        if running.first_token_at_s is None or tokens <= running.tokens:
             return
         batch = min(replica.held, max(1, replica.max_running))
         context_tokens = running.invocation.prompt_tokens + tokens

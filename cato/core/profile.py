@@ -30,7 +30,8 @@ class Profile:
     `step_tokens`: prompt tokens of one step of the engine that was measured (0: no limit), and
     `block_tokens`: tokens of a block of its KV cache, of which whole ones serve later prompts. What
     leaves the KV cache stays in the host's memory as far as `host_capacity_tokens` go (0: there is
-    none), and comes back at `host_load_token_s` a token.
+    none), and comes back at `host_load_token_s` a token. `kv_token_bytes`: size of a token there
+    and in the cache (0: unknown).
     """
 
     model: str
@@ -56,6 +57,7 @@ class Profile:
     block_tokens: int = BLOCK_TOKENS
     host_capacity_tokens: int = 0
     host_load_token_s: float = 0.0
+    kv_token_bytes: int = 0
 
     def step_s(
         self,
@@ -138,8 +140,13 @@ class Profile:
             + self.decode_per_request_s * batch
             + (self.decode_base_s + self.weights_read_s)
         )
-        if self.weights_read_s:
-            time_s += self.beyond_reads_s(batch, held)
+        if self.weights_read_s:  # as `beyond_reads_s` has it
+            computed_s = (
+                self.prefill_per_batch_token_s + self.prefill_per_token_s
+            ) * batch + self.prefill_per_attended_token_s * held
+            beyond_s = computed_s - (self.weights_read_s + self.kv_read_token_s * held)
+            if beyond_s > 0.0:
+                time_s += beyond_s
         return time_s if time_s > 0.0 else 0.0
 
     def beyond_reads_s(self, batch: int, held_tokens: float) -> float:

@@ -41,7 +41,7 @@ class Invocation:
 
     `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
     at which the run began: of two runs of a buffer the later one supersedes the earlier.
-    `user` tells whoever asks from others. `was_taken`: the pool's router has had it before and was
+    `user` tells callers apart. `was_taken`: the pool's router has had it before and was
     restarted, so that it is not turned away as a newcomer. It asks for `calls` answers at once: it
     takes so many places, and its tenant pays for so many. `leaves_at_s` is the instant at which its
     client gives up, if it has no first token by then (inf: it did not say).

@@ -161,7 +161,7 @@ def shards(files: list[SourceFile], seed: int) -> list[list[SourceFile]]:
 
 
 def epoch_samples(files: list[SourceFile], *, window_tokens: int, rng: Random) -> Iterator[Sample]:
-    """Every file once, cut anew into chunks, shuffled; half of the text as fill-in-the-middle."""
+    """Every file once, cut again into chunks, shuffled; half of the text as fill-in-the-middle."""
     # About 3.3 bytes a token; a plain chunk fills most of a window, a FIM chunk any part of it,
     # because an editor's prompt may be one line or all that fits.
     window_chars = int(window_tokens * 3.0)

@@ -66,7 +66,7 @@ class DataPosition:
 class EpochMaker:
     """Makes epochs here or, with `workers` processes, ahead of need: a GPU outruns one core.
 
-    An epoch is one shard of the files; after the last shard comes the first, cut anew.
+    An epoch is one shard of the files; after the last shard comes the first, cut again.
     """
 
     def __init__(

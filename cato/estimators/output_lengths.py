@@ -48,7 +48,7 @@ _TREES = 30
 """As good as 100 on that trace, in a quarter of the time and memory."""
 _LEAVES = 20
 _GROWTH = 0.1
-"""A key is learnt anew once a tenth of what it was learnt from has come on top."""
+"""A key is learnt again once a tenth of what it was learnt from has come on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class OutputLengths:
 
 
 Due = Mapping[Key, tuple[Sequence[LengthSample], int]]
-"""Keys to be learnt anew: their newest samples, and how many were ever seen."""
+"""Keys to be learnt again: their newest samples, and how many were ever seen."""
 
 
 class LengthHistory:
@@ -162,7 +162,7 @@ class LengthHistory:
 
 
 def refitted(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:
-    """`lengths` with the keys of `due` learnt anew; a tenth of a second for a key with a forest."""
+    """`lengths` with the keys of `due` relearnt; a tenth of a second for a key with a forest."""
     fresh = {key: _fitted(samples, seen, seed) for key, (samples, seen) in due.items()}
     return OutputLengths(version, {**lengths.keys, **fresh})
 

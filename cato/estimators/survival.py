@@ -2,7 +2,7 @@
 
 Tempo refines its bound while a request runs, but does not condition it: on a coding trace such a
 bound covers 2 % of the answers that reach 100 tokens. Here the length is conditioned on having
-outgrown `generated_tokens` (algorithms.md, section 6, pitfall d).
+outgrown `generated_tokens` (ALGORITHMS.md, section 6, pitfall d).
 """
 
 from __future__ import annotations

@@ -400,7 +400,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
 STUDY = Study(
     "agents",
     "recorded sessions of coding agents in a closed loop: users whom a card serves in time",
-    "CATO project; algorithms.md, target 9",
+    "CATO project; ALGORITHMS.md, target 9",
     ARMS,
     cells,
     targets,

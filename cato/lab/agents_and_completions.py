@@ -163,7 +163,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
 STUDY = Study(
     "agents-and-completions",
     "agents with a fifth of completions beside them: both in time on the same cards",
-    "CATO project; algorithms.md, target 9",
+    "CATO project; ALGORITHMS.md, target 9",
     ARMS,
     cells,
     targets,

@@ -1,7 +1,7 @@
 """Short completions: what editors send, on an engine that serves hundreds of them a second.
 
 The traffic on which a router can only lose: prompts are so short that their order is worth nothing,
-and each that waits for a message is late. Targets: algorithms.md, target 9.
+and each that waits for a message is late. Targets: ALGORITHMS.md, target 9.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
 STUDY = Study(
     "completions",
     "short completions with a TTFT target: the default beside simple rules, with live delays",
-    "CATO project; algorithms.md, target 9",
+    "CATO project; ALGORITHMS.md, target 9",
     ARMS,
     cells,
     targets,

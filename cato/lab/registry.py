@@ -21,6 +21,7 @@ STUDIES: Mapping[str, str] = MappingProxyType(
         "length-features": "length_features",
         "cace-windows": "cace_figures",
         "codexglue-tasks": "codexglue_tasks",
+        "router-shards": "router_shards",
         **{f"saber-fig{n}": "saber_figures" for n in (4, 6, 7)},
         **{f"slo-sa-fig{n}": "slo_sa_figures" for n in (8, 9, 10, 11)},
         **{f"tempo-fig{n}": "tempo_figures" for n in (9, 14, 16, 17, 18, 19)},

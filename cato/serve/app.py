@@ -153,7 +153,7 @@ class Ingress:
             indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
         self._spec = spec
         self._records = records
-        runner = NodeRunner(indexes)
+        runner = NodeRunner(indexes, spec.checkers)
         await runner.warm_up()
         self._service = TaskService(
             workflows,

@@ -21,7 +21,7 @@ from cato.control.router import ReplicaRouter
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
 from cato.core.residency import card_time
-from cato.core.topology import PoolPolicies, PoolScaling, Topology
+from cato.core.topology import PoolPolicies, PoolScaling, PoolSpec, Topology
 
 log = logging.getLogger("cato.control_plane")
 ASSERT_S = 2.0
@@ -57,19 +57,31 @@ class ControlPlane:
         actors.create(EvictionManager, actors.EVICTION_MANAGER, secrets.token_bytes(32))
         actors.create(ResourceProvisioner, actors.PROVISIONER)
         for pool in topology.pools:
-            actors.create(
-                ReplicaRouter,
-                actors.router_name(pool.name),
-                pool.name,
-                self._policies[pool.name],
-                pool.fastest(profiles),
-                topology.event_log,
-                secrets.token_bytes(32),
-            )
+            await self._create_routers(pool)
         await self._assert()  # ingresses hear of the new pools before the routers of others end
-        actors.remove_routers_but(p.name for p in topology.pools)
+        actors.remove_routers_but([n for p in topology.pools for n in _routers(p)])
         self._counted_at_s = time.monotonic()
         self._task = asyncio.get_running_loop().create_task(self._assert_forever())
+
+    async def _create_routers(self, pool: PoolSpec) -> None:
+        """All shards, with one secret: an actor that is there keeps its own."""
+        secret = secrets.token_bytes(32)
+        for shard, name in enumerate(_routers(pool)):
+            router = actors.create(
+                ReplicaRouter,
+                name,
+                pool.name,
+                self._policies_of_shard(pool),
+                pool.fastest(self._profiles),
+                self._topology.event_log,
+                secret,
+                shard,
+            )
+            if shard == 0 and pool.router_shards > 1:
+                secret = (await router.door.remote()).secret
+
+    def _policies_of_shard(self, pool: PoolSpec) -> PoolPolicies:
+        return replace(pool, policies=self._policies[pool.name]).of_shard
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls this with `user_config`; a wrong one fails with all its problems."""
@@ -94,12 +106,14 @@ class ControlPlane:
             tell(actors.PROVISIONER, "register", self._topology, self._profiles, self._scaling),
             *(
                 tell(
-                    actors.router_name(pool.name),
+                    router,
                     "configure",
-                    self._policies[pool.name],
+                    self._policies_of_shard(pool),
                     pool.fastest(self._profiles),
+                    pool.router_shards,
                 )
                 for pool in self._topology.pools
+                for router in _routers(pool)
             ),
             tell(
                 actors.EVICTION_MANAGER,
@@ -134,3 +148,7 @@ class ControlPlane:
                 await self._count_cards()
             except (RayError, ValueError, TimeoutError) as error:
                 log.warning("a control actor does not answer: %r", error)
+
+
+def _routers(pool: PoolSpec) -> list[str]:
+    return actors.router_names(pool.name, pool.router_shards)

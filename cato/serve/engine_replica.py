@@ -40,6 +40,11 @@ from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
 
 
+def _rank() -> int:
+    """Of this replica among those of its deployment; Serve may change it when others go."""
+    return int(serve.get_replica_context().rank.rank)
+
+
 class EngineReplica:
     """One replica of a pool. The engine is its own process; this one never imports vLLM.
 
@@ -64,7 +69,7 @@ class EngineReplica:
         self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
         self._own: OwnModel | None = None
         self._residents: ResidentNews | None = None
-        self._link = ReplicaLink(pool, is_shared=may_change)
+        self._link = ReplicaLink(pool, spec.name, _rank, is_shared=may_change)
         if may_change:
             loader = EngineLoader(spec, str(run_dir()), self._zygote_socket)
             self._holding: OwnModel | OrderedModels = OrderedModels(
@@ -144,6 +149,7 @@ class EngineReplica:
             "socket": getattr(engine, "socket", None),
             "kv_capacity_tokens": engine.facts.kv_capacity_tokens,
             "block_tokens": engine.facts.block_tokens,
+            "host_tokens": engine.facts.host_tokens,
         }
 
     async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:

@@ -72,7 +72,7 @@ class OwnModel:
             # An engine that died has lost what it had cached.
             prefix_caching=self._spec.engine.prefix_caching and is_ready,
             step_tokens=self._spec.engine.max_num_batched_tokens or 0,
-            host_tokens=self._profile.host_capacity_tokens if self._spec.engine.host_memory else 0,
+            host_tokens=facts.host_tokens_by(self._profile),
         )
 
     def obey(self, order: SlotOrder) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +12,7 @@ from ray.exceptions import RayError
 
 from cato.control import actors
 from cato.core.ids import PoolName
+from cato.telemetry.decisions import PoolDecisions, all_decisions
 from cato.telemetry.overview import DeploymentOverview, FleetState
 
 log = logging.getLogger("cato.fleet")
@@ -25,21 +26,26 @@ _handles: dict[str, Any] = {}
 _STATE_FIELDS = tuple(f.name for f in fields(DeploymentOverview) if f.name != "name")
 
 
-async def fleet_state(pools: Iterable[PoolName]) -> FleetState:
-    """Ask all at once; never raises for one that does not answer."""
-    names = tuple(pools)
+async def fleet_state(pools: Mapping[PoolName, int]) -> FleetState:
+    """Ask all at once; never raises for one that does not answer. `pools` are the numbers of their
+    router shards."""
+    routers = [(pool, name) for pool, n in pools.items() for name in actors.router_names(pool, n)]
     provisioned, resident, shared, shared_decided, *decided = await asyncio.gather(
         _answer(actors.PROVISIONER, "state"),
         _answer(actors.EVICTION_MANAGER, "residents"),
         _answer(actors.EVICTION_MANAGER, "pictures"),
         _answer(actors.EVICTION_MANAGER, "decisions"),
-        *(_answer(actors.router_name(name), "decisions") for name in names),
+        *(_answer(name, "decisions") for _, name in routers),
     )
-    asked = (actors.PROVISIONER, actors.EVICTION_MANAGER, *map(actors.router_name, names))
+    asked = (actors.PROVISIONER, actors.EVICTION_MANAGER, *(name for _, name in routers))
+    of_pools: dict[PoolName, list[PoolDecisions]] = {}
+    for (pool, _), told in zip(routers, decided, strict=True):
+        if told is not None:
+            of_pools.setdefault(pool, []).append(told)
     answers = (provisioned, resident, *decided)
     return FleetState(
         decisions={
-            **{n: d for n, d in zip(names, decided, strict=True) if d is not None},
+            **{pool: all_decisions(told) for pool, told in of_pools.items()},
             **(shared_decided or {}),
         },
         residents=tuple(resident or ()),
@@ -60,5 +66,5 @@ async def _answer(actor: str, method: str) -> Any:
         return await asyncio.wait_for(call, ANSWER_WITHIN_S)
     except (ValueError, TimeoutError, RayError) as error:
         log.info("%s does not tell its %s: %r", actor, method, error)
-        _handles.pop(actor, None)  # it may have been removed and made anew
+        _handles.pop(actor, None)  # it may have been removed and made again
         return None

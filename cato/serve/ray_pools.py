@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -26,10 +26,11 @@ from cato.core.errors import (
     StartingError,
     UnknownNameError,
 )
-from cato.core.events import InvocationWithdrawn, ReplicaLost
+from cato.core.events import ReplicaLost
 from cato.core.ids import InvocationId, PoolName, ReplicaId, TaskName
 from cato.core.orchestrator import PoolPicture
 from cato.core.profile import UNMEASURED, Profile
+from cato.core.shards import merged
 from cato.core.slots import HostedPart
 from cato.core.snapshot import Invocation
 from cato.core.topology import (
@@ -46,7 +47,7 @@ from cato.serve.engines_app import ServedApplication, why_unplaceable
 from cato.serve.lease_link import RETRY_AFTER_S, LeaseLink
 from cato.serve.pools import PoolInfo
 from cato.serve.token_streams import TokenStreams
-from cato.wire.link.connection import Passive
+from cato.wire.link.connection import Connection, Handler
 
 log = logging.getLogger("cato.pools")
 
@@ -75,7 +76,7 @@ class RayPools:
         self._app: ServedApplication | None = None  # as Serve told it last, while not ready
         self._unplaceable = ""
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
-        self._routers: dict[PoolName, Any] = {}
+        self._routers: dict[str, Any] = {}  # by the actors' names
         self._links: dict[PoolName, LeaseLink] = {}
         self._streams = TokenStreams()
         self._told_left: dict[str, frozenset[str]] = {}
@@ -108,6 +109,10 @@ class RayPools:
 
     def pictures(self) -> Sequence[PoolPicture]:
         return list(self._pictures.values())
+
+    def shards(self) -> Mapping[PoolName, int]:
+        """How many router shards the pools have that were asked how they are."""
+        return {name: self._specs[name].router_shards for name in self._pictures}
 
     @property
     def deployed_args(self) -> Mapping[str, object] | None:
@@ -163,6 +168,8 @@ class RayPools:
         finally:
             if not has_ended:
                 self._withdraw(pool, lease.invocation_id, lease.attempt, "the stream was left")
+            elif (link := self._links.get(self._led_by(pool))) is not None:
+                link.ended(lease.invocation_id)
 
     def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:
         """The retry of this call, too, must not be given to the replica."""
@@ -176,7 +183,7 @@ class RayPools:
 
     def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
         if (link := self._links.get(self._led_by(pool))) is not None:
-            link.tell(InvocationWithdrawn(0.0, id, attempt, reason))
+            link.withdraw(id, attempt, reason)
 
     def _led_by(self, pool: PoolName) -> PoolName:
         """The pool whose router leases for it: of a model of a shared pool, that one."""
@@ -190,14 +197,17 @@ class RayPools:
         name = self._led_by(pool)
         if name not in self._links:
             is_shared = name != pool
-            dial = partial(link_to_router, name, Passive(), is_shared=is_shared)
+            dial = partial(_link_to_shard, name, is_shared)
             self._links[name] = LeaseLink(name, dial, KNOWN_WITHIN_S if is_shared else 0.0)
         return self._links[name]
 
-    def _router(self, pool: PoolName) -> Any:
-        if pool not in self._routers:
-            self._routers[pool] = actors.get(actors.router_name(pool))
-        return self._routers[pool]
+    def _routers_of(self, pool: PoolSpec) -> list[Any]:
+        """The actors of all shards."""
+        names = actors.router_names(pool.name, pool.router_shards)
+        for name in names:
+            if name not in self._routers:
+                self._routers[name] = actors.get(name)
+        return [self._routers[name] for name in names]
 
     def _info(self, name: PoolName) -> PoolInfo:
         if (part := self._parts.get(name)) is not None:
@@ -268,9 +278,9 @@ class RayPools:
             topology: Topology | None = await provisioner.topology.remote()
         if topology is None:
             return  # a provisioner that was just restarted knows none yet
+        before, self._specs = self._specs, {pool.name: pool for pool in topology.pools}
         shared = {pool.name for pool in topology.shared_pools}
-        gone = (self._specs.keys() | self._links.keys()) - {p.name for p in topology.pools} - shared
-        self._specs = {pool.name: pool for pool in topology.pools}
+        gone = (before.keys() | self._links.keys()) - self._specs.keys() - shared
         self._shapes = {pool.name: pool.deployments for pool in topology.pools}
         self._shapes |= {pool.name: (pool.slots,) for pool in topology.shared_pools}
         for name in gone:
@@ -278,30 +288,39 @@ class RayPools:
             self._profiles.pop(name, None)
             self._templates.pop(name, None)
             self._ask_template_at_s.pop(name, None)
-            self._routers.pop(name, None)
+            if name in before:
+                self._forget_routers(before[name])
             link = self._links.pop(name, None)
             if link is not None:
                 link.close()
         self._name_models()
 
     async def _refresh_pool(self, pool: PoolSpec) -> None:
-        router = self._router(pool.name)
+        routers = self._routers_of(pool)
         if pool.policies.scheduler != RAY_SERVE:
-            self._lease_link(pool.name).open()
+            link = self._lease_link(pool.name)
+            link.resize(pool.router_shards, self._profiles.get(pool.name, UNMEASURED))
+            link.open()
         async with asyncio.timeout(ANSWER_WITHIN_S):
             try:
-                self._pictures[pool.name] = await router.picture.remote()
+                told = await asyncio.gather(*(router.picture.remote() for router in routers))
             except RayActorError:
                 # That of a pool that was removed and is there again is another actor.
-                self._routers.pop(pool.name, None)
+                self._forget_routers(pool)
                 raise
+            self._pictures[pool.name] = merged(pool.name, told)
             await self._learn_template(pool)
             for deployment in pool.deployments:
                 self._streams.handle(deployment.name)
                 gone = replica_sets.left(deployment.name)
                 if gone != self._told_left.get(deployment.name, frozenset()):
-                    await router.left.remote(frozenset(ReplicaId(r) for r in gone))
+                    ids = frozenset(ReplicaId(r) for r in gone)
+                    await asyncio.gather(*(router.left.remote(ids) for router in routers))
                     self._told_left[deployment.name] = gone
+
+    def _forget_routers(self, pool: PoolSpec) -> None:
+        for name in actors.router_names(pool.name, pool.router_shards):
+            self._routers.pop(name, None)
 
     async def _learn_template(self, pool: PoolSpec) -> None:
         """Ask one replica: all of a pool have the same model. An update may bring another."""
@@ -333,6 +352,12 @@ class RayPools:
         self._models |= {part.name: part.model for part in self._parts.values()}
         named = self._models.items()
         self._pool_by_model = {name: pool for pool, model in named for name in model.names}
+
+
+def _link_to_shard(
+    pool: PoolName, is_shared: bool, shard: int, handler: Handler
+) -> Awaitable[tuple[Connection, bytes]]:
+    return link_to_router(pool, handler, shard, is_shared=is_shared)
 
 
 def _left_to_serve(spec: PoolSpec, invocation: Invocation) -> Dispatch:

@@ -179,7 +179,7 @@ class RayRecords:
     async def overview(self, tenant: str | None) -> Overview:
         self._send()  # what was just recorded is shown
         pictures = self._pools.pictures()
-        fleet = await fleet_state(p.name for p in pictures)
+        fleet = await fleet_state(self._pools.shards())
         recent = RecentOverview()
         try:
             if self._profiler is not None:
@@ -193,7 +193,7 @@ class RayRecords:
         self._send()
         runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
         pictures = self._pools.pictures()
-        return runs + render_fleet(pictures, await fleet_state(p.name for p in pictures))
+        return runs + render_fleet(pictures, await fleet_state(self._pools.shards()))
 
     async def _refresh_forever(self) -> None:
         while True:

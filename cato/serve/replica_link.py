@@ -5,11 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
-from cato.control.links import RETRY_S, Generate, Joined, Stop, Told, link_to_router, take
+from cato.control.links import (
+    DOOR_TRIES,
+    RETRY_S,
+    Generate,
+    Joined,
+    Shards,
+    Stop,
+    Told,
+    link_to_router,
+    take,
+)
 from cato.core.errors import LinkError
-from cato.core.ids import PoolName
+from cato.core.ids import DeploymentName, PoolName
+from cato.core.shards import homes_of
 from cato.core.slots import SlotOrder
 from cato.engines.base import EngineChunk
 from cato.serve.replica import Replica, Report
@@ -19,14 +30,30 @@ from cato.wire.link.endpoints import Listener
 log = logging.getLogger("cato.engine_replica")
 
 REPORT_S = 0.5
+# A shard that is being restarted answers after a second; until then its replicas serve others.
+GO_HOME_S = 2.0
 
 
 class ReplicaLink(Passive):
-    """What a replica tells is lost while there is no router; reports say what it holds."""
+    """What a replica tells is lost while there is no router; reports say what it holds.
 
-    def __init__(self, pool: PoolName, *, is_shared: bool) -> None:
-        self._pool, self._is_shared = pool, is_shared
+    It belongs to one shard of the router, and to another while that does not answer.
+    """
+
+    def __init__(
+        self,
+        pool: PoolName,
+        deployment: DeploymentName,
+        rank: Callable[[], int],
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """`rank` is the replica's number in its deployment, from 0."""
+        self._pool, self._deployment, self._rank = pool, deployment, rank
+        self._is_shared = is_shared
         self._replica: Replica
+        self._shards, self._shard = 1, 0
+        self._home_at_s = 0.0  # when to ask for the home shard again
         self._router: Connection | None = None
         self._is_over = asyncio.Event()  # the present link to the router
         self._listener: Listener | None = None
@@ -36,16 +63,14 @@ class ReplicaLink(Passive):
         """Stay connected to whichever life of the router there is, and report to it."""
         self._replica = replica
         while True:
-            try:
-                await self._connect()
-            except (LinkError, OSError) as error:
-                log.info("replica %s: %s", replica.id, error)
+            if not await self._join(self._homes()):
                 await asyncio.sleep(RETRY_S)
                 continue
             while not self._is_over.is_set():
                 replica.report()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._is_over.wait(), REPORT_S)
+                await self._go_home()
 
     def tell(self, told: Told | Report) -> None:
         if self._router is not None:
@@ -58,15 +83,47 @@ class ReplicaLink(Passive):
         if self._router is not None:
             self._router.close("the replica has ended")
 
-    async def _connect(self) -> None:
-        link, secret = await link_to_router(self._pool, self, is_shared=self._is_shared)
+    def _homes(self) -> list[int]:
+        """All shards, the replica's home first; one that has just ended comes last."""
+        homes = homes_of(self._deployment, self._rank(), self._shards)
+        if self._is_over.is_set() and self._shard in homes:
+            homes.remove(self._shard)
+            homes.append(self._shard)
+        return homes
+
+    async def _join(self, shards: list[int]) -> bool:
+        """Belong to the first of `shards` that answers; False when none does."""
+        for shard in shards:
+            try:
+                await self._connect(shard, 1 if self._shards > 1 else DOOR_TRIES)
+            except (LinkError, OSError) as error:
+                log.info("replica %s: %s", self._replica.id, error)
+            else:
+                return True
+        return False
+
+    async def _go_home(self) -> None:
+        """Change to the shard that the replica belongs to, if that answers."""
+        home = homes_of(self._deployment, self._rank(), self._shards)[0]
+        now_s = asyncio.get_running_loop().time()
+        if home == self._shard or self._is_over.is_set() or now_s < self._home_at_s:
+            return
+        self._home_at_s = now_s + GO_HOME_S
+        before = self._router
+        if await self._join([home]) and before is not None:
+            before.close("the replica belongs to another shard")
+
+    async def _connect(self, shard: int, tries: int) -> None:
+        link, secret = await link_to_router(
+            self._pool, self, shard, tries, is_shared=self._is_shared
+        )
         if self._listener is None or secret != self._secret:
             # The router of a pool that was removed and is there again has another.
             if self._listener is not None:
                 self._listener.close()
             self._listener = await take(self, secret, f"a reader of {self._replica.id}")
             self._secret = secret
-        self._router = link
+        self._router, self._shard = link, shard
         self._is_over.clear()
         if not link.is_open:  # it ended meanwhile
             self._is_over.set()
@@ -81,6 +138,10 @@ class ReplicaLink(Passive):
                 yield chunk
 
     def note(self, peer: Connection, note: object) -> None:
+        if isinstance(note, Shards):
+            if peer is self._router:
+                self._shards, self._home_at_s = note.count, 0.0
+            return
         assert isinstance(note, Stop | SlotOrder)
         self._replica.note(note)
 

@@ -5,7 +5,7 @@ is simulated is the time on the replicas, by their profiles, so a recorded polic
 again, too: its difference from the record is the simulator's error (and, where policies or their
 profile changed under way, the change: one of them is simulated throughout). A call that was made
 after another one's end keeps its recorded instant: that a quicker answer brings the next question
-sooner is not foretold.
+sooner is not predicted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cato.policies.registry import policies_of
 from cato.sim import plots
 from cato.sim.fleet import Fleet, PoolSetup, SimPool
 from cato.sim.report import Mean, Report
-from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
+from cato.sim.tasks import OfferedTask, Outcome, SimNode, task_metrics
 from cato.telemetry.event_log import Recording
 
 RECORDED = "recorded"
@@ -45,14 +45,10 @@ EVERY_TASK = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedTask(SimTask):
+class RecordedTask(OfferedTask):
     """A call as it was offered; `cancelled_at_s` is when its client left (inf: it did not)."""
 
-    offered: Invocation
     cancelled_at_s: float = inf
-
-    def invocation(self, index: int, now_s: float, served_s: float) -> Invocation:
-        return self.offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +225,12 @@ def simulated(history: History, names: PoolPolicies) -> tuple[Outcome, ...]:
 
 
 def _lend(fleet: Fleet, pool: SimPool, span: ReplicaSpan) -> None:
-    before = set(pool.hosts)
+    before = set(pool.replicas)
     pool.add_replica(span.profile)
-    (id,) = set(pool.hosts) - before
+    (id,) = set(pool.replicas) - before
 
     def lose() -> None:
-        if id in pool.hosts:
+        if id in pool.replicas:
             pool.lose_replica(id)
 
     if span.until_s < inf:

@@ -54,7 +54,7 @@ from cato.sim.scenario import (
 )
 from cato.sim.seeds import parse_seeds
 from cato.sim.traces import TraceRow, load_azure
-from cato.sim.workflow_runs import with_estimates
+from cato.sim.workflow_estimates import with_estimates
 from cato.sim.workflow_tasks import LlmWork, LocalWork, Work, WorkflowClass
 from cato.sim.workloads import SABER_ENGINE, SEVEN_B, SPREAD, TEMPO_ENGINE
 from cato.workflows.graph import cycles, topological_order

@@ -23,7 +23,7 @@ from cato.core.slo import SloMetric
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.traces import TraceRow
 
-# Reference engine constants (algorithms.md). 7B on a 32 GB card:
+# Reference engine constants (ALGORITHMS.md). 7B on a 32 GB card:
 SEVEN_B: Profile = replace(
     UNMEASURED, model="7b", prefill_per_batch_token_s=0.12e-3, prefill_base_s=25e-3
 )
@@ -459,7 +459,7 @@ def tempo_tasks(
 
 
 def _foretold(rng: np.random.Generator, mean: float) -> tuple[int, LengthBelief]:
-    """A length of `SPREAD` around `mean`, and what is believed when part of that is foretold."""
+    """A length of `SPREAD` around `mean`, and what is believed when part of that is predicted."""
     rest = math.sqrt(SPREAD**2 - TEMPO_FORETOLD**2)
     centre = mean * math.exp(rng.normal(-(TEMPO_FORETOLD**2) / 2, TEMPO_FORETOLD))
     known = LengthBelief(tuple(max(1.0, p * centre / mean) for p in belief(mean, rest).points))

@@ -458,7 +458,7 @@ class MetadataStore:
             return {name: ProfileFile.model_validate_json(document) for name, document in rows}
         except ValidationError as exc:
             raise StoreError(
-                self.name, f"a profile of another format, measure anew: {exc}"
+                self.name, f"a profile of another format, measure again: {exc}"
             ) from exc
 
     # Models of shared pools
@@ -498,7 +498,7 @@ class MetadataStore:
                 for r in rows
             )  # fmt: skip
         except ValidationError as exc:
-            raise StoreError(self.name, f"a model of another format, add it anew: {exc}") from exc
+            raise StoreError(self.name, f"a model of another format, add it again: {exc}") from exc
 
     def remove_model(self, pool: PoolName, name: ModelName, by: str = "") -> bool:
         """Forget all versions; False when there was none."""

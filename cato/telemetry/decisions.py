@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -40,7 +40,7 @@ class Decided:
     """One decision of a pool, at `at_s` seconds since the epoch.
 
     `slack_s` is the time to spare at the dispatch: to the deadline, less the predicted remaining
-    service; negative when it is foretold to be late, None where there is no SLO or no dispatch.
+    service; negative when it is predicted to be late, None where there is no SLO or no dispatch.
     `run_id`, `task`, `node` and `tenant` are empty for what concerns a replica alone.
     """
 
@@ -67,6 +67,17 @@ class PoolDecisions:
 
     newest: tuple[Decided, ...] = ()
     counts: Mapping[tuple[str, str], int] | None = None
+
+
+def all_decisions(shards: Sequence[PoolDecisions]) -> PoolDecisions:
+    """Those of a pool whose router shards were asked one by one."""
+    if len(shards) == 1:
+        return shards[0]
+    newest = sorted((d for shard in shards for d in shard.newest), key=attrgetter("at_s"))
+    counts: Counter[tuple[str, str]] = Counter()
+    for shard in shards:
+        counts.update(shard.counts or {})
+    return PoolDecisions(tuple(newest), dict(counts))
 
 
 def rule_of(reason: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import cast
 
-from cato.control.links import Generate, Joined
+from cato.control.links import Generate, Joined, Stop
 from cato.control.shared_pool import SharedPool
 from cato.control.staged import Staged
 from cato.core.commands import Dispatch
@@ -16,6 +16,7 @@ from cato.core.errors import CatoError
 from cato.core.eviction import CopyId
 from cato.core.ids import HostId, ModelName, ReplicaId
 from cato.core.profile import Profile
+from cato.core.slots import SlotOrder
 from cato.core.snapshot import Invocation
 from cato.core.topology import SharedPoolSpec
 from cato.engines.base import EngineChunk, EngineRequest
@@ -45,7 +46,8 @@ class LocalSlot:
 
     def note(self, note: object) -> None:
         """As a link's end: what the books say."""
-        self.replica.note(note)  # type: ignore[arg-type]  # books send nothing else
+        if isinstance(note, Stop | SlotOrder):
+            self.replica.note(note)
 
     def close(self, why: str) -> None:
         """As a link's end: these books are closed. It tells those that are there."""
@@ -113,7 +115,7 @@ class LocalSharedPool:
         await self.slots.pop(id).end()
 
     def lose_books(self) -> None:
-        """The keeper of the books is gone until `restart_books`."""
+        """The Eviction Manager is gone until `restart_books`."""
         self.books = None
 
     def restart_books(self) -> None:

@@ -387,7 +387,9 @@ class _Draft:
                 )
             case ValidatePart():
                 return ValidateSettings(
-                    template("source", part.source), template("language", part.language)
+                    template("source", part.source),
+                    template("language", part.language),
+                    tuple(dict.fromkeys(part.checkers)),
                 )
             case TransformPart():
                 return TransformSettings(template("text", part.text), part.as_json)

@@ -64,6 +64,8 @@ Task = Annotated[
     matching(_TASK, "must be small letters, digits and '-', with a letter first, at most 63"),
     WithJsonSchema({"type": "string", "pattern": f"^{_TASK}$"}),
 ]
+Checker = Annotated[str, Field(min_length=1, max_length=63)]
+"""A checker's name, as the deployment has it."""
 InputType = Literal["str", "int", "float", "bool", "list"]
 
 
@@ -285,14 +287,18 @@ class AnalyzePart(NodePart):
 
 
 class ValidatePart(NodePart):
-    """Check syntax, never run anything; the result is `{ok, errors: [{line, column, message}],
-    code}`, where `code` has no Markdown fences."""
+    """Check syntax, and with `checkers` more; the code is never run. The result is `{ok, errors:
+    [{line, column, message}], code, checked}`: `code` has no Markdown fences, `checked` is false
+    when the language is unknown or a check came to no verdict."""
 
     type: Literal["validate"]
     source: Text = Field(examples=["{{ draft.text }}"])
     """Template: the code."""
     language: Text = Field(examples=["{{ language }}"])
     """Template: its language."""
+    checkers: list[Checker] = Field(default_factory=list, max_length=8, examples=[["ruff"]])
+    """Compilers and linters of the deployment that check code of their language when its syntax is
+    right."""
 
 
 class TransformPart(NodePart):

@@ -102,6 +102,7 @@ ENGINES: dict[str, Any] = {
             "aliases": ["coder-large", "coder-review"],
         },
         "sim-elastic": {"source": "simulated", "family": "qwen"},
+        "sim-sharded": {"source": "simulated", "family": "qwen"},
         "demo-coder": {"source": "demo"},
         "hosted-a": {"source": "simulated", "family": "qwen"},
         "hosted-b": {"source": "simulated", "family": "qwen"},
@@ -167,6 +168,19 @@ ENGINES: dict[str, Any] = {
                         "max_num_seqs": 2,
                         "seed": 3,
                     },
+                }
+            },
+        },
+        "sharded": {
+            "model": "sim-sharded",
+            "router_shards": 2,
+            "scaling": {"policy": "none"},
+            "deployments": {
+                "sharded-sim": {
+                    "accelerator": "cpu",
+                    "cpus": 0.1,
+                    "replicas": {"min": 2, "initial": 2, "max": 2},
+                    "engine": {"kind": "simulated", "profile": "saber@gpu", "max_num_seqs": 8},
                 }
             },
         },

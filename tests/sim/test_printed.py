@@ -120,14 +120,14 @@ def test_every_rate_and_baseline_of_the_paper_is_in_the_report_and_its_pictures(
 
 def test_coding_models_have_as_many_replicas_as_in_the_paper() -> None:
     fleet = cato_rq.a_fleet("ray-serve")
-    assert {n: len(p.hosts) for n, p in fleet.pools.items()} == {MODEL_A: 6, MODEL_B: 6}
+    assert {n: len(p.replicas) for n, p in fleet.pools.items()} == {MODEL_A: 6, MODEL_B: 6}
     assert set(CATO_PRINTED_CLASSES) == set(printed.JUDGED)
     scaled = cato_rq4.METHODS[printed.SCALED_CATO].scaling
     assert scaled is not None
     assert scaled.max_exceeded_times == printed.VIOLATIONS  # type: ignore[attr-defined]
     assert printed.SCALED_REPLICAS == (coding_scaling.MIN_REPLICAS, coding_scaling.MAX_REPLICAS)
     start = cato_rq4.a_fleet(printed.SCALED_CATO, "pattern-1").fleet
-    assert {len(p.hosts) for p in start.pools.values()} == {coding_scaling.MIN_REPLICAS}
+    assert {len(p.replicas) for p in start.pools.values()} == {coding_scaling.MIN_REPLICAS}
 
 
 def test_saber_serves_the_papers_requests_under_its_caps() -> None:

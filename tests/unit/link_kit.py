@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from cato.control.links import CODEC, Joined
+from cato.control.links import CODEC, Joined, Shards
 from cato.control.router import ReplicaRouter
 from cato.core.ids import ReplicaId
 from cato.wire.link.connection import Connection, Handler, Passive
@@ -34,7 +34,8 @@ class Orders(Passive):
         self._told: asyncio.Queue[object] = asyncio.Queue()
 
     def note(self, peer: Connection, note: object) -> None:
-        self._told.put_nowait(note)
+        if not isinstance(note, Shards):  # every replica is told it first
+            self._told.put_nowait(note)
 
     async def next(self) -> object:
         return await asyncio.wait_for(self._told.get(), 5)

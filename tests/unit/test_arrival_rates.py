@@ -77,7 +77,7 @@ def test_weekends_are_days_of_another_kind() -> None:
 
 
 def test_what_was_learnt_is_told_once_and_can_be_remembered() -> None:
-    rates, anew = a_week(), ArrivalRates()
+    rates, fresh = a_week(), ArrivalRates()
     slices = rates.learnt()
     assert {(s.model, s.slice, s.is_weekend) for s in slices if s.arrivals} == {
         (JAVA, 18, False),
@@ -86,11 +86,11 @@ def test_what_was_learnt_is_told_once_and_can_be_remembered() -> None:
     }
     assert {s.days for s in slices} == {5}
     assert rates.learnt() == ()
-    anew.remember(slices)
+    fresh.remember(slices)
     now_s = 1000.0  # another driver, another clock
-    anew.tell_clock(now_s, MONDAY_S + at(7, NINE_S))
-    assert anew.rate(now_s, JAVA)[1] == pytest.approx(HISTORY_S * 30 / SLICE_S)
-    assert anew.rate(now_s, RUST)[1] == 0
+    fresh.tell_clock(now_s, MONDAY_S + at(7, NINE_S))
+    assert fresh.rate(now_s, JAVA)[1] == pytest.approx(HISTORY_S * 30 / SLICE_S)
+    assert fresh.rate(now_s, RUST)[1] == 0
 
 
 def test_a_slice_that_was_not_watched_from_its_beginning_says_nothing() -> None:

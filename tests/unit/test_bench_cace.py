@@ -67,18 +67,18 @@ def test_goals_compare_arms_seed_by_seed() -> None:
     assert cace.tables(report).renderables
 
 
-def test_what_was_foretold_must_be_within_a_tenth() -> None:
-    foretold = METRICS | {"hit_rate": 0.5, "ttft_s_mean": 4.0, "load_s": 100.0}
+def test_what_was_simulated_must_be_within_a_tenth() -> None:
+    simulated = METRICS | {"hit_rate": 0.5, "ttft_s_mean": 4.0, "load_s": 100.0}
     near = {"hit_rate": 0.46, "ttft_s_mean": 4.3, "load_s": 100.0}
-    runs = [replace(a_run("lru", 1, "in-order at 0.2/s", **near), simulated=foretold)]
-    runs.append(replace(runs[0], arm="lfu", measured=foretold | {"ttft_s_mean": 4.5}))
-    runs.append(replace(runs[0], arm="cace", measured=foretold | {"hit_rate": 0.42}))
-    few, more = foretold | {"hit_rate": 0.03}, foretold | {"hit_rate": 0.037}
+    runs = [replace(a_run("lru", 1, "in-order at 0.2/s", **near), simulated=simulated)]
+    runs.append(replace(runs[0], arm="lfu", measured=simulated | {"ttft_s_mean": 4.5}))
+    runs.append(replace(runs[0], arm="cace", measured=simulated | {"hit_rate": 0.42}))
+    few, more = simulated | {"hit_rate": 0.03}, simulated | {"hit_rate": 0.037}
     runs.append(replace(runs[0], arm="foresight", measured=more, simulated=few))
     report = cace.as_json(runs, cace.Settings((1,), workloads=(runs[0].workload,)), {}, "")
-    met = {found["arm"]: found["met"] for found in report["foretold"]}
+    met = {found["arm"]: found["met"] for found in report["simulated"]}
     assert met == {"lru": True, "lfu": False, "cace": False, "foresight": True}
-    lfu = report["foretold"][1]
+    lfu = report["simulated"][1]
     assert lfu["ratios"] == pytest.approx({"hit_rate": 1.0, "ttft_s_mean": 1.125, "load_s": 1.0})
 
 

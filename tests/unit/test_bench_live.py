@@ -50,8 +50,10 @@ from cato.core.errors import CatoError, UnknownNameError
 from cato.core.ids import DeploymentName, PoolName
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec, PoolPolicies, PoolScaling
+from cato.core.workflow import NodeKind
 from cato.engines.base import Endpoint, EngineRequest
 from cato.engines.simulated import SimulatedEngine
+from cato.lab import completions
 from cato.policies import schedulers
 from cato.profiles.load import check_profiles, load_profile, load_profiles
 from cato.sim import mixed
@@ -59,7 +61,7 @@ from cato.sim.experiments import saber
 from cato.sim.experiments.common import measured
 from cato.sim.fleet import PoolSetup
 from cato.sim.tasks import Outcome, SimTask
-from cato.sim.workloads import SABER_ENGINE, SEVEN_B
+from cato.sim.workloads import SABER_ENGINE, SEVEN_B, TEMPO_ENGINE
 from cato.workflows.load import load_workflows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,7 +147,7 @@ def test_the_generated_workflows_load_and_promise_what_the_tasks_have(
     name: str, trace: Path, tmp_path: Path
 ) -> None:
     experiment, deploy = live_experiment(name, trace), the_deployment(name)
-    seeds = (1, WARM_UP_SEED)  # a class has one workflow, whoever is asked
+    seeds = (1, WARM_UP_SEED)  # a class has one workflow, for all seeds
     tasks = [t for w in experiment.workloads.values() for seed in seeds for t in w(seed, 60)]
     made = workflows(experiment, [scaled(t, 2.0) for t in tasks], deploy.topology)
     write(tmp_path / "workflows", made)
@@ -156,8 +158,9 @@ def test_the_generated_workflows_load_and_promise_what_the_tasks_have(
             workflow = loaded[workflow_name(name, task, arm)]  # type: ignore[index]
             assert workflow.slo.metric is task.metric
             assert workflow.slo.target_s == pytest.approx(2 * task.target_s, abs=1e-6)
-            assert [len(n.needs) for n in workflow.nodes] == [len(n.needs) for n in task.nodes]
-            models = {n.settings.model for n in workflow.nodes}  # type: ignore[union-attr]
+            calls = [n for n in workflow.nodes if n.kind is NodeKind.LLM]
+            assert [len(n.needs) for n in calls] == [len(n.needs) for n in task.nodes]
+            models = {n.settings.model for n in calls}  # type: ignore[union-attr]
             assert all(m.endswith(arm.suffix) for m in models)
 
 
@@ -219,7 +222,15 @@ def test_every_bench_deployment_belongs_to_an_experiment(path: Path) -> None:
     ServeDeploySchema.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize(("name", "engine"), [("7b", SEVEN_B), ("saber", SABER_ENGINE)])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("7b", SEVEN_B),
+        ("saber", SABER_ENGINE),
+        ("tempo", TEMPO_ENGINE),
+        ("7b-a100", completions.ENGINE),
+    ],
+)
 def test_live_engines_have_the_times_of_the_simulators(name: str, engine: Profile) -> None:
     profile = load_profile(ROOT / "profiles" / f"bench-{name}@gpu.yaml")
     own = {"model", "accelerator", "engine", "load_s"}
@@ -258,9 +269,7 @@ def test_a_scaled_fleet_is_predicted_as_the_simulator_scales_it() -> None:
     experiment = live_experiment("coding-scaling")
     tasks = [scaled(t, 1.0) for t in experiment.workloads["utilization 0.5"](3, 150)]
     found = {
-        arm.name: predicted("coding-scaling", arm, tasks)
-        for arm in experiment.arms
-        if arm.is_simulated
+        arm.name: predicted("coding-scaling", arm, tasks) for arm in experiment.arms if arm.has_twin
     }
     assert all(2.0 <= (p.replicas or 0) <= 12.0 for p in found.values())
     met = {name: sum(o.is_met for o in p.outcomes) for name, p in found.items()}
@@ -316,10 +325,17 @@ def test_rounds_that_differ_make_a_wide_interval() -> None:
     assert apart.high - apart.low > 3 * (alike.high - alike.low)
 
 
-@pytest.mark.parametrize("rounds", [[[1.0], []], [[]]])
-def test_rounds_of_different_sizes_are_refused(rounds: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="same number"):
+@pytest.mark.parametrize("rounds", [[], [[1.0], []], [[]]])
+def test_rounds_without_values_are_refused(rounds: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="at least one"):
         mean_interval(rounds)
+
+
+def test_each_value_of_rounds_of_different_sizes_counts_the_same() -> None:
+    found = mean_interval([[1.0] * 30, [0.0] * 10])
+    assert found.value == 0.75
+    assert (found.low, found.high) == (0.0, 1.0)
+    assert mean_interval([[1.0] * 3, [1.0]]).low == 1.0
 
 
 def a_receipt(*, met: bool, tokens: Sequence[int], cached: int = 0) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_a_report_of_less_than_was_believed_forgets_what_was_used_before() -> No
     picture.use(A, "2", second)
     picture.correct(A, 20 * PREFIX_BLOCK_TOKENS, age, cached_tokens=0)
     assert picture.cached_nodes(A, a_prompt(20, 1)) == 0
-    assert picture.cached_nodes(A, second) == 20  # it was computed anew
+    assert picture.cached_nodes(A, second) == 20  # it was computed again
     assert picture.cached_nodes(A, a_prompt(20, 3)) == 20
 
 
@@ -122,7 +122,7 @@ def test_memory_is_bounded_by_capacity_however_many_prompts_there_are() -> None:
         picture.use(A, "", (1, 2, 3, name % 40 + 10))
         picture.use(A, f"s{name}", (1, 2, 3))
     cache = picture._caches[A]
-    assert len(cache.last) <= 50
+    assert len(cache.runs) <= 50
     assert len(cache.touched) <= 2 * 50 + 65
     assert len(cache.by_session) <= 2 * len(cache.touched) + 65
 

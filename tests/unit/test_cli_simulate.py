@@ -279,6 +279,34 @@ def test_agents_a_card_are_planned_from_recorded_sessions(
     assert json.loads(out.read_text())["agents"]["7b"]["goal"] == 0.95
 
 
+def test_a_plan_for_agents_says_what_host_memory_buys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user more for each 250,000 tokens, beside six."""
+
+    def sample(search: agents.Search, users: float) -> Sample:
+        limit = 6.0 + search.profile.host_capacity_tokens / 250_000
+        metrics = {"in_time": 0.95 + 0.01 * (limit - users), "turn_rate": 0.9}
+        setting = {"profile": search.card, "users_per_card": users}
+        return Sample(setting, search.arm, search.seed, metrics)
+
+    monkeypatch.setattr(agents.Search, "sample", sample)
+    out, name = tmp_path / "plan.json", "reference-small-7b@gpu-24gb"
+    result = cato(
+        *("plan", "--agents", tmp_path / "trace", "--profile", name, "--seeds", 2, "--json", out)
+    )
+    assert result.exit_code == 0, result.output
+    found = {k: v["users_per_card"] for k, v in json.loads(out.read_text())["agents"].items()}
+    assert found == pytest.approx(
+        {
+            name: 6.0,
+            f"{name} + 0.125M tokens of host memory (7 GB)": 6.5,
+            f"{name} + 0.25M tokens of host memory (14 GB)": 7.0,
+            f"{name} + 0.5M tokens of host memory (29 GB)": 8.0,
+        }
+    )
+
+
 # cato bench core
 
 

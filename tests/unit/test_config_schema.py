@@ -114,6 +114,7 @@ def test_every_setting_of_an_engine_arrives() -> None:
         env={"OMP_NUM_THREADS": "8"},
         profile="q",
         seed=7,
+        host_memory=False,
     )
 
 
@@ -232,7 +233,13 @@ def test_an_engine_fits_its_deployment() -> None:
         "engine.gpu_memory_utilization: not on cpu; set kv_cache_memory (found 0.5)",
     ]
     (host,) = problems_of_deployment(engine={"kind": "vllm", "host_memory": True})
-    assert "vllm has its own flag" in host
+    assert "vllm offloads on gpu only" in host
+    (host,) = problems_of_deployment(
+        accelerator="npu", engine={"kind": "vllm", "host_memory": "8GiB"}
+    )
+    assert "NPUOffloadingSpec" in host
+    (host,) = problems_of_deployment(engine={"kind": "simulated", "host_memory": "8GiB"})
+    assert "true or false" in host
     assert problems_of_deployment(accelerator="gpu", engine={"kind": "vllm", "zygote": True}) == [
         "engine.zygote: only a vllm engine on cpu can be forked from a zygote (found True)"
     ]

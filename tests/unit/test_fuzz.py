@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import json
@@ -23,11 +24,12 @@ from hypothesis import strategies as st
 from ingress_kit import COMPLETION, GENERATION, OF_JSON, a_fast_pool, served
 
 from cato.config.deploy_file import load_deploy_file
-from cato.core.errors import ConfigError, Problem
+from cato.core.errors import ConfigError, ExpressionError, Problem
 from cato.serve.nodes.languages import LANGUAGES
 from cato.testing.chaos_hostile import WORKFLOW as INSPECTION
 from cato.testing.hostile import PIECES, repeated
 from cato.workflows.load import load_workflow
+from cato.workflows.templates import MAX_OUTPUT_CHARS, compile_template
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = int(os.environ.get("CATO_FUZZ_CASES", "150"))
@@ -250,6 +252,42 @@ def test_numbers_of_any_size_are_answered_in_order(
 ) -> None:
     body = broken(BODIES[path], [Broken(where, "replace", "NUMBER")])
     check(post(path, content=json.dumps(body).replace('"NUMBER"', number).encode()))
+
+
+# Expressions of a template, put into one another, and what repeats them.
+_VALUES = ("text", "text[1:]", "[text] * 999", "range(999)", "9 ** 9", "{'a': text}", "[[0] * 999]")
+_AROUND = (
+    "(@ ~ text)", "(@ | upper)", "(@ | list)", "(@ | join(text))", "(@ | replace('x', text))",
+    "(@ | tojson)", "(@ | string)", "(@ | sort)", "(@ | map('default', text) | list)", "[@, @]",
+    "('xy' in @)", "(@ == text)", "(@ * 999)", "(@ + @)", "(@ | sum(start=[]))",
+    "(@.count('xy'))", "(@.split('x'))", "(@ | indent(999))", "(@ is lower)", "(@ % 7)",
+)  # fmt: skip
+_REPEATED = (
+    "{{ @ }}", "{% set a = @ %}{{ a }}", "{% if @ %}{{ text }}{% endif %}",
+    "{% for i in range(9999) %}{{ @ }}{% endfor %}",
+    "{% for i in @ %}{% for j in text %}{% endfor %}{% endfor %}",
+)  # fmt: skip
+# CPU time of one rendering, in a thread of its own: as `test_workflows_templates.py` has it.
+RENDERED_WITHIN_S = 5.0
+
+
+@settings(many, max_examples=max(1, CASES // 3))
+@given(
+    st.recursive(
+        st.sampled_from(_VALUES),
+        lambda inner: st.builds(
+            lambda around, value: around.replace("@", value), st.sampled_from(_AROUND), inner
+        ),
+        max_leaves=6,
+    ),
+    st.sampled_from(_REPEATED),
+)
+def test_templates_of_any_work_are_rendered_or_stopped(expression: str, around: str) -> None:
+    source = around.replace("@", expression)
+    started_s = time.thread_time()
+    with contextlib.suppress(ExpressionError):
+        compile_template(source).render({"text": "x" * MAX_OUTPUT_CHARS})
+    assert time.thread_time() - started_s < RENDERED_WITHIN_S, source
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from ingress_kit import COMPLETION, GENERATION, a_fast_pool, served
 from jsonschema import Draft202012Validator
+
+import cato.serve.ingress
 
 PATHS = {
     "/v1/completions",
@@ -76,3 +81,10 @@ def test_every_path_is_there_and_says_what_it_answers(document: dict[str, Any]) 
                 assert content["schema"], path
     for name, schema in document["components"]["schemas"].items():
         Draft202012Validator.check_schema(schema), name
+
+
+def test_every_operation_of_the_data_belongs_to_a_route() -> None:
+    folder = Path(cato.serve.ingress.__file__).parent
+    code = "".join(p.read_text(encoding="utf-8") for p in folder.rglob("*.py"))
+    data = yaml.safe_load((folder / "openapi.yaml").read_text(encoding="utf-8"))
+    assert set(data["operations"]) == set(re.findall(r"\bdocument\.([A-Z_]+)\b", code))

@@ -110,7 +110,7 @@ async def test_a_running_deployment_whose_files_are_all_lost_stays_closed(
     assert callable(lost)
     lost(store)
     shutil.rmtree(state)
-    # Opened anew, as the writer does when it sees the loss.
+    # Opened again, as the writer does when it sees the loss.
     profiler._writer.close()
     profiler._writer = Profiler(store)._writer
     access = await profiler.access()

@@ -148,7 +148,7 @@ def test_an_overlay_serves_its_deployment_file(overlay: str, source: str) -> Non
     expected = yaml.safe_load((ROOT / "deployments" / f"{source}.yaml").read_text(encoding="utf-8"))
     expected["proxy_location"] = "EveryNode"
     expected["http_options"]["host"] = "0.0.0.0"
-    if source == "local-cpu":  # the demo in a container serves whoever reaches its port
+    if source == "local-cpu":  # the demo in a container serves all that reach its port
         expected["applications"][1]["args"]["keys"] = "ignored"
     folder = KUBERNETES / "overlays" / overlay
     assert yaml.safe_load((folder / "serve.yaml").read_text(encoding="utf-8")) == expected

@@ -13,9 +13,9 @@ import pytest
 from nodes_kit import Fixed
 
 from cato.core.workflow import AnalyzeSettings, ValidateSettings
+from cato.serve.lanes import Lane
 from cato.serve.nodes import analyze, parsing, validate
 from cato.serve.nodes.languages import LANGUAGES
-from cato.serve.nodes.parsing import Lane
 from cato.testing.hostile import MINUTES, PIECES, repeated
 
 SOUND = {"what": "analyze", "source": "def f(): pass\n", "language": "python", "cursor": 0}
@@ -26,9 +26,8 @@ def a_job(language: str, source: str) -> dict[str, object]:
 
 
 @pytest.fixture
-def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lane]:
-    monkeypatch.setattr(parsing, "WAIT_S", 600.0)
-    lane = Lane(cpu_s=0.2)
+def lane() -> Iterator[Lane]:
+    lane = Lane(parsing.WORKER, 0.2, wait_s=600.0)
     yield lane
     lane.close()
 
@@ -78,12 +77,11 @@ async def test_nodes_say_that_a_hostile_text_was_not_parsed() -> None:
     assert checked == {"ok": True, "errors": [], "code": text, "checked": False}
 
 
-async def test_what_waited_for_too_long_is_not_begun(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert await lane.run(SOUND) is not None
-    monkeypatch.setattr(parsing, "WAIT_S", -1.0)
+async def test_what_waited_for_too_long_is_not_begun() -> None:
+    lane = Lane(parsing.WORKER, 0.2, wait_s=-1.0)
     assert await lane.run(SOUND) is None
+    assert lane.begun == 0
+    lane.close()
 
 
 async def test_what_is_cancelled_before_its_turn_is_not_begun(lane: Lane) -> None:

@@ -250,7 +250,7 @@ class Books:
     waiting: dict[InvocationId, Invocation] = field(default_factory=dict)
     leases: dict[InvocationId, BookLease] = field(default_factory=dict)
     replicas: dict[ReplicaId, BookReplica] = field(default_factory=dict)
-    # Preempted attempts that were not offered anew.
+    # Preempted attempts that were not offered again.
     taken_back: dict[InvocationId, int] = field(default_factory=dict)
     refused: int = 0
     # Who still waits although something of a larger rank went to the replica.

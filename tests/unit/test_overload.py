@@ -151,7 +151,7 @@ def test_what_is_admitted_in_five_fold_overload_is_in_time(overload: Load) -> No
 @pytest.mark.parametrize("first_token_s", [0.02, 0.1])
 def test_short_answers_do_not_push_out_what_was_admitted_before(first_token_s: float) -> None:
     """Shortest first would serve more, and break what was promised; prompts that take longer than
-    the profile says let fewer in than foretold, which is seen."""
+    the profile says let fewer in than predicted, which is seen."""
     policies = PoolPolicies(refuse_late=True, max_queued=500)
     load = under_load(policies, factor=5.0, shortest=2, first_token_s=first_token_s)
     assert load.attainment(0.0, OVERLOAD_S) >= 0.95

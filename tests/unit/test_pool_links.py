@@ -25,7 +25,7 @@ from cato.serve.progress import Progress
 from cato.serve.token_streams import TokenStreams
 from cato.testing.builders import a_profile, a_report, an_invocation
 from cato.wire.endpoint import Endpoint
-from cato.wire.link.connection import Connection, Passive
+from cato.wire.link.connection import Connection, Handler, Passive
 from cato.wire.link.endpoints import Address, Listener
 from tests.unit.link_kit import SECRET, dial, joined, taken
 
@@ -56,10 +56,10 @@ class Lives:
             link.close("killed")
         self._listener = None
 
-    async def dial(self) -> tuple[Connection, bytes]:
+    async def dial(self, shard: int, handler: Handler) -> tuple[Connection, bytes]:
         if self._listener is None:
             raise LinkError("router", "being restarted")
-        self._links.append(await dial(self._listener.address, SECRET, "router", Passive()))
+        self._links.append(await dial(self._listener.address, SECRET, "router", handler))
         return self._links[-1], SECRET
 
     async def queued(self, calls: int) -> None:
@@ -80,9 +80,9 @@ async def lives(tmp_path: Path) -> AsyncIterator[Lives]:
 async def test_a_link_may_be_opened_before_the_first_offer(lives: Lives) -> None:
     dialled: list[int] = []
 
-    async def dial() -> tuple[Connection, bytes]:
+    async def dial(shard: int, handler: Handler) -> tuple[Connection, bytes]:
         dialled.append(1)
-        return await lives.dial()
+        return await lives.dial(shard, handler)
 
     link = LeaseLink(POOL, dial)
     link.open()
@@ -107,7 +107,7 @@ async def test_a_lease_names_its_replica_and_where_it_takes_links(
 
 
 async def test_what_a_dead_ingress_has_waiting_is_withdrawn_at_once(lives: Lives) -> None:
-    dead, _ = await lives.dial()
+    dead, _ = await lives.dial(0, Passive())
     waiting = asyncio.ensure_future(dead.ask(Offer(an_invocation("i"))))
     await lives.queued(1)
     dead.close("killed")

@@ -136,7 +136,7 @@ def test_a_belief_is_the_same_after_it_was_sent_and_mapped_read_only() -> None:
     assert mapped.version == lengths.version
 
 
-# Learning anew
+# Learning again
 
 
 def test_a_key_is_learnt_anew_when_a_tenth_has_come_on_top_and_others_are_left() -> None:

@@ -116,7 +116,7 @@ def test_the_router_is_told_profiles_that_are_wrong_and_the_engine_keeps_the_tru
     engine = matrix.engine_of(BASE)
     assert report.profile == engine.slowed(2.0)
     assert report.max_running == 16
-    for host in fleet.pools[matrix.POOL].hosts.values():
+    for host in fleet.pools[matrix.POOL].replicas.values():
         assert host.engine.profile == engine
 
 

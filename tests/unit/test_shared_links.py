@@ -30,7 +30,7 @@ from cato.serve.ordered_models import OrderedModels
 from cato.serve.replica import Replica
 from cato.serve.replica_link import ReplicaLink
 from cato.serve.token_streams import TokenStreams
-from cato.wire.link.connection import Connection, Handler, Passive
+from cato.wire.link.connection import Connection, Handler
 from cato.wire.link.endpoints import Listener
 from tests.unit.link_kit import SECRET, dial, taken
 
@@ -39,7 +39,7 @@ class Slot:
     """A replica with its links, as in a process of its own."""
 
     def __init__(self, name: str, spec: SharedPoolSpec) -> None:
-        self.link = ReplicaLink(spec.name, is_shared=True)
+        self.link = ReplicaLink(spec.name, spec.slots.name, lambda: 0, is_shared=True)
         self.holding = OrderedModels(
             HostId("h"), EngineLoader(spec.slots, "", _nothing_forks), _nothing_is_measured
         )
@@ -62,7 +62,7 @@ class Cluster:
         self.spec, self._folder = spec, folder
         self.books = self._new_books()
         self._listener: Listener | None = None
-        self.ingress = LeaseLink(spec.name, lambda: self.link_to_books(Passive()))
+        self.ingress = LeaseLink(spec.name, lambda shard, handler: self.link_to_books(handler))
         self.streams = TokenStreams(dial)
         self.slots: dict[str, Slot] = {}
 
@@ -99,9 +99,9 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     cluster = Cluster(a_pool(JAVA, GO, slots=2), tmp_path)
 
     async def to_books(
-        pool: PoolName, handler: Handler, *, is_shared: bool
+        pool: PoolName, handler: Handler, shard: int, tries: int, *, is_shared: bool
     ) -> tuple[Connection, bytes]:
-        assert (pool, is_shared) == (cluster.spec.name, True)
+        assert (pool, shard, is_shared) == (cluster.spec.name, 0, True)
         return await cluster.link_to_books(handler)
 
     async def take(handler: Handler, secret: bytes, name: str) -> Listener:

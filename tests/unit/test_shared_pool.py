@@ -58,7 +58,7 @@ from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.engine_loader import EngineLoader
 from cato.serve.lease_link import LeaseLink
 from cato.testing.local_slots import LocalSharedPool, LocalSlot
-from cato.wire.link.connection import Connection, Passive
+from cato.wire.link.connection import Connection, Handler
 from tests.unit.link_kit import SECRET, dial, taken
 
 JAVA, GO, RUST = ModelName("java"), ModelName("go"), ModelName("rust")
@@ -403,7 +403,7 @@ def test_a_slot_that_left_its_deployment_ends_what_it_has_and_gets_no_more() -> 
             assert [s.slot for s in books(pool).picture().slots] == [again.replica_id]
             assert await read(pool, JAVA, again) == text_of(JAVA)
             assert not stream.done()
-            other = SharedPool(spec, {JAVA: SLOW})  # a pool that is deployed anew knows it too
+            other = SharedPool(spec, {JAVA: SLOW})  # a pool that is redeployed knows it too
             other.slots.leave(books(pool).slots.have_left)
             other.report(report_of(slot))
             assert other.picture().slots == ()
@@ -765,7 +765,7 @@ def test_new_books_take_a_slot_back_that_the_old_ones_lent() -> None:
             old = books(pool)
             pool.restart_books()
             old.close()
-            with pytest.raises(ReplicaLostError, match="deployed anew"):
+            with pytest.raises(ReplicaLostError, match="redeployed"):
                 await task
             await _serves_as_before(pool, loader)
 
@@ -801,7 +801,7 @@ def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path
         assert not task.done()
         other = replace(spec, models=(replace(spec.models[0], slo_s=9.0),))
         await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
-        with pytest.raises(ReplicaLostError, match="deployed anew"):
+        with pytest.raises(ReplicaLostError, match="redeployed"):
             await task
 
     asyncio.run(scenario())
@@ -814,11 +814,11 @@ async def test_who_waits_in_a_pool_that_is_deployed_anew_is_served_by_the_new_on
     spec = a_pool(JAVA)
     manager, store = EvictionManager(SECRET), str(tmp_path / "m.db")
 
-    async def dialled() -> tuple[Connection, bytes]:
+    async def dialled(shard: int, handler: Handler) -> tuple[Connection, bytes]:
         links = manager._shared[spec.name].links
         links._listener = links._listener or await taken(links, tmp_path)
         address = links._listener.address
-        return await dial(address, SECRET, "manager", Passive()), SECRET
+        return await dial(address, SECRET, "manager", handler), SECRET
 
     await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
     link = LeaseLink(spec.name, dialled)

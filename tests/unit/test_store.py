@@ -35,29 +35,7 @@ from cato.store.store import MetadataStore
 POSTGRES_VARIABLE = "CATO_TEST_POSTGRES"
 """A `postgresql://` URL of a server where the tests may make databases; without it they skip."""
 
-# The schema of version 1 as it was released; never changed, as files of that version are not.
-VERSION_1 = """
-CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY);
-CREATE TABLE profiles (name VARCHAR NOT NULL, measured_at_s DOUBLE NOT NULL, document TEXT NOT NULL,
-  PRIMARY KEY (name, measured_at_s));
-CREATE TABLE length_samples (id INTEGER NOT NULL PRIMARY KEY, task VARCHAR NOT NULL,
-  node VARCHAR NOT NULL, model VARCHAR NOT NULL, prompt_tokens INTEGER NOT NULL,
-  output_tokens INTEGER NOT NULL, finish_reason VARCHAR NOT NULL);
-CREATE INDEX ix_length_samples_name ON length_samples (task, node, model);
-CREATE TABLE node_means (task VARCHAR NOT NULL, node VARCHAR NOT NULL, quantity VARCHAR NOT NULL,
-  value DOUBLE NOT NULL, samples BIGINT NOT NULL, PRIMARY KEY (task, node, quantity));
-CREATE TABLE dag_runs (id INTEGER NOT NULL PRIMARY KEY, task VARCHAR NOT NULL,
-  stages TEXT NOT NULL);
-CREATE INDEX ix_dag_runs_task ON dag_runs (task);
-CREATE TABLE receipts (request_id VARCHAR NOT NULL PRIMARY KEY, task VARCHAR NOT NULL,
-  status VARCHAR NOT NULL, met BOOLEAN NOT NULL, ended_at_s DOUBLE NOT NULL,
-  document TEXT NOT NULL);
-CREATE INDEX ix_receipts_ended_at_s ON receipts (ended_at_s);
-INSERT INTO alembic_version VALUES ('0001');
-INSERT INTO length_samples VALUES (1, 't', 'draft', 'm', 100, 10, 'stop');
-INSERT INTO node_means VALUES ('t', 'draft', 'service_s', 1.0, 1);
-INSERT INTO receipts VALUES ('req', 't', 'done', 1, 5.0, '{"request_id": "req"}');
-"""
+STORE_OF_0011 = Path(__file__).with_name("store_of_0011.sql")
 
 ERRORS = PoolErrors(PoolName("p"), 0.1, 0.2, 1.0, 2.0, 7)
 STAGES = FinishedStages(
@@ -231,17 +209,26 @@ def test_the_migrations_make_the_tables_that_the_code_uses(location: str) -> Non
     engine.dispose()
 
 
-def test_a_file_of_version_1_is_migrated_with_all_it_holds(tmp_path: Path) -> None:
+def test_a_store_of_the_first_release_opens_with_all_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
     connection = sqlite3.connect(path)
-    connection.executescript(VERSION_1)
+    connection.executescript(STORE_OF_0011.read_text(encoding="utf-8"))
     connection.close()
-    store = MetadataStore.open(path)
-    assert store.learnt() == Learnt((a_mean(),), (), (a_sample(),), ())
-    assert store.receipt("req", None) == {"request_id": "req"}
-    store.write([ERRORS])
-    assert store.learnt().errors == (ERRORS,)
-    store.close()
+    with closing(MetadataStore.open(path)) as store:
+        assert store.learnt() == Learnt((a_mean(1.5),), (ERRORS,), (a_sample(),), (STAGES,))
+        receipt = store.receipt("req", None)
+        assert receipt is not None
+        assert receipt["status"] == "done"
+        assert [k.tenant for k in store.api_keys()] == ["blue"]
+        assert [a.adapter.source for a in store.adapters()] == ["/lora/a"]
+        assert [e.action for e in store.audit()] == ["adapter.add", "key.create", "tenant.limit"]
+        store.write([a_sample(11)])
+        assert len(store.learnt().samples) == 2
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        rows(path, "DELETE FROM audit RETURNING id")
+    tables = "SELECT type, name, tbl_name FROM sqlite_master WHERE sql IS NOT NULL ORDER BY 1, 2"
+    with closing(MetadataStore.open(tmp_path / "fresh.db")):
+        assert rows(path, tables) == rows(tmp_path / "fresh.db", tables)
 
 
 def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:

@@ -2,7 +2,7 @@
 
 A router that holds prompts back can still change their order. It should hold back only what the
 engine's next steps cannot take: news of a first token comes a step and a message later, so an
-engine that gets one prompt at a time idles in between (algorithms.md, section 6b).
+engine that gets one prompt at a time idles in between (ALGORITHMS.md, section 6b).
 """
 
 from __future__ import annotations

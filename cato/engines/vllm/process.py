@@ -33,6 +33,7 @@ from cato.engines.vllm import dialects, stream, template, threads, zygote
 from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
+from cato.engines.vllm.offloading import Offloading, offloading_of
 from cato.engines.vllm.scheduler import SCHEDULER, STEP_VARIABLE, with_target
 from cato.wire.limits import limits_of, shortened
 
@@ -75,7 +76,14 @@ class _Call:
 
 
 def server_argv(
-    spec: EngineSpec, model: ModelSpec, model_path: str, uds: str, *, accelerator: str, cards: int
+    spec: EngineSpec,
+    model: ModelSpec,
+    model_path: str,
+    uds: str,
+    *,
+    accelerator: str,
+    cards: int,
+    offloading: Offloading = Offloading(),  # noqa: B008  # frozen
 ) -> list[str]:
     """Arguments of vLLM's server; `spec.args` come last and so win."""
     spec = spec.on(accelerator)
@@ -102,6 +110,7 @@ def server_argv(
         argv += ["--scheduling-policy", "priority"]
     if spec.enforce_eager:
         argv.append("--enforce-eager")
+    argv += offloading.argv
     argv += adapter_argv(model, accelerator)
     argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
     # A multimodal model fetches what a prompt names: nothing, unless the deployment lists domains.
@@ -152,6 +161,7 @@ class VllmEngine:
         self._zygote_socket = zygote_socket
         self._accelerator = accelerator
         self._cards = cards
+        self._offloading = Offloading()
         # One socket name per engine and start; the log is kept across starts.
         self._name = f"vllm-{os.getpid()}-{secrets.token_hex(3)}"
         self._starts = 0
@@ -233,6 +243,8 @@ class VllmEngine:
                 spec.max_num_batched_tokens,
                 spec.long_prefill_token_threshold or spec.max_num_batched_tokens,
             )
+            if spec.host_memory:
+                log.info("%s: %s", self._model.name, self._offloading.words)
             if spec.scheduler and self._accelerator == "npu":
                 log.warning("%s: vllm-ascend schedules, not %s", self._model.name, spec.scheduler)
             self._listener = asyncio.create_task(self._listen())
@@ -410,7 +422,8 @@ class VllmEngine:
                 "POST", "/v1/load_lora_adapter", json.dumps(body).encode(), _SWAP_TIMEOUT
             )
             if held is not None:
-                await self._ask("POST", "/reset_prefix_cache")
+                external = "?reset_external=true" if self._offloading.size_bytes else ""
+                await self._ask("POST", f"/reset_prefix_cache{external}")
             self._added[adapter.name] = adapter
 
     def _renamed(self, chunk: EngineChunk) -> EngineChunk:
@@ -441,6 +454,7 @@ class VllmEngine:
             )
             await own.ready(_PLAIN_START_TIMEOUT_S)
             zygote_socket = own.socket
+        self._offloading = offloading_of(spec, self._accelerator, self._cards, self._model_path)
         argv = server_argv(
             spec,
             self._model,
@@ -448,6 +462,7 @@ class VllmEngine:
             self._uds,
             accelerator=self._accelerator,
             cards=self._cards,
+            offloading=self._offloading,
         )
         self._server_model = self._model.name
         self._added.clear()
@@ -625,6 +640,8 @@ class VllmEngine:
             version=str(version),
             kv_capacity_tokens=kv_capacity_tokens,
             block_tokens=block_tokens,
+            host_tokens=self._offloading.tokens,
+            host_bytes=self._offloading.size_bytes,
             template=await self._ask_template(),
             capabilities=frozenset(capabilities),
         )

@@ -40,7 +40,7 @@ class ForesightOrdering:
     unlikely: float = 0.3
     # Of sessions: a second of waiting makes up for so much more work.
     aging: float = 0.05
-    # A rank by chance is judged anew after this share of the work: it changes as time passes.
+    # A rank by chance is judged again after this share of the work: it changes as time passes.
     refreshed: float = 0.1
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:

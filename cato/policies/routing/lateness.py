@@ -103,7 +103,8 @@ class _Turn:
         self.invocation = invocation
         self.most_cached = most_cached
         self.context_tokens = invocation.prompt_tokens + invocation.expected_tokens
-        self._times_s: dict[tuple[int, int], tuple[float, float, float]] = {}
+        # By profile: of the whole prompt, and with so many of its tokens cached.
+        self._times_s: dict[int, tuple[float, dict[int, float]]] = {}
 
     def answer_s(self, profile: Profile, batch: int) -> float:
         """From its first token to its last, and what follows it."""
@@ -113,16 +114,19 @@ class _Turn:
 
     def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
         """Of its prompt: with so much cached, with the most that any has, and with nothing."""
-        known = self._times_s.get((id(profile), cached))
+        tokens, most = self.invocation.prompt_tokens, self.most_cached
+        known = self._times_s.get(id(profile))
         if known is None:
-            tokens = self.invocation.prompt_tokens
-            known = (
-                profile.prefill_s(tokens, 1, cached),
-                profile.prefill_s(tokens, 1, self.most_cached),
-                profile.prefill_s(tokens),
-            )
-            self._times_s[id(profile), cached] = known
-        return known
+            whole_s = profile.prefill_s(tokens)
+            by_cached = {0: whole_s}
+            if most:
+                by_cached[most] = profile.prefill_s(tokens, 1, most)
+            known = self._times_s[id(profile)] = whole_s, by_cached
+        whole_s, by_cached = known
+        own_s = by_cached.get(cached)
+        if own_s is None:
+            own_s = by_cached[cached] = profile.prefill_s(tokens, 1, cached)
+        return own_s, by_cached[most], whole_s
 
 
 LEAST_LATENESS = LeastLateness()

@@ -2,8 +2,8 @@
 
 `saber-rq1`: attainment over the rate, 100 requests a run, as in the paper, an upper bound of any
 scheduler's, and what a search with hindsight finds for W2. `saber-rq2`: sustained load, 600
-requests a run, and the parts of SABER switched: its window, its low queue, speeds that are worked
-out anew, and lengths that are known nearly exactly, with which the published result returns.
+requests a run, and the parts of SABER switched: its window, its low queue, speeds that are
+recomputed, and lengths that are known nearly exactly, with which the published result returns.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def cap_name(cap: int) -> str:
     return f"static-cap-{cap}"
 
 
-# Required speeds of what runs worked out anew: a weaker reading.
+# Required speeds of running requests are recomputed: a weaker reading.
 REFRESHED = "saber, refreshed speeds"
 
 _CAPS: Mapping[str, Callable[[], Policies]] = {

@@ -1,0 +1,67 @@
+"""A pool with several router shards in virtual time: each owns its part of the replicas.
+
+Ingresses choose the shard of a task by `cato.core.shards`, as live ones do, from loads that they
+are told every `LOAD_EVERY_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from zlib import crc32
+
+from cato.core.ids import PoolName
+from cato.core.shards import ShardChoice, load_now
+from cato.core.snapshot import Invocation
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.tasks import Outcome, SimTask
+
+# As `cato.control.router_links` has it.
+LOAD_EVERY_S = 0.05
+
+Choose = Callable[[Invocation, int], int]
+"""The shard of a call, of so many; for comparison with `ShardChoice`."""
+
+
+class ShardedFleet(Fleet):
+    """One pool whose replicas are dealt out to `shards` routers; tasks come to `ingresses`."""
+
+    def __init__(
+        self, setup: PoolSetup, shards: int, ingresses: int, choose: Choose | None = None
+    ) -> None:
+        parts = [
+            replace(setup, name=_part(setup, n), profiles=setup.profiles[n::shards])
+            for n in range(shards)
+        ]
+        super().__init__(parts)
+        self._setup, self._choose = setup, choose
+        self._choices = [ShardChoice(shards) for _ in range(ingresses)]
+        self._told_at_s = -inf
+        self.sent = [0] * shards
+
+    def begin(self, task: SimTask) -> Outcome:
+        """The task arrives at one of the ingresses."""
+        if self.kernel.now_s - self._told_at_s >= LOAD_EVERY_S:
+            self._told_at_s = self.kernel.now_s
+            self._tell_loads()
+        invocation = task.invocation(0, self.kernel.now_s, 0.0)
+        shards = len(self.sent)
+        if self._choose is not None:
+            shard = self._choose(invocation, shards)
+        else:
+            choice = self._choices[crc32(task.id.encode()) % len(self._choices)]
+            shard = choice.choose(invocation, range(shards), self._setup.profiles[0])
+        self.sent[shard] += 1
+        pool = _part(self._setup, shard)
+        return super().begin(replace(task, nodes=tuple(replace(n, pool=pool) for n in task.nodes)))
+
+    def _tell_loads(self) -> None:
+        for number, pool in enumerate(self.pools.values()):
+            load = load_now(pool.orchestrator)
+            for choice in self._choices:
+                choice.tell(number, load)
+
+
+def _part(setup: PoolSetup, shard: int) -> PoolName:
+    return PoolName(f"{setup.name}.{shard}")

@@ -389,7 +389,7 @@ def accelerator(
         Path | None, typer.Option(help="Folder for the measured profiles, MODEL@ACCELERATOR.yaml.")
     ] = None,
 ) -> None:
-    """All that only a card can show, in one command: each item with its minutes, in their order.
+    """Measurements that need a real accelerator, in one command: each item with its minutes.
 
     a the engine alone, its profile, sleep; b a profile through CATO and how it predicts; c what a
     call costs; d schedulers on a mix; e an engine killed under streams; f two models in one slot;
@@ -429,7 +429,7 @@ def _measure_cace(
     arms: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
-    """Shared pools have arms and metrics of their own; what is measured is told by the report."""
+    """Shared pools have arms and metrics of their own; the report lists them."""
     from cato.bench.live import cace
 
     usual = cace.Settings()
@@ -479,7 +479,7 @@ def _measuring(*, transport: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def _shown() -> Iterator[tuple[Shown, Callable[[str], None]]]:
-    """How far a measurement is, and a line for what is no step of it."""
+    """The progress of a measurement, and single lines beside it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     # Not what stderr is when it draws: Ray's own words are kept off while it starts and stops.
     where = Console(file=sys.stderr)

@@ -48,7 +48,7 @@ def plan(
         ),
     ] = None,
     speed: Annotated[
-        float, typer.Option(min=0.001, help="With --traffic: replay it so many times as fast.")
+        float, typer.Option(min=0.001, help="With --traffic: replay it this many times as fast.")
     ] = 1.0,
     attainment: Annotated[
         str,
@@ -60,13 +60,13 @@ def plan(
         str | None, typer.Option(help="Plan for this one.", show_default="the scenario's")
     ] = None,
     max_replicas: Annotated[
-        int | None, typer.Option(min=1, help="Try at most so many for each pool.")
+        int | None, typer.Option(min=1, help="Most replicas to try for each pool.")
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help=SEEDS_HELP, show_default="the scenario's")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all that was tried to this file.")
+        Path | None, typer.Option("--json", help="Write every fleet that was tried to this file.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this folder.")] = None,
 ) -> None:

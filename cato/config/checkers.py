@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from cato.config.yaml_file import ByteSize, Duration, NonEmpty, StrictModel, did_you_mean
-from cato.core.checkers import FILE, FILE_NAMES, CheckerSpec
+from cato.config.fields import ByteSize, Duration, NonEmpty, StrictModel
+from cato.config.problems import did_you_mean
+from cato.core.checkers import FILE, FILE_NAMES
 
 MAX_TIME_S = 120.0
 # Less is too little for the interpreter that sets the limits.
@@ -21,9 +22,9 @@ class CheckerArgs(StrictModel):
     """The language that it checks; code of others passes it by."""
     command: list[NonEmpty] = Field(min_length=1, max_length=64)
     """Program and arguments, no shell; `{file}` is the code's file."""
-    time: Annotated[Duration, Field(gt=0, le=MAX_TIME_S)] = 10.0
+    time_s: Annotated[Duration, Field(gt=0, le=MAX_TIME_S)] = Field(10.0, alias="time")
     """After that it is killed, with all that it started."""
-    memory: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES)] = 1 << 30
+    memory_bytes: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES)] = Field(1 << 30, alias="memory")
     """Address space of each of its processes; Java and Node need several GB."""
 
     @field_validator("language")
@@ -40,6 +41,3 @@ class CheckerArgs(StrictModel):
         if not any(FILE in word for word in command[1:]):
             raise ValueError(f"one argument must have {FILE}, which becomes the code's file")
         return command
-
-    def to_spec(self) -> CheckerSpec:
-        return CheckerSpec(self.language, tuple(self.command), self.time, int(self.memory))

@@ -16,13 +16,13 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 
 from cato.control import actors
-from cato.control.profile_check import EngineSteps
 from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.profile import Profile
 from cato.core.shards import merged
 from cato.core.topology import AdapterSpec, DeploymentSpec, PoolSpec
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
+from cato.measure.check import EngineSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ async def find_replica(pool: PoolSpec, spec: DeploymentSpec) -> Found:
 
 
 class ReplicaCaller:
-    """The pinned calls of one replica; see `cato.control.profile_sweep.EngineCaller`."""
+    """The pinned calls of one replica; see `cato.measure.sweep.EngineCaller`."""
 
     def __init__(self, deployment: str, replica: str, adapter: AdapterSpec | None = None) -> None:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # its notes break the progress bar

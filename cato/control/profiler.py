@@ -29,6 +29,7 @@ from cato.core.tenancy import (
     TurnUsage,
     Usage,
 )
+from cato.core.topology import RECEIPTS_PER_S
 from cato.estimators.output_lengths import (
     Due,
     LengthHistory,
@@ -111,6 +112,8 @@ class Profiler:
         self._learning: asyncio.Task[None] | None = None
         self._learnt_at_s = -RELEARN_S
         self._grown_at_s = -REGROW_S
+        self._receipts_per_s = RECEIPTS_PER_S
+        self._second, self._kept_in_it = 0, 0
         self._earlier: Learnt | None = None
         self._has_earlier = False
         self._shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
@@ -127,14 +130,32 @@ class Profiler:
     async def record(self, finished: tuple[Finished, ...], usage: tuple[Usage, ...] = ()) -> None:
         """Keep and learn. Of a tenant's runs with one id, which it chooses, the newest is kept."""
         self._take_earlier()
-        self._writer.put(usage)
+        records: list[Record] = [*usage]
         for receipt, all_nodes in finished:
-            self._writer.put(self._record(receipt, all_nodes))
+            records += self._record(receipt, all_nodes)
+        self._writer.put(records)
         self._relearn_when_due()
+
+    async def keep_receipts(self, per_s: float) -> None:
+        """Of more runs a second than that no receipt is kept and nothing learnt; they count."""
+        self._receipts_per_s = per_s
+
+    def _is_kept(self, now_s: float) -> bool:
+        """Whether this is one of the first runs of its second."""
+        if int(now_s) != self._second:
+            self._second, self._kept_in_it = int(now_s), 0
+        self._kept_in_it += 1
+        return self._kept_in_it <= self._receipts_per_s
 
     def _record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> list[Record]:
         """Learn from a run; return what the store should keep of it."""
         self._rollouts.record(receipt)
+        now_s = time.time()
+        if not self._is_kept(now_s):
+            if not receipt.is_shadow:
+                self._metrics.record(receipt)
+                self._recent.record(receipt, now_s)
+            return []
         if receipt.is_shadow:  # nobody asked for it
             return self._learn_lengths(receipt)
         name = (receipt.tenant, receipt.request_id)
@@ -149,9 +170,9 @@ class Profiler:
         if len(self._shown) > KEPT_RUNS:
             self._shown.popitem(last=False)
         self._metrics.record(receipt)
-        self._recent.record(receipt, time.time())
+        self._recent.record(receipt, now_s)
         records: list[Record] = [
-            KeptReceipt(receipt, time.time()),
+            KeptReceipt(receipt, now_s),
             *self._learn_lengths(receipt),
             *self._errors.record(receipt),
         ]

@@ -406,12 +406,17 @@ class SharedPoolSpec:
         return PoolName(f"{self.name}/{model}")
 
 
+# One core keeps four times as many.
+RECEIPTS_PER_S = 1000.0
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """Everything the `engines` application runs.
 
     `event_log`: the folder where every router logs its events and commands (None: it does not).
     `store`: file or URL of the metadata store (None: `cato.store.location.default_location`).
+    Receipts of at most `receipts_per_s` runs are kept and learnt from; all are counted.
     """
 
     pools: tuple[PoolSpec, ...]
@@ -419,6 +424,7 @@ class Topology:
     event_log: str | None = None
     store: str | None = None
     shared_pools: tuple[SharedPoolSpec, ...] = ()
+    receipts_per_s: float = RECEIPTS_PER_S
 
     def with_adapters(self, added: Mapping[ModelName, Sequence[AdapterSpec]]) -> Topology:
         """The same with what was `added` to each base, as far as it has names and places for it."""

@@ -1,4 +1,4 @@
-"""What is believed of the next output of a node, learnt from its finished invocations."""
+"""Beliefs about the length of a node's next output, learnt from its finished invocations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEPT_SAMPLES = 2_500
 """Newest answers of a key that are learnt from. More taught the forest nothing on that trace."""
 
 NEWEST = 5
-"""One of so many answers, the newest, judges whether the forest is used."""
+"""One answer of this many, the newest ones, judges whether the forest is used."""
 LEVEL = 0.9
 """At this quantile."""
 _TREES = 30

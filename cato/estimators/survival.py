@@ -40,7 +40,7 @@ def quantiles_after(
             alive += mass[i]
             squares += mass[i] * mass[i] / counts[i]
             longest = support[i]
-    # Nothing survives: all that is left is the tail, from what was generated.
+    # Nothing survives: only the tail remains, from the generated length on.
     unseen = squares / alive if alive > 0.0 else 1.0
     out = np.empty(len(levels))
     below = 0.0

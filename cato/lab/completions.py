@@ -22,7 +22,7 @@ from cato.lab.study import NO_POLICIES, Cell, Study, arriving
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import SEVEN_B, belief, lengths, poisson
@@ -166,7 +166,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
         lines(axis, means, "load", "attainment")
         axis.set_title(f"{shape} tokens, {n:g} replicas")
         axis.set_xlabel("load")
-    axes[0].legend(fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 

@@ -115,6 +115,7 @@ class ControlPlane:
                 for pool in self._topology.pools
                 for router in _routers(pool)
             ),
+            tell(actors.PROFILER, "keep_receipts", self._topology.receipts_per_s),
             tell(
                 actors.EVICTION_MANAGER,
                 "register",

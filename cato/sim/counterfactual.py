@@ -34,7 +34,7 @@ from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.sim import plots
+from cato.sim import looks, plots
 from cato.sim.fleet import Fleet, PoolSetup, SimPool
 from cato.sim.report import Mean, Report
 from cato.sim.tasks import OfferedTask, Outcome, SimNode, task_metrics
@@ -285,7 +285,7 @@ def plot(report: Report, folder: Path) -> tuple[Path, ...]:
     quantiles = report.extra["ttft_s_quantiles"]
     assert isinstance(quantiles, dict)
     for i, policy in enumerate(policies):
-        color = plots.COLORS[i % len(plots.COLORS)]
+        color = looks.COLORS[i % len(looks.COLORS)]
         mine = {str(m.setting["task"]): m.mean for m in attained if m.policy == policy}
         at = [k + (i - (len(policies) - 1) / 2) * width for k in range(len(tasks))]
         heights = [100 * mine.get(t, 0.0) for t in tasks]

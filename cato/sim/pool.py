@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, assert_never
 
@@ -127,8 +128,17 @@ class SimPool:
             else None,
             setup.prompt_cap_tokens,
         )
+        if profile.fetch_token_s:
+            engine.fetchable = partial(self._fetchable, id)
         replica = self.replicas[id] = _Replica(id, engine, self._kernel.now_s)
         return replica
+
+    def _fetchable(self, id: ReplicaId, sequence: Sequence) -> int:
+        """Tokens of a prompt on the replica beside `id` that has most of it."""
+        caches = [r.engine.cache for r in self.replicas.values() if r.id != id]
+        tokens = sequence.prompt_tokens
+        held = (c.cached_tokens(sequence.blocks, tokens) for c in caches if c is not None)
+        return max(held, default=0)
 
     @property
     def starting(self) -> int:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -46,8 +46,9 @@ class SimReplica:
     """`chunk_tokens` None: a prompt step stalls the decoding. `report_steps`: how often the tokens
     of all are reported (0: never). `cache`: the KV blocks that later prompts may use (None: prompts
     are computed whole). `prompt_cap_tokens`: most tokens of one prompt in a step while there are
-    other requests (vLLM's `long_prefill_token_threshold`; 0: the whole budget). The caller wakes it
-    at `wake_s` and acts on the facts.
+    other requests (vLLM's `long_prefill_token_threshold`; 0: the whole budget). `fetchable`: how
+    many tokens of a prompt other replicas hold (None: nothing is fetched). The caller wakes it at
+    `wake_s` and acts on the facts.
     """
 
     profile: Profile
@@ -57,6 +58,7 @@ class SimReplica:
     prefill_together: bool = True
     cache: PrefixCache | None = None
     prompt_cap_tokens: int = 0
+    fetchable: Callable[[Sequence], int] | None = None
     wake_s: float = math.inf
     busy_s: float = 0.0
     preemptions: int = 0
@@ -324,14 +326,30 @@ class SimReplica:
             self._release_of(sequence.session)
             sequence._holding = holding
             sequence.cached_tokens = holding.cached_tokens
-            sequence.prefill_left = prompt_tokens - holding.cached_tokens
+            load_s = holding.loaded_tokens * self.profile.host_load_token_s
+            load_s += self._fetch_s(cache, sequence, holding, prompt_tokens)
+            sequence.prefill_left = prompt_tokens - sequence.cached_tokens
             running += 1
-            if holding.loaded_tokens:
-                load_s = holding.loaded_tokens * self.profile.host_load_token_s
+            if load_s:
                 self._loads_end_s = max(now_s, self._loads_end_s) + load_s
                 self._loading.append((self._loads_end_s, sequence))
             else:
                 self._join(sequence)
+
+    def _fetch_s(
+        self, cache: PrefixCache, sequence: Sequence, holding: Holding, prompt_tokens: int
+    ) -> float:
+        """Take what another replica holds more of the prompt; returns how long that takes."""
+        if self.fetchable is None:
+            return 0.0
+        tokens = min(self.fetchable(sequence), prompt_tokens - 1)
+        tokens = tokens // cache.block_tokens * cache.block_tokens
+        fetched = tokens - holding.cached_tokens
+        if fetched <= 0:
+            return 0.0
+        cache.compute(holding, tokens)
+        sequence.cached_tokens = tokens
+        return fetched * self.profile.fetch_token_s
 
     def _admit(self, now_s: float) -> None:
         if self.cache is not None:

@@ -100,13 +100,14 @@ def stretch_of(
 ) -> Stretch:
     """At most `steps` equal steps of `batch` decoding requests from `now_s` on, beside the pieces
     of prompts `prefilled`, of which `ended` are the last; `held` tokens are in the KV cache."""
-    p, tokens = profile, sum([n for _, n in prefilled])
+    p = profile
+    if not prefilled and p.decodes_evenly(batch, held):
+        return Stretch(now_s, p.step_s(batch, held), p.context_token_s * batch, steps, batch)
+    tokens = sum([n for _, n in prefilled])
     if p.is_linear:
         first_s = p.step_s(batch, held, tokens, ended)
         growth_s = p.decode_per_context_token_s * (batch + tokens) if batch else 0.0
         return Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
-    if not prefilled and p.decodes_evenly(batch, held):
-        return Stretch(now_s, p.step_s(batch, held), p.context_token_s * batch, steps, batch)
     attended_tokens = attended(prefilled)
     # Each of several steps attends to the pieces of the steps before it.
     grown, more_attended = tokens + batch, sum([n * n for _, n in prefilled])

@@ -163,7 +163,7 @@ def _decided(
             return Decided(at_s, pool, kind, command.reason, "", *names)
         case Preempt():
             call = core.invocation(command.invocation_id)
-            # What is taken back waits again, unless a newer run of its buffer has its place.
+            # A preempted invocation waits again, unless a newer run of its buffer replaced it.
             kind = SUPERSEDE if call is None else "preempt"
             return Decided(
                 at_s, pool, kind, command.reason, command.replica_id, *_names(call),

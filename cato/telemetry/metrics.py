@@ -10,7 +10,7 @@ from collections import Counter as Count
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,6 +25,7 @@ from cato.core.slots import SharedPoolPicture, SlotState
 from cato.estimators.output_lengths import CUT, ENDED
 from cato.store.state import StoreState
 from cato.telemetry.decisions import PoolDecisions
+from cato.telemetry.families import Counter, Histogram
 from cato.telemetry.overview import DeploymentOverview, FleetState
 
 LATENCY_BUCKETS_S = (
@@ -279,7 +280,7 @@ class RunMetrics:
         self._actual_queue.labels(facts.pool).inc(facts.queue_s)
 
     def render(self, errors: Iterable[PoolErrors] = (), store: StoreState | None = None) -> bytes:
-        """All that was recorded; with the drift of `errors` and how the store is, when given."""
+        """All metrics; with the drift of `errors` and the state of the store, when given."""
         gauges = CollectorRegistry()
         gauges.register(_LearningGauges(tuple(errors), store))
         return generate_latest(self.registry) + generate_latest(gauges)

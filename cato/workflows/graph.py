@@ -48,7 +48,7 @@ def cycles(needs: Needs) -> list[list[str]]:
 
 
 def ancestors(needs: Needs) -> dict[str, frozenset[str]]:
-    """All that each node depends on, directly or not; contains the node itself in a cycle."""
+    """Every node that each depends on, directly or not; contains the node itself in a cycle."""
 
     def above(id: str) -> frozenset[str]:
         seen: set[str] = set()

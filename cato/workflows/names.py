@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cato.config.yaml_file import did_you_mean
+from cato.config.problems import did_you_mean
 from cato.core.errors import Problem
 from cato.core.topology import IngressSpec, ModelSpec, model_called
 from cato.core.workflow import LlmSettings, RetrieveSettings, ValidateSettings, Workflow

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from cato.config.yaml_file import Duration, StrictModel, matching
+from cato.config.fields import Duration, StrictModel, matching
 
 MAX_NODES = 64
 MAX_ROUNDS = 8
@@ -84,7 +84,7 @@ class SlaPart(Part):
     target: Span
     """The objective for `metric`."""
     deadline: Span | None = None
-    """When nobody waits for the answer any more: the run ends unfinished. Default: 20 times
+    """When the caller no longer waits for the answer: the run ends unfinished. Default: 20 times
     the target, at least 10s."""
     session: Span | None = None
     """From the first call of a conversation with tools or history, which goes to the task's model,
@@ -194,7 +194,7 @@ class NodePart(Part):
     optional: bool = False
     """If it fails or does not end within its budget, the run goes on without its result."""
     budget: Span | None = None
-    """The longest it may take. Default: its share of what is left of the SLA."""
+    """The longest it may take. Default: its share of the rest of the SLA."""
 
     @model_validator(mode="after")
     def _loops_are_clear(self) -> Self:

@@ -155,8 +155,8 @@ class TaskClient:
             ended_s - due_s,
             receipt,
             problem,
-            _last_number(_COMPLETION_TOKENS, answer),
-            _last_number(_CACHED_TOKENS, answer),
+            _last_number(_COMPLETION_TOKENS, bytes(answer)),
+            _last_number(_CACHED_TOKENS, bytes(answer)),
         )
 
 

@@ -35,6 +35,7 @@ from cato.sim.experiments import (
 )
 from cato.sim.report import Setting
 from cato.sim.tasks import SimTask
+from cato.sim.trace_tasks import trace_beliefs, trace_tasks
 from cato.sim.traces import load_azure
 from cato.sim.workloads import (
     CATO_PRINTED_CLASSES,
@@ -42,8 +43,6 @@ from cato.sim.workloads import (
     cato_tasks,
     load_per_task_s,
     saber_tasks,
-    trace_beliefs,
-    trace_tasks,
 )
 
 # What waits is bounded nowhere in the simulator: a refused task would be another experiment.

@@ -73,7 +73,7 @@ async def measure_sessions(
                     seen = await Player(client, prompts, rules, progress.step).play(plans)
                 counted = [seen[id] for id in traffic.counted(plans, settings.slowdown)]
                 found = None
-                if arm.is_simulated:
+                if arm.has_twin:
                     found = predicted(traffic, plans, setup, rules, prompts, seed)
                 runs.append(Run(SESSIONS, arm, seed, counted, found, cpu))
 
@@ -95,8 +95,7 @@ def _nothing() -> None:
 def _setup(subject: Subject, arm: Arm) -> PoolSetup:
     pool = subject.topology.pools[0]
     profile = subject.profiles[pool.name]
-    alike = arm if arm.is_simulated else subject.experiment.arms[0]
-    return setup_of(pool, alike, profile, subject.engines, subject.experiment)
+    return setup_of(pool, arm, profile, subject.engines, subject.experiment)
 
 
 def _prompts(subject: Subject, arm: Arm, salt: str) -> Prompts:

@@ -142,6 +142,15 @@ class CachePicture:
                 return nodes
         return 0
 
+    def most_nodes(self, prefix: Sequence[int]) -> int:
+        """How many of the prompt's first nodes any replica is believed to hold."""
+        if not prefix:
+            return 0
+        if prefix is not self._asked:
+            self._found = self._look_up(prefix)
+            self._asked = prefix
+        return max([nodes for _, nodes in self._found], default=0)
+
     def age_of(self, id: ReplicaId, prefix: Sequence[int], nodes: int) -> int:
         """The number of the prompt that last used node `nodes` of this one; for `correct`."""
         run = self._caches[id].runs.get(prefix[nodes - 1]) if nodes else None

@@ -52,7 +52,7 @@ def takes_prompt(replica: ReplicaView, invocation: Invocation) -> bool:
     ahead_tokens = replica.prompt_tokens_ahead
     if not ahead_tokens:
         return True
-    uncached_tokens = invocation.prompt_tokens - replica.cached_tokens(invocation)
+    uncached_tokens = invocation.prompt_tokens - replica.usable_tokens(invocation)
     window_tokens = prompt_window_tokens(
         replica.profile,
         replica.held,

@@ -21,7 +21,7 @@ from cato.core.workflow import (
 from cato.serve.nodes import analyze, parsing, retrieve, transform, validate
 from cato.serve.nodes.checkers import Checkers
 from cato.serve.nodes.code_index import CodeIndex
-from cato.workflows.templates import little_work
+from cato.workflows.work import little_work
 
 
 class NodeRunner:

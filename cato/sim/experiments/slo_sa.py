@@ -347,7 +347,7 @@ def _grid(
         else:
             ax.axhline(1.0, color="gray", linewidth=0.8)
         ax.set_title(f"{cell[0]}, batches of at most {cell[1]}")
-    axes[0].legend(fontsize=7)
+    plots.legend(fig)
     return plots.save(fig, folder, f"slo-sa-{name}")
 
 

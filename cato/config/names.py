@@ -52,8 +52,8 @@ def _shared_names(
                 found.append((loc, model, f"{rule}; known: {', '.join(models) or 'none'}"))
             elif model in homes:
                 found.append((loc, model, f"{homes[model]} serves this model already"))
-            elif any(_mapping(models[model]).get(k) for k in ("adapters", "adapter_places")):
-                rule = "models of shared pools have no adapters: serve it from a pool of its own"
+            elif _mapping(models[model]).get("adapter_places"):
+                rule = "models of shared pools have adapters of this file, and no places for more"
                 found.append((loc, model, rule))
             homes.setdefault(model, f"shared pool {name!r}")
     return found

@@ -24,8 +24,8 @@ PROVISIONER = "provisioner"
 EVICTION_MANAGER = "eviction-manager"
 ENGINES_APP = "engines"
 INGRESS_APP = "cato"
-# Invocations of shared pools that wait hold one call each; their queue bound is below this.
-MAX_WAITING_CALLS = 20_000
+# Calls of an actor at once. What waits for long (offers, orders) comes over links instead.
+MAX_CALLS = 1_000
 # For the Profiler to write what it has not written yet.
 CLOSE_S = 5.0
 
@@ -61,7 +61,7 @@ def create(cls: type, name: str, *args: object, host: str | None = None) -> Any:
             get_if_exists=True,
             max_restarts=-1,
             num_cpus=0,
-            max_concurrency=MAX_WAITING_CALLS,
+            max_concurrency=MAX_CALLS,
             **place,
         )
         .remote(*args)

@@ -7,24 +7,21 @@ in which slot and which model that slot loads is one decision.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
-from cato.control.links import Told
-from cato.control.shared_pool import ATTEND_S, SharedPool
+from cato.control.links import Door
+from cato.control.shared_pool import SharedPool
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
-from cato.core.commands import Dispatch
-from cato.core.errors import CatoError, InputError, PoolClosedError, UnknownNameError
+from cato.core.errors import CatoError, InputError, UnknownNameError
 from cato.core.eviction import CopyId
-from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
+from cato.core.ids import ModelName, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Residency, Resident
-from cato.core.slots import HostedPart, SharedPoolPicture, SlotOrder, SlotReport, StopCalls
-from cato.core.snapshot import Invocation
+from cato.core.slots import HostedPart, SharedPoolPicture
 from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec
 from cato.store.errors import StoreError
 from cato.store.in_thread import with_store
@@ -42,7 +39,9 @@ POLL_S = 0.1
 class EvictionManager:
     """Residency of models, as replicas report it, and the shared pools."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: bytes = b"") -> None:
+        """`secret` is the same in all lives of the actor; each pool's links have one made of it."""
+        self._secret = secret
         self._book = Residency()
         self._shared: dict[PoolName, SharedPool] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -51,11 +50,13 @@ class EvictionManager:
         self._unread_models: set[PoolName] = set()
         self._unread_arrivals: set[PoolName] = set()
         self._registering = asyncio.Lock()
-        self._life = uuid.uuid4().hex
 
-    async def life(self) -> str:
-        """A name of this life of the actor; after a restart it is another."""
-        return self._life
+    async def door(self, pool: PoolName) -> Door:
+        """Where the shared pool takes links now; raise `UnknownNameError` when there is none."""
+        return await (await self._pool(pool)).links.door()
+
+    def _secret_of(self, pool: PoolName) -> bytes:
+        return hmac.digest(self._secret, pool.encode(), "sha256")
 
     async def report(self, resident: Resident) -> None:
         self._book.report(time.monotonic(), resident)
@@ -93,13 +94,15 @@ class EvictionManager:
             for spec, profiles in pools:
                 pool = former = self._shared.get(spec.name)
                 if pool is None or pool.spec != spec:
-                    pool = SharedPool(spec, profiles, log_folder=event_log)
+                    pool = SharedPool(
+                        spec, profiles, log_folder=event_log, secret=self._secret_of(spec.name)
+                    )
                     self._unread_models.add(spec.name)
                     self._unread_arrivals.add(spec.name)
                 await self._read(pool)
                 self._shared[spec.name] = pool
                 if former is not None and former is not pool:
-                    pool.left(former.have_left)
+                    pool.slots.leave(former.slots.have_left)
                     former.close()
                 pool.configure(policies[spec.name])
             if self._ticker is None or self._ticker.done():
@@ -165,55 +168,6 @@ class EvictionManager:
     async def reset(self, pool: PoolName, unit_s: float = 1.0) -> None:
         """Empty the slots and the books of an idle pool; see `SharedPool.reset`."""
         (await self._pool(pool)).reset(unit_s)
-
-    async def offer(self, pool: PoolName, model: ModelName, invocation: Invocation) -> Dispatch:
-        """Wait for a lease; see `SharedPool.offer`. It is offered again to books that take the
-        place of others."""
-        began_s = time.monotonic()
-        while True:
-            books = await self._pool(pool)
-            waited_s = time.monotonic() - began_s
-            try:
-                return await books.offer(model, invocation.on_clock(-waited_s))
-            except PoolClosedError as error:
-                log.info("invocation %s: %s", invocation.id, error)
-                invocation = replace(invocation, was_taken=True)
-
-    async def withdraw(self, pool: PoolName, id: InvocationId, attempt: int) -> None:
-        """See `SharedPool.withdraw`."""
-        if pool in self._shared:
-            self._shared[pool].withdraw(id, attempt)
-
-    async def left(self, pool: PoolName, slots: frozenset[ReplicaId]) -> None:
-        """Serve lists these slots no longer; see `SharedPool.left`."""
-        if pool in self._shared:
-            self._shared[pool].left(slots)
-
-    async def lost(self, pool: PoolName, slot: ReplicaId, why: str) -> None:
-        if pool in self._shared:
-            self._shared[pool].lost(slot, why)
-
-    async def attend(self, pool: PoolName, report: SlotReport) -> SlotOrder | StopCalls | None:
-        """A slot reports and waits for an order; see `SharedPool.attend`."""
-        if pool not in self._shared:
-            await asyncio.sleep(ATTEND_S)
-            return None
-        return await self._shared[pool].attend(report)
-
-    async def report_slot(self, pool: PoolName, report: SlotReport) -> None:
-        if pool in self._shared:
-            self._shared[pool].report(report)
-
-    async def tell(
-        self, pool: PoolName, slot: ReplicaId, model: ModelName, told: tuple[Told, ...]
-    ) -> None:
-        """What became of calls in a slot; see `SharedPool.tell`."""
-        if pool in self._shared:
-            self._shared[pool].tell(slot, model, told)
-
-    async def leave(self, pool: PoolName, slot: ReplicaId) -> None:
-        if pool in self._shared:
-            self._shared[pool].leave(slot)
 
     async def measure(self, pool: PoolName, hosted: HostedModel, profile: Profile | None) -> Staged:
         """Measure a model in an idle slot of the pool; see `SharedPool.measure`."""

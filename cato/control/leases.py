@@ -84,8 +84,3 @@ class Leases:
         asked = self._asked.pop(id, None)
         if asked is not None and not asked.answer.done():
             asked.answer.set_exception(error)
-
-    def close(self, error: CatoError) -> None:
-        """All that wait end with `error`."""
-        for id in list(self._asked):
-            self.fail(id, error)

@@ -37,8 +37,9 @@ from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.shards import ShardLoad
+from cato.core.slots import SlotOrder, SlotReport, SlotState
 from cato.core.snapshot import Invocation
-from cato.core.topology import AdapterSpec
+from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, TemplateFacts
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.wire.endpoint import Endpoint
 from cato.wire.link.codec import Codec
@@ -61,14 +62,20 @@ class Generate:
     request: EngineRequest
     invocation_id: InvocationId
     attempt: int
+    model: str = ""
+    """The model that the replica must hold; empty where its pool has but one."""
 
 
 @record
 class Offer:
-    """To a router: wait for a lease, as `ReplicaRouter.offer` has it. Answered with `Leased`."""
+    """To a router: wait for a lease, as `ReplicaRouter.offer` has it. Answered with `Leased`.
+
+    `model` is the one that is asked for, where replicas change models.
+    """
 
     invocation: Invocation
     shared_blocks: int = 0
+    model: str = ""
 
 
 @record
@@ -133,6 +140,7 @@ CODEC = Codec(
         Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop, Left,
         ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
         InvocationWithdrawn, ReplicaLost, Follow, ShardLoad, Shards,
+        SlotReport, SlotState, SlotOrder, HostedModel, ModelSpec, TemplateFacts,
     )
 )  # fmt: skip
 
@@ -178,24 +186,30 @@ async def open_link(address: Address, secret: bytes, name: str, handler: Handler
 
 
 async def link_to_router(
-    pool: PoolName, handler: Handler, shard: int = 0, tries: int = DOOR_TRIES
+    pool: PoolName,
+    handler: Handler,
+    shard: int = 0,
+    tries: int = DOOR_TRIES,
+    *,
+    is_shared: bool = False,
 ) -> tuple[Connection, bytes]:
     """A link to a shard of the pool's router in its present life, and the pool's secret.
 
-    Raise `LinkError` when the actor does not answer within `tries` times `DOOR_S`.
+    The Eviction Manager is the router of all shared pools, with a door for each. Raise `LinkError`
+    when the actor does not answer within `tries` times `DOOR_S`.
     """
-    name = actors.router_name(pool, shard)
-    door = await _door(name, tries)
+    name = actors.EVICTION_MANAGER if is_shared else actors.router_name(pool, shard)
+    door = await _door(name, tries, *((pool,) if is_shared else ()))
     return await open_link(door.address, door.secret, name, handler), door.secret
 
 
-async def _door(name: str, tries: int) -> Door:
+async def _door(name: str, tries: int, *args: object) -> Door:
     """What the actor answers. Ray does not tell soon that a call's actor has died, and one that is
     busy answers late: it is asked again while earlier answers may still come."""
     asked: set[asyncio.Future[Door]] = set()
     try:
         for _ in range(tries):
-            asked.add(asyncio.ensure_future(actors.get(name).door.remote()))
+            asked.add(asyncio.ensure_future(actors.get(name).door.remote(*args)))
             done, asked = await asyncio.wait(asked, timeout=DOOR_S, return_when=FIRST_COMPLETED)
             for answer in done:
                 if answer.exception() is None:

@@ -1,7 +1,7 @@
 """One shared pool, live: a thin driver of `SharedOrchestrator`.
 
-Slots ask for orders and report; ingresses ask for leases. The actor that keeps this object may be
-restarted: what is loaded and what runs comes back with the next reports of the slots.
+Slots and ingresses reach it over links, as they reach a pool's router. The actor that keeps this
+object may be restarted: what is loaded and what runs comes back with the next reports of the slots.
 """
 
 from __future__ import annotations
@@ -10,60 +10,44 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import assert_never
 
 from cato.control.leases import Leases
 from cato.control.links import Told
+from cato.control.load_book import LoadBook
+from cato.control.slot_links import SlotLinks
+from cato.control.slots import Slots
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
-from cato.core.errors import (
-    CapacityError,
-    CatoError,
-    InputError,
-    NotLoadedError,
-    PoolClosedError,
-    ReplicaLostError,
-    UnknownNameError,
+from cato.core.errors import CatoError, InputError, NotLoadedError, UnknownNameError
+from cato.core.events import (
+    Event,
+    InvocationWithdrawn,
+    ReplicaLost,
+    ReplicaProgressed,
+    ReplicaReported,
 )
-from cato.core.events import Event
-from cato.core.eviction import Card, CardId, CopyId, HostMemory, ModelFacts
-from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
-from cato.core.pool.placement import (
+from cato.core.eviction import CopyId, ModelFacts
+from cato.core.ids import InvocationId, ModelName, ReplicaId
+from cato.core.pool.placement import Placement
+from cato.core.pool.placement_events import (
     ArrivalsRemembered,
-    CardAdded,
-    CardLent,
-    CardLost,
     CardPoliciesChanged,
     ClockTold,
-    CopyFound,
-    CopyReported,
     GiveUp,
-    HostMemoryHeld,
-    HostMemorySized,
     Load,
-    LoadFailed,
-    LoadFinished,
     ModelRemoved,
-    Placement,
     Served,
 )
 from cato.core.profile import Profile
 from cato.core.residency import Resident
+from cato.core.shards import NO_LOAD, ShardLoad
 from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator
 from cato.core.shared import Told as LineTold
-from cato.core.slots import (
-    HostedPart,
-    LoadCounts,
-    SharedPoolPicture,
-    SlotOrder,
-    SlotPicture,
-    SlotReport,
-    SlotState,
-    StopCalls,
-)
+from cato.core.slots import HostedPart, SharedPoolPicture, SlotReport
 from cato.core.snapshot import Invocation
 from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec, TemplateFacts
 from cato.policies.eviction.registry import card_policies
@@ -73,43 +57,10 @@ from cato.telemetry.event_log import EventLog, opened_log
 
 log = logging.getLogger("cato.shared_pool")
 
-# A slot asks again at once when it got no order for so long; its questions are its heartbeats.
-ATTEND_S = 0.5
-# Ten questions long: a busy host may be late.
-SILENCE_S = 5.0
-FULL_RETRY_AFTER_S = 1.0
-# Two loads of the largest model from slow storage take minutes; what hangs must end some time.
-MEASURE_LIMIT_S = 1800.0
-# New books order no load until every slot has had the time to say what it holds: some are told of
-# the end of the actor that they asked a second or two later than others.
+# New books order no load until every slot has had the time to say what it holds.
 SETTLE_S = 2.0
 # How long a model that is to be removed may take to end what it has, and how often that is asked.
 REMOVE_WITHIN_S, REMOVE_POLL_S = 60.0, 0.1
-NOTHING = CopyId("")
-_MEASURE = "measure-"
-
-
-@dataclass(frozen=True, slots=True)
-class _Loan:
-    """A slot that measures a model, and those who wait for what it finds."""
-
-    order: SlotOrder
-    found: asyncio.Future[Staged]
-
-
-@dataclass(slots=True)
-class _Slot:
-    id: ReplicaId
-    report: SlotReport
-    seen_at_s: float
-    must_clear: bool = False
-    loan: _Loan | None = None
-    stops: list[tuple[InvocationId, int]] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def card(self) -> CardId:
-        return CardId(self.id)
 
 
 class SharedPool:
@@ -121,20 +72,20 @@ class SharedPool:
         profiles: Mapping[ModelName, Profile],
         settle_s: float = SETTLE_S,
         log_folder: str | None = None,
+        secret: bytes = b"",
     ) -> None:
+        """`secret` is that of the pool's links, whichever books there are."""
         self.spec = spec
         self.profiles = dict(profiles)
         self._policies = spec.policies
-        self._hosted: dict[ModelName, HostedModel] = {m.model.name: m for m in spec.models}
+        self.hosted: dict[ModelName, HostedModel] = {m.model.name: m for m in spec.models}
         self._leaving: set[ModelName] = set()  # to be removed when those who have asked are served
-        self._slots: dict[ReplicaId, _Slot] = {}
-        # Serve does not list these any more; they report for as long as they drain.
-        self._left: set[ReplicaId] = set()
+        self.links = SlotLinks(spec.name, secret, self)
+        self.slots = Slots(self, self.links.hold)
+        self.loads = LoadBook()
         self._leases: dict[ModelName, Leases] = {}
         self._log_folder = log_folder
         self._logs: dict[ModelName, EventLog | None] = {}
-        self._orders: dict[CopyId, tuple[float, Load]] = {}
-        self._counts = LoadCounts()
         self._templates: dict[ModelName, TemplateFacts] = {}
         self.decisions = DecisionBook(spec.name)
         self._core = self._new_core(settle_s=settle_s)
@@ -146,7 +97,7 @@ class SharedPool:
             lambda tell: Placement(eviction, order, tell, unit_s, life, settle_s)
         )
         in_order = core.placement.in_order
-        for name, hosted in self._hosted.items():
+        for name, hosted in self.hosted.items():
             core.handle(self._added(hosted, _now_s()))
             self._open_line(name, in_order=in_order)
         return core
@@ -162,7 +113,7 @@ class SharedPool:
 
     def _leases_of(self, name: ModelName) -> Leases:
         def handle(event: Event) -> None:
-            self._handle(OfLine(name, event))
+            self.handle(OfLine(name, event))
 
         return Leases(self.spec.part_of(name), handle)
 
@@ -192,6 +143,10 @@ class SharedPool:
             max_copies=hosted.max_copies,
         )
 
+    @property
+    def placement(self) -> Placement:
+        return self._core.placement
+
     # Models and policies
 
     @property
@@ -204,11 +159,11 @@ class SharedPool:
             return
         eviction, order = card_policies(policies)
         former, self._policies = self._policies.of_models, policies
-        self._handle(CardPoliciesChanged(_now_s(), eviction, order))
+        self.handle(CardPoliciesChanged(_now_s(), eviction, order))
         if policies.of_models != former:
-            for hosted in self._hosted.values():
-                self._handle(self._added(hosted, _now_s()))
-        self._size_memories()
+            for hosted in self.hosted.values():
+                self.handle(self._added(hosted, _now_s()))
+        self.slots.size_memories()
 
     def why_not_add(self, hosted: HostedModel) -> str | None:
         """Why the model cannot be added, or measured again; None when it can."""
@@ -217,7 +172,7 @@ class SharedPool:
             return f"{model.name!r} is a model of the deployment file: change it there"
         if self.spec.slots.engine.sleep and not hosted.weights_bytes:
             return f"say the --weights of {model.name!r}: its engine may sleep in the host's memory"
-        others = [h.model for n, h in self._hosted.items() if n != model.name]
+        others = [h.model for n, h in self.hosted.items() if n != model.name]
         taken = {name for other in others for name in other.names}
         for name in model.names:
             if name in taken:
@@ -226,12 +181,12 @@ class SharedPool:
 
     def add_model(self, hosted: HostedModel, profile: Profile) -> None:
         """The model can be asked for from now on; a known one has these facts from now on."""
-        self._hosted[hosted.model.name] = hosted
+        self.hosted[hosted.model.name] = hosted
         self.profiles[hosted.model.name] = profile
         if hosted.model.name not in self._leases:
-            in_order = self._core.placement.in_order
+            in_order = self.placement.in_order
             self._open_line(hosted.model.name, in_order=in_order)
-        self._handle(self._added(hosted, _now_s()))
+        self.handle(self._added(hosted, _now_s()))
 
     async def remove_model(self, name: ModelName) -> None:
         """New calls are refused at once; those that the pool has may end first, for a minute.
@@ -244,7 +199,7 @@ class SharedPool:
         self._leaving.add(name)
         try:
             for _ in range(int(REMOVE_WITHIN_S / REMOVE_POLL_S)):
-                if not self._core.placement.uses(name):
+                if not self.placement.uses(name):
                     break
                 await asyncio.sleep(REMOVE_POLL_S)
             self._remove_model(name)
@@ -253,25 +208,22 @@ class SharedPool:
 
     def _remove_model(self, name: ModelName) -> None:
         now_s = _now_s()
-        loaded = [c.id for c in self._core.placement.copies() if c.model == name]
-        self._handle(ModelRemoved(now_s, name))
+        loaded = [c.id for c in self.placement.copies() if c.model == name]
+        self.handle(ModelRemoved(now_s, name))
         for copy_id in loaded:
-            self._load_ended(copy_id, now_s)
-        del self._hosted[name], self.profiles[name], self._leases[name]
+            self.loads.end(copy_id, now_s)
+        del self.hosted[name], self.profiles[name], self._leases[name]
         if (log_ := self._logs.pop(name)) is not None:
             log_.close()
-        for slot in self._slots.values():  # one that is added again may have other weights
-            if slot.report.model == name and slot.loan is None:
-                slot.must_clear = True
-                slot.news.set()
+        self.slots.clear(name)  # one that is added again may have other weights
 
     def remember_arrivals(self, slices: tuple[UsualArrivals, ...]) -> None:
         """What was learnt of the times of day before this pool's books were opened."""
-        self._handle(ArrivalsRemembered(_now_s(), slices))
+        self.handle(ArrivalsRemembered(_now_s(), slices))
 
     def learnt_arrivals(self) -> tuple[UsualArrivals, ...]:
         """What was learnt of them since the last call."""
-        return self._core.placement.learnt_arrivals()
+        return self.placement.learnt_arrivals()
 
     def reset(self, unit_s: float = 1.0) -> None:
         """Begin again with empty slots and no memory of what was asked for; for measurements.
@@ -282,20 +234,15 @@ class SharedPool:
         known = sum(line.queued + len(line.leased) for line in self._core.lines.values())
         if known:
             raise InputError(f"{known} invocations wait or run in {self.spec.name}")
-        if any(s.loan is not None for s in self._slots.values()):
+        if self.slots.is_measuring:
             raise InputError(f"a model is measured in {self.spec.name}")
         self._core = self._new_core(unit_s)
-        self._counts = LoadCounts()
-        self._orders.clear()
-        self._size_memories()
-        for slot in self._slots.values():
-            slot.must_clear = True
-            slot.news.set()
+        self.loads = LoadBook()
+        self.slots.size_memories()
+        self.slots.clear()
 
     def parts(self) -> tuple[HostedPart, ...]:
-        cards = self._core.placement.cards()
-        # One that is lent comes back in a minute.
-        slots = len(cards.keys() | {s.card for s in self._slots.values() if s.loan is not None})
+        slots = self.slots.count
         return tuple(
             HostedPart(
                 name=self.spec.part_of(name),
@@ -307,81 +254,82 @@ class SharedPool:
                 slots=slots,
                 template=self._templates.get(name),
             )
-            for name, hosted in sorted(self._hosted.items())
+            for name, hosted in sorted(self.hosted.items())
         )
 
     def picture(self) -> SharedPoolPicture:
-        waiting = self._core.placement.waiting_by_model()
-        slots = (s.report for s in self._slots.values())
+        waiting = self.placement.waiting_by_model()
         return SharedPoolPicture(
             name=self.spec.name,
             queued=sum(waiting.values()),
             waiting=tuple(sorted(waiting.items())),
-            slots=tuple(
-                SlotPicture(r.slot, r.host, r.state, r.model, len(r.held), r.pid) for r in slots
-            ),
-            in_host_memory=tuple(sorted(self._in_host_memory().items())),
-            counts=self._counts,
+            slots=self.slots.pictures(),
+            in_host_memory=tuple(sorted(self.slots.in_host_memory().items())),
+            counts=self.loads.counts,
         )
-
-    def _in_host_memory(self) -> dict[HostId, tuple[ModelName, ...]]:
-        hosts = {self._place_of(s): s.report.host for s in self._slots.values()}
-        found: dict[HostId, set[ModelName]] = {}
-        for place, models in self._core.placement.in_host_memory().items():
-            found.setdefault(hosts.get(place, place), set()).update(models)
-        return {host: tuple(sorted(models)) for host, models in found.items()}
 
     def residents(self) -> tuple[Resident, ...]:
         """What the slots hold, as they last said."""
-        spec, reports = self.spec.slots, (s.report for s in self._slots.values())
-        return tuple(
-            Resident(
-                replica_id=r.slot,
-                pool=self.spec.name,
-                deployment=spec.name,
-                model=r.model,
-                host=r.host,
-                accelerator=spec.accelerator,
-                cards=spec.cards,
-                state=r.state.value,
-                load_s=r.load_s,
-                pid=r.pid,
-            )
-            for r in reports
-            if r.model is not None and r.state is not SlotState.EMPTY
-        )
+        return self.slots.residents()
 
-    # Ingresses
+    # What links bring
 
-    async def offer(self, model: ModelName, invocation: Invocation) -> Dispatch:
+    async def offer(
+        self, invocation: Invocation, shared_blocks: int = 0, model: str = ""
+    ) -> Dispatch:
         """Wait for a slot that holds `model`; raise as `Leases.offer`, and `NotLoadedError` when it
-        does not load, `UnknownNameError` when the pool does not host it, and `PoolClosedError` when
-        other books take the place of these meanwhile.
-        """
-        known = self._core.lines[model].invocation(invocation.id) if model in self._hosted else None
+        does not load, `UnknownNameError` when the pool does not host it."""
+        name = ModelName(model)
+        known = self._core.lines[name].invocation(invocation.id) if name in self.hosted else None
         is_new = known is None and invocation.attempt == 1 and not invocation.was_taken
-        if model not in self._hosted or (is_new and model in self._leaving):
-            served = sorted(self._hosted.keys() - self._leaving)
+        if name not in self.hosted or (is_new and name in self._leaving):
+            served = sorted(self.hosted.keys() - self._leaving)
             raise UnknownNameError("model", model, tuple(served))
-        return await self._leases[model].offer(invocation)
+        return await self._leases[name].offer(invocation, shared_blocks)
 
-    def withdraw(self, id: InvocationId, attempt: int) -> None:
-        """The client gave up `attempt`, whether it waits or runs.
+    def take(self, told: Told) -> None:
+        """What a slot or an ingress tells of calls; its `now_s` becomes this clock's."""
+        match told:
+            case InvocationWithdrawn(_, id, attempt, reason):
+                for name in self._lines_of(id):
+                    self._leases[name].withdraw(id, attempt, reason)
+                return
+            case ReplicaLost(_, slot, reason):
+                self.lose(slot, reason)
+                return
+            case ReplicaProgressed(replica_id=slot):
+                model = self.slots.model_on(slot)
+                names = [model] if model in self._core.lines else []
+            case ReplicaReported():
+                return  # of slots the placement reports
+            case _:
+                names = self._lines_of(told.invocation_id)
+        for name in names:
+            self.handle(OfLine(name, replace(told, now_s=_now_s())))
 
-        Nothing happens when a newer one was offered: calls of one ingress may overtake each other.
-        """
+    def _lines_of(self, id: InvocationId) -> list[ModelName]:
+        """The line that knows the call. What ran before these books were there is in no line, and
+        each is told."""
         lines = self._core.lines
-        mine = [name for name in lines if lines[name].invocation(id) is not None]
-        for name in mine or list(lines):  # what ran before these books were there is in no line
-            self._leases[name].withdraw(id, attempt, "its client left")
+        return [n for n in lines if lines[n].invocation(id) is not None] or list(lines)
 
-    def lost(self, slot_id: ReplicaId, why: str) -> None:
-        """A stream to the slot broke; if it lives, its next report brings it back."""
-        log.warning("slot %s lost: %s", slot_id, why)
-        if slot_id in self._slots:
-            self._lose(slot_id)
+    def report(self, report: SlotReport) -> None:
+        """A slot as it is now."""
+        if report.model is not None and report.template is not None:
+            self._templates[report.model] = report.template
+        self.slots.report(report)
 
-    # Measuring
+    def lose(self, replica: ReplicaId, reason: str) -> None:
+        """See `Slots.lose`."""
+        self.slots.lose(replica, reason)
+
+    def leave(self, replica: ReplicaId) -> None:
+        """See `Slots.leave`."""
+        self.slots.leave((replica,))
+
+    def load(self) -> ShardLoad:
+        """Shared pools have one router: there is nothing to choose by."""
+        return NO_LOAD
 
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
         """Load and measure a model in a slot that nobody needs now; its own model is unloaded.
@@ -389,258 +337,31 @@ class SharedPool:
         The slot serves nobody for so long. Raise `CapacityError` while none is idle,
         `ReplicaLostError` when the slot is lost or takes too long, and what the measuring raises.
         """
-        now_s = _now_s()
-        card = self._core.placement.easiest_card(now_s)
-        if card is None:
-            raise CapacityError(self.spec.name, "none of its slots is idle", FULL_RETRY_AFTER_S)
-        slot = self._slots[ReplicaId(card)]
-        copy_id = CopyId(f"{_MEASURE}{uuid.uuid4().hex}")
-        order = SlotOrder(copy_id, hosted, profile, measure=True)
-        loan = slot.loan = _Loan(order, asyncio.get_running_loop().create_future())
-        self._lend(slot, hosted.model.name, now_s)
-        try:
-            async with asyncio.timeout(MEASURE_LIMIT_S):
-                return await loan.found
-        except TimeoutError:
-            problem = f"{hosted.model.name} was not measured in {MEASURE_LIMIT_S:.0f} s"
-            raise ReplicaLostError(slot.id, problem) from None
-        finally:
-            slot.loan = None  # its next report brings it back
-            slot.must_clear = loan.found.cancelled()  # nobody waits, but it still measures
-            self._size_memories()
-            slot.news.set()
+        return await self.slots.measure(hosted, profile)
 
-    def _lend(self, slot: _Slot, name: ModelName, now_s: float) -> None:
-        copy = self._core.placement.cards()[slot.card]
-        reason = f"lent to measure {name}"
-        if copy is not None:
-            reason += f"; {copy.model} goes"
-            self._load_ended(copy.id, now_s)
-            self._counts = replace(self._counts, evictions=self._counts.evictions + 1)
-        log.info("slot %s: %s", slot.id, reason)
-        decided = Decided(time.time(), self.spec.name, LOAD, reason, slot.id)
-        self.decisions.add(decided, "lent to measure a model")
-        self._handle(CardLent(now_s, slot.card))
-        if self.spec.slots.engine.sleep:  # what sleeps there makes room
-            self._handle(HostMemorySized(now_s, HostMemory(self._place_of(slot), 0)))
-        slot.news.set()
-
-    def measured(self, slot_id: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
+    def measured(self, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
         """What the slot was lent for is done."""
-        slot = self._slots.get(slot_id)
-        if slot is None or slot.loan is None or slot.loan.order.copy_id != copy_id:
-            return  # nobody waits for it any more
-        if slot.loan.found.done():
-            return
-        if isinstance(found, Staged):
-            slot.loan.found.set_result(found)
-        else:
-            slot.loan.found.set_exception(found)
-
-    # Slots
-
-    async def attend(self, report: SlotReport) -> SlotOrder | StopCalls | None:
-        """What the slot is to hold, when that is something else; None after a while without."""
-        self.report(report)
-        slot = self._slots.get(report.slot)
-        if slot is None:
-            await asyncio.sleep(ATTEND_S)
-            return None
-        order = self._news_for(slot)
-        if order is None:
-            slot.news.clear()
-            try:
-                # Not `wait_for`, which may lose a cancellation that comes with the news.
-                async with asyncio.timeout(ATTEND_S):
-                    await slot.news.wait()
-            except TimeoutError:
-                return None
-            order = self._news_for(slot)
-        return order
-
-    def report(self, report: SlotReport) -> None:
-        """A slot as it is now."""
-        if report.slot in self._left:
-            return
-        now_s = _now_s()
-        slot = self._slots.get(report.slot)
-        if slot is None:
-            slot = self._slots[report.slot] = _Slot(report.slot, report, now_s)
-            self._size_memories()
-        slot.seen_at_s = now_s
-        if report.number < slot.report.number:
-            return
-        slot.report = report
-        if report.model is not None and report.template is not None:
-            self._templates[report.model] = report.template
-        if slot.loan is not None:
-            self._check_loan(slot, slot.loan)
-            return
-        if report.state is SlotState.LOADING and (report.copy_id or "").startswith(_MEASURE):
-            slot.must_clear = True  # nobody waits for what it measures: these books are new
-        if slot.must_clear:
-            slot.must_clear = report.state is not SlotState.EMPTY
-        if not slot.must_clear:
-            self._reconcile(slot, now_s)
-            self._check_memory(slot, now_s)
-
-    def tell(self, slot_id: ReplicaId, model: ModelName, told: Iterable[Told]) -> None:
-        """What became of calls of `model` in the slot; `now_s` becomes this clock's."""
-        for event in told:
-            if model in self._core.lines:
-                self._handle(OfLine(model, replace(event, now_s=_now_s())))
-
-    def close(self) -> None:
-        """Other books take the place of these; those who wait ask them."""
-        for slot in self._slots.values():
-            self._end_loan(slot, "its pool was redeployed")
-        for log_ in self._logs.values():
-            if log_ is not None:
-                log_.close()
-        for leases in self._leases.values():
-            leases.close(PoolClosedError(self.spec.name))
-
-    def _end_loan(self, slot: _Slot, problem: str) -> None:
-        if slot.loan is not None and not slot.loan.found.done():
-            slot.loan.found.set_exception(ReplicaLostError(slot.id, problem, was_reached=True))
-
-    def _check_loan(self, slot: _Slot, loan: _Loan) -> None:
-        """A slot that is done has said what it found, unless that was lost."""
-        is_done = slot.report.copy_id == loan.order.copy_id
-        if is_done and slot.report.state is SlotState.EMPTY:
-            self._end_loan(slot, slot.report.problem or "what it measured did not arrive")
-
-    def left(self, slots: Iterable[ReplicaId]) -> None:
-        """Serve lists these slots no longer: they get no work, and end what they have."""
-        for slot_id in sorted(set(slots) - self._left):
-            self._left.add(slot_id)
-            self._leave(slot_id, "it left its deployment")
-
-    @property
-    def have_left(self) -> frozenset[ReplicaId]:
-        return frozenset(self._left)
-
-    def leave(self, slot_id: ReplicaId, why: str = "it ended") -> None:
-        """The slot ends; it does not come back under this name."""
-        self._left.discard(slot_id)
-        self._leave(slot_id, why)
-
-    def _leave(self, slot_id: ReplicaId, why: str) -> None:
-        slot = self._slots.pop(slot_id, None)
-        if slot is None:
-            return
-        self._end_loan(slot, f"{why} while it measured a model")
-        self._lose(slot_id)
-        self._size_memories()
+        self.slots.measured(slot, copy_id, found)
 
     def tick(self) -> None:
-        """Call it every second or so: silent slots are lost, failed loads are tried again."""
-        now_s = _now_s()
-        for slot in list(self._slots.values()):
-            if now_s - slot.seen_at_s > SILENCE_S:
-                log.warning("slot %s is silent", slot.id)
-                self.leave(slot.id, "it fell silent")
-        self._handle(ClockTold(now_s, _local_s()))
-        self._handle(Looked(now_s))
+        """Call it every second or so: failed loads are tried again."""
+        self.handle(ClockTold(_now_s(), _local_s()))
+        self.handle(Looked(_now_s()))
         for log_ in self._logs.values():
             if log_ is not None:
                 log_.flush()
 
-    def _lose(self, slot_id: ReplicaId) -> None:
-        """Leases there end; the ingresses come again, and what waited first is served first."""
-        now_s, copy = _now_s(), self._core.placement.cards().get(CardId(slot_id))
-        if copy is not None:
-            self._load_ended(copy.id, now_s)
-        self._handle(CardLost(now_s, CardId(slot_id)))
-
-    def _place_of(self, slot: _Slot) -> HostId:
-        """Where weights are kept: the host, or the slot if engines sleep: none wakes elsewhere."""
-        host = slot.report.host
-        return HostId(f"{host}/{slot.id}") if self.spec.slots.engine.sleep else host
-
-    def _size_memories(self) -> None:
-        """Slots whose engines sleep share their host's memory in equal parts."""
-        places: dict[HostId, set[HostId]] = {}
-        for slot in self._slots.values():
-            places.setdefault(slot.report.host, set()).add(self._place_of(slot))
-        for of_host in places.values():
-            each_bytes = self._policies.host_memory_bytes // len(of_host)
-            for place in sorted(of_host):
-                self._handle(HostMemorySized(_now_s(), HostMemory(place, each_bytes)))
-
-    def _check_memory(self, slot: _Slot, now_s: float) -> None:
-        """Engines may end in their sleep; what is loaded sleeps when it has to leave."""
-        report = slot.report
-        if self.spec.slots.engine.sleep and report.state is not SlotState.LOADING:
-            loaded = {report.model} if report.model and report.state is SlotState.READY else set()
-            models = frozenset(loaded | set(report.asleep))
-            self._handle(HostMemoryHeld(now_s, self._place_of(slot), models))
-
-    def _reconcile(self, slot: _Slot, now_s: float) -> None:
-        """Bring the books to what the slot says of itself."""
-        report, cards = slot.report, self._core.placement.cards()
-        on_card = cards.get(slot.card)
-        if on_card is not None and on_card.id == report.copy_id:
-            if report.state is SlotState.EMPTY:
-                log.warning("slot %s lost %s: %s", slot.id, report.model, report.problem)
-                self._load_ended(on_card.id, now_s, has_failed=True)
-                self._handle(LoadFailed(now_s, on_card.id, report.problem))
-            elif report.state is SlotState.READY:
-                self._load_ended(on_card.id, now_s)
-                self._handle(LoadFinished(now_s, on_card.id))
-                held = tuple(id for id, _ in report.held)
-                self._handle(CopyReported(now_s, on_card.id, held))
-        elif on_card is None and report.state is SlotState.READY and report.model in self._hosted:
-            self._adopt(slot, now_s)
-        elif slot.card not in cards and not self._is_busy_elsewhere(report):
-            self._handle(CardAdded(now_s, Card(slot.card, self._place_of(slot))))
-
-    def _is_busy_elsewhere(self, report: SlotReport) -> bool:
-        """It loads, or runs calls of a model that these books do not know (yet)."""
-        return report.state is SlotState.LOADING or bool(report.held)
-
-    def _adopt(self, slot: _Slot, now_s: float) -> None:
-        """A model is loaded that these books know nothing of: they were lost, or the slot was."""
-        report = slot.report
-        assert report.copy_id is not None
-        assert report.model is not None
-        held = tuple(id for id, _ in report.held)
-        card = (slot.card,)
-        place = self._place_of(slot)
-        self._handle(CopyFound(now_s, report.copy_id, report.model, card, held, place))
-
-    def _news_for(self, slot: _Slot) -> SlotOrder | StopCalls | None:
-        """What the slot does not know yet."""
-        stops, slot.stops = tuple(slot.stops), []
-        return StopCalls(stops) if stops else self._order_for(slot)
-
-    def _order_for(self, slot: _Slot) -> SlotOrder | None:
-        """What the slot has to hold, when it does not hold or load that already."""
-        report = slot.report
-        if slot.loan is not None:
-            return None if report.copy_id == slot.loan.order.copy_id else slot.loan.order
-        if slot.must_clear:
-            return None if report.copy_id == NOTHING else SlotOrder(NOTHING)
-        on_card = self._core.placement.cards().get(slot.card)
-        remembered = self._core.placement.in_host_memory().get(self._place_of(slot), ())
-        if on_card is None or on_card.id == report.copy_id or on_card.id not in self._orders:
-            is_right = set(report.asleep) <= set(remembered)
-            if is_right or report.copy_id is None or report.state is SlotState.LOADING:
-                return None
-            return SlotOrder(report.copy_id, remembered=remembered)
-        _, load = self._orders[on_card.id]
-        return SlotOrder(
-            load.copy_id,
-            self._hosted[load.model],
-            self.profiles[load.model],
-            load.from_host_memory,
-            load.expected_s,
-            remembered=remembered,
-        )
+    def close(self) -> None:
+        """Other books take the place of these; peers come to them as to a router's next life."""
+        self.slots.end_loans("its pool was redeployed")
+        self.links.close()
+        for log_ in self._logs.values():
+            if log_ is not None:
+                log_.close()
 
     # Commands
 
-    def _handle(self, event: SharedEvent) -> None:
+    def handle(self, event: SharedEvent) -> None:
         for step in self._core.handle(event):
             match step:
                 case LineTold():
@@ -657,27 +378,21 @@ class SharedPool:
     def _carry_out(self, told: LineTold) -> None:
         """What a model's line has decided."""
         if (log_ := self._logs.get(told.model)) is not None:
-            in_order = self._core.placement.in_order
+            in_order = self.placement.in_order
             names = replace(self._policies.of_models, by_turns=in_order)
             log_.write(told.event, told.commands, names, self.profiles[told.model])
         if not told.commands:
             return
-        c, line = self._counts, self._core.lines[told.model]
-        served, hits = c.served + len(told.started), c.hits + len(told.hits)
-        self._counts = replace(c, served=served, hits=hits)
+        line = self._core.lines[told.model]
+        self.loads.serve(len(told.started), len(told.hits))
         commands = tuple(_with_hit(command, told) for command in told.commands)
         self.decisions.note_commands(time.time(), told.event, commands, line)
         for command in commands:
             match command:
-                case Dispatch():
-                    self._leases[told.model].answer(command)
-                case Refuse():
+                case Dispatch() | Refuse():
                     self._leases[told.model].answer(command)
                 case Preempt():
-                    slot = self._slots.get(command.replica_id)
-                    if slot is not None:  # the ingress is told by the slot
-                        slot.stops.append((command.invocation_id, command.attempt))
-                        slot.news.set()
+                    self.links.order(command)  # the ingress is told by the slot
                 case _:
                     assert_never(command)
 
@@ -687,27 +402,9 @@ class SharedPool:
         reason = f"{load.model}: {load.reason}{gone}"
         decided = Decided(time.time(), self.spec.name, LOAD, reason, ", ".join(load.cards))
         self.decisions.add(decided, load.reason)
-        for victim in load.evicted:
-            self._load_ended(victim.copy_id, now_s)
-        self._orders[load.copy_id] = (now_s, load)
-        c = self._counts
-        self._counts = replace(
-            c,
-            loads=c.loads + 1,
-            from_host_memory=c.from_host_memory + load.from_host_memory,
-            prefetches=c.prefetches + load.is_prefetch,
-            evictions=c.evictions + len(load.evicted),
-        )
+        self.loads.begin(load, now_s)
         for card in load.cards:
-            self._slots[ReplicaId(card)].news.set()
-
-    def _load_ended(self, copy_id: CopyId, now_s: float, *, has_failed: bool = False) -> None:
-        ordered = self._orders.pop(copy_id, None)
-        if ordered is not None:
-            load_s = self._counts.load_s + now_s - ordered[0]
-            self._counts = replace(self._counts, load_s=load_s)
-        if has_failed:
-            self._counts = replace(self._counts, failures=self._counts.failures + 1)
+            self.slots.tell(ReplicaId(card))
 
 
 def _with_hit(command: Command, told: LineTold) -> Command:

@@ -24,14 +24,8 @@ from cato.core.events import (
 from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies
-from cato.core.pool.placement import (
-    GiveUp,
-    Load,
-    ModelRemoved,
-    Placement,
-    PlacementEvent,
-    Served,
-)
+from cato.core.pool.placement import Placement
+from cato.core.pool.placement_events import GiveUp, Load, ModelRemoved, PlacementEvent, Served
 
 
 @dataclass(frozen=True, slots=True)

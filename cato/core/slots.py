@@ -60,13 +60,6 @@ class SlotOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class StopCalls:
-    """The pool takes these calls back, by id and attempt."""
-
-    calls: tuple[tuple[InvocationId, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class HostedPart:
     """One model of a shared pool as an ingress knows it. `slots` can hold a model now; `template`
     is known once a slot has held it."""

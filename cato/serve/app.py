@@ -35,9 +35,9 @@ from cato.serve.ingress.forwarded import Proxies
 from cato.serve.ingress.pages import Pages
 from cato.serve.nodes.code_index import CodeIndex
 from cato.serve.nodes.runner import NodeRunner
-from cato.serve.ray_pools import RayPools, RayRecords
+from cato.serve.ray_pools import RayPools
+from cato.serve.ray_records import RayRecords
 from cato.serve.service import TaskService
-from cato.serve.slot_replica import SlotReplica
 from cato.serve.workflow_files import WorkflowFiles, Workflows
 from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
@@ -71,11 +71,11 @@ def build_engines(args: EnginesArgs) -> Application:
                 **(_left_to_serve(spec) if by_serve else _led_by_cato(spec)),
             )
             engines[spec.name] = deployment.bind(
-                pool.name, pool.model, spec, _profile(spec, profiles)
+                pool.name, (pool.model,), spec, _profile(spec, profiles)
             )
     for shared in topology.shared_pools:
         slots = serve.deployment(
-            SlotReplica,
+            EngineReplica,
             name=shared.slots.name,
             ray_actor_options=ray_actor_options(shared.slots),
             graceful_shutdown_timeout_s=DRAIN_S,
@@ -83,7 +83,10 @@ def build_engines(args: EnginesArgs) -> Application:
             health_check_period_s=2.0,
             **_led_by_cato(shared.slots),
         )
-        engines[shared.slots.name] = slots.bind(shared)
+        models = tuple(hosted.model for hosted in shared.models)
+        engines[shared.slots.name] = slots.bind(
+            shared.name, models, shared.slots, UNMEASURED, may_change=True
+        )
     control = serve.deployment(
         ControlPlane, name="control-plane", ray_actor_options={"num_cpus": 0}
     )

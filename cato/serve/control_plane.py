@@ -53,7 +53,8 @@ class ControlPlane:
         self._scaling: dict[PoolName, PoolScaling] = {p.name: p.scaling for p in topology.pools}
         self._shared = {p.name: p.policies for p in topology.shared_pools}
         actors.create(Profiler, actors.PROFILER, topology.store)
-        actors.create(EvictionManager, actors.EVICTION_MANAGER)
+        # An actor that is there keeps its own secret.
+        actors.create(EvictionManager, actors.EVICTION_MANAGER, secrets.token_bytes(32))
         actors.create(ResourceProvisioner, actors.PROVISIONER)
         for pool in topology.pools:
             await self._create_routers(pool)

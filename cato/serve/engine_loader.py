@@ -138,6 +138,8 @@ class EngineLoader:
         if not (self._slots.engine.swap and isinstance(engine, VllmEngine) and is_ready):
             return False
         model = order.model.model
+        if model.adapters or engine.model.adapters:
+            return False  # they are arguments of the server
         try:
             await engine.swap(model, model_path(model.source))
         except InputError as problem:

@@ -1,16 +1,13 @@
-"""The Serve deployment of an engine: starts, watches, feeds and stops one engine process."""
+"""The Serve deployment of an engine: each of its replicas is a `Replica` with an engine process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,35 +18,26 @@ from ray.exceptions import RayError
 from cato.config.places import run_dir
 from cato.control import actors
 from cato.control.host_agent import zygote_socket_of
-from cato.control.links import Generate, Told
-from cato.core.errors import CatoError, EngineDeadError, EngineError, ReplicaLostError
-from cato.core.events import ReplicaReported
+from cato.control.links import Generate
+from cato.control.staged import Staged
+from cato.core.errors import CatoError, EngineDeadError, EngineError
+from cato.core.eviction import CopyId
 from cato.core.ids import HostId, InvocationId, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.residency import Resident
 from cato.core.topology import DeploymentSpec, ModelSpec, TemplateFacts
-from cato.engines.base import (
-    Engine,
-    EngineChunk,
-    EngineRequest,
-    EngineState,
-)
+from cato.engines.base import Engine, EngineChunk, EngineRequest
 from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.simulated import SimulatedEngine
-from cato.serve.engine_loader import new_engine
+from cato.serve.engine_loader import EngineLoader, new_engine
 from cato.serve.engine_start import started
-from cato.serve.held_calls import HeldCalls
+from cato.serve.ordered_models import KeeperGoneError, OrderedModels
+from cato.serve.own_model import OwnModel
+from cato.serve.replica import Replica
 from cato.serve.replica_link import ReplicaLink
+from cato.serve.resident_news import ResidentNews
 from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
-
-log = logging.getLogger("cato.engine_replica")
-
-# What is loaded seldom changes; a manager that was restarted knows all after so long.
-RESIDENT_EVERY_S = 2.0
-RESIDENT_POLL_S = 0.5
-# A new engine is tried at once; one that keeps dying gives Serve a reason to move the replica.
-RESTART_BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
 
 
 def _rank() -> int:
@@ -58,98 +46,115 @@ def _rank() -> int:
 
 
 class EngineReplica:
-    """One replica of a pool. The engine is its own process; this one never imports vLLM."""
+    """One replica of a pool. The engine is its own process; this one never imports vLLM.
+
+    Where `may_change` is set it holds what the Eviction Manager orders, and nothing at first.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, pool: PoolName, model: ModelSpec, spec: DeploymentSpec, profile: Profile
+        self,
+        pool: PoolName,
+        models: tuple[ModelSpec, ...],
+        spec: DeploymentSpec,
+        profile: Profile,
+        *,
+        may_change: bool = False,
     ) -> None:
         logs.set_up()
         context = serve.get_replica_context()
         self._id = ReplicaId(context.replica_id.unique_id)
         self._host = HostId(ray.get_runtime_context().get_node_id())
-        self._pool, self._model, self._spec, self._profile = pool, model, spec, profile
-        self._broken = ""
-        self._eviction: Any = None
-        self._calls = HeldCalls(self._id, self._tell)
-        stop = self._calls.progress.stop
-        self._link = ReplicaLink(
-            self._id, pool, spec.name, _rank, stop, self._report, self._generate
-        )
-        self._restarts = 0
-        self._lost = ""  # how the last engine ended, in a line
-        self._resident: Resident | None = None  # as the manager was last told
+        self._pool, self._spec, self._profile = pool, spec, profile
         self._starts_to_fail = 0  # by order of a drill
         self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
-        self._is_draining = False
-        self._engine = await self._started_engine()
-        self._load_s = self._engine.facts.start_s
+        self._own: OwnModel | None = None
+        self._residents: ResidentNews | None = None
+        self._link = ReplicaLink(pool, spec.name, _rank, is_shared=may_change)
+        if may_change:
+            loader = EngineLoader(spec, str(run_dir()), self._zygote_socket)
+            self._holding: OwnModel | OrderedModels = OrderedModels(
+                self._host, loader, partial(_tell_measured, pool, self._id)
+            )
+            self._replica = Replica(self._id, self._holding, self._link.tell)
+        else:
+            (self._model,) = models
+            self._holding = self._own = OwnModel(self._model, spec, profile, self._started_engine)
+            self._replica = Replica(self._id, self._holding, self._link.tell)
+            await self._begin(self._own)
+        loop = asyncio.get_running_loop()
+        for task in (self._holding.keep_forever(), self._link.keep_forever(self._replica)):
+            self._tasks.append(loop.create_task(task))
+
+    async def _begin(self, own: OwnModel) -> None:
+        """Start the engine of a pool with one model."""
+        engine = await own.start()
+        self._load_s = engine.facts.start_s
         if (tracing := from_environment()) is not None:
             tracing.loaded(self._model.name, self._id, self._load_s)
-        loop = asyncio.get_running_loop()
-        for task in (self._watch(), self._link.keep_forever(), self._tell_resident_forever()):
-            self._tasks.append(loop.create_task(task))
+        self._residents = ResidentNews(partial(self._resident, own))
+        telling = self._residents.tell_forever()
+        self._tasks.append(asyncio.get_running_loop().create_task(telling))
 
     async def _started_engine(self) -> Engine:
         """A new engine that has answered once."""
         if self._starts_to_fail > 0:
             self._starts_to_fail -= 1
             raise EngineError("a drill lets this start fail", 503)
-        python = self._spec.engine.python or sys.executable
-        zygote_socket = partial(zygote_socket_of, self._host, python)
+        folder = str(run_dir())
         return await started(
-            await new_engine(self._spec, self._model, self._profile, str(run_dir()), zygote_socket)
+            await new_engine(self._spec, self._model, self._profile, folder, self._zygote_socket)
         )
+
+    async def _zygote_socket(self) -> str:
+        """Raise `EngineError` when there is none: others cannot be told over a link."""
+        try:
+            return await zygote_socket_of(self._host, self._spec.engine.python or sys.executable)
+        except RayError as error:
+            cause = getattr(error, "cause", None)
+            raise EngineError(str(cause or error)) from error
 
     async def generate(
         self, request: EngineRequest, cato: dict[str, Any]
     ) -> AsyncGenerator[EngineChunk, None]:
-        """Tokens of one invocation; the first at once, then batched when many streams run.
-
-        `cato` names the replica (for the request router), the invocation and its attempt.
-        """
-        if self._is_draining:
-            raise ReplicaLostError(self._id, "it is shutting down", was_reached=False)
+        """As `Replica.generate`, for ingresses that have no link. `cato` names the replica (for the
+        request router), the invocation, its attempt and, where models change, the model."""
         id, attempt = InvocationId(cato["invocation"]), int(cato["attempt"])
-        stream = self._calls.stream(self._engine, self._profile, request, id, attempt)
-        async with contextlib.aclosing(stream) as chunks:
+        asked = Generate(request, id, attempt, cato.get("model", ""))
+        async with contextlib.aclosing(self._replica.generate(asked)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def _tell(self, told: Told) -> None:
-        self._link.tell(told)
-
-    def _generate(self, asked: Generate) -> AsyncGenerator[EngineChunk, None]:
-        pin = {"invocation": asked.invocation_id, "attempt": asked.attempt}
-        return self.generate(asked.request, pin)
-
     async def check_health(self) -> None:
         """Serve's health check: fails when the engine cannot be brought back."""
-        if self._broken:
-            raise EngineDeadError(self._broken)
+        if self._own is not None and self._own.broken:
+            raise EngineDeadError(self._own.broken)
         if any(task.done() for task in self._tasks):  # they run for as long as the replica
             raise EngineDeadError("nobody watches the engine any more")
 
     async def load(self, cato: dict[str, Any] | None = None) -> dict[str, object]:
         """What the engine itself says it holds, and its process; `cato` may name the replica."""
-        load = await self._engine.load()
+        engine = self._replica.engine
+        if engine is None:
+            return {"replica": self._id, "state": "empty"}
+        load = await engine.load()
         return {
             "replica": self._id,
-            "state": self._engine.state.value,
+            "state": engine.state.value,
             "running": load.running,
             "waiting": load.waiting,
             "kv_cache_usage": load.kv_cache_usage,
-            "held": len(self._calls.attempts),
-            "restarts": self._restarts,
-            "pid": self._engine.pid,
-            "socket": getattr(self._engine, "socket", None),
-            "kv_capacity_tokens": self._engine.facts.kv_capacity_tokens,
-            "block_tokens": self._engine.facts.block_tokens,
-            "host_tokens": self._engine.facts.host_tokens,
+            "held": len(self._replica.calls.attempts),
+            "restarts": 0 if self._own is None else self._own.restarts,
+            "pid": engine.pid,
+            "socket": getattr(engine, "socket", None),
+            "kv_capacity_tokens": engine.facts.kv_capacity_tokens,
+            "block_tokens": engine.facts.block_tokens,
+            "host_tokens": engine.facts.host_tokens,
         }
 
     async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:
         """What the engine's chat template makes of conversations; `cato` names the replica."""
-        return self._engine.facts.template
+        return None if self._replica.engine is None else self._replica.engine.facts.template
 
     async def process_id(self, cato: dict[str, Any]) -> int:
         """Of the replica that `cato` names, on its host."""
@@ -157,107 +162,34 @@ class EngineReplica:
 
     async def engine_process_id(self, cato: dict[str, Any]) -> int | None:
         """Of the engine; None while it has no process. Asks the engine nothing: it may hang."""
-        return self._engine.pid
+        return None if self._replica.engine is None else self._replica.engine.pid
 
     async def crash_engine(self, cato: dict[str, Any]) -> None:
         """For drills: kill the engine; it comes back like any that died.
 
-        Its next `cato["failed_starts"]` starts fail too.
+        Its next `cato["failed_starts"]` starts fail too, in a pool with one model.
         """
         self._starts_to_fail = int(cato.get("failed_starts", 0))
-        if isinstance(self._engine, SimulatedEngine | ScriptedEngine):
-            await self._engine.kill()
-        elif self._engine.pid is not None:
-            os.kill(self._engine.pid, signal.SIGKILL)
+        engine = self._replica.engine
+        if isinstance(engine, SimulatedEngine | ScriptedEngine):
+            await engine.kill()
+        elif engine is not None and engine.pid is not None:
+            os.kill(engine.pid, signal.SIGKILL)
 
-    async def shutdown(self) -> None:
-        """Take no more, and end when nothing is held: Serve does not count what links carry."""
-        self._is_draining = True
-        self._link.report()
-        await self._calls.is_idle.wait()
+    async def __del__(self) -> None:
+        # Serve awaits this when it stops the replica, and does not count what links carry.
+        if self._tasks:  # an engine that never got ready was stopped by its own start
+            await self._replica.drain()
         for task in self._tasks:
             task.cancel()
         self._link.close()
-        if self._eviction is not None:
-            self._eviction.remove.remote(self._id)
-        if self._tasks:  # an engine that never got ready was stopped by its own start
-            await self._engine.stop()
+        if self._residents is not None:
+            self._residents.close()
+        await self._holding.stop()
 
-    async def __del__(self) -> None:
-        # Serve awaits this when it stops the replica.
-        await self.shutdown()
-
-    # Engine's life
-
-    async def _watch(self) -> None:
-        while True:
-            why = await self._engine.wait_dead()
-            log.error("engine of %s died: %s", self._id, why)
-            self._lost = why.partition("; last lines of ")[0]
-            self._link.report()
-            await self._restart(why)
-            self._link.report()
-
-    async def _restart(self, why: str) -> None:
-        for delay_s in RESTART_BACKOFF_S:
-            await asyncio.sleep(delay_s)
-            try:
-                await self._engine.stop()
-                self._engine = await self._started_engine()
-            except Exception as error:
-                # A full disk, a folder or a host agent that is away: whatever it is may pass.
-                why = str(error) or type(error).__name__
-                is_ours = isinstance(error, CatoError)
-                log.error("engine of %s did not come back: %s", self._id, why, exc_info=not is_ours)
-            else:
-                self._restarts += 1
-                self._broken = ""
-                return
-        self._broken = f"engine did not come back after {len(RESTART_BACKOFF_S)} tries: {why}"
-
-    # Reports
-
-    def _report(self) -> ReplicaReported:
-        """What the pool's router must know of it."""
-        facts, state = self._engine.facts, self._engine.state
-        is_ready = state is EngineState.READY
-        return ReplicaReported(
-            now_s=0.0,
-            replica_id=self._id,
-            deployment=self._spec.name,
-            profile=replace(
-                self._profile,
-                context_tokens=facts.context_tokens or self._profile.context_tokens,
-                max_running=facts.max_running,
-                kv_capacity_tokens=facts.kv_capacity_tokens or self._profile.kv_capacity_tokens,
-            ),
-            max_running=facts.max_running,
-            standby=self._spec.standby,
-            accepting=is_ready and not self._is_draining,
-            held=tuple(self._calls.attempts),
-            # An engine that died has lost what it had cached.
-            prefix_caching=self._spec.engine.prefix_caching and is_ready,
-            step_tokens=self._spec.engine.max_num_batched_tokens or 0,
-            host_tokens=facts.host_tokens_by(self._profile),
-        )
-
-    async def _tell_resident_forever(self) -> None:
-        """What is loaded, to the Eviction Manager: every change, and all again to a new one."""
-        told_s = -RESIDENT_EVERY_S
-        while True:
-            resident, now_s = self._resident_now(), time.monotonic()
-            if resident != self._resident or now_s - told_s >= RESIDENT_EVERY_S:
-                try:
-                    if self._eviction is None:
-                        self._eviction = actors.get(actors.EVICTION_MANAGER)
-                    self._eviction.report.remote(resident)
-                except (ValueError, RayError) as error:
-                    log.info("%s: the Eviction Manager was not told: %s", self._id, error)
-                else:
-                    self._resident, told_s = resident, now_s
-            await asyncio.sleep(RESIDENT_POLL_S)
-
-    def _resident_now(self) -> Resident:
+    def _resident(self, own: OwnModel) -> Resident:
+        engine = self._replica.engine
+        assert engine is not None, "it was started"
         return Resident(
             replica_id=self._id,
             pool=self._pool,
@@ -266,9 +198,19 @@ class EngineReplica:
             host=self._host,
             accelerator=self._spec.accelerator,
             cards=self._spec.cards,
-            state=self._engine.state.value,
+            state=engine.state.value,
             load_s=self._load_s,
-            pid=self._engine.pid,
-            restarts=self._restarts,
-            lost=self._lost,
+            pid=engine.pid,
+            restarts=own.restarts,
+            lost=own.lost,
         )
+
+
+async def _tell_measured(
+    pool: PoolName, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError
+) -> None:
+    """To the Eviction Manager, by an actor call: it is rare."""
+    try:
+        await actors.get(actors.EVICTION_MANAGER).measured.remote(pool, slot, copy_id, found)
+    except (ValueError, RayError) as error:
+        raise KeeperGoneError(repr(error)) from error

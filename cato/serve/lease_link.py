@@ -79,10 +79,12 @@ class _Shard(Passive):
 
 class LeaseLink:
     """Opened by `open` or the first offer; offers under way when a link ended are made again, to
-    another shard where there is one."""
+    another shard where there is one. The router of a shared pool leases for all of its models."""
 
-    def __init__(self, pool: PoolName, dial: Dial) -> None:
+    def __init__(self, pool: PoolName, dial: Dial, more_patience_s: float = 0.0) -> None:
+        """A router that has to be told its pools first is waited for `more_patience_s`."""
         self._pool, self._dial = pool, dial
+        self._more_patience_s = more_patience_s
         self._shards = [_Shard(0, dial, self._hear)]
         self._choice = ShardChoice(1)
         self._profile = UNMEASURED
@@ -110,12 +112,12 @@ class LeaseLink:
             self._shards[0].tell(Follow(shards > 1))
         self._choice.resize(shards)
 
-    async def lease(self, invocation: Invocation) -> Leased:
+    async def lease(self, invocation: Invocation, model: str = "") -> Leased:
         """A lease; raise `CapacityError` when the router refuses, or is not there for long, and
         `SupersededError`. To cancel the wait is to withdraw the invocation."""
         was_taken = False
         began_s = away_since_s = time.monotonic()
-        while (now_s := time.monotonic()) - away_since_s < PATIENCE_S:
+        while (now_s := time.monotonic()) - away_since_s < PATIENCE_S + self._more_patience_s:
             shard = self._shard_for(invocation)
             if shard is None:
                 await self._connected()
@@ -124,8 +126,8 @@ class LeaseLink:
             mine = replace(invocation.on_clock(began_s - now_s), was_taken=was_taken)
             try:
                 if len(self._shards) == 1:
-                    return await _offered(shard.link, mine)
-                return await self._offered_to(shard, shard.link, mine)
+                    return await _offered(shard.link, mine, model)
+                return await self._offered_to(shard, shard.link, mine, model)
             except (LinkError, _MovedError):
                 # The life that answers next, of the router or of the link, has never heard of it.
                 was_taken, away_since_s = True, time.monotonic()
@@ -172,9 +174,11 @@ class LeaseLink:
             return None
         return self._shards[self._choice.choose(invocation, reached, self._profile)]
 
-    async def _offered_to(self, shard: _Shard, link: Connection, mine: Invocation) -> Leased:
+    async def _offered_to(
+        self, shard: _Shard, link: Connection, mine: Invocation, model: str
+    ) -> Leased:
         """As `_offered`, and moved when the shard turns out to have no replica."""
-        asking = asyncio.get_running_loop().create_task(_offered(link, mine))
+        asking = asyncio.get_running_loop().create_task(_offered(link, mine, model))
         shard.waiting.add(asking)
         self._where[mine.id] = shard.number
         if len(self._where) > MAX_KNOWN:
@@ -207,16 +211,17 @@ class _MovedError(Exception):
     """An offer that another shard gets instead."""
 
 
-async def _offered(link: Connection, invocation: Invocation) -> Leased:
+async def _offered(link: Connection, invocation: Invocation, model: str) -> Leased:
     """Offer with what is new in the session's prefix; all of it where the rest is unknown."""
     rest, shared_blocks = difference(invocation)
     leased: Leased
     if shared_blocks:
         try:
-            leased = await link.ask(Offer(replace(invocation, prefix=rest), shared_blocks))
+            offer = Offer(replace(invocation, prefix=rest), shared_blocks, model)
+            leased = await link.ask(offer)
         except PrefixUnknownError:
             pass
         else:
             return leased
-    leased = await link.ask(Offer(invocation))
+    leased = await link.ask(Offer(invocation, 0, model))
     return leased

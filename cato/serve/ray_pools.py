@@ -1,4 +1,4 @@
-"""The pools and the records as an ingress replica reaches them on Ray."""
+"""The pools as an ingress replica reaches them on Ray."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors, ray_private, replica_sets
 from cato.control.links import Left, link_to_router
-from cato.control.profiler import Finished
-from cato.core.administration import AuditEntry, Change
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
 from cato.core.errors import (
@@ -30,17 +27,12 @@ from cato.core.errors import (
     UnknownNameError,
 )
 from cato.core.events import ReplicaLost
-from cato.core.ids import InvocationId, NodeId, PoolName, ReplicaId, TaskName
-from cato.core.length import LengthBelief
+from cato.core.ids import InvocationId, PoolName, ReplicaId, TaskName
 from cato.core.orchestrator import PoolPicture
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.receipt import NodeReceipt, SlaReceipt
-from cato.core.rollout import Rollout
-from cato.core.rollout_book import RolloutOrder
-from cato.core.runs import NodeEstimate
 from cato.core.shards import merged
+from cato.core.slots import HostedPart
 from cato.core.snapshot import Invocation
-from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
 from cato.core.topology import (
     RAY_SERVE,
     DeploymentSpec,
@@ -51,23 +43,10 @@ from cato.core.topology import (
     model_called,
 )
 from cato.engines.base import EngineChunk, EngineRequest
-from cato.estimators.dag_match import StageShare
-from cato.estimators.output_lengths import OutputLengths
-from cato.estimators.stages import PastRuns
-from cato.serve.access.control import AccessControl
-from cato.serve.access.early import stored_access
 from cato.serve.engines_app import ServedApplication, why_unplaceable
-from cato.serve.ingress.feedback import Feedback
 from cato.serve.lease_link import RETRY_AFTER_S, LeaseLink
 from cato.serve.pools import PoolInfo
-from cato.serve.ray_fleet import fleet_state
-from cato.serve.router_link import RouterLink
-from cato.serve.shared_parts import SharedParts
 from cato.serve.token_streams import TokenStreams
-from cato.store.errors import StoreUnavailableError
-from cato.telemetry.metrics import render_fleet
-from cato.telemetry.overview import Overview, overview
-from cato.telemetry.recent import RecentOverview
 from cato.wire.link.connection import Connection, Handler
 
 log = logging.getLogger("cato.pools")
@@ -76,18 +55,18 @@ REFRESH_S = 1.0
 TEMPLATE_EVERY_S = 60.0
 # An actor that stands still is left alone until the next time.
 ANSWER_WITHIN_S = 2.0
-# Receipts are sent together: an actor call costs about a millisecond of CPU.
-RECORD_WITHIN_S = 0.1
+# After a restart of the Eviction Manager the control plane tells it its pools.
+KNOWN_WITHIN_S = 5.0
 
 
 class RayPools:
-    """Leases through the router actors, tokens through Serve handles."""
+    """Leases and tokens over links, or through Serve's handles."""
 
     def __init__(self, calls: Mapping[TaskName, CallsBefore]) -> None:
         """`calls` of all workflows: the provisioner must know which calls announce others."""
         self._calls = calls
         self._specs: dict[PoolName, PoolSpec] = {}
-        self._shared = SharedParts()
+        self._parts: dict[PoolName, HostedPart] = {}  # models of shared pools
         self._pictures: dict[PoolName, PoolPicture] = {}
         self._models: dict[PoolName, ModelSpec] = {}
         self._pool_by_model: dict[str, PoolName] = {}
@@ -99,7 +78,6 @@ class RayPools:
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
         self._routers: dict[str, Any] = {}  # by the actors' names
         self._links: dict[PoolName, LeaseLink] = {}
-        self._shared_link: RouterLink | None = None  # the Eviction Manager leases all shared pools
         self._streams = TokenStreams()
         self._told_left: dict[str, frozenset[str]] = {}
         self._refresher: asyncio.Task[None] | None = None
@@ -116,8 +94,7 @@ class RayPools:
     # Pools
 
     def all(self) -> Sequence[PoolInfo]:
-        shared = (part.name for part in self._shared)
-        return [self._info(name) for name in sorted((*self._specs, *shared))]
+        return [self._info(name) for name in sorted((*self._specs, *self._parts))]
 
     def pool_of(self, model: str) -> PoolInfo:
         name = self._pool_by_model.get(model)
@@ -150,7 +127,7 @@ class RayPools:
 
     def why_not_ready(self) -> str:
         """What is missing before every pool can serve; empty when nothing is."""
-        if not self._specs and not any(self._shared):
+        if not self._specs and not self._parts:
             return "the engines application has not started"
         waiting = [
             p.name for p in self.all() if p.ready_replicas == 0 and not self._may_be_empty(p.name)
@@ -158,50 +135,29 @@ class RayPools:
         return f"no replica is ready in: {', '.join(waiting)}" if waiting else ""
 
     def _may_be_empty(self, pool: PoolName) -> bool:
-        return pool not in self._shared and self._specs[pool].may_be_empty
+        return pool not in self._parts and self._specs[pool].may_be_empty
 
     async def lease(self, pool: PoolName, invocation: Invocation) -> Dispatch:
-        if pool in self._shared:
-            return await self._lease_shared(pool, invocation)
-        spec = self._specs.get(pool)
-        if spec is None:
+        spec, part = self._specs.get(pool), self._parts.get(pool)
+        if spec is None and part is None:
             raise CapacityError(pool, "it was removed", RETRY_AFTER_S)
-        if spec.policies.scheduler == RAY_SERVE:
+        if spec is not None and spec.policies.scheduler == RAY_SERVE:
             return _left_to_serve(spec, invocation)
         link = self._lease_link(pool)
         try:
-            leased = await link.lease(invocation)
+            leased = await link.lease(invocation, self._model_in(pool))
             return await self._streams.reach(leased.dispatch, leased.address, link.secret)
         except asyncio.CancelledError:
             self._withdraw(pool, invocation.id, invocation.attempt, "the ingress gave up waiting")
             raise
 
-    async def _lease_shared(self, pool: PoolName, invocation: Invocation) -> Dispatch:
-        def offer(waited_s: float, was_taken: bool) -> Any:
-            mine = replace(invocation.on_clock(-waited_s), was_taken=was_taken)
-            return self._shared.offer(pool, mine)
-
-        if self._shared_link is None:
-            self._shared_link = RouterLink(self._shared.ping)
-        try:
-            return await self._shared_link.lease(pool, offer)
-        except asyncio.CancelledError:
-            self._shared.withdraw(pool, invocation.id, invocation.attempt)
-            raise
-
     async def stream(
         self, pool: PoolName, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
-        pin: dict[str, object] = {
-            "replica": lease.replica_id,
-            "invocation": lease.invocation_id,
-            "attempt": lease.attempt,
-        }
-        if pool in self._shared:
-            pin["model"] = self._shared.model_of(pool)
         has_ended = False
+        stream = self._streams.stream(lease, request, self._model_in(pool))
         try:
-            async with contextlib.aclosing(self._streams.stream(lease, request, pin)) as chunks:
+            async with contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     has_ended = has_ended or chunk.finish_reason is not None
                     yield chunk
@@ -212,33 +168,38 @@ class RayPools:
         finally:
             if not has_ended:
                 self._withdraw(pool, lease.invocation_id, lease.attempt, "the stream was left")
-            elif pool in self._links:
-                self._links[pool].ended(lease.invocation_id)
+            elif (link := self._links.get(self._led_by(pool))) is not None:
+                link.ended(lease.invocation_id)
 
     def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:
         """The retry of this call, too, must not be given to the replica."""
-        # It reports for as long as it drains, which would bring it back.
-        has_left = replica_sets.has_left(lease.deployment, lease.replica_id)
-        if pool in self._shared:
-            if has_left:
-                self._shared.tell_left(pool, frozenset({lease.replica_id}))
-            else:
-                self._shared.tell_lost(pool, lease, why)
-            return
-        if (link := self._links.get(pool)) is not None:
-            id = lease.replica_id
+        if (link := self._links.get(self._led_by(pool))) is not None:
+            # It reports for as long as it drains, which would bring it back.
+            id, has_left = (
+                lease.replica_id,
+                replica_sets.has_left(lease.deployment, lease.replica_id),
+            )
             link.tell(Left(id) if has_left else ReplicaLost(0.0, id, why))
 
     def _withdraw(self, pool: PoolName, id: InvocationId, attempt: int, reason: str) -> None:
-        if pool in self._shared:
-            self._shared.withdraw(pool, id, attempt)
-        elif pool in self._links:
-            self._links[pool].withdraw(id, attempt, reason)
+        if (link := self._links.get(self._led_by(pool))) is not None:
+            link.withdraw(id, attempt, reason)
+
+    def _led_by(self, pool: PoolName) -> PoolName:
+        """The pool whose router leases for it: of a model of a shared pool, that one."""
+        return self._parts[pool].pool if pool in self._parts else pool
+
+    def _model_in(self, pool: PoolName) -> str:
+        """Empty where a pool has but one."""
+        return self._parts[pool].model.name if pool in self._parts else ""
 
     def _lease_link(self, pool: PoolName) -> LeaseLink:
-        if pool not in self._links:
-            self._links[pool] = LeaseLink(pool, partial(_link_to_shard, pool))
-        return self._links[pool]
+        name = self._led_by(pool)
+        if name not in self._links:
+            is_shared = name != pool
+            dial = partial(_link_to_shard, name, is_shared)
+            self._links[name] = LeaseLink(name, dial, KNOWN_WITHIN_S if is_shared else 0.0)
+        return self._links[name]
 
     def _routers_of(self, pool: PoolSpec) -> list[Any]:
         """The actors of all shards."""
@@ -249,8 +210,15 @@ class RayPools:
         return [self._routers[name] for name in names]
 
     def _info(self, name: PoolName) -> PoolInfo:
-        if name in self._shared:
-            return self._shared.info(name)
+        if (part := self._parts.get(name)) is not None:
+            return PoolInfo(
+                name,
+                part.model,
+                part.profile,
+                part.simulated,
+                ready_replicas=part.slots,  # each can take any model of the pool
+                template=part.template,
+            )
         spec, picture = self._specs[name], self._pictures.get(name)
         replicas = [r for r in picture.replicas if r.accepting] if picture else []
         if replicas:
@@ -311,7 +279,8 @@ class RayPools:
         if topology is None:
             return  # a provisioner that was just restarted knows none yet
         before, self._specs = self._specs, {pool.name: pool for pool in topology.pools}
-        gone = before.keys() - self._specs.keys()
+        shared = {pool.name for pool in topology.shared_pools}
+        gone = (before.keys() | self._links.keys()) - self._specs.keys() - shared
         self._shapes = {pool.name: pool.deployments for pool in topology.pools}
         self._shapes |= {pool.name: (pool.slots,) for pool in topology.shared_pools}
         for name in gone:
@@ -319,7 +288,8 @@ class RayPools:
             self._profiles.pop(name, None)
             self._templates.pop(name, None)
             self._ask_template_at_s.pop(name, None)
-            self._forget_routers(before[name])
+            if name in before:
+                self._forget_routers(before[name])
             link = self._links.pop(name, None)
             if link is not None:
                 link.close()
@@ -367,218 +337,27 @@ class RayPools:
 
     async def _refresh_shared(self) -> None:
         async with asyncio.timeout(ANSWER_WITHIN_S):
-            await self._shared.refresh()
-        for deployment, part in {p.deployment: p.name for p in self._shared}.items():
-            self._streams.handle(deployment)
-            # Again and again: an Eviction Manager that was restarted does not know them.
-            if gone := replica_sets.left(deployment):
-                self._shared.tell_left(part, frozenset(ReplicaId(r) for r in gone))
+            manager = actors.get(actors.EVICTION_MANAGER)
+            parts: tuple[HostedPart, ...] | None = await manager.parts.remote()
+        if parts is not None:  # a manager that was just restarted knows none yet
+            self._parts = {part.name: part for part in parts}
+        for part in self._parts.values():
+            self._streams.handle(part.deployment)
+            self._lease_link(part.name).open()
         self._name_models()
 
     def _name_models(self) -> None:
         """Adapters and models of shared pools come and go at run time."""
         self._models = {pool.name: pool.model for pool in self._specs.values()}
-        self._models |= {part.name: part.model for part in self._shared}
+        self._models |= {part.name: part.model for part in self._parts.values()}
         named = self._models.items()
         self._pool_by_model = {name: pool for pool, model in named for name in model.names}
 
 
-class RayRecords:
-    """Receipts, what was learnt from them, and API keys, through the Profiler actor."""
-
-    def __init__(
-        self,
-        pools: RayPools,
-        nodes_of: Mapping[TaskName, tuple[NodeId, ...]],
-        access: AccessControl,
-    ) -> None:
-        """`access` is told the keys as they change."""
-        self._pools = pools
-        self._access = access
-        self._nodes_of = nodes_of
-        self._table: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
-        self._lengths = OutputLengths()
-        self._past_runs = PastRuns()
-        self._profiler: Any = None
-        self._finished: list[Finished] = []
-        self._used: list[Usage] = []
-        self._told: list[Feedback] = []
-        self._rollouts: dict[str, Rollout] = {}
-        self._refresher: asyncio.Task[None] | None = None
-
-    def follow(self, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
-        """The workflows have changed; these are their nodes."""
-        self._nodes_of = nodes_of
-
-    def start(self) -> None:
-        """Begin to follow the Profiler; call once, inside the event loop."""
-        self._refresher = asyncio.get_running_loop().create_task(self._refresh_forever())
-
-    def record(self, receipt: SlaReceipt, usage: Sequence[Usage]) -> None:
-        if self._profiler is None:
-            log.warning("no profiler yet: receipt of %s is not kept", receipt.request_id)
-            return
-        self._send_soon()
-        self._finished.append((receipt, self._nodes_of.get(receipt.task, ())))
-        self._used += usage
-
-    def note(self, feedback: Feedback) -> None:
-        """What somebody did with a completion; lost while there is no profiler."""
-        if self._profiler is not None:
-            self._send_soon()
-            self._told.append(feedback)
-
-    def _send_soon(self) -> None:
-        if not self._finished and not self._told:
-            asyncio.get_running_loop().call_later(RECORD_WITHIN_S, self._send)
-
-    def _send(self) -> None:
-        finished, self._finished = tuple(self._finished), []
-        used, self._used = tuple(self._used), []
-        if finished:
-            self._profiler.record.remote(finished, used)
-        told, self._told = tuple(self._told), []
-        if told:
-            self._profiler.react.remote(told)
-
-    def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
-        return self._table.get(task, {})
-
-    def length(
-        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
-    ) -> LengthBelief | None:
-        return self._lengths.belief(task, node, model, prompt_tokens, max_tokens)
-
-    def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
-        return self._past_runs.share(task, executions)
-
-    async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
-        if self._profiler is None:
-            return None
-        self._send()  # what was just recorded can be asked for
-        found = await self._profiler.receipt.remote(request_id, tenant)
-        receipt: Mapping[str, object] | None = found
-        return receipt
-
-    async def usage(
-        self, tenant: str | None, since: str = "", until: str = LAST_DAY
-    ) -> Sequence[Usage]:
-        usage: tuple[Usage, ...] = await self._asked(lambda p: p.usage.remote(tenant, since, until))
-        return usage
-
-    async def card_time(self, since: str, until: str) -> Sequence[CardTime]:
-        held: tuple[CardTime, ...] = await self._asked(lambda p: p.card_time.remote(since, until))
-        return held
-
-    async def access(self) -> Access:
-        access: Access | None = await self._asked(lambda p: p.access.remote())
-        if access is None:
-            raise StoreUnavailableError("", "the API keys have never been readable")
-        return access
-
-    async def administer(
-        self, change: Change, by: str, within: str | None
-    ) -> ApiKey | Tenant | None:
-        about: ApiKey | Tenant | None = await self._asked(
-            lambda p: p.administer.remote(change, by, within)
-        )
-        self._access.learn(await self.access())  # here it counts at once
-        return about
-
-    async def audit(
-        self, tenant: str | None, limit: int, below: int | None
-    ) -> Sequence[AuditEntry]:
-        entries: tuple[AuditEntry, ...] = await self._asked(
-            lambda p: p.audit.remote(tenant, limit, below)
-        )
-        return entries
-
-    async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
-        turns: tuple[TurnUsage, ...] = await self._asked(lambda p: p.turns.remote(session, tenant))
-        return turns
-
-    def rollouts(self) -> Mapping[str, Rollout]:
-        return self._rollouts
-
-    async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
-        changed: Rollout = await self._asked(lambda p: p.order_rollout.remote(order, by))
-        self._rollouts = {**self._rollouts, changed.name: changed}
-        return changed
-
-    async def _asked(self, ask: Callable[[Any], Any]) -> Any:
-        """What the profiler answers, with what was just recorded; raise `StoreError`."""
-        if self._profiler is None:
-            raise StoreUnavailableError("", "no profiler yet")
-        self._send()
-        try:
-            return await ask(self._profiler)
-        except RayTaskError as error:
-            raise error.cause if isinstance(error.cause, CatoError) else error from error
-        except RayError as error:
-            raise StoreUnavailableError("", "the profiler is being restarted") from error
-
-    async def overview(self, tenant: str | None) -> Overview:
-        self._send()  # what was just recorded is shown
-        pictures = self._pools.pictures()
-        fleet = await fleet_state(self._pools.shards())
-        recent = RecentOverview()
-        try:
-            if self._profiler is not None:
-                recent = await self._profiler.recent.remote(tenant)
-        except RayError as error:
-            log.info("profiler: %s", error)
-            fleet = replace(fleet, missing=(*fleet.missing, actors.PROFILER))
-        return overview(pictures, fleet, recent, tenant=tenant)
-
-    async def metrics(self) -> bytes:
-        self._send()
-        runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
-        pictures = self._pools.pictures()
-        return runs + render_fleet(pictures, await fleet_state(self._pools.shards()))
-
-    async def _refresh_forever(self) -> None:
-        while True:
-            try:
-                if self._profiler is None:
-                    self._profiler = actors.get(actors.PROFILER)
-                rollouts = await self._profiler.rollouts.remote()
-                if rollouts is not None:
-                    self._rollouts = {r.name: r for r in rollouts}
-                self._access.learn(await self._profiler.access.remote())
-                self._table = await self._profiler.estimates.remote()
-                await self._refresh_beliefs()
-            except (ValueError, RayError) as error:
-                log.info("profiler: %s", error)
-                await self._learn_keys_early()
-            except Exception:
-                log.exception("the profiler could not be followed; trying again")
-            await asyncio.sleep(REFRESH_S)
-
-    async def _learn_keys_early(self) -> None:
-        """Who asks before there is a Profiler is judged by the store itself."""
-        args = self._pools.deployed_args
-        if args is None or not self._access.why_not_ready():
-            return
-        here = await asyncio.to_thread(ray_private.is_on_head_node)
-        access = await stored_access(args, is_on_head_node=here)
-        if access is not None:
-            self._access.learn(access)
-
-    async def _refresh_beliefs(self) -> None:
-        lengths: OutputLengths | None = await self._profiler.lengths.remote(self._lengths.version)
-        if lengths is not None:
-            await asyncio.to_thread(lengths.warm_up)
-            self._lengths = lengths
-        runs: PastRuns | None = await self._profiler.past_runs.remote(self._past_runs.version)
-        if runs is not None:
-            await asyncio.to_thread(runs.warm_up)
-            self._past_runs = runs
-
-
 def _link_to_shard(
-    pool: PoolName, shard: int, handler: Handler
+    pool: PoolName, is_shared: bool, shard: int, handler: Handler
 ) -> Awaitable[tuple[Connection, bytes]]:
-    return link_to_router(pool, handler, shard)
+    return link_to_router(pool, handler, shard, is_shared=is_shared)
 
 
 def _left_to_serve(spec: PoolSpec, invocation: Invocation) -> Dispatch:

@@ -19,10 +19,11 @@ from cato.control.links import (
     take,
 )
 from cato.core.errors import LinkError
-from cato.core.events import ReplicaReported
-from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
+from cato.core.ids import DeploymentName, PoolName
 from cato.core.shards import homes_of
+from cato.core.slots import SlotOrder
 from cato.engines.base import EngineChunk
+from cato.serve.replica import Replica, Report
 from cato.wire.link.connection import Connection, Passive
 from cato.wire.link.endpoints import Listener
 
@@ -41,42 +42,37 @@ class ReplicaLink(Passive):
 
     def __init__(
         self,
-        replica: ReplicaId,
         pool: PoolName,
         deployment: DeploymentName,
         rank: Callable[[], int],
-        stop: Callable[[InvocationId, int], None],
-        report: Callable[[], ReplicaReported],
-        generate: Callable[[Generate], AsyncGenerator[EngineChunk, None]],
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """`rank` is the replica's number in its deployment, from 0. `stop` is called for what the
-        router takes back; `generate` answers ingresses."""
-        self._replica, self._pool, self._deployment, self._rank = replica, pool, deployment, rank
+        """`rank` is the replica's number in its deployment, from 0."""
+        self._pool, self._deployment, self._rank = pool, deployment, rank
+        self._is_shared = is_shared
+        self._replica: Replica
         self._shards, self._shard = 1, 0
         self._home_at_s = 0.0  # when to ask for the home shard again
-        self._stop, self._report, self._generate = stop, report, generate
         self._router: Connection | None = None
         self._is_over = asyncio.Event()  # the present link to the router
         self._listener: Listener | None = None
         self._secret = b""
 
-    async def keep_forever(self) -> None:
+    async def keep_forever(self, replica: Replica) -> None:
         """Stay connected to whichever life of the router there is, and report to it."""
+        self._replica = replica
         while True:
             if not await self._join(self._homes()):
                 await asyncio.sleep(RETRY_S)
                 continue
             while not self._is_over.is_set():
-                self.report()
+                replica.report()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._is_over.wait(), REPORT_S)
                 await self._go_home()
 
-    def report(self) -> None:
-        """Tell the router how the replica is, now."""
-        self.tell(self._report())
-
-    def tell(self, told: Told) -> None:
+    def tell(self, told: Told | Report) -> None:
         if self._router is not None:
             self._router.note(told)
 
@@ -101,7 +97,7 @@ class ReplicaLink(Passive):
             try:
                 await self._connect(shard, 1 if self._shards > 1 else DOOR_TRIES)
             except (LinkError, OSError) as error:
-                log.info("replica %s: %s", self._replica, error)
+                log.info("replica %s: %s", self._replica.id, error)
             else:
                 return True
         return False
@@ -118,24 +114,26 @@ class ReplicaLink(Passive):
             before.close("the replica belongs to another shard")
 
     async def _connect(self, shard: int, tries: int) -> None:
-        link, secret = await link_to_router(self._pool, self, shard, tries)
+        link, secret = await link_to_router(
+            self._pool, self, shard, tries, is_shared=self._is_shared
+        )
         if self._listener is None or secret != self._secret:
             # The router of a pool that was removed and is there again has another.
             if self._listener is not None:
                 self._listener.close()
-            self._listener = await take(self, secret, f"a reader of {self._replica}")
+            self._listener = await take(self, secret, f"a reader of {self._replica.id}")
             self._secret = secret
         self._router, self._shard = link, shard
         self._is_over.clear()
         if not link.is_open:  # it ended meanwhile
             self._is_over.set()
-        link.note(Joined(self._replica, self._listener.address))
+        link.note(Joined(self._replica.id, self._listener.address))
 
     # The other ends
 
     async def stream(self, peer: Connection, asked: object) -> AsyncGenerator[EngineChunk, None]:
         assert isinstance(asked, Generate)
-        async with contextlib.aclosing(self._generate(asked)) as chunks:
+        async with contextlib.aclosing(self._replica.generate(asked)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -144,8 +142,8 @@ class ReplicaLink(Passive):
             if peer is self._router:
                 self._shards, self._home_at_s = note.count, 0.0
             return
-        assert isinstance(note, Stop)
-        self._stop(note.invocation_id, note.attempt)
+        assert isinstance(note, Stop | SlotOrder)
+        self._replica.note(note)
 
     def ended(self, peer: Connection) -> None:
         if peer is self._router:

@@ -25,7 +25,7 @@ from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
 from cato.engines.vllm.threads import family
 from cato.measure.sweep import Plan, Sweep, Target, evaluate
 from cato.profiles.schema import ProfileFile, Provenance
-from cato.serve.card_slot import Loader
+from cato.serve.ordered_models import Loader
 
 # Enough to tell a model's speed within a few percent; `cato profile` measures what runs in full.
 PLAN = Plan(

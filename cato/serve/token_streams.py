@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -42,14 +42,14 @@ class TokenStreams:
         return lease
 
     async def stream(
-        self, lease: Dispatch, request: EngineRequest, pin: Mapping[str, object]
+        self, lease: Dispatch, request: EngineRequest, model: str = ""
     ) -> AsyncGenerator[EngineChunk, None]:
-        """As `Pools.stream`. `pin` names the replica and the invocation to Serve's handle."""
+        """As `Pools.stream`. `model` is the one that the replica must hold, where it may change."""
         try:
             link = self._links.get(lease.replica_id)
             chunks: AsyncGenerator[EngineChunk, None]
             if link is not None:
-                asked = Generate(request, lease.invocation_id, lease.attempt)
+                asked = Generate(request, lease.invocation_id, lease.attempt, model)
                 try:
                     async with contextlib.aclosing(link.call(asked)) as chunks:
                         async for chunk in chunks:
@@ -57,7 +57,7 @@ class TokenStreams:
                     return
                 except CodecError as error:  # nothing was sent
                     log.info("invocation %s through Serve's handle: %s", lease.invocation_id, error)
-            async with contextlib.aclosing(self._through_serve(lease, request, pin)) as chunks:
+            async with contextlib.aclosing(self._through_serve(lease, request, model)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except (Exception, asyncio.CancelledError) as error:
@@ -77,8 +77,14 @@ class TokenStreams:
         return self._handles[deployment]
 
     async def _through_serve(
-        self, lease: Dispatch, request: EngineRequest, pin: Mapping[str, object]
+        self, lease: Dispatch, request: EngineRequest, model: str
     ) -> AsyncGenerator[EngineChunk, None]:
+        pin = {
+            "replica": lease.replica_id,
+            "invocation": lease.invocation_id,
+            "attempt": lease.attempt,
+            "model": model,
+        }
         response = self.handle(lease.deployment).generate.remote(request, cato=pin)
         try:
             async for chunk in response:

@@ -30,14 +30,8 @@ from cato.core.ids import (
     TaskName,
 )
 from cato.core.policies import Policies
-from cato.core.pool.placement import (
-    CardAdded,
-    ClockTold,
-    HostMemorySized,
-    Load,
-    Placement,
-    Served,
-)
+from cato.core.pool.placement import Placement
+from cato.core.pool.placement_events import CardAdded, ClockTold, HostMemorySized, Load, Served
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.shared import Looked, ModelAdded, SharedEvent, SharedOrchestrator
 from cato.core.slo import SloMetric

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cato.core.events import Event
 from cato.core.eviction import CopyId
 from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
-from cato.core.pool.placement import Load, LoadFinished
+from cato.core.pool.placement_events import Load, LoadFinished
 from cato.core.shared import ModelAdded, OfLine, SharedEvent, SharedOrchestrator, Told
 from cato.sim.pool import PoolSetup, SimPool
 

@@ -10,31 +10,16 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from cato.control.leases import Leases
+from cato.control.links import Generate, Left, Stop, Told
 from cato.core.administration import AuditEntry, Change
-from cato.core.commands import Command, Dispatch, Preempt, Refuse
-from cato.core.errors import (
-    CapacityError,
-    EngineDeadError,
-    ReplicaLostError,
-    StartingError,
-    SupersededError,
-    UnknownNameError,
-)
-from cato.core.events import (
-    Event,
-    FirstTokenSent,
-    InvocationEnded,
-    InvocationOffered,
-    InvocationWithdrawn,
-    ReplicaLost,
-    ReplicaProgressed,
-    ReplicaReported,
-    Ticked,
-)
+from cato.core.commands import Dispatch, Preempt
+from cato.core.errors import EngineDeadError, ReplicaLostError, StartingError, UnknownNameError
+from cato.core.events import Event, InvocationOffered, ReplicaLost, Ticked
 from cato.core.ids import DeploymentName, InvocationId, NodeId, PoolName, ReplicaId, TaskName
 from cato.core.length import LengthBelief
 from cato.core.orchestrator import PoolOrchestrator
@@ -43,6 +28,7 @@ from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.rollout import Rollout
 from cato.core.rollout_book import RolloutBook, RolloutOrder, action_of
 from cato.core.runs import NodeEstimate
+from cato.core.slots import SlotReport
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import (
     LAST_DAY,
@@ -54,13 +40,15 @@ from cato.core.tenancy import (
     Usage,
     turn_usage,
 )
-from cato.core.topology import EngineSpec, ModelSpec, PoolPolicies
-from cato.engines.base import PREEMPTED, Engine, EngineChunk, EngineRequest, EngineState
+from cato.core.topology import DeploymentSpec, EngineSpec, ModelSpec, PoolPolicies
+from cato.engines.base import Engine, EngineChunk, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine
 from cato.estimators.dag_match import StageShare
 from cato.policies.registry import policies_of
 from cato.serve.access.control import AccessControl
+from cato.serve.own_model import OwnModel
 from cato.serve.pools import PoolInfo, pool_named
+from cato.serve.replica import Replica, Report
 from cato.store.errors import StoreUnavailableError
 from cato.store.store import MetadataStore
 from cato.telemetry.decisions import DecisionBook
@@ -68,10 +56,60 @@ from cato.telemetry.metrics import RunMetrics, render_fleet
 from cato.telemetry.overview import FleetState, Overview, overview
 from cato.telemetry.recent import RecentRuns
 
-# Tokens of a stream between two reports of progress.
-PROGRESS_TOKENS = 5
 # The newest are kept: drills go on for hours.
 MAX_RECEIPTS = 1_000
+
+
+class LocalReplica:
+    """A replica's body with its engine, whose process may be gone or stand still."""
+
+    def __init__(
+        self,
+        id: ReplicaId,
+        model: ModelSpec,
+        spec: DeploymentSpec,
+        profile: Profile,
+        engine: Engine,
+        tell: Callable[[Told | Report], None],
+    ) -> None:
+        self.id, self.engine, self._tell = id, engine, tell
+        self._holding = OwnModel(model, spec, profile, self._started)
+        self.replica = Replica(id, self._holding, self._told)
+        self.is_there = False
+        self._kept: list[Told | Report] = []
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def _started(self) -> Engine:
+        await self.engine.start()
+        return self.engine
+
+    async def revive(self) -> None:
+        """Start the engine, and let the router know of it."""
+        await self._holding.start()
+        self.is_there = True
+        self.replica.report()
+
+    @property
+    def answers(self) -> bool:
+        return self.is_there and self.engine.state is EngineState.READY
+
+    async def stand_still(self, pause_s: float) -> None:
+        """Send no tokens and no news meanwhile."""
+        self.goes_on.clear()
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            self.goes_on.set()
+            kept, self._kept = self._kept, []
+            for told in kept:
+                self._told(told)
+
+    def _told(self, told: Told | Report) -> None:
+        if not self.goes_on.is_set():
+            self._kept.append(told)
+        elif self.is_there:
+            self._tell(told)
 
 
 class LocalPool:
@@ -92,25 +130,17 @@ class LocalPool:
         self.model = model
         self.profile = profile
         self.seed = seed
-        spec = EngineSpec(kind="simulated", max_num_seqs=slots, seed=seed)
-        self.engines: dict[ReplicaId, Engine] = {
-            ReplicaId(f"{model.name}#{i}"): SimulatedEngine(profile, spec, model.name)
-            for i in range(replicas)
-        }
-        self._slots = slots
-        self._caches_prefixes = prefix_caching
-        self._orchestrator = PoolOrchestrator(
-            self.name, policies_of(policies or PoolPolicies(), profile)
-        )
-        self.decisions = DecisionBook(self.name)
-        self._leases: dict[InvocationId, asyncio.Future[Dispatch]] = {}
-        self._tokens: dict[InvocationId, int] = {}
-        self._taken_back: dict[InvocationId, int] = {}
-        self._ready: set[ReplicaId] = set()
+        engine = EngineSpec(kind="simulated", max_num_seqs=slots, seed=seed)
+        told = replace(engine, prefix_caching=prefix_caching)
+        self._spec = DeploymentSpec(DeploymentName(f"{model.name}-local"), "cpu", told, standby=0)
+        self.replicas: dict[ReplicaId, LocalReplica] = {}
+        for _ in range(replicas):
+            self.add(SimulatedEngine(profile, engine, model.name))
         self._policies = policies or PoolPolicies()
-        self._held: dict[ReplicaId, set[InvocationId]] = {id: set() for id in self.engines}
+        self._orchestrator = PoolOrchestrator(self.name, policies_of(self._policies, profile))
+        self.decisions = DecisionBook(self.name)
+        self._leases = Leases(self.name, self._handle)
         self._offered: dict[InvocationId, Invocation] = {}
-        self._stands_still: dict[ReplicaId, asyncio.Event] = {}
 
     @property
     def orchestrator(self) -> PoolOrchestrator:
@@ -119,29 +149,31 @@ class LocalPool:
     @property
     def info(self) -> PoolInfo:
         queued = self._orchestrator.picture(time.monotonic()).queued_per_place
-        simulated = any(engine.facts.simulated for engine in self.engines.values())
-        return PoolInfo(self.name, self.model, self.profile, simulated, len(self._ready), queued)
+        replicas = self.replicas.values()
+        simulated = any(r.engine.facts.simulated for r in replicas)
+        ready = sum(r.is_there for r in replicas)
+        return PoolInfo(self.name, self.model, self.profile, simulated, ready, queued)
 
     async def running(self) -> int:
         """Requests that the engines hold, running or waiting."""
-        loads = [await self.engines[id].load() for id in self._ready]
+        loads = [await r.engine.load() for r in self.replicas.values() if r.is_there]
         return sum(load.running + load.waiting for load in loads)
 
     def add(self, engine: Engine) -> ReplicaId:
         """One more replica before the start, with an engine of any kind."""
-        id = ReplicaId(f"{self.model.name}#{len(self.engines)}")
-        self.engines[id], self._held[id] = engine, set()
+        id = ReplicaId(f"{self.model.name}#{len(self.replicas)}")
+        self.replicas[id] = LocalReplica(
+            id, self.model, self._spec, self.profile, engine, self._told
+        )
         return id
 
     async def start(self) -> None:
-        for id in self.engines:
-            await self.revive(id)
+        for replica in self.replicas.values():
+            await replica.revive()
 
     async def revive(self, id: ReplicaId) -> None:
-        """Start the engine of a replica, and let the router know of it."""
-        await self.engines[id].start()
-        self._ready.add(id)
-        self._report(id)
+        """See `LocalReplica.revive`."""
+        await self.replicas[id].revive()
 
     async def revive_after(self, id: ReplicaId, down_s: float) -> None:
         await asyncio.sleep(down_s)
@@ -150,34 +182,21 @@ class LocalPool:
     @property
     def ready(self) -> Sequence[ReplicaId]:
         """Replicas whose engines answer."""
-        return [id for id in sorted(self._ready) if self.engines[id].state is EngineState.READY]
+        return [id for id in sorted(self.replicas) if self.replicas[id].answers]
 
     def beat(self) -> None:
         """What the replicas of a cluster report, and its router checks, twice a second."""
-        for id in self._ready - self._stands_still.keys():
-            self._report(id)
+        self._report_all()
         self._handle(Ticked(time.monotonic()))
 
-    def _report(self, id: ReplicaId) -> None:
-        is_ready, facts = self.engines[id].state is EngineState.READY, self.engines[id].facts
-        capacity_tokens = facts.kv_capacity_tokens or self.profile.kv_capacity_tokens
-        self._handle(
-            ReplicaReported(
-                now_s=time.monotonic(),
-                replica_id=id,
-                deployment=DeploymentName(f"{self.model.name}-local"),
-                profile=replace(self.profile, kv_capacity_tokens=capacity_tokens),
-                max_running=self._slots,
-                standby=0,
-                accepting=is_ready,
-                held=tuple(self._held[id]),
-                prefix_caching=is_ready and self._caches_prefixes,
-            )
-        )
+    def _report_all(self) -> None:
+        for replica in self.replicas.values():
+            if replica.is_there and replica.goes_on.is_set():
+                replica.replica.report()
 
     async def stop(self) -> None:
-        for engine in self.engines.values():
-            await engine.stop()
+        for replica in self.replicas.values():
+            await replica.engine.stop()
 
     async def kill(self, id: ReplicaId) -> None:
         """Let a replica die with its engine."""
@@ -187,133 +206,71 @@ class LocalPool:
     async def crash(self, id: ReplicaId) -> None:
         """Let the engine of a replica die; the replica says so at once."""
         await self._simulated(id).kill()
-        self._report(id)
+        self.replicas[id].replica.report()
 
     def _simulated(self, id: ReplicaId) -> SimulatedEngine:
-        engine = self.engines[id]
+        engine = self.replicas[id].engine
         assert isinstance(engine, SimulatedEngine), f"the engine of {id} is a real one"
         return engine
 
     async def pause(self, id: ReplicaId, pause_s: float) -> None:
         """Let a replica stand still: it sends no tokens and no reports."""
-        goes_on = self._stands_still[id] = asyncio.Event()
-        try:
-            await asyncio.sleep(pause_s)
-        finally:
-            del self._stands_still[id]
-            goes_on.set()
+        await self.replicas[id].stand_still(pause_s)
 
     def restart_router(self) -> None:
         """A router that knows nothing: replicas report to it, and what waits is offered again."""
         self._orchestrator = PoolOrchestrator(self.name, policies_of(self._policies, self.profile))
-        self._taken_back.clear()
-        for id in self._ready - self._stands_still.keys():
-            self._report(id)
+        self._report_all()
         for invocation in list(self._offered.values()):
             self._handle(InvocationOffered(time.monotonic(), invocation))
 
     def vanish(self, id: ReplicaId) -> None:
         """Let a replica be gone before its router hears of it."""
-        self._ready.discard(id)
+        self.replicas[id].is_there = False
 
     async def lease(self, invocation: Invocation) -> Dispatch:
-        now_s = time.monotonic()
-        lease: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
-        self._leases[invocation.id] = lease
-        offered = invocation.on_clock(now_s)
-        self._offered[invocation.id] = offered
+        self._offered[invocation.id] = invocation.on_clock(time.monotonic())
         try:
-            self._handle(InvocationOffered(now_s, offered))
-            return await lease
-        except asyncio.CancelledError:
-            why = "the run was cancelled"
-            self._handle(
-                InvocationWithdrawn(time.monotonic(), invocation.id, invocation.attempt, why)
-            )
-            raise
+            return await self._leases.offer(invocation)
         finally:
-            self._leases.pop(invocation.id, None)
             self._offered.pop(invocation.id, None)
 
     async def stream(
         self, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
-        id, tokens, told, outcome = lease.invocation_id, 0, 0, "cancelled"
-        counts: tuple[int, ...] = ()
-        engine, held = self.engines[lease.replica_id], self._held[lease.replica_id]
-        held.add(id)
-        if not request.stream:
-            # A whole answer shows no first token: as in a replica, it is expected after a while.
-            delay_s = self.profile.first_token_s(0, len(held))
-            asyncio.get_running_loop().call_later(delay_s, self._note_expected, held, id)
+        replica = self.replicas[lease.replica_id]
+        asked = Generate(request, lease.invocation_id, lease.attempt)
         try:
-            if lease.replica_id not in self._ready or engine.state is not EngineState.READY:
+            if not replica.is_there:
                 raise ReplicaLostError(lease.replica_id, "it is gone", was_reached=False)
-            async with contextlib.aclosing(engine.generate(request)) as chunks:
+            async with contextlib.aclosing(replica.replica.generate(asked)) as chunks:
                 async for chunk in chunks:
-                    if (goes_on := self._stands_still.get(lease.replica_id)) is not None:
-                        await goes_on.wait()
-                    if tokens == 0 and chunk.output_tokens > 0:
-                        self._handle(FirstTokenSent(time.monotonic(), id))
-                    tokens = self._tokens[id] = chunk.output_tokens
-                    if chunk.cached_tokens >= 0 and chunk.prompt_tokens > 0:
-                        counts = chunk.cached_tokens, chunk.prompt_tokens
-                    if tokens - told >= PROGRESS_TOKENS:
-                        told = tokens
-                        self._report_progress(lease.replica_id)
-                    if self._taken_back.get(id) == lease.attempt and chunk.finish_reason is None:
-                        outcome = PREEMPTED
-                        yield replace(chunk, finish_reason=PREEMPTED)
-                        return
+                    await replica.goes_on.wait()
                     yield chunk
-            outcome = "done"
         except (EngineDeadError, ReplicaLostError) as error:
-            outcome = "failed"
-            if engine.state is EngineState.READY and lease.replica_id in self._ready:
+            if replica.answers:
                 self._handle(ReplicaLost(time.monotonic(), lease.replica_id, str(error)))
             else:
                 self._lose(lease.replica_id, str(error))
             raise
-        finally:
-            held.discard(id)
-            self._tokens.pop(id, None)
-            if outcome != PREEMPTED:
-                self._taken_back.pop(id, None)
-                now_s = time.monotonic()
-                self._handle(InvocationEnded(now_s, id, lease.attempt, tokens, outcome, *counts))
-
-    def _note_expected(self, held: set[InvocationId], id: InvocationId) -> None:
-        if id in held:
-            self._handle(FirstTokenSent(time.monotonic(), id))
-
-    def _report_progress(self, replica: ReplicaId) -> None:
-        """The orchestrator picks out those that run there."""
-        self._handle(ReplicaProgressed(time.monotonic(), replica, tuple(self._tokens.items())))
 
     def _lose(self, id: ReplicaId, reason: str) -> None:
-        self._ready.discard(id)
+        self.replicas[id].is_there = False
         self._handle(ReplicaLost(time.monotonic(), id, reason))
+
+    def _told(self, told: Told | Report) -> None:
+        assert not isinstance(told, SlotReport | Left), "the replicas have one model"
+        self._handle(replace(told, now_s=time.monotonic()))
 
     def _handle(self, event: Event) -> None:
         commands = self._orchestrator.handle(event)
         self.decisions.note(time.time(), event, commands, self._orchestrator)
         for command in commands:
-            self._perform(command)
-
-    def _perform(self, command: Command) -> None:
-        if isinstance(command, Preempt):
-            self._taken_back[command.invocation_id] = command.attempt
-            return
-        lease = self._leases.get(command.invocation_id)
-        if lease is None or lease.done():
-            return
-        match command:
-            case Dispatch():
-                lease.set_result(command)
-            case Refuse(reason=reason, superseded=True):
-                lease.set_exception(SupersededError(reason))
-            case Refuse(reason=reason, retry_after_s=retry_after_s):
-                lease.set_exception(CapacityError(self.name, reason, retry_after_s))
+            match command:
+                case Preempt(id, attempt, replica):
+                    self.replicas[replica].replica.note(Stop(id, attempt))
+                case _:
+                    self._leases.answer(command)
 
 
 class LocalPools:

@@ -1,12 +1,14 @@
-"""A shared pool in one process, without Ray: its real books and slots with simulated engines."""
+"""A shared pool in one process, without Ray: its real books and replicas with simulated engines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+from typing import cast
 
-from cato.control.links import Told
+from cato.control.links import Generate, Joined, Stop
 from cato.control.shared_pool import SharedPool
 from cato.control.staged import Staged
 from cato.core.commands import Dispatch
@@ -14,14 +16,57 @@ from cato.core.errors import CatoError
 from cato.core.eviction import CopyId
 from cato.core.ids import HostId, ModelName, ReplicaId
 from cato.core.profile import Profile
-from cato.core.slots import SlotOrder, SlotReport, StopCalls
+from cato.core.slots import SlotOrder
 from cato.core.snapshot import Invocation
 from cato.core.topology import SharedPoolSpec
 from cato.engines.base import EngineChunk, EngineRequest
-from cato.serve.card_slot import CardSlot, KeeperGoneError, Loader
 from cato.serve.engine_loader import EngineLoader
+from cato.serve.ordered_models import KeeperGoneError, Loader, OrderedModels
+from cato.serve.replica import Replica
+from cato.wire.link.connection import Connection
+from cato.wire.link.endpoints import Address
 
 TICK_S = 0.05
+NOWHERE = Address("", "", "", 0)
+
+
+class LocalSlot:
+    """A replica of a shared pool; what it and the books tell each other needs no link."""
+
+    def __init__(self, pool: LocalSharedPool, id: ReplicaId, host: HostId, loader: Loader) -> None:
+        self._pool = pool
+        self.holding = OrderedModels(host, loader, partial(pool.measured, id))
+        self.replica = Replica(id, self.holding, self._tell)
+        self._keeping = asyncio.create_task(self.holding.keep_forever())
+
+    def join(self) -> None:
+        """Books that are there hear of the slot, and it of them."""
+        self._tell(Joined(self.replica.id, NOWHERE))
+        self.replica.report()
+
+    def note(self, note: object) -> None:
+        """As a link's end: what the books say."""
+        if isinstance(note, Stop | SlotOrder):
+            self.replica.note(note)
+
+    def close(self, why: str) -> None:
+        """As a link's end: these books are closed. It tells those that are there."""
+
+    async def end(self) -> None:
+        """The slot's process ends; what runs there is cut off."""
+        self._keeping.cancel()
+        await asyncio.wait((self._keeping,))
+        if self._pool.books is not None:
+            self._pool.books.links.ended(self._peer)
+        await self.holding.stop()
+
+    def _tell(self, note: object) -> None:
+        if self._pool.books is not None:
+            self._pool.books.links.note(self._peer, note)
+
+    @property
+    def _peer(self) -> Connection:
+        return cast("Connection", self)
 
 
 class LocalSharedPool:
@@ -44,8 +89,7 @@ class LocalSharedPool:
             spec, profiles, settle_s=0.0, log_folder=log_folder
         )
         self._loader = loader or EngineLoader(spec.slots, "", _no_zygote)
-        self.slots: dict[ReplicaId, CardSlot] = {}
-        self._attending: dict[ReplicaId, asyncio.Task[None]] = {}
+        self.slots: dict[ReplicaId, LocalSlot] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._hosts = hosts
 
@@ -63,15 +107,12 @@ class LocalSharedPool:
 
     def add_slot(self, name: str, host: str) -> None:
         id = ReplicaId(name)
-        self.slots[id] = CardSlot(id, HostId(host), _LocalKeeper(self), self._loader)
-        self._attending[id] = asyncio.create_task(self.slots[id].attend_forever())
+        self.slots[id] = LocalSlot(self, id, HostId(host), self._loader)
+        self.slots[id].join()
 
     async def remove_slot(self, id: ReplicaId) -> None:
-        """The slot ends, as when Serve stops its replica; what runs there is cut off."""
-        task = self._attending.pop(id)
-        task.cancel()
-        await asyncio.wait((task,))
-        await self.slots.pop(id).shutdown()
+        """See `LocalSlot.end`."""
+        await self.slots.pop(id).end()
 
     def lose_books(self) -> None:
         """The Eviction Manager is gone until `restart_books`."""
@@ -80,19 +121,23 @@ class LocalSharedPool:
     def restart_books(self) -> None:
         """Books that know nothing but the deployment file."""
         self.books = SharedPool(self._spec, self._profiles)
+        for slot in self.slots.values():
+            slot.join()
 
     async def lease(self, model: ModelName, invocation: Invocation) -> Dispatch:
-        return await self.present_books().offer(model, invocation)
+        return await self.present_books().offer(invocation, 0, model)
 
     async def stream(
         self, model: ModelName, lease: Dispatch, request: EngineRequest
     ) -> AsyncGenerator[EngineChunk, None]:
-        chunks = self.slots[lease.replica_id].generate(
-            model, request, lease.invocation_id, lease.attempt
-        )
+        asked = Generate(request, lease.invocation_id, lease.attempt, model)
+        chunks = self.slots[lease.replica_id].replica.generate(asked)
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
+
+    async def measured(self, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
+        self.present_books().measured(slot, copy_id, found)
 
     def present_books(self) -> SharedPool:
         if self.books is None:
@@ -102,28 +147,10 @@ class LocalSharedPool:
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            for slot in self.slots.values():
+                slot.replica.report()
             if self.books is not None:
                 self.books.tick()
-
-
-class _LocalKeeper:
-    def __init__(self, pool: LocalSharedPool) -> None:
-        self._pool = pool
-
-    async def attend(self, report: SlotReport) -> SlotOrder | StopCalls | None:
-        return await self._pool.present_books().attend(report)
-
-    async def report(self, report: SlotReport) -> None:
-        self._pool.present_books().report(report)
-
-    async def tell(self, slot: ReplicaId, model: ModelName, told: tuple[Told, ...]) -> None:
-        self._pool.present_books().tell(slot, model, told)
-
-    async def leave(self, slot: ReplicaId) -> None:
-        self._pool.present_books().leave(slot)
-
-    async def measured(self, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
-        self._pool.present_books().measured(slot, copy_id, found)
 
 
 async def _no_zygote() -> str:

@@ -112,7 +112,7 @@ class Stage:
         await self.engines[id].wait_dead()
         await self.engines[id].stop()
         self.pool.beat()
-        self.engines[id] = self.pool.engines[id] = self.new_engine(len(self.engines))
+        self.engines[id] = self.pool.replicas[id].engine = self.new_engine(len(self.engines))
         await self.pool.revive(id)
 
 

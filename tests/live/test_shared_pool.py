@@ -67,6 +67,7 @@ def test_every_call_is_answered_by_the_model_that_was_asked(app: App) -> None:
     assert node["llm"]["pool"] == f"cards/{models[0]}"
     assert node["llm"]["deployment"] == "cards-slots"
     assert node["llm"]["reasons"][-1].startswith(("hit: ", "miss: "))
+    assert "through Serve" not in node["llm"]["reasons"][-1]
 
 
 def test_the_models_are_listed(app: App) -> None:

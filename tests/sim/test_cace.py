@@ -12,7 +12,7 @@ from cato.core.errors import UnknownNameError
 from cato.core.events import InvocationOffered
 from cato.core.eviction import EvictionPolicy, Wanted
 from cato.core.ids import InvocationId, ModelName
-from cato.core.pool.placement import Load, LoadFinished
+from cato.core.pool.placement_events import Load, LoadFinished
 from cato.core.shared import OfLine, SharedEvent
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace

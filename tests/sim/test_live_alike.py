@@ -117,7 +117,7 @@ async def test_what_a_live_pool_was_told_replays_to_the_same_commands(name: str)
     calls = [asyncio.create_task(serve(pool, t)) for t in tasks]
     await asyncio.sleep(0)  # all are offered now
     calls[5].cancel()
-    await pool.kill(next(iter(pool.engines)))
+    await pool.kill(next(iter(pool.replicas)))
     answers = await asyncio.gather(*calls, return_exceptions=True)
     await pool.stop()
     failed = [a for a in answers if isinstance(a, CatoError)]

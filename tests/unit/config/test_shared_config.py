@@ -120,3 +120,12 @@ def test_policies_of_a_shared_pool_change_by_name() -> None:
     }
     with pytest.raises(ConfigError, match=r"shared_pools\.crds: no such pool \(known: cards\)"):
         shared_pool_changes({"shared_pools": {"crds": {}}}, known)
+
+
+def test_models_of_a_shared_pool_have_the_adapters_of_the_file() -> None:
+    file = a_file()
+    file["models"]["java"]["adapters"] = {"team": {"source": "/lora", "aliases": ["ours"]}}
+    (pool,) = validate(EnginesArgs, file, "file").to_topology().shared_pools
+    assert pool.models[0].model.names == ("java", "team", "ours")
+    file["models"]["java"]["adapter_places"] = 2
+    assert "and no places for more" in problems(file)

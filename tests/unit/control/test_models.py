@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from cato.cli.models import app
 from cato.control.eviction import EvictionManager
 from cato.core.errors import ContextLengthError, InputError, UnknownNameError
-from cato.core.ids import DeploymentName, HostId, ModelName, PoolName, ReplicaId
+from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import UNMEASURED
-from cato.core.slots import SlotReport, SlotState
 from cato.core.topology import (
     DeploymentSpec,
     EngineSpec,
@@ -118,9 +117,6 @@ def test_a_store_that_cannot_be_read_does_not_stop_the_pool(tmp_path: Path) -> N
         parts = await manager.parts()
         assert parts is not None
         assert [p.name for p in parts] == ["cards/java"]
-        # A slot of a pool that the manager does not know waits until it does.
-        report = SlotReport(ReplicaId("s"), 1, HostId("h"), SlotState.EMPTY)
-        assert await manager.attend(PoolName("other"), report) is None
 
     asyncio.run(scenario())
 

@@ -235,7 +235,7 @@ def tokens_of(
     streams: TokenStreams, prompt: str
 ) -> contextlib.aclosing[AsyncGenerator[EngineChunk, None]]:
     request = EngineRequest("i.1", Endpoint.COMPLETIONS, {"prompt": prompt})
-    return contextlib.aclosing(streams.stream(a_lease(), request, {}))
+    return contextlib.aclosing(streams.stream(a_lease(), request))
 
 
 async def test_tokens_come_straight_from_the_replica(address: Address) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,36 @@ from cato.core.events import ReplicaReported
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.profile import UNMEASURED
 from cato.core.shards import homes_of, shard_of
+from cato.core.slots import SlotOrder
 from cato.core.topology import PoolPolicies
 from cato.serve import replica_link
 from cato.serve.lease_link import LeaseLink
+from cato.serve.replica import Replica
 from cato.serve.replica_link import ReplicaLink
 from cato.testing.builders import a_profile, a_report, an_invocation
 from cato.wire.link.connection import Connection, Handler
 from cato.wire.link.endpoints import Listener
 
 POOL, DEPLOYMENT = PoolName("p"), DeploymentName("d")
+
+
+class Reports:
+    """A replica that says that it is there."""
+
+    def join(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def report(self) -> ReplicaReported:
+        return a_report(self._replica.id)
+
+    def obey(self, order: SlotOrder) -> None:
+        raise AssertionError
+
+    async def keep_forever(self) -> None:
+        raise AssertionError
+
+    async def stop(self) -> None:
+        raise AssertionError
 
 
 class Shards:
@@ -145,8 +167,9 @@ async def test_replicas_belong_to_their_shard_and_to_the_other_while_it_is_away(
     monkeypatch.setattr(replica_link, "RETRY_S", 0.02)
 
     async def to_router(
-        pool: PoolName, handler: Handler, shard: int = 0, tries: int = 1
+        pool: PoolName, handler: Handler, shard: int, tries: int, *, is_shared: bool
     ) -> tuple[Connection, bytes]:
+        assert not is_shared
         return await shards.dial(shard, handler)
 
     async def take(handler: Handler, secret: bytes, name: str) -> Listener:
@@ -155,17 +178,12 @@ async def test_replicas_belong_to_their_shard_and_to_the_other_while_it_is_away(
     monkeypatch.setattr(replica_link, "link_to_router", to_router)
     monkeypatch.setattr(replica_link, "take", take)
 
-    def report_of(id: ReplicaId) -> ReplicaReported:
-        return a_report(id)
-
     replicas = {}
     for rank in (0, 1):
         id = ReplicaId(f"r{rank}")
-        link = ReplicaLink(
-            id, POOL, DEPLOYMENT, lambda rank=rank: rank, lambda id, attempt: None,
-            lambda id=id: report_of(id), lambda asked: None,
-        )  # type: ignore[misc,arg-type]  # fmt: skip
-        replicas[id] = asyncio.ensure_future(link.keep_forever())
+        link = ReplicaLink(POOL, DEPLOYMENT, partial(int, rank))
+        replica = Replica(id, Reports(), link.tell)
+        replicas[id] = asyncio.ensure_future(link.keep_forever(replica))
     home = {rank: homes_of(DEPLOYMENT, rank, 2)[0] for rank in (0, 1)}
     for rank, shard in home.items():
         await shards.until_owned(shard, {f"r{rank}"})

@@ -13,6 +13,7 @@ import pytest
 from cato.control import shared_pool
 from cato.control.eviction import EvictionManager
 from cato.control.shared_pool import SETTLE_S, SharedPool
+from cato.control.slots import Slots
 from cato.control.staged import Staged
 from cato.core.commands import Dispatch
 from cato.core.errors import (
@@ -25,6 +26,7 @@ from cato.core.errors import (
     SupersededError,
     UnknownNameError,
 )
+from cato.core.events import InvocationWithdrawn
 from cato.core.eviction import CopyId
 from cato.core.ids import (
     DeploymentName,
@@ -41,6 +43,7 @@ from cato.core.profile import UNMEASURED, Profile
 from cato.core.slots import SlotOrder, SlotReport, SlotState
 from cato.core.snapshot import Invocation
 from cato.core.topology import (
+    AdapterSpec,
     DeploymentSpec,
     EngineSpec,
     HostedModel,
@@ -53,7 +56,10 @@ from cato.engines.base import Endpoint, Engine, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine, simulated_seed, simulated_text
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.engine_loader import EngineLoader
-from cato.testing.local_slots import LocalSharedPool
+from cato.serve.lease_link import LeaseLink
+from cato.testing.local_slots import LocalSharedPool, LocalSlot
+from cato.wire.link.connection import Connection, Handler
+from tests.unit.link_kit import SECRET, dial, taken
 
 JAVA, GO, RUST = ModelName("java"), ModelName("go"), ModelName("rust")
 PROMPT = "def f(x):\n    return"
@@ -136,12 +142,16 @@ async def running(
     lease = await pool.lease(model, an_invocation(id))
     task = asyncio.create_task(read(pool, model, lease, LONG_TOKENS))
     slot = pool.slots[lease.replica_id]
-    await until(lambda: task.done() or InvocationId(id) in dict(slot.as_report().held))
+    await until(lambda: task.done() or InvocationId(id) in slot.replica.calls.attempts)
     try:
         yield lease, task
     finally:
         task.cancel()
         await asyncio.wait((task,))
+
+
+def withdrawn(id: str) -> InvocationWithdrawn:
+    return InvocationWithdrawn(0.0, InvocationId(id), 1, "its client left")
 
 
 def books(pool: LocalSharedPool) -> SharedPool:
@@ -188,7 +198,7 @@ def test_a_client_that_leaves_the_queue_leaves_nothing_behind() -> None:
             async with running(pool, "java", JAVA):
                 waiting = asyncio.create_task(pool.lease(GO, an_invocation("go")))
                 await until(lambda: books(pool).picture().queued == 1)
-                books(pool).withdraw(InvocationId("go"), 1)
+                books(pool).take(withdrawn("go"))
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
                 assert books(pool).picture().queued == 0
@@ -205,11 +215,11 @@ def test_a_withdrawal_that_comes_late_leaves_the_next_attempt_alone() -> None:
                 call = an_invocation("go", attempt=2)
                 waiting = asyncio.create_task(pool.lease(GO, call))
                 await until(lambda: books(pool).picture().queued == 1)
-                books(pool).withdraw(call.id, 1)
+                books(pool).take(withdrawn(call.id))
                 await asyncio.sleep(0)
                 assert not waiting.done()
             lease = await waiting
-            books(pool).withdraw(call.id, 1)
+            books(pool).take(withdrawn(call.id))
             assert await read(pool, GO, lease) == text_of(GO)
 
     asyncio.run(scenario())
@@ -321,7 +331,7 @@ def test_a_call_that_new_books_found_and_that_is_left_frees_its_slot() -> None:
             async with running(pool, "java", JAVA):
                 pool.restart_books()
                 await until(lambda: _ready(pool) == 1)
-                books(pool).withdraw(InvocationId("java"), 1)
+                books(pool).take(withdrawn("java"))
             async with asyncio.timeout(10):
                 _, text = await ask(pool, "go", GO)
             assert text == text_of(GO)
@@ -357,8 +367,7 @@ def test_new_books_order_nothing_until_all_slots_have_spoken() -> None:
         spec = replace(spec, models=(replace(java, min_copies=1), go))
         profiles = {JAVA: QUICK, GO: QUICK}
         new = SharedPool(spec, profiles)
-        order = await new.attend(ready("a", CopyId("copy-old-2"), GO))
-        assert order is None
+        new.report(ready("a", CopyId("copy-old-2"), GO))
         new.report(ready("b", CopyId("copy-old-1"), JAVA, "1", "2"))
         await asyncio.sleep(SETTLE_S)
         new.tick()
@@ -368,9 +377,10 @@ def test_new_books_order_nothing_until_all_slots_have_spoken() -> None:
         names = set()
         for _ in range(2):
             other = SharedPool(spec, profiles, settle_s=0.0)
-            order = await other.attend(SlotReport(ReplicaId("s"), 1, HostId("h"), SlotState.EMPTY))
-            assert isinstance(order, SlotOrder)
-            names.add(order.copy_id)
+            ordered: list[SlotOrder] = []
+            other.slots = Slots(other, lambda slot, order, told=ordered: told.append(order))
+            other.report(SlotReport(ReplicaId("s"), 1, HostId("h"), SlotState.EMPTY))
+            names.add(ordered[-1].copy_id)
         assert len(names) == 2
 
     asyncio.run(scenario())
@@ -386,19 +396,25 @@ def test_a_slot_that_left_its_deployment_ends_what_it_has_and_gets_no_more() -> 
             slot = pool.slots[lease.replica_id]
             waiting = asyncio.create_task(pool.lease(JAVA, an_invocation("2")))
             await until(lambda: books(pool).picture().queued == 1)
-            books(pool).left([lease.replica_id])
+            books(pool).leave(lease.replica_id)
             again = await waiting  # not one of the places that it no longer offers
             assert again.replica_id != lease.replica_id
-            books(pool).report(slot.as_report())
+            slot.replica.report()
             assert [s.slot for s in books(pool).picture().slots] == [again.replica_id]
             assert await read(pool, JAVA, again) == text_of(JAVA)
             assert not stream.done()
             other = SharedPool(spec, {JAVA: SLOW})  # a pool that is redeployed knows it too
-            other.left(books(pool).have_left)
-            other.report(slot.as_report())
+            other.slots.leave(books(pool).slots.have_left)
+            other.report(report_of(slot))
             assert other.picture().slots == ()
 
     asyncio.run(scenario())
+
+
+def report_of(slot: LocalSlot) -> SlotReport:
+    report = slot.holding.report()
+    assert isinstance(report, SlotReport)
+    return report
 
 
 def _ready(pool: LocalSharedPool) -> int:
@@ -426,7 +442,7 @@ def test_an_engine_that_dies_is_loaded_again() -> None:
     async def scenario() -> None:
         async with LocalSharedPool(a_pool(JAVA), {JAVA: SLOW}) as pool:
             async with running(pool, "1", JAVA) as (lease, stream):
-                engine = pool.slots[lease.replica_id].engine
+                engine = pool.slots[lease.replica_id].replica.engine
                 assert isinstance(engine, SimulatedEngine)
                 await engine.kill()
                 with pytest.raises(EngineDeadError):
@@ -444,8 +460,26 @@ def test_a_slot_refuses_a_call_of_a_model_that_it_does_not_hold() -> None:
     async def scenario() -> None:
         async with LocalSharedPool(a_pool(JAVA, GO), {JAVA: QUICK, GO: QUICK}) as pool:
             lease, _ = await ask(pool, "1", JAVA)
-            with pytest.raises(ReplicaLostError, match=r"holds java \(ready\), not go"):
+            with pytest.raises(ReplicaLostError, match="it holds java, not go"):
                 await read(pool, GO, lease)
+
+    asyncio.run(scenario())
+
+
+def test_a_model_answers_with_the_adapter_that_is_asked_for() -> None:
+    async def scenario() -> None:
+        spec = a_pool(JAVA, GO)
+        java, go = spec.models
+        team = AdapterSpec(ModelName("team"), "/lora")
+        java = replace(java, model=replace(java.model, adapters=(team,)))
+        spec = replace(spec, models=(java, go))
+        async with LocalSharedPool(spec, dict.fromkeys((JAVA, GO), QUICK)) as pool:
+            lease, _ = await ask(pool, "1", JAVA)
+            asked = replace(a_request("1"), adapter=team)
+            text = "".join([c.text async for c in pool.stream(JAVA, lease, asked)])
+            own = simulated_seed(simulated_seed(0, JAVA), "team")
+            assert text == simulated_text(own, PROMPT, 8)
+            assert text != text_of(JAVA)
 
     asyncio.run(scenario())
 
@@ -590,11 +624,11 @@ def _is_idle(pool: SharedPool) -> bool:
     return all(s.running == 0 for s in pool.picture().slots)
 
 
-def test_a_silent_slot_is_lost() -> None:
+def test_a_slot_that_was_lost_and_lives_comes_back() -> None:
     async def scenario() -> None:
         async with LocalSharedPool(a_pool(JAVA), {JAVA: QUICK}) as pool:
             await ask(pool, "1", JAVA)
-            books(pool).leave(ReplicaId("slot-0"))
+            books(pool).lose(ReplicaId("slot-0"), "its link ended")
             # It lives, and says so.
             _, text = await ask(pool, "2", JAVA)
             assert text == text_of(JAVA)
@@ -707,7 +741,7 @@ def test_a_slot_that_ends_while_it_measures_says_so_and_stops_the_engine() -> No
     async def scenario() -> None:
         async with measuring() as (pool, loader, task):
             await pool.remove_slot(ReplicaId("slot-0"))
-            with pytest.raises(ReplicaLostError, match="ended while it measured"):
+            with pytest.raises(ReplicaLostError, match="ended while it measured a model"):
                 await task
             assert loader.engine is not None
             assert loader.engine.state is EngineState.STOPPED
@@ -758,8 +792,8 @@ def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path
         spec = a_pool(JAVA)
         manager, store = EvictionManager(), str(tmp_path / "m.db")
         await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
-        await manager.report_slot(
-            spec.name, SlotReport(ReplicaId("slot"), 1, HostId("host"), SlotState.EMPTY)
+        manager._shared[spec.name].report(
+            SlotReport(ReplicaId("slot"), 1, HostId("host"), SlotState.EMPTY)
         )
         task = asyncio.create_task(manager.measure(spec.name, NEW, QUICK))
         await asyncio.sleep(0)
@@ -773,31 +807,38 @@ def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_who_waits_in_a_pool_that_is_deployed_anew_is_served_by_the_new_one(
+async def test_who_waits_in_a_pool_that_is_deployed_anew_is_served_by_the_new_one(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        spec = a_pool(JAVA)
-        manager, store = EvictionManager(), str(tmp_path / "m.db")
-        await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
-        waiting = asyncio.create_task(manager.offer(spec.name, JAVA, an_invocation("1")))
-        await asyncio.sleep(0.2)
-        other = replace(spec, models=(replace(spec.models[0], slo_s=9.0),))
-        await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
-        loaded = SlotReport(
-            ReplicaId("slot"), 1, HostId("host"), SlotState.READY, CopyId("copy-1"), JAVA
-        )
-        await manager.report_slot(spec.name, loaded)
-        async with asyncio.timeout(10):
-            lease = await waiting
-        assert lease.replica_id == "slot"
-        assert lease.queue_s >= 0.2  # the clock of the SLO went on
-        assert lease.slack_s <= 1.3
-        await manager.register([], {}, store)
-        with pytest.raises(UnknownNameError, match="no shared pool named 'cards'"):
-            await manager.offer(spec.name, JAVA, an_invocation("2"))
+    """Links end with the books, as with a router's life; over them the ingress asks the next."""
+    spec = a_pool(JAVA)
+    manager, store = EvictionManager(SECRET), str(tmp_path / "m.db")
 
-    asyncio.run(scenario())
+    async def dialled(shard: int, handler: Handler) -> tuple[Connection, bytes]:
+        links = manager._shared[spec.name].links
+        links._listener = links._listener or await taken(links, tmp_path)
+        address = links._listener.address
+        return await dial(address, SECRET, "manager", handler), SECRET
+
+    await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+    link = LeaseLink(spec.name, dialled)
+    waiting = asyncio.create_task(link.lease(an_invocation("1"), JAVA))
+    await until(lambda: manager._shared[spec.name].picture().queued == 1)
+    await asyncio.sleep(0.2)
+    other = replace(spec, models=(replace(spec.models[0], slo_s=9.0),))
+    await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+    loaded = SlotReport(
+        ReplicaId("slot"), 1, HostId("host"), SlotState.READY, CopyId("copy-1"), JAVA
+    )
+    manager._shared[spec.name].report(loaded)
+    async with asyncio.timeout(10):
+        lease = (await waiting).dispatch
+    assert lease.replica_id == "slot"
+    assert lease.queue_s >= 0.2  # the clock of the SLO went on
+    assert lease.slack_s <= 1.3
+    with pytest.raises(UnknownNameError, match="no model named 'go'; known: java"):
+        await link.lease(an_invocation("2"), GO)
+    await manager.register([], {}, store)
 
 
 def a_sleepy_pool(*names: ModelName, room: int, slots: int = 1) -> SharedPoolSpec:

@@ -41,6 +41,9 @@ from cato.core.pool.placement import (
     LOAD_TRIES,
     MAX_LOAD_RETRY_S,
     STARVED_AFTER_S,
+    Placement,
+)
+from cato.core.pool.placement_events import (
     CardAdded,
     CardLent,
     CardLost,
@@ -55,7 +58,6 @@ from cato.core.pool.placement import (
     LoadFinished,
     ModelPinned,
     ModelRemoved,
-    Placement,
     Served,
 )
 from cato.core.profile import UNMEASURED

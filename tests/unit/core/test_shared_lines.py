@@ -24,7 +24,8 @@ from cato.core.ids import (
     RunId,
     TaskName,
 )
-from cato.core.pool.placement import CardAdded, Load, LoadFinished, Placement, Served
+from cato.core.pool.placement import Placement
+from cato.core.pool.placement_events import CardAdded, Load, LoadFinished, Served
 from cato.core.profile import UNMEASURED
 from cato.core.shared import ModelAdded, OfLine, SharedOrchestrator, Step, Told
 from cato.core.snapshot import Invocation

@@ -419,7 +419,7 @@ async def test_replicas_that_are_gone_before_a_call_reaches_them_do_not_fail_it(
 ) -> None:
     pool = a_pool("sim-fast", "fast", replicas=6)
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:
-        for id in list(pool.engines)[:5]:
+        for id in list(pool.replicas)[:5]:
             pool.vanish(id)
         finish = await kit.service.run_task(
             "code-completion", {"prefix": "x"}, request_id="r"

@@ -1,0 +1,369 @@
+"""The slots of a shared pool: what they say of themselves, and what they have to hold."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cato.control.load_book import LoadBook
+from cato.control.staged import Staged
+from cato.core.errors import CapacityError, CatoError, ReplicaLostError
+from cato.core.eviction import Card, CardId, CopyId, HostMemory
+from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
+from cato.core.pool.placement import Placement
+from cato.core.pool.placement_events import (
+    CardAdded,
+    CardLent,
+    CardLost,
+    CopyFound,
+    CopyReported,
+    HostMemoryHeld,
+    HostMemorySized,
+    LoadFailed,
+    LoadFinished,
+    PlacementEvent,
+)
+from cato.core.profile import Profile
+from cato.core.residency import Resident
+from cato.core.slots import SlotOrder, SlotPicture, SlotReport, SlotState
+from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec
+from cato.telemetry.decisions import LOAD, Decided, DecisionBook
+
+log = logging.getLogger("cato.shared_pool")
+
+# Two loads of the largest model from slow storage take minutes; what hangs must end some time.
+MEASURE_LIMIT_S = 1800.0
+FULL_RETRY_AFTER_S = 1.0
+NOTHING = CopyId("")
+_MEASURE = "measure-"
+
+
+class Books(Protocol):
+    """The pool as its slots need it."""
+
+    spec: SharedPoolSpec
+    hosted: dict[ModelName, HostedModel]
+    profiles: dict[ModelName, Profile]
+    decisions: DecisionBook
+    loads: LoadBook
+
+    @property
+    def placement(self) -> Placement: ...
+
+    @property
+    def policies(self) -> SharedPoolPolicies: ...
+
+    def handle(self, event: PlacementEvent) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Loan:
+    """A slot that measures a model, and those who wait for what it finds."""
+
+    order: SlotOrder
+    found: asyncio.Future[Staged]
+
+
+@dataclass(slots=True)
+class _Slot:
+    id: ReplicaId
+    report: SlotReport
+    must_clear: bool = False
+    loan: _Loan | None = None
+
+    @property
+    def card(self) -> CardId:
+        return CardId(self.id)
+
+
+class Slots:
+    """What each slot said last. Slots are told their orders with each report, until they obey."""
+
+    def __init__(self, books: Books, hold: Callable[[ReplicaId, SlotOrder], None]) -> None:
+        """`hold` sends an order to a slot."""
+        self._books, self._hold = books, hold
+        self._slots: dict[ReplicaId, _Slot] = {}
+        # Serve does not list these any more; they report for as long as they drain.
+        self.have_left: set[ReplicaId] = set()
+
+    def __contains__(self, slot: ReplicaId) -> bool:
+        return slot in self._slots
+
+    @property
+    def count(self) -> int:
+        """How many can hold a model now; one that is lent comes back in a minute."""
+        lent = {s.card for s in self._slots.values() if s.loan is not None}
+        return len(self._books.placement.cards().keys() | lent)
+
+    @property
+    def is_measuring(self) -> bool:
+        return any(s.loan is not None for s in self._slots.values())
+
+    def model_on(self, slot: ReplicaId) -> ModelName | None:
+        """What it says that it holds, or loads."""
+        return self._slots[slot].report.model if slot in self._slots else None
+
+    def pictures(self) -> tuple[SlotPicture, ...]:
+        reports = (s.report for s in self._slots.values())
+        return tuple(
+            SlotPicture(r.slot, r.host, r.state, r.model, len(r.held), r.pid) for r in reports
+        )
+
+    def in_host_memory(self) -> Mapping[HostId, tuple[ModelName, ...]]:
+        hosts = {self._place_of(s): s.report.host for s in self._slots.values()}
+        found: dict[HostId, set[ModelName]] = {}
+        for place, models in self._books.placement.in_host_memory().items():
+            found.setdefault(hosts.get(place, place), set()).update(models)
+        return {host: tuple(sorted(models)) for host, models in found.items()}
+
+    def residents(self) -> tuple[Resident, ...]:
+        """What the slots hold, as they last said."""
+        pool, spec = self._books.spec.name, self._books.spec.slots
+        return tuple(
+            Resident(
+                replica_id=r.slot,
+                pool=pool,
+                deployment=spec.name,
+                model=r.model,
+                host=r.host,
+                accelerator=spec.accelerator,
+                cards=spec.cards,
+                state=r.state.value,
+                load_s=r.load_s,
+                pid=r.pid,
+            )
+            for r in (s.report for s in self._slots.values())
+            if r.model is not None and r.state is not SlotState.EMPTY
+        )
+
+    # What they say
+
+    def report(self, report: SlotReport) -> None:
+        """A slot as it is now; it is told what it should hold instead."""
+        if report.slot in self.have_left:
+            return
+        slot = self._slots.get(report.slot)
+        if slot is None:
+            slot = self._slots[report.slot] = _Slot(report.slot, report)
+            self.size_memories()
+        if report.number < slot.report.number:
+            return
+        slot.report = report
+        self._look_at(slot)
+        self.tell(slot.id)
+
+    def _look_at(self, slot: _Slot) -> None:
+        report, now_s = slot.report, _now_s()
+        if slot.loan is not None:
+            self._check_loan(slot, slot.loan)
+            return
+        if report.state is SlotState.LOADING and (report.copy_id or "").startswith(_MEASURE):
+            slot.must_clear = True  # nobody waits for what it measures: these books are new
+        if slot.must_clear:
+            slot.must_clear = report.state is not SlotState.EMPTY
+        if not slot.must_clear:
+            self._reconcile(slot, now_s)
+            self._check_memory(slot, now_s)
+
+    def _reconcile(self, slot: _Slot, now_s: float) -> None:
+        """Bring the books to what the slot says of itself."""
+        report, cards = slot.report, self._books.placement.cards()
+        loads, handle = self._books.loads, self._books.handle
+        on_card = cards.get(slot.card)
+        if on_card is not None and on_card.id == report.copy_id:
+            if report.state is SlotState.EMPTY:
+                log.warning("slot %s lost %s: %s", slot.id, report.model, report.problem)
+                loads.end(on_card.id, now_s, has_failed=True)
+                handle(LoadFailed(now_s, on_card.id, report.problem))
+            elif report.state is SlotState.READY:
+                loads.end(on_card.id, now_s)
+                handle(LoadFinished(now_s, on_card.id))
+                handle(CopyReported(now_s, on_card.id, _held(report)))
+        elif (
+            on_card is None
+            and report.state is SlotState.READY
+            and report.model in self._books.hosted
+        ):
+            # A model is loaded that these books know nothing of: they, or the slot, were lost.
+            assert report.copy_id is not None
+            card, place = (slot.card,), self._place_of(slot)
+            handle(CopyFound(now_s, report.copy_id, report.model, card, _held(report), place))
+        elif slot.card not in cards and not _is_busy_elsewhere(report):
+            handle(CardAdded(now_s, Card(slot.card, self._place_of(slot))))
+
+    def _check_memory(self, slot: _Slot, now_s: float) -> None:
+        """Engines may end in their sleep; what is loaded sleeps when it has to leave."""
+        report = slot.report
+        if self._sleeps and report.state is not SlotState.LOADING:
+            loaded = {report.model} if report.model and report.state is SlotState.READY else set()
+            models = frozenset(loaded | set(report.asleep))
+            self._books.handle(HostMemoryHeld(now_s, self._place_of(slot), models))
+
+    # What they are told
+
+    def tell(self, slot_id: ReplicaId) -> None:
+        """Send the slot what it should hold, unless it holds or loads that already."""
+        slot = self._slots.get(slot_id)
+        order = None if slot is None else self._order_for(slot)
+        if order is not None:
+            self._hold(slot_id, order)
+
+    def _order_for(self, slot: _Slot) -> SlotOrder | None:
+        report = slot.report
+        if slot.loan is not None:
+            return None if report.copy_id == slot.loan.order.copy_id else slot.loan.order
+        if slot.must_clear:
+            return None if report.copy_id == NOTHING else SlotOrder(NOTHING)
+        on_card = self._books.placement.cards().get(slot.card)
+        remembered = self._books.placement.in_host_memory().get(self._place_of(slot), ())
+        load = None
+        if on_card is not None and on_card.id != report.copy_id:
+            load = self._books.loads.ordered(on_card.id)
+        if load is None:
+            is_right = set(report.asleep) <= set(remembered)
+            if is_right or report.copy_id is None or report.state is SlotState.LOADING:
+                return None
+            return SlotOrder(report.copy_id, remembered=remembered)
+        return SlotOrder(
+            load.copy_id,
+            self._books.hosted[load.model],
+            self._books.profiles[load.model],
+            load.from_host_memory,
+            load.expected_s,
+            remembered=remembered,
+        )
+
+    def clear(self, model: ModelName | None = None) -> None:
+        """Empty all slots, or those that hold `model`."""
+        for slot in self._slots.values():
+            if model is None or (slot.report.model == model and slot.loan is None):
+                slot.must_clear = True
+                self.tell(slot.id)
+
+    # Measuring
+
+    async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
+        """See `SharedPool.measure`."""
+        now_s = _now_s()
+        card = self._books.placement.easiest_card(now_s)
+        if card is None:
+            name = self._books.spec.name
+            raise CapacityError(name, "none of its slots is idle", FULL_RETRY_AFTER_S)
+        slot = self._slots[ReplicaId(card)]
+        copy_id = CopyId(f"{_MEASURE}{uuid.uuid4().hex}")
+        order = SlotOrder(copy_id, hosted, profile, measure=True)
+        loan = slot.loan = _Loan(order, asyncio.get_running_loop().create_future())
+        self._lend(slot, hosted.model.name, now_s)
+        try:
+            async with asyncio.timeout(MEASURE_LIMIT_S):
+                return await loan.found
+        except TimeoutError:
+            problem = f"{hosted.model.name} was not measured in {MEASURE_LIMIT_S:.0f} s"
+            raise ReplicaLostError(slot.id, problem) from None
+        finally:
+            slot.loan = None  # its next report brings it back
+            slot.must_clear = loan.found.cancelled()  # nobody waits, but it still measures
+            self.size_memories()
+            self.tell(slot.id)
+
+    def _lend(self, slot: _Slot, name: ModelName, now_s: float) -> None:
+        books = self._books
+        copy = books.placement.cards()[slot.card]
+        reason = f"lent to measure {name}"
+        if copy is not None:
+            reason += f"; {copy.model} goes"
+            books.loads.lend(copy.id, now_s)
+        log.info("slot %s: %s", slot.id, reason)
+        decided = Decided(time.time(), books.spec.name, LOAD, reason, slot.id)
+        books.decisions.add(decided, "lent to measure a model")
+        books.handle(CardLent(now_s, slot.card))
+        if self._sleeps:  # what sleeps there makes room
+            books.handle(HostMemorySized(now_s, HostMemory(self._place_of(slot), 0)))
+        self.tell(slot.id)
+
+    def measured(self, slot_id: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
+        """What the slot was lent for is done."""
+        slot = self._slots.get(slot_id)
+        if slot is None or slot.loan is None or slot.loan.order.copy_id != copy_id:
+            return  # nobody waits for it any more
+        if slot.loan.found.done():
+            return
+        if isinstance(found, Staged):
+            slot.loan.found.set_result(found)
+        else:
+            slot.loan.found.set_exception(found)
+
+    def _check_loan(self, slot: _Slot, loan: _Loan) -> None:
+        """A slot that is done has said what it found, unless that was lost."""
+        is_done = slot.report.copy_id == loan.order.copy_id
+        if is_done and slot.report.state is SlotState.EMPTY:
+            self._end_loan(slot, slot.report.problem or "what it measured did not arrive")
+
+    def end_loans(self, problem: str) -> None:
+        for slot in self._slots.values():
+            self._end_loan(slot, problem)
+
+    def _end_loan(self, slot: _Slot, problem: str) -> None:
+        if slot.loan is not None and not slot.loan.found.done():
+            slot.loan.found.set_exception(ReplicaLostError(slot.id, problem, was_reached=True))
+
+    # Their ends
+
+    def leave(self, slots: Iterable[ReplicaId]) -> None:
+        """These get no more work, whatever they report, and end what they have."""
+        for slot_id in sorted(set(slots) - self.have_left):
+            self.have_left.add(slot_id)
+            self.lose(slot_id, "it left its deployment")
+
+    def lose(self, slot_id: ReplicaId, why: str) -> None:
+        """Leases there end; the ingresses come again, and what waited first is served first. If
+        the slot lives, its next report brings it back."""
+        slot = self._slots.pop(slot_id, None)
+        if slot is None:
+            return
+        log.warning("slot %s is lost: %s", slot_id, why)
+        self._end_loan(slot, f"{why} while it measured a model")
+        now_s, copy = _now_s(), self._books.placement.cards().get(slot.card)
+        if copy is not None:
+            self._books.loads.end(copy.id, now_s)
+        self._books.handle(CardLost(now_s, slot.card))
+        self.size_memories()
+
+    # Memory of hosts
+
+    @property
+    def _sleeps(self) -> bool:
+        return self._books.spec.slots.engine.sleep
+
+    def _place_of(self, slot: _Slot) -> HostId:
+        """Where weights are kept: the host, or the slot if engines sleep: none wakes elsewhere."""
+        host = slot.report.host
+        return HostId(f"{host}/{slot.id}") if self._sleeps else host
+
+    def size_memories(self) -> None:
+        """Slots whose engines sleep share their host's memory in equal parts."""
+        places: dict[HostId, set[HostId]] = {}
+        for slot in self._slots.values():
+            places.setdefault(slot.report.host, set()).add(self._place_of(slot))
+        for of_host in places.values():
+            each_bytes = self._books.policies.host_memory_bytes // len(of_host)
+            for place in sorted(of_host):
+                self._books.handle(HostMemorySized(_now_s(), HostMemory(place, each_bytes)))
+
+
+def _held(report: SlotReport) -> tuple[InvocationId, ...]:
+    return tuple(id for id, _ in report.held)
+
+
+def _is_busy_elsewhere(report: SlotReport) -> bool:
+    """It loads, or runs calls of a model that the books do not know (yet)."""
+    return report.state is SlotState.LOADING or bool(report.held)
+
+
+def _now_s() -> float:
+    return time.monotonic()

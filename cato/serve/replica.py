@@ -1,0 +1,97 @@
+"""One replica of a pool: the calls that it holds, and the engine that serves them.
+
+Nothing here knows Ray: `cato.serve.engine_replica` is the Serve deployment around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
+
+from cato.control.links import Generate, Left, Stop, Told
+from cato.core.errors import ReplicaLostError
+from cato.core.events import ReplicaReported
+from cato.core.ids import ModelName, ReplicaId
+from cato.core.profile import UNMEASURED
+from cato.core.slots import SlotOrder, SlotReport
+from cato.engines.base import Engine, EngineChunk
+from cato.serve.held_calls import HeldCalls
+
+Report = ReplicaReported | SlotReport | Left
+
+
+class Holding(Protocol):
+    """What the replica holds, and who decides that: `OwnModel` or `OrderedModels`."""
+
+    def join(self, replica: Replica) -> None:
+        """Called once, before all else; sets the engine, model and profile of `replica`."""
+        ...
+
+    def report(self) -> Report:
+        """What the pool's router must know."""
+        ...
+
+    def obey(self, order: SlotOrder) -> None:
+        """The router says what to hold."""
+        ...
+
+    async def keep_forever(self) -> None:
+        """Watch the engine, carry out orders."""
+        ...
+
+    async def stop(self) -> None:
+        """End the engine."""
+        ...
+
+
+class Replica:
+    """Belongs to one asyncio loop."""
+
+    def __init__(
+        self, id: ReplicaId, holding: Holding, tell: Callable[[Told | Report], None]
+    ) -> None:
+        """`tell` sends notes to the pool's router."""
+        self.id, self._tell = id, tell
+        self.calls = HeldCalls(id, tell)
+        self.engine: Engine | None = None
+        self.model: ModelName | None = None
+        self.profile = UNMEASURED
+        self.is_draining = False
+        self._holding = holding
+        holding.join(self)
+
+    def report(self) -> None:
+        """Tell the router how the replica is, now."""
+        self._tell(self._holding.report())
+
+    def note(self, note: Stop | SlotOrder) -> None:
+        """What the router says."""
+        if isinstance(note, Stop):
+            self.calls.progress.stop(note.invocation_id, note.attempt)
+        else:
+            self._holding.obey(note)
+
+    async def generate(self, asked: Generate) -> AsyncGenerator[EngineChunk, None]:
+        """Tokens of one invocation; the first at once, then batched when many streams run.
+
+        Raise `ReplicaLostError` when the replica holds another model, or none.
+        """
+        if self.is_draining:
+            raise ReplicaLostError(self.id, "it is shutting down", was_reached=False)
+        if self.engine is None:
+            raise ReplicaLostError(self.id, "no model is loaded", was_reached=False)
+        if asked.model not in ("", self.model):
+            problem = f"it holds {self.model}, not {asked.model}"
+            raise ReplicaLostError(self.id, problem, was_reached=False)
+        id, attempt = asked.invocation_id, asked.attempt
+        stream = self.calls.stream(self.engine, self.profile, asked.request, id, attempt)
+        async with contextlib.aclosing(stream) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def drain(self) -> None:
+        """Take no more, and return when nothing is held."""
+        self.is_draining = True
+        self.report()
+        await self.calls.is_idle.wait()

@@ -48,7 +48,9 @@ class GroupArgs(StrictModel):
 
     tenant: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$")]
     role: Literal["user", "tenant-admin", "operator"] = "user"
-    sla_class: Literal["interactive", "standard", "batch"] = Field("interactive", alias="sla")
+    sla_class: Literal["interactive", "standard", "batch"] = Field(
+        default="interactive", alias="sla"
+    )
     tasks: list[NonEmpty] = Field(default_factory=list)
     models: list[NonEmpty] = Field(default_factory=list)
     default_task: str = ""
@@ -86,7 +88,7 @@ class SignInArgs(StrictModel):
         ],
         Field(min_length=1),
     ] = Field(default_factory=lambda: list(ALGORITHMS))  # type: ignore[arg-type]  # fmt: skip
-    skew_s: Annotated[Duration, Field(ge=0, le=300)] = Field(30.0, alias="clock_skew")
+    skew_s: Annotated[Duration, Field(ge=0, le=300)] = Field(default=30.0, alias="clock_skew")
     client_id: str = ""
     scope: NonEmpty = DEFAULT_SCOPE
 

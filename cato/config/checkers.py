@@ -22,9 +22,11 @@ class CheckerArgs(StrictModel):
     """The language that it checks; code of others passes it by."""
     command: list[NonEmpty] = Field(min_length=1, max_length=64)
     """Program and arguments, no shell; `{file}` is the code's file."""
-    time_s: Annotated[Duration, Field(gt=0, le=MAX_TIME_S)] = Field(10.0, alias="time")
+    time_s: Annotated[Duration, Field(gt=0, le=MAX_TIME_S)] = Field(default=10.0, alias="time")
     """After that it is killed, with all that it started."""
-    memory_bytes: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES)] = Field(1 << 30, alias="memory")
+    memory_bytes: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES)] = Field(
+        default=1 << 30, alias="memory"
+    )
     """Address space of each of its processes; Java and Node need several GB."""
 
     @field_validator("language")

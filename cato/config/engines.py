@@ -46,10 +46,10 @@ class EngineArgs(StrictModel):
     scheduler: Literal["due-date"] | None = None
     """Inside the engine: `due-date` orders prompts by due date and bounds their work in each step.
     Default: vLLM's own."""
-    prefill_step_s: Annotated[Duration, Field(gt=0)] = Field(MOST_S, alias="prefill_step")
+    prefill_step_s: Annotated[Duration, Field(gt=0)] = Field(default=MOST_S, alias="prefill_step")
     """Most time of prompts in one step, with `scheduler: due-date`."""
     kv_cache_memory_bytes: Annotated[ByteSize, Field(ge=1)] | None = Field(
-        None, alias="kv_cache_memory"
+        default=None, alias="kv_cache_memory"
     )
     """Memory of the KV cache."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
@@ -60,7 +60,7 @@ class EngineArgs(StrictModel):
     """Let the engine order its own queue by the router's priorities."""
     enforce_eager: bool = False
     """Do not compile or capture graphs: starts sooner, runs slower."""
-    start_timeout_s: Annotated[Duration, Field(gt=0)] = Field(600.0, alias="start_timeout")
+    start_timeout_s: Annotated[Duration, Field(gt=0)] = Field(default=600.0, alias="start_timeout")
     """How long a start may take."""
     args: list[Word] = Field(default_factory=list)
     """Further arguments of the vLLM server, as they are."""

@@ -107,7 +107,7 @@ class PoliciesArgs(StrictModel):
     refuse_late: bool = False
     """Refuse work that will miss its SLO."""
     patience_s: Annotated[Duration, Field(gt=0)] | None = Field(
-        _DEFAULT_POLICIES.patience_s, alias="patience"
+        default=_DEFAULT_POLICIES.patience_s, alias="patience"
     )
     """How long clients wait that name no time themselves."""
 
@@ -118,10 +118,10 @@ class ScalingArgs(StrictModel):
     policy: Annotated[str, known_name(scaling_names)] = _DEFAULT_SCALING.policy
     """The rule that sets the number of replicas."""
     idle_timeout_s: Annotated[Duration, Field(gt=0)] = Field(
-        _DEFAULT_SCALING.idle_timeout_s, alias="idle_timeout"
+        default=_DEFAULT_SCALING.idle_timeout_s, alias="idle_timeout"
     )
     """After this time without work, a pool whose `min` is 0 stops its last replica."""
-    every_s: Duration = Field(_DEFAULT_SCALING.every_s, alias="every")
+    every_s: Duration = Field(default=_DEFAULT_SCALING.every_s, alias="every")
     """How often the rule is asked."""
 
     @field_validator("every_s")
@@ -162,13 +162,13 @@ class HostedModelArgs(StrictModel):
 
     profile: NonEmpty | None = None
     """As of a deployment."""
-    load_s: Annotated[Duration, Field(gt=0)] | None = Field(None, alias="load")
+    load_s: Annotated[Duration, Field(gt=0)] | None = Field(default=None, alias="load")
     """Time to load it from storage. Default: the profile's."""
-    reload_s: Annotated[Duration, Field(gt=0)] | None = Field(None, alias="reload")
+    reload_s: Annotated[Duration, Field(gt=0)] | None = Field(default=None, alias="reload")
     """Time to load it from the host's memory. Default: the profile's."""
-    weights_bytes: Annotated[ByteSize, Field(ge=0)] = Field(0, alias="weights")
+    weights_bytes: Annotated[ByteSize, Field(ge=0)] = Field(default=0, alias="weights")
     """Size of its weights."""
-    slo_s: Annotated[Duration, Field(gt=0)] = Field(_DEFAULT_SLO_S, alias="slo")
+    slo_s: Annotated[Duration, Field(gt=0)] = Field(default=_DEFAULT_SLO_S, alias="slo")
     """Time to the first token that its users expect: how much a load hurts."""
     min_copies: int = Field(default=0, ge=0)
     """Copies that stay loaded."""
@@ -191,7 +191,7 @@ class SharedPoliciesArgs(StrictModel):
     dispatch: Annotated[str, known_name(order_names)] = _DEFAULT_SHARED.dispatch
     """Which waiting call is served, or loaded for, next."""
     host_memory_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
-        _DEFAULT_SHARED.host_memory_bytes, alias="host_memory"
+        default=_DEFAULT_SHARED.host_memory_bytes, alias="host_memory"
     )
     """Memory of each host for weights that are not loaded."""
     max_queued: int = Field(default=_DEFAULT_SHARED.max_queued, ge=0)
@@ -201,7 +201,7 @@ class SharedPoliciesArgs(StrictModel):
     refuse_late: bool = _DEFAULT_SHARED.refuse_late
     """Refuse calls that cannot meet their SLO any more."""
     patience_s: Annotated[Duration, Field(gt=0)] | None = Field(
-        _DEFAULT_SHARED.patience_s, alias="patience"
+        default=_DEFAULT_SHARED.patience_s, alias="patience"
     )
     """How long a client waits that names no time itself; null: without limit."""
 

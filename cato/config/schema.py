@@ -143,11 +143,13 @@ class ReuseArgs(StrictModel):
     """`reuse`: identical deterministic calls share answers; see `ReuseLimits`. `memory` is for all
     tenants of an ingress replica together, 0 for none."""
 
-    total_bytes: Annotated[ByteSize, Field(ge=0)] = Field(64_000_000, alias="memory")
+    total_bytes: Annotated[ByteSize, Field(ge=0)] = Field(default=64_000_000, alias="memory")
     """Memory for kept answers; 0 keeps none."""
-    tenant_bytes: Annotated[ByteSize, Field(ge=0)] = Field(16_000_000, alias="tenant_memory")
+    tenant_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
+        default=16_000_000, alias="tenant_memory"
+    )
     """The most of it for one tenant."""
-    age_s: Annotated[Duration, Field(gt=0)] = Field(600.0, alias="age")
+    age_s: Annotated[Duration, Field(gt=0)] = Field(default=600.0, alias="age")
     """How long an answer is kept."""
 
 
@@ -160,13 +162,15 @@ class BatchesArgs(StrictModel):
     `folder` that all of them see."""
 
     folder: NonEmpty | None = None
-    file_bytes: Annotated[ByteSize, Field(ge=1)] = Field(_DEFAULT_BATCHES.file_bytes, alias="file")
+    file_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
+        default=_DEFAULT_BATCHES.file_bytes, alias="file"
+    )
     total_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
-        _DEFAULT_BATCHES.total_bytes, alias="total"
+        default=_DEFAULT_BATCHES.total_bytes, alias="total"
     )
     lines: int = Field(default=_DEFAULT_BATCHES.lines, ge=1)
     open_batches: int = Field(default=_DEFAULT_BATCHES.open_batches, ge=1, alias="open")
-    keep_s: Annotated[Duration, Field(gt=0)] = Field(_DEFAULT_BATCHES.keep_s, alias="keep")
+    keep_s: Annotated[Duration, Field(gt=0)] = Field(default=_DEFAULT_BATCHES.keep_s, alias="keep")
     at_once: int = Field(default=BatchSpec().at_once, ge=1)
 
     def to_spec(self) -> BatchSpec:
@@ -176,7 +180,7 @@ class BatchesArgs(StrictModel):
 class IngressArgs(StrictModel):
     """`args` of the application `cato`."""
 
-    workflows_dir: NonEmpty = Field("workflows", alias="workflows")
+    workflows_dir: NonEmpty = Field(default="workflows", alias="workflows")
     """The folder of workflow files; followed while it serves."""
     indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
     """Folders of code by index name, for retrieve nodes; `stdlib` is Python's own."""
@@ -184,7 +188,7 @@ class IngressArgs(StrictModel):
     """Compilers and linters by name, for validate nodes. Default: none runs."""
     replicas: int = Field(default=1, ge=1)
     """Ingress replicas."""
-    max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(4_000_000, alias="max_body")
+    max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(default=4_000_000, alias="max_body")
     """The largest request."""
     keys: Literal["auto", "required", "ignored"] = "auto"
     """When a request needs an API key; `auto`: as soon as there is one."""

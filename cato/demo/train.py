@@ -344,7 +344,7 @@ class Run:
     def done(self) -> float:
         """The fraction of the run that is behind us."""
         if self.arguments.steps is None:
-            return self.progress.elapsed_s / (self.arguments.minutes * 60)
+            return self.progress.elapsed_s / (60 * float(self.arguments.minutes))
         return float(self.progress.step / self.arguments.steps)
 
     def window_size(self) -> int:

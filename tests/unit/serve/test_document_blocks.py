@@ -104,6 +104,7 @@ def own_model(block: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 LIVE = "tests/live/test_documents.py runs it"
 TUTORIAL = "tests/unit/cli/test_docs.py runs all blocks of the tutorial in one shell"
+CHECKED = "tests/unit/serve/test_nodes_checkers.py runs it"
 # How a block begins -> its check, or why it is not run here.
 HOW: dict[str, Check | str] = {
     "make serve ": "this test is a part of the second line; the first starts what others ask",
@@ -125,6 +126,9 @@ HOW: dict[str, Check | str] = {
     "cato rollout start": "tests/live/test_rollouts.py begins and judges rollouts",
     "helm -n": "needs Kubernetes; tests/unit/deployments/test_helm.py renders the chart",
     "  prices:": more_ingress_args,
+    "checkers:": more_ingress_args,
+    "  check:\n": "a part of a file; tests/unit/serve/test_nodes_checkers.py runs such a node",
+    "name: code-generation-reviewed": CHECKED,
     "models:\n  small:": models,
     "models:\n  qwen-coder-7b:": models,
     "cato models add billing-coder": "needs a LoRA adapter; tests/live/test_adapters.py adds one",

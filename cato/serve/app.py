@@ -34,7 +34,8 @@ from cato.serve.ingress.forwarded import Proxies
 from cato.serve.ingress.pages import Pages
 from cato.serve.nodes.code_index import CodeIndex
 from cato.serve.nodes.runner import NodeRunner
-from cato.serve.ray_pools import RayPools, RayRecords
+from cato.serve.ray_pools import RayPools
+from cato.serve.ray_records import RayRecords
 from cato.serve.service import TaskService
 from cato.serve.slot_replica import SlotReplica
 from cato.serve.workflow_files import WorkflowFiles, Workflows

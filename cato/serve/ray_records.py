@@ -1,0 +1,234 @@
+"""Receipts and what was learnt from them, as an ingress replica reaches the Profiler on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+
+from cato.control import actors, ray_private
+from cato.control.profiler import Finished
+from cato.core.administration import AuditEntry, Change
+from cato.core.errors import (
+    CatoError,
+)
+from cato.core.ids import NodeId, TaskName
+from cato.core.length import LengthBelief
+from cato.core.receipt import NodeReceipt, SlaReceipt
+from cato.core.rollout import Rollout
+from cato.core.rollout_book import RolloutOrder
+from cato.core.runs import NodeEstimate
+from cato.core.tenancy import LAST_DAY, Access, ApiKey, CardTime, Tenant, TurnUsage, Usage
+from cato.estimators.dag_match import StageShare
+from cato.estimators.output_lengths import OutputLengths
+from cato.estimators.stages import PastRuns
+from cato.serve.access.control import AccessControl
+from cato.serve.access.early import stored_access
+from cato.serve.ingress.feedback import Feedback
+from cato.serve.ray_fleet import fleet_state
+from cato.serve.ray_pools import REFRESH_S, RayPools
+from cato.store.errors import StoreUnavailableError
+from cato.telemetry.metrics import render_fleet
+from cato.telemetry.overview import Overview, overview
+from cato.telemetry.recent import RecentOverview
+
+log = logging.getLogger("cato.pools")
+
+# Receipts are sent together: an actor call costs about a millisecond of CPU.
+RECORD_WITHIN_S = 0.1
+
+
+class RayRecords:
+    """Receipts, what was learnt from them, and API keys, through the Profiler actor."""
+
+    def __init__(
+        self,
+        pools: RayPools,
+        nodes_of: Mapping[TaskName, tuple[NodeId, ...]],
+        access: AccessControl,
+    ) -> None:
+        """`access` is told the keys as they change."""
+        self._pools = pools
+        self._access = access
+        self._nodes_of = nodes_of
+        self._table: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
+        self._lengths = OutputLengths()
+        self._past_runs = PastRuns()
+        self._profiler: Any = None
+        self._finished: list[Finished] = []
+        self._used: list[Usage] = []
+        self._told: list[Feedback] = []
+        self._rollouts: dict[str, Rollout] = {}
+        self._refresher: asyncio.Task[None] | None = None
+
+    def follow(self, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
+        """The workflows have changed; these are their nodes."""
+        self._nodes_of = nodes_of
+
+    def start(self) -> None:
+        """Begin to follow the Profiler; call once, inside the event loop."""
+        self._refresher = asyncio.get_running_loop().create_task(self._refresh_forever())
+
+    def record(self, receipt: SlaReceipt, usage: Sequence[Usage]) -> None:
+        if self._profiler is None:
+            log.warning("no profiler yet: receipt of %s is not kept", receipt.request_id)
+            return
+        self._send_soon()
+        self._finished.append((receipt, self._nodes_of.get(receipt.task, ())))
+        self._used += usage
+
+    def note(self, feedback: Feedback) -> None:
+        """What somebody did with a completion; lost while there is no profiler."""
+        if self._profiler is not None:
+            self._send_soon()
+            self._told.append(feedback)
+
+    def _send_soon(self) -> None:
+        if not self._finished and not self._told:
+            asyncio.get_running_loop().call_later(RECORD_WITHIN_S, self._send)
+
+    def _send(self) -> None:
+        finished, self._finished = tuple(self._finished), []
+        used, self._used = tuple(self._used), []
+        if finished:
+            self._profiler.record.remote(finished, used)
+        told, self._told = tuple(self._told), []
+        if told:
+            self._profiler.react.remote(told)
+
+    def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
+        return self._table.get(task, {})
+
+    def length(
+        self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
+    ) -> LengthBelief | None:
+        return self._lengths.belief(task, node, model, prompt_tokens, max_tokens)
+
+    def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
+        return self._past_runs.share(task, executions)
+
+    async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
+        if self._profiler is None:
+            return None
+        self._send()  # what was just recorded can be asked for
+        found = await self._profiler.receipt.remote(request_id, tenant)
+        receipt: Mapping[str, object] | None = found
+        return receipt
+
+    async def usage(
+        self, tenant: str | None, since: str = "", until: str = LAST_DAY
+    ) -> Sequence[Usage]:
+        usage: tuple[Usage, ...] = await self._asked(lambda p: p.usage.remote(tenant, since, until))
+        return usage
+
+    async def card_time(self, since: str, until: str) -> Sequence[CardTime]:
+        held: tuple[CardTime, ...] = await self._asked(lambda p: p.card_time.remote(since, until))
+        return held
+
+    async def access(self) -> Access:
+        access: Access | None = await self._asked(lambda p: p.access.remote())
+        if access is None:
+            raise StoreUnavailableError("", "the API keys have never been readable")
+        return access
+
+    async def administer(
+        self, change: Change, by: str, within: str | None
+    ) -> ApiKey | Tenant | None:
+        about: ApiKey | Tenant | None = await self._asked(
+            lambda p: p.administer.remote(change, by, within)
+        )
+        self._access.learn(await self.access())  # here it counts at once
+        return about
+
+    async def audit(
+        self, tenant: str | None, limit: int, below: int | None
+    ) -> Sequence[AuditEntry]:
+        entries: tuple[AuditEntry, ...] = await self._asked(
+            lambda p: p.audit.remote(tenant, limit, below)
+        )
+        return entries
+
+    async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
+        turns: tuple[TurnUsage, ...] = await self._asked(lambda p: p.turns.remote(session, tenant))
+        return turns
+
+    def rollouts(self) -> Mapping[str, Rollout]:
+        return self._rollouts
+
+    async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
+        changed: Rollout = await self._asked(lambda p: p.order_rollout.remote(order, by))
+        self._rollouts = {**self._rollouts, changed.name: changed}
+        return changed
+
+    async def _asked(self, ask: Callable[[Any], Any]) -> Any:
+        """What the profiler answers, with what was just recorded; raise `StoreError`."""
+        if self._profiler is None:
+            raise StoreUnavailableError("", "no profiler yet")
+        self._send()
+        try:
+            return await ask(self._profiler)
+        except RayTaskError as error:
+            raise error.cause if isinstance(error.cause, CatoError) else error from error
+        except RayError as error:
+            raise StoreUnavailableError("", "the profiler is being restarted") from error
+
+    async def overview(self, tenant: str | None) -> Overview:
+        self._send()  # what was just recorded is shown
+        pictures = self._pools.pictures()
+        fleet = await fleet_state(self._pools.shards())
+        recent = RecentOverview()
+        try:
+            if self._profiler is not None:
+                recent = await self._profiler.recent.remote(tenant)
+        except RayError as error:
+            log.info("profiler: %s", error)
+            fleet = replace(fleet, missing=(*fleet.missing, actors.PROFILER))
+        return overview(pictures, fleet, recent, tenant=tenant)
+
+    async def metrics(self) -> bytes:
+        self._send()
+        runs: bytes = b"" if self._profiler is None else await self._profiler.metrics.remote()
+        pictures = self._pools.pictures()
+        return runs + render_fleet(pictures, await fleet_state(self._pools.shards()))
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            try:
+                if self._profiler is None:
+                    self._profiler = actors.get(actors.PROFILER)
+                rollouts = await self._profiler.rollouts.remote()
+                if rollouts is not None:
+                    self._rollouts = {r.name: r for r in rollouts}
+                self._access.learn(await self._profiler.access.remote())
+                self._table = await self._profiler.estimates.remote()
+                await self._refresh_beliefs()
+            except (ValueError, RayError) as error:
+                log.info("profiler: %s", error)
+                await self._learn_keys_early()
+            except Exception:
+                log.exception("the profiler could not be followed; trying again")
+            await asyncio.sleep(REFRESH_S)
+
+    async def _learn_keys_early(self) -> None:
+        """Who asks before there is a Profiler is judged by the store itself."""
+        args = self._pools.deployed_args
+        if args is None or not self._access.why_not_ready():
+            return
+        here = await asyncio.to_thread(ray_private.is_on_head_node)
+        access = await stored_access(args, is_on_head_node=here)
+        if access is not None:
+            self._access.learn(access)
+
+    async def _refresh_beliefs(self) -> None:
+        lengths: OutputLengths | None = await self._profiler.lengths.remote(self._lengths.version)
+        if lengths is not None:
+            await asyncio.to_thread(lengths.warm_up)
+            self._lengths = lengths
+        runs: PastRuns | None = await self._profiler.past_runs.remote(self._past_runs.version)
+        if runs is not None:
+            await asyncio.to_thread(runs.warm_up)
+            self._past_runs = runs

@@ -57,14 +57,16 @@ bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, 
 
 fuzz: $(STAMP)  ## 130,000 malformed requests, 20,000 broken files, hostile code (40 minutes)
 	$(say) "5,000 questions to each API document, CATO's own and Tabby's"
-	@CATO_FUZZ_CASES=5000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_ingress_fuzz.py
+	@CATO_FUZZ_CASES=5000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_ingress_fuzz.py
 	$(say) '10,000 broken workflow and deployment files, twice'
-	@CATO_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k files
+	@CATO_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_fuzz.py -k files
 	$(say) '50,000 bodies of every dialect changed, 50,000 that are no JSON'
-	@CATO_FUZZ_CASES=50000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k 'bodies or bytes'
+	@CATO_FUZZ_CASES=50000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_fuzz.py -k 'bodies or bytes'
 	$(say) '20,000 numbers of any size, 2,000 texts that keep a grammar busy'
-	@CATO_FUZZ_CASES=20000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k numbers
-	@CATO_FUZZ_CASES=2000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/test_fuzz.py -k grammar
+	@CATO_FUZZ_CASES=20000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_fuzz.py -k numbers
+	@CATO_FUZZ_CASES=2000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_fuzz.py -k grammar
+	$(say) '2,000 templates that ask for more work than they may do'
+	@CATO_FUZZ_CASES=6000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_fuzz.py -k templates
 
 soak: $(STAMP)  ## two hours of work, with faults in one process, then on Ray; memory must stay flat
 	@$(BIN)/cato chaos --plan deployments/drills/soak.yaml --growth 20

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes docker/requirements/*.txt anew: every package of an image, pinned. Run it when
+# Rewrites docker/requirements/*.txt: every package of an image, pinned. Run it when
 # pyproject.toml changes; it needs uv (docker/requirements/build.txt says which version).
 #
 # Where torch for CPU comes from can be changed: INDEX_OPTIONS='--find-links URL' docker/lock.sh

@@ -1,1 +1,1 @@
-"""Measurements of CATO itself."""
+"""Benchmarks of CATO itself and of live deployments; `cato bench` runs them."""

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from math import exp
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
-from time import process_time, thread_time_ns
+from time import thread_time_ns
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -23,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cato.bench import door
+from cato.bench.simulated import WORKLOADS, Speed, simulated_tasks, simulated_turns
 from cato.bench.stats import summary
 from cato.core.commands import Command, Dispatch, Preempt
 from cato.core.decision import Hold, Route
@@ -47,9 +47,8 @@ from cato.policies.routing.round_robin import RoundRobin
 from cato.sim.experiment import Options, silent
 from cato.sim.experiments import length_bounds
 from cato.sim.experiments.slo_sa import calls_to_time
-from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Target, finite, mean_and_stderr
-from cato.sim.workloads import SABER_CLASSES, SEVEN_B, belief, poisson, single_calls
+from cato.sim.workloads import SABER_CLASSES, SEVEN_B, belief
 
 POOL = PoolName("bench")
 SCHEDULERS: dict[str, Callable[[], Policies]] = {
@@ -81,14 +80,6 @@ PREDICTION_GOAL_US = 50.0
 TRACE_SEEDS = tuple(range(100, 110))
 # The error of a median is that over so many stretches of the timed calls.
 BLOCKS = 20
-TASKS_GOAL_PER_S = 20_000.0
-
-# For the simulator's speed: classes in equal parts, as in `SABER_CLASSES`.
-COMPLETIONS, MIXED = "completions", "W3 of SABER"
-WORKLOADS: Mapping[str, Mapping[str, tuple[int, int, float]]] = {
-    COMPLETIONS: {"completion": (600, 30, 2.0)},
-    MIXED: SABER_CLASSES,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,28 +109,6 @@ class Decision:
     queued: int
     timing: Timing
     acted: float
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """The simulator on single-call tasks, per second of one core: the median of some turns.
-
-    `output_tokens` is their mean: what runs is reported every 20 tokens, which takes most of the
-    time where answers are long.
-    """
-
-    scheduler: str
-    workload: str
-    output_tokens: float
-    tasks: int
-    tasks_per_s: float
-    events_per_s: float
-    slowest_per_s: float
-    fastest_per_s: float
-
-    @property
-    def is_met(self) -> bool:
-        return self.tasks_per_s >= TASKS_GOAL_PER_S
 
 
 def _timed(what: str, setting: str, ns: Sequence[float], goal_us: float | None = None) -> Timing:
@@ -391,47 +360,6 @@ def _each(calls: Sequence[Callable[[], object]]) -> Iterator[int]:
         yield thread_time_ns() - started
 
 
-# The simulator
-
-
-def simulator(
-    scheduler: str,
-    workload: str,
-    tasks: int = 10_000,
-    replicas: int = 12,
-    load: float = 0.8,
-    turns: int = 3,
-) -> Speed:
-    """Single-call tasks of one of `WORKLOADS` on replicas that run one at a time, in turns."""
-    profile = replace(SEVEN_B, max_running=1)
-    classes = WORKLOADS[workload]
-    mean_s = fmean(profile.service_s(prompt, output) for prompt, output, _ in classes.values())
-    output_tokens = fmean(output for _, output, _ in classes.values())
-    rng = np.random.default_rng(0)
-    times = poisson(rng, load * replicas / mean_s, tasks)
-    picked = rng.choice(list(classes), tasks).tolist()
-    arriving = single_calls(rng, times, classes, picked, POOL)
-    setup = PoolSetup(POOL, (profile,) * replicas, SCHEDULERS[scheduler]())
-    events, took_s = 0, []
-    for _ in range(turns):
-        fleet = Fleet([setup])
-        started_s = process_time()
-        fleet.run(arriving)
-        took_s.append(process_time() - started_s)
-        events = fleet.kernel.events
-    usual_s, each = median(took_s), [tasks / t for t in took_s]
-    return Speed(
-        scheduler,
-        workload,
-        output_tokens,
-        tasks,
-        tasks / usual_s,
-        events / usual_s,
-        min(each),
-        max(each),
-    )
-
-
 # All of it
 
 
@@ -461,7 +389,7 @@ def measure(
     missing or too short.
     """
     cells = [(s, r, b) for s in names for b in batches for r in replicas]
-    total = len(cells) + 4 + len(names) * len(WORKLOADS) + (trace is not None)
+    total = len(cells) + 5 + len(names) * len(WORKLOADS) + (trace is not None)
     done = itertools.count()
 
     def begin(what: str) -> None:
@@ -496,7 +424,9 @@ def measure(
     speeds = []
     for scheduler, workload in itertools.product(names, WORKLOADS):
         begin(f"simulator, {scheduler}, {workload}")
-        speeds.append(simulator(scheduler, workload))
+        speeds.append(simulated_tasks(scheduler, SCHEDULERS[scheduler](), workload))
+    begin("simulator, conversations")
+    speeds.append(simulated_turns(schedulers.FORESIGHT, schedulers.foresight()))
     return CoreReport(tuple(found), tuple(timings), tuple(speeds), targets)
 
 
@@ -541,12 +471,10 @@ def tables(report: CoreReport, queued: int) -> Group:
         others.add_row(t.what, t.setting, _cell(t), f"<= {t.goal_us:g}" if t.goal_us else "")
     for s in report.speeds:
         style = "green" if s.is_met else "red"
-        turns = f"{s.slowest_per_s:,.0f}-{s.fastest_per_s:,.0f}"
-        speed = Text(
-            f"{s.tasks_per_s:,.0f} ({turns}) tasks/s, {s.events_per_s:,.0f} events/s", style
-        )
-        setting = f"{s.scheduler}, {s.workload} ({s.output_tokens:.0f} tokens), 12 replicas"
-        others.add_row("simulator", setting, speed, f">= {TASKS_GOAL_PER_S:,.0f} tasks/s")
+        spread = f"{s.slowest_per_s:,.0f}-{s.fastest_per_s:,.0f}"
+        speed = Text(f"{s.per_s:,.0f} ({spread}) {s.unit}/s, {s.events_per_s:,.0f} events/s", style)
+        setting = f"{s.scheduler}, {s.workload} ({s.output_tokens:.0f} tokens)"
+        others.add_row("simulator", setting, speed, f">= {s.goal_per_s:,.0f} {s.unit}/s")
     return Group(table, others)
 
 

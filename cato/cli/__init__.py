@@ -15,7 +15,7 @@ import cato
 # or, for a verb with verbs below it, a Typer application `app`.
 VERBS = {
     "serve": "Run a deployment file on this machine.",
-    "check": "Check a deployment file and all that it names, without starting anything.",
+    "check": "Check a deployment file and everything it names, without starting anything.",
     "init": "Write an editable set: deployment files, workflows, profiles, client files.",
     "down": "Stop what runs here.",
     "status": "Show pools, replicas and what the control plane knows.",

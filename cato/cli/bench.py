@@ -54,7 +54,7 @@ LIVE_SEEDS = "100-101"
 
 
 class Shown:
-    """One bar, anew for each step of the measurement."""
+    """One bar, started again for each step of the measurement."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -218,7 +218,8 @@ def live(
     experiment: Annotated[
         str,
         typer.Argument(
-            help="coding-mixes, coding-scaling, saber, azure-replay, vllm-mix, mixed, cace."
+            help="cato-rq1, cato-rq2, saber, slo-sa, tempo, coding-mixes, coding-scaling, "
+            "azure-replay, vllm-mix, mixed, completions, agents, cace."
         ),
     ],
     deployment: Annotated[
@@ -234,7 +235,9 @@ def live(
     seeds: Annotated[str, typer.Option(help=f"One round each. {SEEDS_HELP}")] = LIVE_SEEDS,
     tasks: Annotated[
         int | None,
-        typer.Option(min=1, help="Tasks of each run.", show_default="the experiment's"),
+        typer.Option(
+            min=1, help="Tasks of each run; of agents: users.", show_default="the experiment's"
+        ),
     ] = None,
     slowdown: Annotated[
         float | None,
@@ -252,7 +255,10 @@ def live(
             show_default="the experiment's",
         ),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Recorded arrivals, for azure-replay.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Recorded arrivals, for azure-replay, or sessions, for agents."),
+    ] = None,
     accelerator: Annotated[
         str | None,
         typer.Option(
@@ -383,7 +389,7 @@ def accelerator(
         Path | None, typer.Option(help="Folder for the measured profiles, MODEL@ACCELERATOR.yaml.")
     ] = None,
 ) -> None:
-    """All that only a card can show, in one command: each item with its minutes, in their order.
+    """Measurements that need a real accelerator, in one command: each item with its minutes.
 
     a the engine alone, its profile, sleep; b a profile through CATO and how it predicts; c what a
     call costs; d schedulers on a mix; e an engine killed under streams; f two models in one slot;
@@ -423,7 +429,7 @@ def _measure_cace(
     arms: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
-    """Shared pools have arms and metrics of their own; what is measured is told by the report."""
+    """Shared pools have arms and metrics of their own; the report lists them."""
     from cato.bench.live import cace
 
     usual = cace.Settings()
@@ -473,7 +479,7 @@ def _measuring(*, transport: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def _shown() -> Iterator[tuple[Shown, Callable[[str], None]]]:
-    """How far a measurement is, and a line for what is no step of it."""
+    """The progress of a measurement, and single lines beside it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     # Not what stderr is when it draws: Ray's own words are kept off while it starts and stops.
     where = Console(file=sys.stderr)

@@ -182,7 +182,7 @@ def delete(id: Id, store: Store = None) -> None:
 
 @app.command("open")
 def open_(store: Store = None) -> None:
-    """Serve this machine's clients without a key again, and nobody else; delete ended keys."""
+    """Serve only this machine's clients, without a key; delete ended keys."""
     with _opened(store) as opened:
         valid = [key.id for key in opened.api_keys() if key.is_valid(time.time())]
         if valid:
@@ -272,7 +272,7 @@ def usage(
 @app.command()
 def audit(
     tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="So many of the newest.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Number of entries, newest first.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     store: Store = None,
 ) -> None:

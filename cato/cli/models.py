@@ -24,8 +24,9 @@ from cato.cli.adapters import base_pool, dated, try_out
 from cato.cli.client import fail, this_user
 from cato.cli.cluster import AUTO, Address, connect
 from cato.cli.profile import TRANSPORT_VARIABLE
+from cato.config.engines import ray_actor_options
+from cato.config.fields import PublicName
 from cato.config.paths import resolve
-from cato.config.schema import PublicName, ray_actor_options
 from cato.core.errors import CapacityError, CatoError, UnknownNameError
 from cato.core.fleet import more_that_fit, resource_needs, why_full, why_infeasible
 from cato.core.ids import ModelName, PoolName
@@ -104,7 +105,7 @@ def add(
 
 @app.command("profile")
 def measure_anew(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
-    """Measure a model that was added once more; what is found counts from then on."""
+    """Measure an added model again; the new profile counts from then on."""
     with _errors():
         topology = _topology(address)
         spec = _shared_pool(topology, pool)
@@ -170,7 +171,7 @@ def show(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
 
 @app.command()
 def remove(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
-    """Let nobody ask for a model or an adapter any more, and forget its measurements.
+    """Remove a model or an adapter, and forget its measurements.
 
     What was asked of a model ends first; after a minute the command gives up, and it stays.
     """

@@ -16,10 +16,12 @@ from cato.cli.client import fail
 from cato.cli.simulation import SEEDS_HELP, a_table, progress_bar, seeds_of
 from cato.core.errors import CatoError
 
-# Each takes about a minute a profile.
+# Each takes about a minute a profile and size of host memory.
 AGENT_SEEDS = (0, 1, 2)
+HOST_FACTORS = (0.5, 1.0, 2.0)
 
 if TYPE_CHECKING:
+    from cato.core.profile import Profile
     from cato.sim.plan import CardPlan, Counts, Plan, Trial
     from cato.sim.scenario import Scenario
 
@@ -46,7 +48,7 @@ def plan(
         ),
     ] = None,
     speed: Annotated[
-        float, typer.Option(min=0.001, help="With --traffic: replay it so many times as fast.")
+        float, typer.Option(min=0.001, help="With --traffic: replay it this many times as fast.")
     ] = 1.0,
     attainment: Annotated[
         str,
@@ -58,20 +60,21 @@ def plan(
         str | None, typer.Option(help="Plan for this one.", show_default="the scenario's")
     ] = None,
     max_replicas: Annotated[
-        int | None, typer.Option(min=1, help="Try at most so many for each pool.")
+        int | None, typer.Option(min=1, help="Most replicas to try for each pool.")
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help=SEEDS_HELP, show_default="the scenario's")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all that was tried to this file.")
+        Path | None, typer.Option("--json", help="Write every fleet that was tried to this file.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this folder.")] = None,
 ) -> None:
     """Find the fewest replicas whose attainment is high enough, by simulation.
 
     With --traffic and measured profiles: how many cards of which kind. With --agents: how many
-    users of one card can play these sessions with enough turns in time. High enough: a 95 %
+    users of one card can play these sessions with enough turns in time, and what more of the
+    host's memory for KV blocks adds. High enough: a 95 %
     confidence bound over the seeds. A scenario is also planned for ray-serve, the rule of a
     plain Ray Serve. Exit code 1 when no number within the bounds is enough.
     """
@@ -226,11 +229,10 @@ def _plan_agents(
     answers: dict[str, Answer] = {}
     try:
         loaded = [(name, cards, named_profile(name, Path())) for name, cards in kinds]
-        # What has host memory is planned without it, too: what does it buy?
         asked = [
-            (f"{name} + host memory" if has_host else name, cards, profile, has_host)
+            (name + words, cards, sized, bool(sized.host_capacity_tokens))
             for name, cards, profile in loaded
-            for has_host in (False, *([True] if profile.host_capacity_tokens else []))
+            for words, sized in _host_sizes(profile)
         ]
         with progress_bar("agents") as progress:
             for name, cards, profile, has_host in asked:
@@ -270,6 +272,18 @@ def _plan_agents(
         console.print(f"Wrote {json_file}.", highlight=False, markup=False)
     if any(a.is_none for a in answers.values()):
         raise typer.Exit(1)
+
+
+def _host_sizes(profile: Profile) -> list[tuple[str, Profile]]:
+    """What more host memory buys: none, and parts and multiples of the profile's."""
+    sizes = [("", replace(profile, host_capacity_tokens=0))]
+    for factor in HOST_FACTORS if profile.host_capacity_tokens else ():
+        tokens = round(factor * profile.host_capacity_tokens)
+        words = f" + {tokens / 1e6:g}M tokens of host memory"
+        if profile.kv_token_bytes:
+            words += f" ({tokens * profile.kv_token_bytes / 1e9:.0f} GB)"
+        sizes.append((words, replace(profile, host_capacity_tokens=tokens)))
+    return sizes
 
 
 def _kind(text: str) -> tuple[str, int]:

@@ -27,9 +27,9 @@ from cato.profiles.schema import ProfileFile, Provenance
 if TYPE_CHECKING:
     from cato.control.measured_replica import Found, ReplicaCaller
     from cato.control.nvidia import Card
-    from cato.control.profile_check import EngineSteps
-    from cato.control.profile_sweep import AdapterStep, Plan, SweepResult
     from cato.core.profile import Profile
+    from cato.measure.check import EngineSteps
+    from cato.measure.sweep import AdapterStep, Plan, SweepResult
 
 # The driver then talks to replicas as the ingress does in production: gRPC, one loop.
 TRANSPORT_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
@@ -72,7 +72,7 @@ def profile(
     """
     os.environ.setdefault(TRANSPORT_VARIABLE, "1")
     connect(address)
-    from cato.control.profile_sweep import FULL, QUICK
+    from cato.measure.sweep import FULL, QUICK
 
     plan = QUICK if quick else FULL
     command = f"cato profile {deployment} --seed {seed}{' --quick' if quick else ''}"
@@ -111,7 +111,7 @@ async def _check_alone(deployment: str, seed: int) -> bool:
 
 async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, seed: int) -> bool:
     """A mixed run that the profile was not made from, predicted by the simulator and measured."""
-    from cato.control.profile_check import Verdict, check, mixed_run
+    from cato.measure.check import Verdict, check, mixed_run
 
     calls = mixed_run(profile, seed, shares=steps.block_tokens > 0)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -163,8 +163,8 @@ async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, se
 async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: int) -> None:
     from cato.control import actors, nvidia
     from cato.control.measured_replica import ReplicaCaller, engine_steps, whole
-    from cato.control.profile_sweep import Sweep, Target, evaluate
     from cato.engines.vllm.threads import family
+    from cato.measure.sweep import Sweep, Target, evaluate
 
     found = await _find(deployment)
     caller = ReplicaCaller(deployment, found.replica)
@@ -256,7 +256,7 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
 async def _adapters(caller: ReplicaCaller, found: Found) -> list[AdapterStep]:
     """What the model's adapters cost a decode step; nothing for a model without any."""
     from cato.control.measured_replica import ReplicaCaller
-    from cato.control.profile_sweep import adapter_steps
+    from cato.measure.sweep import adapter_steps
 
     if not found.pool.model.adapters:
         return []

@@ -55,7 +55,7 @@ TRANSPORT = {
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "0"}
 # Ray starts its workers at nice 15: ingress, routers and engines then wait for whatever else runs.
 EAGER = {"RAY_worker_niceness": "0"}
-# A replica that did not start twice will not: Serve's default are three tries, of which each may
+# A replica that failed to start twice will fail again: Serve's default is three tries, and each may
 # take as long as an engine's start.
 GIVE_UP = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "2"}
 DEFAULT_FILE = "deployments/local-cpu.yaml"
@@ -136,7 +136,7 @@ def serve(
 
 
 def checked(file: str) -> DeployFile:
-    """The deployment file, with all that it names looked at; ends the command with the problems."""
+    """The deployment file, checked with everything it names; problems end the command."""
     try:
         deploy = load_deploy_file(file)
         check_files(deploy)
@@ -277,7 +277,7 @@ def _own_command() -> str:
 
 
 def steps_of_engines(topology: Topology) -> list[str]:
-    """What vLLM does in one step, by deployment: mostly defaults that nobody wrote down."""
+    """What vLLM does in one step, by deployment: mostly defaults."""
     deployments = [d for p in topology.pools for d in p.deployments]
     deployments += [shared.slots for shared in topology.shared_pools]
     lines = []

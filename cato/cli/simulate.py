@@ -61,7 +61,7 @@ def simulate(
         typer.Option(min=0.25, help="Users a replica, of studies of agents; repeat for several."),
     ] = None,
     cells: Annotated[
-        int, typer.Option(min=0, help="So many random cells of `robustness`; 0: each axis alone.")
+        int, typer.Option(min=0, help="Random cells of `robustness`; 0: each axis alone.")
     ] = 0,
     seed: Annotated[
         int, typer.Option(min=0, help="Draws the cells of `robustness`, and what runs in them.")

@@ -46,8 +46,8 @@ def status(
     )
     for pool in topology.pools if topology else ():
         routers = [actors.get(n) for n in actors.router_names(pool.name, pool.router_shards)]
-        shards, p = ray.get([r.picture.remote() for r in routers]), pool.policies
-        picture, p = merged(pool.name, shards), ray.get(routers[0].policies.remote())
+        picture = merged(pool.name, ray.get([r.picture.remote() for r in routers]))
+        p = ray.get(routers[0].policies.remote())
         parts = (p.scheduler, p.routing, p.ordering, p.binding)
         names = ", ".join(name for name in parts if name is not None)
         if not picture.replicas:
@@ -56,8 +56,8 @@ def status(
             slots = f"{r.held} / {r.max_running}" + ("" if r.accepting else " (not accepting)")
             replicas.add_row(pool.name, names, str(picture.queued), r.id, slots, f"{r.wait_s:.3f}")
     console.print(replicas)
-    for picture in _shared_pools():
-        console.print(picture)
+    for table in _shared_pools():
+        console.print(table)
     models = Table(
         "model", "replica", "state", "accelerator", "load s", "pid", "restarts",
         title="Loaded models",

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cato.config.yaml_file import Duration, NonEmpty, StrictModel
+from cato.config.fields import Duration, NonEmpty, StrictModel
 from cato.core.prices import Prices, TokenPrice
 from cato.core.sign_in import ALGORITHMS, DEFAULT_SCOPE, GroupRights, SignInSpec
 from cato.core.tenancy import Role
@@ -22,7 +22,7 @@ class TokenPriceArgs(StrictModel):
 
     def to_price(self) -> TokenPrice:
         cached = self.prompt if self.cached_prompt is None else self.cached_prompt
-        return TokenPrice(self.prompt, self.output, cached)
+        return self.made(TokenPrice, cached_prompt=cached)
 
 
 class PricesArgs(StrictModel):
@@ -40,7 +40,7 @@ class PricesArgs(StrictModel):
 
     def to_prices(self) -> Prices:
         models = {name: price.to_price() for name, price in self.models.items()}
-        return Prices(self.currency, models, self.card_hour)
+        return self.made(Prices, models=models)
 
 
 class GroupArgs(StrictModel):
@@ -48,21 +48,13 @@ class GroupArgs(StrictModel):
 
     tenant: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$")]
     role: Literal["user", "tenant-admin", "operator"] = "user"
-    sla: Literal["interactive", "standard", "batch"] = "interactive"
+    sla_class: Literal["interactive", "standard", "batch"] = Field("interactive", alias="sla")
     tasks: list[NonEmpty] = Field(default_factory=list)
     models: list[NonEmpty] = Field(default_factory=list)
     default_task: str = ""
 
     def to_rights(self, group: str) -> GroupRights:
-        return GroupRights(
-            group,
-            self.tenant,
-            Role(self.role),
-            self.sla,
-            tuple(self.tasks),
-            tuple(self.models),
-            self.default_task,
-        )
+        return self.made(GroupRights, group=group, role=Role(self.role))
 
 
 def _issuer(url: str) -> str:
@@ -94,19 +86,11 @@ class SignInArgs(StrictModel):
         ],
         Field(min_length=1),
     ] = Field(default_factory=lambda: list(ALGORITHMS))  # type: ignore[arg-type]  # fmt: skip
-    clock_skew: Annotated[Duration, Field(ge=0, le=300)] = 30.0
+    skew_s: Annotated[Duration, Field(ge=0, le=300)] = Field(30.0, alias="clock_skew")
     client_id: str = ""
     scope: NonEmpty = DEFAULT_SCOPE
 
     def to_sign_in(self) -> SignInSpec:
         audiences = [self.audience] if isinstance(self.audience, str) else self.audience
-        return SignInSpec(
-            self.issuer,
-            tuple(audiences),
-            tuple(rights.to_rights(group) for group, rights in self.groups.items()),
-            self.groups_claim,
-            tuple(self.algorithms),
-            self.clock_skew,
-            self.client_id,
-            self.scope,
-        )
+        groups = tuple(rights.to_rights(group) for group, rights in self.groups.items())
+        return self.made(SignInSpec, audiences=tuple(audiences), groups=groups)

@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import Field
 
-from cato.config.schema import PoliciesArgs, ScalingArgs, SharedPoliciesArgs
-from cato.config.yaml_file import StrictModel, validate
+from cato.config.fields import StrictModel
+from cato.config.pools import PoliciesArgs, ScalingArgs, SharedPoliciesArgs
+from cato.config.problems import validate
 from cato.core.errors import ConfigError, Problem
 from cato.core.ids import PoolName
 from cato.core.topology import RAY_SERVE
@@ -57,7 +58,7 @@ def pool_changes(
     if unknown or redeployed:
         raise ConfigError(unknown + redeployed)
     policies = {
-        PoolName(name): pool.model_dump(include=pool.model_fields_set - {"scaling"})
+        PoolName(name): {k: v for k, v in pool.given().items() if k != "scaling"}
         for name, pool in args.pools.items()
     }
     return policies, {PoolName(name): pool.scaling.given() for name, pool in args.pools.items()}

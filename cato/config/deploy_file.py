@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from cato.config.fields import StrictModel
 from cato.config.paths import resolve
+from cato.config.problems import did_you_mean, validate
 from cato.config.schema import EnginesArgs, IngressArgs
-from cato.config.yaml_file import StrictModel, did_you_mean, read_yaml, validate
+from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, Problem
 from cato.core.topology import IngressSpec, Topology
 
@@ -64,7 +66,7 @@ def deploy_file_of(path: Path, raw: object, name: str | None = None) -> DeployFi
 def _args(
     apps: list[object], name: str, model: type[M], file: str, problems: list[Problem]
 ) -> M | None:
-    """The checked `args` of application `name`; what is wrong is added to `problems`."""
+    """The checked `args` of application `name`; problems are added to `problems`."""
     named = [(i, a) for i, a in enumerate(apps) if isinstance(a, dict) and a.get("name") == name]
     if len(named) != 1:
         others = [str(a["name"]) for a in apps if isinstance(a, dict) and "name" in a]

@@ -51,7 +51,7 @@ def _roots(file: str) -> list[yaml.Node]:
 def _mark_of(node: yaml.Node, path: str) -> yaml.Mark | None:
     """Where the deepest part of `path` stands that `node` has; None when it has not the first.
 
-    Names may hold dots, so keys are compared with what is left of the path.
+    Names may hold dots, so keys are compared with the rest of the path.
     """
     mark: yaml.Mark | None = None
     while path:

@@ -1,30 +1,15 @@
-"""Reading YAML files that people write, and saying in plain words what is wrong with them.
+"""Reading YAML files that people write: deployments, profiles and workflows.
 
-`read_yaml` parses, `validate` turns the data into a pydantic model; both raise one `ConfigError`
-with every problem found, and nothing else. `Duration` and `ByteSize` are field types with units.
-Deployments, profiles and workflows are all read with it.
+`read_yaml` parses; every problem is a `ConfigError` with the line, and nothing else is raised.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-)
 
 from cato.core.errors import ConfigError, Problem
 
@@ -39,39 +24,6 @@ MAX_DEPTH = 50
 
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
-_SHOWN_CHARS = 60
-
-M = TypeVar("M", bound=BaseModel)
-
-
-class StrictModel(BaseModel):
-    """Base of all file schemas: unknown keys are errors, and no type is guessed from another."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-
-NonEmpty = Annotated[str, Field(min_length=1)]
-
-
-def matching(pattern: str, rule: str) -> AfterValidator:
-    """A check that a text is all of `pattern`; `rule` tells people what that means."""
-    expression = re.compile(pattern)
-
-    def check(value: str) -> str:
-        if not expression.fullmatch(value):
-            raise ValueError(rule)
-        return value
-
-    return AfterValidator(check)
-
-
-# --- parsing ----------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):
@@ -181,7 +133,7 @@ def _node_problems(root: yaml.Node, file: str, aliases: bool) -> list[Problem]:
     def measure(node: yaml.Node, path: str) -> tuple[int, int]:
         """Values and levels below `node`, aliases expanded."""
         if id(node) in open_:
-            rule = "an alias that holds itself"
+            rule = "this alias refers to itself"
             raise ConfigError((Problem(_at(file, node.start_mark), path, "", rule),))
         if id(node) in measured:
             return measured[id(node)]
@@ -217,219 +169,3 @@ def _node_problems(root: yaml.Node, file: str, aliases: bool) -> list[Problem]:
         rule = f"nested deeper than {MAX_DEPTH} levels once its aliases are expanded"
         problems.append(Problem(file, "", "", rule))
     return problems
-
-
-# --- units ------------------------------------------------------------------------------------
-
-_AMOUNT = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
-_QUANTITY = re.compile(f"({_AMOUNT})([A-Za-zµ]+)")
-_SECONDS = {
-    "us": Fraction(1, 1_000_000),
-    "µs": Fraction(1, 1_000_000),
-    "ms": Fraction(1, 1000),
-    "s": Fraction(1),
-    "m": Fraction(60),
-    "min": Fraction(60),
-    "h": Fraction(3600),
-}
-_BYTES = {
-    "B": Fraction(1),
-    **{f"{p}B": Fraction(1000**n) for n, p in enumerate(("k", "M", "G", "T"), start=1)},
-    **{f"{p}iB": Fraction(1024**n) for n, p in enumerate(("K", "M", "G", "T"), start=1)},
-}
-_BYTES["KB"] = _BYTES["kB"]
-
-
-def _quantity(value: object, units: Mapping[str, Fraction], rule: str) -> Fraction:
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2] not in units:
-        raise ValueError(rule)
-    return Fraction(match[1]) * units[match[2]]
-
-
-def parse_duration(value: object) -> float:
-    """Seconds in `200ms`, `1.5s`, `2m`; raise ValueError. A bare number has no unit: refused."""
-    rule = "must be a duration with its unit, such as 200ms, 1.5s or 2m"
-    return float(_quantity(value, _SECONDS, rule))
-
-
-def parse_size(value: object) -> int:
-    """Bytes in `256MiB`, `4GB` or a whole number of bytes; raise ValueError."""
-    rule = "must be a size, such as 256MiB or 4GB, or a whole number of bytes"
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    amount = _quantity(value, _BYTES, rule)
-    if amount.denominator != 1:
-        raise ValueError(rule)
-    return int(amount)
-
-
-Duration = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": f"^{_AMOUNT}({'|'.join(_SECONDS)})$",
-            "examples": ["200ms", "1.5s", "2m"],
-        }
-    ),
-]
-"""A field that reads `200ms`, `1.5s`, `2m` and holds seconds."""
-
-ByteSize = Annotated[int, BeforeValidator(parse_size)]
-"""A field that reads `256MiB`, `4GB` or a number and holds bytes."""
-
-
-# --- problems ---------------------------------------------------------------------------------
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'parse'?)"`, or nothing when no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def validate(model: type[M], data: object, file: str, path: str = "") -> M:
-    """`data` as a `model`; raise `ConfigError`. `path` is where in `file` the data stands."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as exc:
-        raise ConfigError(problems_of(exc, model, file, path)) from exc
-
-
-def problems_of(
-    error: ValidationError, model: type[BaseModel], file: str, path: str = ""
-) -> tuple[Problem, ...]:
-    """What pydantic found, in the words of someone who writes the file, in the file's order."""
-    problems = []
-    for detail in error.errors(include_url=False):
-        loc, known = _place(model, detail["loc"])
-        kind, context, value = detail["type"], detail.get("ctx", {}), shown(detail["input"])
-        rule = _rule(kind, context, detail["msg"])
-        match kind:
-            case "extra_forbidden":
-                hint = did_you_mean(str(loc[-1]), known) or f"; known: {', '.join(known)}"
-                rule, value = f"unknown key{hint}", ""
-            case "missing":
-                value = ""
-            case "literal_error":
-                rule += did_you_mean(str(detail["input"]), _quoted(context["expected"]))
-            case "union_tag_not_found":
-                loc, value = [*loc, *_quoted(context["discriminator"])], ""
-            case "union_tag_invalid":
-                loc, value = [*loc, *_quoted(context["discriminator"])], repr(context["tag"])
-                rule += did_you_mean(context["tag"], _quoted(context["expected_tags"]))
-            case "value_error" if isinstance(detail["input"], Mapping):
-                value = ""  # the rule names the keys
-        problems.append(Problem(file, _joined(path, loc), value, rule))
-    return tuple(problems)
-
-
-_RULES = {
-    "missing": "this key is required",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_parsing_size": "must be a smaller number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "string_type": "must be text (quote it if it looks like a number)",
-    "string_unicode": "must be text of valid Unicode characters",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a mapping of names to values",
-    "model_type": "must be a mapping of names to values",
-    "model_attributes_type": "must be a mapping of names to values",
-    "union_tag_not_found": "this key is required",
-    "union_tag_invalid": "must be one of {expected_tags}",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be one of {expected}",
-    "string_too_short": "must not be empty",
-    "string_too_long": "must have at most {max_length} characters",
-    "too_short": "must have at least {min_length} entries",
-    "too_long": "must have at most {max_length} entries",
-    "value_error": "{error}",
-    "cato_rule": "{rule}",  # a check of ours that names several problems
-}
-
-
-def _rule(kind: str, context: Mapping[str, object], message: str) -> str:
-    if kind in _RULES:
-        words = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
-        return _RULES[kind].format(**words)
-    return message[:1].lower() + message[1:]
-
-
-def _quoted(words: str) -> list[str]:
-    """The names in pydantic's `'a', 'b' or 'c'`."""
-    return re.findall(r"'([^']*)'", words)
-
-
-def shown(value: object) -> str:
-    """`value` for a problem: short, and without the inside of a mapping or list."""
-    if isinstance(value, Mapping | list | tuple):
-        kind = "mapping" if isinstance(value, Mapping) else "list"
-        return f"a {kind} of {len(value)}" if value else f"an empty {kind}"
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
-
-
-def _joined(path: str, loc: Iterable[int | str]) -> str:
-    """`nodes.lint.needs[0]`."""
-    for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path
-
-
-def _place(model: type[BaseModel], loc: Iterable[int | str]) -> tuple[list[int | str], list[str]]:
-    """`loc` as in the file, and the keys that the schema knows beside its last one.
-
-    Pydantic's own entries are left out: the tag of a union's member, the mark of a mapping's key.
-    """
-    path: list[int | str] = []
-    known: list[str] = []
-    annotation: Any = model
-    for part in loc:
-        if part == "[key]":
-            continue
-        options = _options(annotation)
-        tagged = [o for o in options if part in _tags(o)] if len(options) > 1 else []
-        if tagged:
-            annotation = tagged[0]
-            continue
-        path.append(part)
-        option = options[0]
-        if isinstance(option, type) and issubclass(option, BaseModel):
-            known = list(option.model_fields)
-            field = option.model_fields.get(str(part))
-            annotation = field.annotation if field else None
-        else:  # a mapping or a list: its last argument is the type of an entry
-            known = []
-            inner = [a for a in get_args(option) if a is not Ellipsis]
-            annotation = inner[-1] if inner else None
-    return path, known
-
-
-def _options(annotation: Any) -> list[Any]:
-    """X and Y out of `X | Y | None` and `Annotated[X | Y, ...]`."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _options(inner[0])
-    if origin in (Union, UnionType):
-        return [option for a in inner if a is not NoneType for option in _options(a)]
-    return [annotation]
-
-
-def _tags(option: Any) -> set[object]:
-    """By which values of its `Literal` fields pydantic may pick this member of a union."""
-    if not (isinstance(option, type) and issubclass(option, BaseModel)):
-        return set()
-    types = (field.annotation for field in option.model_fields.values())
-    return {value for t in types if get_origin(t) is Literal for value in get_args(t)}

@@ -167,7 +167,7 @@ class EvictionManager:
         (await self._pool(pool)).reset(unit_s)
 
     async def offer(self, pool: PoolName, model: ModelName, invocation: Invocation) -> Dispatch:
-        """Wait for a lease; see `SharedPool.offer`. It is offered anew to books that take the
+        """Wait for a lease; see `SharedPool.offer`. It is offered again to books that take the
         place of others."""
         began_s = time.monotonic()
         while True:

@@ -16,13 +16,13 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 
 from cato.control import actors
-from cato.control.profile_check import EngineSteps
 from cato.core.errors import CatoError, ReplicaLostError
 from cato.core.profile import Profile
 from cato.core.shards import merged
 from cato.core.topology import AdapterSpec, DeploymentSpec, PoolSpec
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest
 from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
+from cato.measure.check import EngineSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ async def find_replica(pool: PoolSpec, spec: DeploymentSpec) -> Found:
 
 
 class ReplicaCaller:
-    """The pinned calls of one replica; see `cato.control.profile_sweep.EngineCaller`."""
+    """The pinned calls of one replica; see `cato.measure.sweep.EngineCaller`."""
 
     def __init__(self, deployment: str, replica: str, adapter: AdapterSpec | None = None) -> None:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # its notes break the progress bar
@@ -102,12 +102,13 @@ class ReplicaCaller:
 async def engine_steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
     """What the replica's engine does in a step, by its own words and the deployment's."""
     engine = found.spec.engine
-    block_tokens = whole((await caller.load()).get("block_tokens"))
+    load = await caller.load()
+    block_tokens = whole(load.get("block_tokens"))
     return EngineSteps(
         engine.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
         engine.long_prefill_token_threshold or 0,
         block_tokens if engine.prefix_caching else 0,
-        found.profile.host_capacity_tokens if engine.host_memory else 0,
+        whole(load.get("host_tokens")),
     )
 
 

@@ -401,7 +401,7 @@ class Profiler:
         self._rollouts.restore(earlier.rollouts)
         self._new_runs = True
 
-    # Learning anew
+    # Learning again
 
     def _relearn_when_due(self) -> None:
         now_s = time.monotonic()

@@ -493,7 +493,7 @@ class SharedPool:
     def close(self) -> None:
         """Other books take the place of these; those who wait ask them."""
         for slot in self._slots.values():
-            self._end_loan(slot, "its pool was deployed anew")
+            self._end_loan(slot, "its pool was redeployed")
         for log_ in self._logs.values():
             if log_ is not None:
                 log_.close()

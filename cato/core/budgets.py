@@ -3,7 +3,7 @@
 CATO (2025), Profiler: with baseline latencies 5, 15, 5 s and an SLA of 50 s the nodes get 10, 30,
 10 s. For a DAG each node's factor is set by the longest path through it: the budgets of any path
 then sum to at most the target, and to exactly the target on the critical path. Slack that a node
-leaves unused is carried forward because the split is made anew from what is left.
+leaves unused is carried forward because the split is made again from what is left.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Rank:
     """Place in the queue: smaller goes first, by `value`, then `key`; ties by arrival, then id.
 
     The engine receives `value` as its priority. The rank holds until `until_s`, when it is
-    judged anew. `worsens`: what follows then is never a better place, so that it is judged anew
+    judged again. `worsens`: what follows is never a better place, so that it is judged again
     only when it comes to the head; deep in a long queue nobody needs it.
     """
 

@@ -14,7 +14,7 @@ CatoError
 ├── StartingError          the engines are not known yet (HTTP 503)
 ├── CapacityError          no replica can take the invocation now (HTTP 429)
 │   └── NotLoadedError     its model does not load on any card (HTTP 429)
-├── PoolClosedError        the books that it waited in were put away; offer it anew
+├── PoolClosedError        its pool was redeployed while it waited; offer it again
 ├── PrefixUnknownError     the router does not have the session's prefix; send all of it
 ├── SupersededError        a newer run of the same buffer took the place (HTTP 499)
 ├── ReplicaLostError       the leased replica is gone; ask for a new lease
@@ -210,14 +210,14 @@ class NotLoadedError(CapacityError):
 
 
 class PoolClosedError(CatoError):
-    """The books of a pool that an invocation waited in were put away; it is to be offered anew."""
+    """The pool was redeployed while the invocation was queued; offer it again."""
 
     def __init__(self, pool: str) -> None:
         super().__init__(pool)
         self.pool = pool
 
     def __str__(self) -> str:
-        return f"pool {self.pool!r} was deployed anew"
+        return f"pool {self.pool!r} was redeployed"
 
 
 class PrefixUnknownError(CatoError):

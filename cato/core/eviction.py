@@ -57,7 +57,7 @@ class Wanted:
     """An invocation that waits for a copy of `model`; `value` is what meeting its SLO is worth.
 
     `deadline_s` is the instant of its first token's SLO, `expected_tokens` its expected output.
-    `user` is whoever asks, for what they ask for next; empty where nobody knows.
+    `user` is the one who asks, to predict the next model; empty when unknown.
     """
 
     id: InvocationId
@@ -167,7 +167,7 @@ class DispatchOrder(Protocol):
     """Who is served when, and which model is loaded next? Must be pure.
 
     `in_order`: only the head of the queue is looked at, and is bound to a copy even while that
-    loads; whoever comes behind waits until the head has its place. Otherwise an invocation whose
+    loads; those behind it wait until the head has its place. Otherwise an invocation whose
     model is loaded is served at once, past those that wait for a load, and `wants` orders the
     models that have `waiting` invocations.
     """

@@ -13,7 +13,8 @@ from statistics import NormalDist
 # An output that outgrew every length believed possible goes on for this share of itself.
 _OVERRUN = 0.2
 # No estimator knows a length better than this (deviation of its logarithm); lengths that are known
-# so well are worth 6 to 8 points over those of a class, exact ones cost 30 (algorithms.md, 4).
+# so well are worth 6 to 8 points over those of a class, exact ones cost 30
+# (ALGORITHMS.md, section 4).
 LEAST_SPREAD = 0.15
 # A belief is as good as a point where this share of it lies within `LEAST_SPREAD` either way.
 _POINT_SHARE = 0.5
@@ -27,7 +28,7 @@ class LengthBelief:
     """Equally likely total output lengths, in tokens, ascending.
 
     An estimator gives quantiles at (i + 0.5)/n; what was generated already then conditions them:
-    the length given that it is above g (survival; algorithms.md, section Tempo, pitfall d).
+    the length given that it is above g (survival; ALGORITHMS.md, section 6, pitfall d).
     """
 
     points: tuple[float, ...]

@@ -363,8 +363,8 @@ class PoolOrchestrator:
         has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
         if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
             invocation = lease.running.invocation
-            if event.outcome == "done" and self._policies.corrects:
-                replica = self._replicas.get(lease.replica_id)
+            replica = self._replicas.get(lease.replica_id)
+            if event.outcome == "done" and self._policies.corrects and replica is not None:
                 self._see_pace(replica, lease.running, event.output_tokens)
             if event.prompt_tokens is not None and invocation.session:
                 nodes = len(invocation.prefix)
@@ -497,7 +497,7 @@ class PoolOrchestrator:
 
     def _see_tokens(self, replica: Replica, running: Running, tokens: int, now_s: float) -> None:
         batch = min(replica.held, max(1, replica.max_running))
-        if self._policies.corrects:
+        if self._policies.corrects and running.first_token_at_s is not None:
             self._see_pace(replica, running, tokens)
         if running.first_token_at_s is None:
             running.first_token_at_s = now_s
@@ -516,9 +516,9 @@ class PoolOrchestrator:
         running.prompts_seen_s = replica.prompts_done_s
         replica.changed()
 
-    def _see_pace(self, replica: Replica | None, running: Running, tokens: int) -> None:
+    def _see_pace(self, replica: Replica, running: Running, tokens: int) -> None:
         """It has `tokens` now: as soon as predicted?"""
-        if replica is None or running.first_token_at_s is None or tokens <= running.tokens:
+        if running.first_token_at_s is None or tokens <= running.tokens:
             return
         batch = min(replica.held, max(1, replica.max_running))
         context_tokens = running.invocation.prompt_tokens + tokens
@@ -739,7 +739,14 @@ class PoolOrchestrator:
                 self._backlog.hold_for(waiting, None)
                 self._homes.forget_old(now_s)
             pool = PoolSnapshot(
-                self.name, now_s, open_, self._dispatched, is_uniform, self._accepting
+                self.name,
+                now_s,
+                open_,
+                self._dispatched,
+                is_uniform,
+                self._accepting,
+                len(self._open),
+                self._pressure.in_time(now_s, len(self._accepting)),
             )
             decision = self._policies.routing.route(invocation, pool)
             if isinstance(decision, Hold):
@@ -819,10 +826,12 @@ class PoolOrchestrator:
         if batch > 1 or len(self._fleet.profiles) > 1 or work is None or invocation.session:
             work = work_alone(invocation, profile, batch)
         saved_s = 0.0
-        cached = replica.cached_tokens(invocation) if invocation.prefix else 0
+        tokens = invocation.prompt_tokens
+        held = replica.cached_tokens(invocation) if invocation.prefix else 0
+        cached = replica.usable_tokens(invocation) if invocation.prefix else 0
+        prompt_s = profile.prompt_s(tokens, held, cached)
         if cached:
-            tokens = invocation.prompt_tokens
-            saved_s = profile.prefill_s(tokens) - profile.prefill_s(tokens, cached_tokens=cached)
+            saved_s = profile.prefill_s(tokens) - prompt_s
         command = Dispatch(
             invocation_id=invocation.id,
             attempt=invocation.attempt,
@@ -844,7 +853,7 @@ class PoolOrchestrator:
             self._backlog.remove(waiting)
             self._refusal.dispatched(waiting, bool(self._waiting), now_s)
         else:  # it never waited
-            if invocation.deadline_s < inf:
+            if now_s + command.remaining_s <= invocation.deadline_s < inf:
                 self._pressure.begins(load_of(invocation, profile, replica.max_running), now_s)
             self._shares.passed(invocation.tenant)
         self._shares.charge(
@@ -861,7 +870,6 @@ class PoolOrchestrator:
         running = Running(invocation, now_s, start_s + command.service_s)
         uncached_tokens = invocation.prompt_tokens - cached
         went_first = not replica.prefilling and replica.held < replica.max_running
-        prompt_s = profile.prefill_s(invocation.prompt_tokens, 1, cached)
         age = 0
         if cached:
             nodes = self._picture.cached_nodes(replica.id, invocation.prefix)

@@ -94,7 +94,7 @@ class Policies:
     rank value is asked about while something of a smaller one is passed over. `reserve`: the share
     of dispatches that work without an SLO gets while some of it has waited for `reserve_after_s`,
     so that it never starves; late binding only. `corrects`: profiles and beliefs of lengths are
-    corrected by what is seen (see `cato.core.pool.corrections`). `max_queued_tokens`, `refuse_late`
+    corrected by what is seen (see `cato.core.pool.pace`). `max_queued_tokens`, `refuse_late`
     and `patience_s` (inf: all may wait) as in `PoolPolicies`. `mapping` chooses of all that waits,
     who is shown in the order of `ordering`: then nobody asks the admission (nor, with late binding,
     the routing), and `window` and `reserve` do not count. `retain_s`: so long the KV blocks of an

@@ -30,7 +30,9 @@ class Profile:
     `step_tokens`: prompt tokens of one step of the engine that was measured (0: no limit), and
     `block_tokens`: tokens of a block of its KV cache, of which whole ones serve later prompts. What
     leaves the KV cache stays in the host's memory as far as `host_capacity_tokens` go (0: there is
-    none), and comes back at `host_load_token_s` a token.
+    none), and comes back at `host_load_token_s` a token. `kv_token_bytes`: size of a token there
+    and in the cache (0: unknown). `fetch_token_s`: what a token costs that comes from another
+    replica's cache or host memory (0: none can; no real engine is started with it).
     """
 
     model: str
@@ -56,6 +58,8 @@ class Profile:
     block_tokens: int = BLOCK_TOKENS
     host_capacity_tokens: int = 0
     host_load_token_s: float = 0.0
+    kv_token_bytes: int = 0
+    fetch_token_s: float = 0.0
 
     def step_s(
         self,
@@ -138,8 +142,13 @@ class Profile:
             + self.decode_per_request_s * batch
             + (self.decode_base_s + self.weights_read_s)
         )
-        if self.weights_read_s:
-            time_s += self.beyond_reads_s(batch, held)
+        if self.weights_read_s:  # as `beyond_reads_s` has it
+            computed_s = (
+                self.prefill_per_batch_token_s + self.prefill_per_token_s
+            ) * batch + self.prefill_per_attended_token_s * held
+            beyond_s = computed_s - (self.weights_read_s + self.kv_read_token_s * held)
+            if beyond_s > 0.0:
+                time_s += beyond_s
         return time_s if time_s > 0.0 else 0.0
 
     def beyond_reads_s(self, batch: int, held_tokens: float) -> float:
@@ -159,6 +168,11 @@ class Profile:
         if self.prefill_per_attended_token_s > self.kv_read_token_s:
             return False
         return not self.beyond_reads_s(batch, held_tokens)
+
+    def prompt_s(self, prompt_tokens: int, cached_tokens: int, usable_tokens: int) -> float:
+        """Time of a prompt that has `cached_tokens` here, and fetches as many as are `usable`."""
+        fetch_s = self.fetch_token_s * (usable_tokens - cached_tokens)
+        return fetch_s + self.prefill_s(prompt_tokens, 1, usable_tokens)
 
     @property
     def step_base_s(self) -> float:
@@ -204,6 +218,7 @@ class Profile:
             weights_read_s=factor * self.weights_read_s,
             kv_read_token_s=factor * self.kv_read_token_s,
             host_load_token_s=factor * self.host_load_token_s,
+            fetch_token_s=factor * self.fetch_token_s,
         )
 
     @property

@@ -1,7 +1,7 @@
 """One execution of a workflow, as a state machine: facts in, commands out.
 
 The ingress drives it in real time and the simulator in virtual time; both perform the commands
-and report what happened. Budgets are split anew at every start (see `cato.core.budgets`).
+and report what happened. Budgets are split again at every start (see `cato.core.budgets`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from cato.core.tenancy import SLA_CLASSES, Role
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 )  # fmt: skip
-"""Signatures with a public key. One that is made with a shared secret is never taken: whoever can
-check it can make it, and a public key could pass for the secret."""
+"""Signatures with a public key. One made with a shared secret is never taken: anyone who can check
+it can make it, and a public key could pass for the secret."""
 
 DEFAULT_SCOPE = "openid profile email"
 

@@ -8,7 +8,7 @@ from math import inf
 
 
 class SloMetric(StrEnum):
-    """What an objective measures; see the glossary for the exact definitions."""
+    """What an objective measures; see GLOSSARY.md for the exact definitions."""
 
     TTFT = "ttft"
     TPOT = "tpot"

@@ -41,7 +41,7 @@ class Invocation:
 
     `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
     at which the run began: of two runs of a buffer the later one supersedes the earlier.
-    `user` tells whoever asks from others. `was_taken`: the pool's router has had it before and was
+    `user` tells callers apart. `was_taken`: the pool's router has had it before and was
     restarted, so that it is not turned away as a newcomer. It asks for `calls` answers at once: it
     takes so many places, and its tenant pays for so many. `leaves_at_s` is the instant at which its
     client gives up, if it has no first token by then (inf: it did not say).
@@ -251,6 +251,10 @@ class ReplicaView(Protocol):
         """Tokens of the prompt that the engine has probably cached, from earlier prompts."""
         ...
 
+    def usable_tokens(self, invocation: Invocation) -> int:
+        """Those, or more where the engine can fetch them from another replica's memory."""
+        ...
+
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         """`derive(self, now_s)`, computed once for as long as neither argument changes."""
         ...
@@ -282,9 +286,11 @@ class ReplicaSnapshot:
     working_set_tokens: int = 0
     awaited_s: float = 0.0
     queued_tokens: int = 0
-    # Of tests of policies: the sessions at home there, and what is cached of any prompt.
+    # Of tests of policies: the sessions at home there, and what of any prompt is cached there
+    # and can be fetched.
     homes: frozenset[str] = frozenset()
     cached_prompt_tokens: int = 0
+    elsewhere_tokens: int = 0
 
     @property
     def has_room(self) -> bool:
@@ -301,6 +307,10 @@ class ReplicaSnapshot:
     def cached_tokens(self, invocation: Invocation) -> int:
         return min(self.cached_prompt_tokens, invocation.prompt_tokens - 1)
 
+    def usable_tokens(self, invocation: Invocation) -> int:
+        most = max(self.cached_prompt_tokens, self.elsewhere_tokens)
+        return min(most, invocation.prompt_tokens - 1)
+
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
         return derive(self, now_s)
 
@@ -310,7 +320,8 @@ class PoolSnapshot:
     """Replicas that may be chosen at `now_s`, ordered by id; `dispatched` counts since start.
 
     `is_uniform`: all are known to have one profile. `accepting` are all that take work, with room
-    or not: a call may wait for one of them.
+    or not: a call may wait for one of them. `with_room` counts those with room, offered or not, and
+    `in_time` is the share of all replicas' time that work which began in time took lately.
     """
 
     name: PoolName
@@ -319,3 +330,5 @@ class PoolSnapshot:
     dispatched: int = 0
     is_uniform: bool = False
     accepting: Sequence[ReplicaView] = ()
+    with_room: int = 0
+    in_time: float = 0.0

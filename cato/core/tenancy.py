@@ -36,7 +36,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What the store knows of a key; the key itself is shown once, to whoever makes it.
+    """What the store knows of a key; the key itself is shown once, to the one who makes it.
 
     `id` is its public part. `sla_class` is the most urgent one that it may claim; empty `tasks` and
     `models` allow all; a conversation that names no task is one of `default_task`. Moments are

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
+from cato.core.checkers import CheckerSpec
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.pool.prefill import MOST_S
 from cato.core.prices import NO_PRICES, Prices
@@ -138,6 +139,10 @@ short prompts then pass long ones (median TTFT 2 s without the cap, 0.1 s with i
 streams are as steady as with a budget of 256 tokens."""
 
 
+OFFLOADING_FLAGS = ("--kv-offloading-size", "--kv-transfer-config")
+"""Arguments of vLLM by which an operator sets up its offloading alone."""
+
+
 DUE_DATE = "due-date"
 """The scheduler inside an engine whose rule is `cato.core.pool.prefill`."""
 
@@ -151,8 +156,10 @@ class EngineSpec:
     `max_num_batched_tokens` is the budget of a step, `long_prefill_token_threshold` the most of it
     that one prompt gets beside other calls (0: all of it). `scheduler`: the one inside the engine,
     `DUE_DATE` (whose are then the only bounds on a prompt) or its own (None); `prefill_step_s` is
-    the most that `DUE_DATE` takes for prompts in a step beside streams. `host_memory`: a simulated
-    engine keeps KV blocks that leave its cache in the host's memory, as far as its profile's goes.
+    the most that `DUE_DATE` takes for prompts in a step beside streams. `host_memory`: KV blocks
+    that leave the cache stay in the host's memory, in so many bytes or (True) in as many as there
+    are: for a simulated engine those of its profile, for vLLM its share of what is free at its
+    start. None: True for vLLM on a GPU, else False.
     `profile` and `seed` belong to the simulated engine: its timings and its text. `script` is the
     file by which the scripted engine answers; of a profile it has the sizes. `swap`: weights of
     checkpoints of one architecture take each other's place in a running vLLM, for slots of shared
@@ -183,7 +190,7 @@ class EngineSpec:
     script: str | None = None
     swap: bool = False
     sleep: bool = False
-    host_memory: bool = False
+    host_memory: bool | int | None = None
 
     @property
     def is_simulated(self) -> bool:
@@ -209,7 +216,20 @@ class EngineSpec:
             kv_cache_memory_bytes=self.kv_cache_memory_bytes
             or (CPU_KV_CACHE_BYTES if is_cpu else None),
             enforce_eager=self.enforce_eager or is_cpu,  # dynamo is off there
+            host_memory=self._offloads(accelerator),
         )
+
+    def _offloads(self, accelerator: str) -> bool | int:
+        """Where nothing is set: vLLM's own offloading needs an NVIDIA card and a prefix cache.
+
+        Memory of engines that sleep is another's, and KV blocks of weights that were swapped out
+        are wrong for those that took their place.
+        """
+        if self.host_memory is not None:
+            return self.host_memory
+        has_own = any(word.split("=")[0] in OFFLOADING_FLAGS for word in self.args)
+        is_shared = self.sleep or self.swap
+        return accelerator == "gpu" and self.prefix_caching and not (has_own or is_shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +478,8 @@ class BatchSpec:
 class IngressSpec:
     """Everything the `cato` application (the HTTP ingress) needs.
 
-    `indexes` maps an index name of a retrieve node to a folder of code. `max_body_bytes`
+    `indexes` maps an index name of a retrieve node to a folder of code, `checkers` a checker's name
+    of a validate node to a command. `max_body_bytes`
     bounds a request. `keys` says when one needs an API key; see
     `cato.serve.access.control.KeyRule`. `output_caps` bounds what one call may write. `brownout`
     says what runs go without while their pools are full. `prompt_rules_off` names rules of
@@ -486,3 +507,4 @@ class IngressSpec:
     batches: BatchSpec | None = None
     prices: Prices = NO_PRICES
     sign_in: SignInSpec | None = None
+    checkers: Mapping[str, CheckerSpec] = field(default_factory=dict)

@@ -106,10 +106,11 @@ class AnalyzeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ValidateSettings:
-    """Check the syntax of `source`; never runs it."""
+    """Check the syntax of `source`, then what the named `checkers` say of it; it is never run."""
 
     source: Template
     language: Template
+    checkers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def package_facts(name: str) -> str:
     return f"{metadata['Name']} {metadata['Version']} ({licence})"
 
 
-@functools.cache  # it reads the metadata of all that is installed
+@functools.cache  # it reads the metadata of every installed package
 def _distributions() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
 
@@ -161,9 +161,9 @@ def shards(files: list[SourceFile], seed: int) -> list[list[SourceFile]]:
 
 
 def epoch_samples(files: list[SourceFile], *, window_tokens: int, rng: Random) -> Iterator[Sample]:
-    """Every file once, cut anew into chunks, shuffled; half of the text as fill-in-the-middle."""
+    """Every file once, cut again into chunks, shuffled; half of the text as fill-in-the-middle."""
     # About 3.3 bytes a token; a plain chunk fills most of a window, a FIM chunk any part of it,
-    # because an editor's prompt may be one line or all that fits.
+    # because an editor's prompt may be one line or fill the context.
     window_chars = int(window_tokens * 3.0)
     jobs: list[tuple[str, SourceFile, int, int]] = []
     for file in files:

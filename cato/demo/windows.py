@@ -19,7 +19,7 @@ Corpus = tuple[list[list[SourceFile]], Tokenizer]  # shards, and what reads them
 Windows = NDArray[np.int32]  # (windows, tokens of a window + 1)
 
 PAD = SPECIAL_TOKENS.index(FIM_PAD)
-SHORTEST_USEFUL = 24  # tokens; what is left of a window below this is padding
+SHORTEST_USEFUL = 24  # tokens; a shorter rest of a window is padding
 LOOKED_AT = 12  # samples among which one that fits the rest of a window is sought
 
 
@@ -28,7 +28,7 @@ def epoch_windows(
 ) -> Windows:
     """One pass over a shard of files, `window_tokens` + 1 tokens a window, several samples in it.
 
-    A sample loses its end where neither it nor the next few fit what is left of a window. The same
+    A sample is cut where neither it nor the next few fit the rest of a window. The same
     arguments give the same windows, in whichever process.
     """
     samples = epoch_samples(
@@ -66,7 +66,7 @@ class DataPosition:
 class EpochMaker:
     """Makes epochs here or, with `workers` processes, ahead of need: a GPU outruns one core.
 
-    An epoch is one shard of the files; after the last shard comes the first, cut anew.
+    An epoch is one shard of the files; after the last shard comes the first, cut again.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Engines: what turns a prompt into tokens. One protocol; adapters: vLLM, simulated, scripted."""
+"""Engines turn prompts into tokens. One protocol; adapters: vLLM, simulated, scripted."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from cato.core.pool.prefill import NOTHING_DUE, CallTarget
+from cato.core.profile import Profile
 from cato.core.topology import AdapterSpec, TemplateFacts
 from cato.wire.endpoint import Endpoint as Endpoint
 
@@ -86,8 +87,9 @@ class EngineFacts:
 
     `simulated` marks output that no model computed. `served_model` is the name the engine
     answers to. `kv_capacity_tokens` and `block_tokens`, the tokens of a block of the KV cache, are
-    0 when the engine does not say them. `template` is None when it is not known, or when the model
-    has none.
+    0 when the engine does not say them. `host_bytes` of the host's memory keep blocks that leave
+    that cache, `host_tokens` of them (0: none, or unknown). `template` is None when it is not
+    known, or when the model has none.
     """
 
     kind: str
@@ -99,8 +101,18 @@ class EngineFacts:
     version: str = ""
     kv_capacity_tokens: int = 0
     block_tokens: int = 0
+    host_tokens: int = 0
+    host_bytes: int = 0
     template: TemplateFacts | None = None
     capabilities: frozenset[str] = field(default_factory=frozenset)
+
+    def host_tokens_by(self, profile: Profile) -> int:
+        """Tokens in the host's memory; where the engine cannot tell, as `profile` says."""
+        if self.host_tokens or not self.host_bytes:
+            return self.host_tokens
+        if profile.kv_token_bytes:
+            return self.host_bytes // profile.kv_token_bytes
+        return profile.host_capacity_tokens
 
 
 class Engine(Protocol):

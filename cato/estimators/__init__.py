@@ -1,1 +1,1 @@
-"""What will a request cost? Pure models, trained on records and asked with values."""
+"""Predictions of lengths, speeds and stages. Pure models, trained on records."""

@@ -69,7 +69,7 @@ def _longer_than(length: int, share: float, support: Ints, survival: Floats, lon
     if at < len(support):
         return int(support[at])
     beyond = float(survival[-1]) if len(support) else 1.0
-    # The last answers were cut: part of the mass lies beyond all that was seen.
+    # The last answers were cut: part of the mass lies beyond every seen length.
     deeper = min(_TAIL_SHARE, 1.0 - left / beyond) if beyond > 0.0 else 0.0
     tail = longest * math.pow(1.0 - deeper, -1.0 / TAIL_INDEX)
     return max(length + 1, round(tail))

@@ -58,7 +58,7 @@ class StageShare:
     def budget_s(self, remaining_s: float) -> float:
         """Time for all calls of the next stage together: they share one deadline.
 
-        `remaining_s` is what is left to the run's deadline, so that time saved earlier is
+        `remaining_s` is the time to the run's deadline, so that time saved earlier is
         spread over all stages to come.
         """
         return max(0.0, remaining_s) * self.share

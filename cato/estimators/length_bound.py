@@ -30,7 +30,7 @@ _FINE_LEVELS = 400
 
 @dataclass(frozen=True, slots=True)
 class LengthFeatures:
-    """What is known of an invocation before it runs; `values` in the order of the training."""
+    """Features of an invocation before it runs; `values` in the order of the training."""
 
     task: TaskName
     values: tuple[float, ...] = ()

@@ -67,7 +67,7 @@ class SimilarAnswers:
     def log_tokens(self, prompt_tokens: int, now_s: float, past: Answers) -> float:
         """Mean log of output tokens over the last `window` answers of `past` that are finished.
 
-        0 when none is. What is not finished at `now_s` is passed over: its length is not known.
+        0 when none is. Unfinished answers at `now_s` are skipped: their length is unknown.
         """
         return float(
             _log_tokens(

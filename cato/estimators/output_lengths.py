@@ -1,4 +1,4 @@
-"""What is believed of the next output of a node, learnt from its finished invocations."""
+"""Beliefs about the length of a node's next output, learnt from its finished invocations."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ KEPT_SAMPLES = 2_500
 """Newest answers of a key that are learnt from. More taught the forest nothing on that trace."""
 
 NEWEST = 5
-"""One of so many answers, the newest, judges whether the forest is used."""
+"""One answer of this many, the newest ones, judges whether the forest is used."""
 LEVEL = 0.9
 """At this quantile."""
 _TREES = 30
 """As good as 100 on that trace, in a quarter of the time and memory."""
 _LEAVES = 20
 _GROWTH = 0.1
-"""A key is learnt anew once a tenth of what it was learnt from has come on top."""
+"""A key is learnt again once a tenth of what it was learnt from has come on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class OutputLengths:
 
 
 Due = Mapping[Key, tuple[Sequence[LengthSample], int]]
-"""Keys to be learnt anew: their newest samples, and how many were ever seen."""
+"""Keys to be learnt again: their newest samples, and how many were ever seen."""
 
 
 class LengthHistory:
@@ -162,7 +162,7 @@ class LengthHistory:
 
 
 def refitted(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:
-    """`lengths` with the keys of `due` learnt anew; a tenth of a second for a key with a forest."""
+    """`lengths` with the keys of `due` relearnt; a tenth of a second for a key with a forest."""
     fresh = {key: _fitted(samples, seen, seed) for key, (samples, seen) in due.items()}
     return OutputLengths(version, {**lengths.keys, **fresh})
 

@@ -1,4 +1,4 @@
-"""What is known of a call before it runs that may tell the length of its answer.
+"""Features of a call that may predict the length of its answer.
 
 No text is kept: a call is turned into numbers when it is asked, and its answer's length is
 remembered under a hash of the user and the node.
@@ -104,7 +104,7 @@ class EarlierAnswers:
             self._known.popitem(last=False)
 
     def of(self, node: str, user: str) -> tuple[int, ...]:
-        """Oldest first; empty for whom nothing is known."""
+        """Oldest first; empty without history."""
         return self._known.get(_key(node, user), ())
 
 

@@ -2,7 +2,7 @@
 
 Tempo refines its bound while a request runs, but does not condition it: on a coding trace such a
 bound covers 2 % of the answers that reach 100 tokens. Here the length is conditioned on having
-outgrown `generated_tokens` (algorithms.md, section 6, pitfall d).
+outgrown `generated_tokens` (ALGORITHMS.md, section 6, pitfall d).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def quantiles_after(
             alive += mass[i]
             squares += mass[i] * mass[i] / counts[i]
             longest = support[i]
-    # Nothing survives: all that is left is the tail, from what was generated.
+    # Nothing survives: only the tail remains, from the generated length on.
     unseen = squares / alive if alive > 0.0 else 1.0
     out = np.empty(len(levels))
     below = 0.0

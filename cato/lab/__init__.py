@@ -1,1 +1,1 @@
-"""Studies: a workload, the arms that are compared on it, and the targets they are held to."""
+"""Studies with arms and targets. A new experiment: a file with a `STUDY`, a name in `registry`."""

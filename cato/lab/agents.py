@@ -8,7 +8,7 @@ not with the larger; between them the answer is interpolated. With `--users` tho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -27,7 +27,7 @@ from cato.policies.schedulers import FORESIGHT
 from cato.profiles.load import load_profile
 from cato.sim.experiment import Options, Progress, run_all
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
 from cato.sim.sessions import PlayedTurn, RecordedSession, Users, read_sessions
 
@@ -38,11 +38,13 @@ POOL = PoolName("agents")
 class Card:
     """An assumed one: the name of its file in `profiles/`, and whether KV blocks that leave its
     cache go to the host's memory. `users`: what sticky routing serves, where the search begins.
+    `fetches`: engines take blocks from each other's memories, as fast as from the host's.
     """
 
     profile: str
     users: float
     has_host_memory: bool = False
+    fetches: bool = False
 
 
 _LARGE, _SMALL = "reference-large-32b@gpu-80gb", "reference-small-7b@gpu-24gb"
@@ -52,6 +54,12 @@ CARDS = {
     "small": Card(_SMALL, 3.0),
     "small + host": Card(_SMALL, 5.0, has_host_memory=True),
 }
+# What no real engine is started with.
+FETCHING = {
+    f"{name} + fetch": replace(CARDS[name], users=users, fetches=True)
+    for name, users in (("large + host", 14.0), ("small + host", 7.0))
+}
+LEAST_FETCHING = 1.75
 # From there it grows, or shrinks, by this factor until the answer lies between two numbers; these
 # then come so close. Nobody serves more than `MOST_USERS` a card.
 GROWTH, CLOSE_USERS, QUICK_CLOSE_USERS, MOST_USERS = 1.3, 0.5, 1.0, 64.0
@@ -93,15 +101,22 @@ def halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSess
 
 @cache
 def card_profile(card: str) -> Profile:
-    """Of one of `CARDS`."""
-    return load_profile(resolve(f"profiles/{CARDS[card].profile}.yaml"))
+    """Of one of `CARDS` or `FETCHING`."""
+    known = (CARDS | FETCHING)[card]
+    profile = load_profile(resolve(f"profiles/{known.profile}.yaml"))
+    fetch_token_s = profile.host_load_token_s if known.fetches else 0.0
+    return replace(profile, fetch_token_s=fetch_token_s)
+
+
+def cards(options: Options) -> dict[str, Card]:
+    return CARDS if options.quick else CARDS | FETCHING
 
 
 def cells(options: Options) -> list[Cell]:
     """Each card with each number of users: those that were asked for, or where a search begins."""
     return [
         cell_of(name, card_profile(name), users, options.trace, card.has_host_memory)
-        for name, card in CARDS.items()
+        for name, card in cards(options).items()
         for users in options.users or (card.users,)
     ]
 
@@ -212,7 +227,7 @@ def run(study: Study, options: Options, progress: Progress) -> Report:
             has_host_memory=card.has_host_memory,
             first_users=card.users,
         )
-        for name, card in CARDS.items()
+        for name, card in cards(options).items()
         for seed in options.seeds
         for arm in chosen_arms(study, options)
     ]
@@ -354,6 +369,8 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
         if s.metrics["users_in_time"] == s.metrics["users_in_time"]:
             by_arm = by_card.setdefault(str(s.setting["profile"]), {})
             by_arm.setdefault(s.policy, {})[s.seed] = s
+    fetching = [_fetching(by_card, name) for name in FETCHING if name in by_card]
+    by_card = {card: by_arm for card, by_arm in by_card.items() if card not in FETCHING}
     ratios: list[tuple[float, float, str]] = []
     rates: list[tuple[float, float, str]] = []
     for card, by_arm in by_card.items():
@@ -380,7 +397,26 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
         rate, stderr, where = min(rates)
         text = f"turn rate with as many users as are in time, at the least ({where})"
         found.append(Target(9, text, LEAST_TURN_RATE, rate, stderr))
+    found += [target for target in fetching if target is not None]
     return found
+
+
+def _fetching(
+    by_card: Mapping[str, Mapping[str, Mapping[int, Sample]]], name: str
+) -> Target | None:
+    """The default's users a card with fetched blocks, as a multiple of sticky's without."""
+    plain = name.removesuffix(" + fetch")
+    ours, theirs = by_card[name].get(FORESIGHT, {}), by_card.get(plain, {}).get(STICKY, {})
+    ratios = [
+        ours[seed].metrics["users_in_time"] / theirs[seed].metrics["users_in_time"]
+        for seed in ours
+        if seed in theirs
+    ]
+    if not ratios:
+        return None
+    ratio, stderr = mean_and_stderr(ratios)
+    text = f"times the users of sticky on {plain}, when blocks are fetched from neighbours"
+    return Target(9, text, LEAST_FETCHING, ratio, stderr)
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
@@ -393,14 +429,14 @@ def plot(report: Report, folder: Path) -> list[Path]:
         lines(axis, means, "users_per_card", "share of turns in time")
         axis.set_title(f"{card}, {REPLICAS} cards")
         axis.set_xlabel("users a card")
-    axes[0].legend(fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 
 STUDY = Study(
     "agents",
     "recorded sessions of coding agents in a closed loop: users whom a card serves in time",
-    "CATO project; algorithms.md, target 9",
+    "CATO project; ALGORITHMS.md, target 9",
     ARMS,
     cells,
     targets,

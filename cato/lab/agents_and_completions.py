@@ -23,7 +23,7 @@ from cato.lab.study import Cell, Study
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
 from cato.sim.sessions import BETWEEN_SESSIONS_S, MAX_GAP_S, RecordedSession, Users
 from cato.sim.tasks import SimNode, SimTask
@@ -156,14 +156,14 @@ def plot(report: Report, folder: Path) -> list[Path]:
         lines(axis, means, "users_per_card", f"share of {metric.replace('_', ' ')}")
         axis.set_title(f"{card}, {SHARE:.0%} completions")
         axis.set_xlabel("users a card")
-    axes[0].legend(fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 
 STUDY = Study(
     "agents-and-completions",
     "agents with a fifth of completions beside them: both in time on the same cards",
-    "CATO project; algorithms.md, target 9",
+    "CATO project; ALGORITHMS.md, target 9",
     ARMS,
     cells,
     targets,

@@ -170,7 +170,7 @@ def _plot(report: Report, folder: Path) -> list[Path]:
         ]
         plots.lines(ax, means, "rate_per_s", metric.replace("_", " "))
         ax.set_title(f"{pattern}, cards {fleet}", fontsize=9)
-    plots.legend(fig, axes[-1], len(ARMS))
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 

@@ -204,7 +204,7 @@ def _plot(report: Report, folder: Path) -> list[Path]:
         plots.lines(ax, [m for m in report.means if m.metric == metric], "load", "attainment")
         ax.set_title(metric.removeprefix("attainment_").replace("_", " "))
         ax.set_xlabel("utilization of the fuller pool")
-    plots.legend(fig, axes[0], len(ARMS))
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 

@@ -1,7 +1,7 @@
 """Short completions: what editors send, on an engine that serves hundreds of them a second.
 
 The traffic on which a router can only lose: prompts are so short that their order is worth nothing,
-and each that waits for a message is late. Targets: algorithms.md, target 9.
+and each that waits for a message is late. Targets: ALGORITHMS.md, target 9.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cato.lab.study import NO_POLICIES, Cell, Study, arriving
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Target, mean_and_stderr
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import SEVEN_B, belief, lengths, poisson
@@ -166,14 +166,14 @@ def plot(report: Report, folder: Path) -> list[Path]:
         lines(axis, means, "load", "attainment")
         axis.set_title(f"{shape} tokens, {n:g} replicas")
         axis.set_xlabel("load")
-    axes[0].legend(fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 
 STUDY = Study(
     "completions",
     "short completions with a TTFT target: the default beside simple rules, with live delays",
-    "CATO project; algorithms.md, target 9",
+    "CATO project; ALGORITHMS.md, target 9",
     ARMS,
     cells,
     targets,

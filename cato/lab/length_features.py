@@ -196,7 +196,7 @@ def _plot(report: Report, folder: Path) -> list[Path]:
         means = [m for m in report.means if m.metric == metric]
         groups = list(dict.fromkeys(str(m.setting["calls"]) for m in means))
         plots.bars(ax, means, groups, "calls", metric.replace("_", " "))
-    plots.legend(fig, axes[-1], len(ARMS))
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 

@@ -170,7 +170,7 @@ def _plot_cdf(report: Report, folder: Path) -> list[Path]:
         ax.set_ylim(-2, 102)
         ax.set_xlabel("completion time (s)")
         ax.set_title(f"{workload} at {rate_per_s:g}/s, {name}")
-        ax.legend(fontsize=7)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 
@@ -198,7 +198,7 @@ def _plot_steadiness(report: Report, folder: Path) -> list[Path]:
         ax.set_xlabel("requests per second")
         ax.set_ylabel("completion time over SLA")
         ax.set_title(workload)
-        ax.legend(fontsize=7)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 
@@ -213,7 +213,7 @@ def _plot_attainment(report: Report, folder: Path) -> list[Path]:
         plots.lines(ax, means, "rate_per_s", "goodput (% within SLA)", 100.0)
         ax.set_xlabel("requests per second")
         ax.set_title(workload)
-        ax.legend(fontsize=7)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 

@@ -259,7 +259,7 @@ def _plot_panels(x: str, report: Report, folder: Path) -> list[Path]:
         else:
             plots.lines(ax, means, x, "G over that of fcfs")
         ax.set_title(f"{n} requests, batches of at most {cap}")
-    plots.legend(fig, axes[0], 5)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 
@@ -280,7 +280,7 @@ def _plot_instances(report: Report, folder: Path) -> list[Path]:
         ]
         plots.lines(ax, means, "instances", "G over that of fcfs")
         ax.set_title(f"{EACH} requests an instance, batches of at most {cap}")
-    plots.legend(fig, axes[0], 2)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 

@@ -18,6 +18,7 @@ from cato.lab.study import Study, Trial
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Options
+from cato.sim.experiments import printed
 from cato.sim.experiments.common import metrics_of
 from cato.sim.experiments.tempo import (
     DENSITY,
@@ -50,8 +51,17 @@ SLO_SCALES = (0.75, 1.0, 1.5, 2.0, 3.0)
 BURST_LOADS = (0.7, 0.9, 1.05)
 HOUR_S, WINDOW_S = 3600.0, 600.0
 FCFS = "fcfs"
-ARMS = (schedulers.FORESIGHT, TEMPO, JITSERVE, "plas", "sjf", FCFS, "fcfs, prompts whole")
-FEW_ARMS = (schedulers.FORESIGHT, TEMPO, JITSERVE, "plas", FCFS)
+ARMS = (
+    schedulers.FORESIGHT,
+    TEMPO,
+    JITSERVE,
+    "plas",
+    "sjf",
+    *printed.OPPONENTS,
+    FCFS,
+    "fcfs, prompts whole",
+)
+FEW_ARMS = (schedulers.FORESIGHT, TEMPO, JITSERVE, "plas", "edf-bounded", FCFS)
 MIXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "3:1:1": TEMPO_SHARES,
@@ -248,7 +258,7 @@ def _plot_types(report: Report, folder: Path) -> list[Path]:
         plots.bars(ax, means, ("P50", "P95"), "level", f"{metric.removesuffix('_s').upper()} (s)")
         ax.set_title(name)
         ax.set_yscale("log")
-    plots.legend(fig, axes[0], 4)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 
@@ -265,7 +275,7 @@ def _plot_lines(x: str, report: Report, folder: Path) -> list[Path]:
     for ax, (metric, label) in zip(axes, shown, strict=True):
         means = [m for m in report.means if m.metric == metric and x in m.setting]
         plots.lines(ax, means, x, label, 100.0)
-    plots.legend(fig, axes[0], 4)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 
@@ -283,7 +293,7 @@ def _plot_bars(by: str, report: Report, folder: Path) -> list[Path]:
         groups = list(dict.fromkeys(str(m.setting[by]) for m in means))
         plots.bars(ax, means, groups, by, metric.replace("_", " "))
         ax.set_title(f"load {load:g}")
-    plots.legend(fig, axes[0], 4)
+    plots.legend(fig)
     return [plots.save(fig, folder, report.experiment)]
 
 

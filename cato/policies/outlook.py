@@ -21,6 +21,8 @@ PRICE = 3.0
 # replicas, SABER's W3 at half load, beliefs of half the true lengths (seeds 0-5): 93.1 %, as simple
 # rules have, and 92.4 with differences of 0.01.
 LEAST_DIFFERENCE = 0.1
+# With a smaller chance to be in time alone, a call is hopeless.
+UNLIKELY = 0.3
 _LEAST_STEP_S = 1e-9
 
 
@@ -68,6 +70,14 @@ def believed(invocation: Invocation) -> LengthBelief:
     if invocation.length is not None:
         return invocation.length.wide
     return around(invocation.generated + invocation.expected_tokens)
+
+
+def chance_alone(invocation: Invocation, slack_s: float, token_s: float) -> float:
+    """That its last token is in time if it starts now, alone, `token_s` a token; `slack_s` is what
+    an output of the expected length would leave."""
+    length = believed(invocation)
+    tokens = length.left_mean(invocation.generated) + slack_s / token_s
+    return length.chance_within(tokens, invocation.generated)
 
 
 BY_TOKENS_LEFT = attrgetter("left_tokens")

@@ -17,9 +17,9 @@ def slack_class(slack_s: float, wait_s: float, remaining_s: float) -> int:
 
 
 def holds_until_s(cls: int, deadline_s: float, remaining_s: float) -> float:
-    """When the class of something that waits must be judged anew; classes only get worse."""
+    """When the class of something that waits must be judged again; classes only get worse."""
     if cls == LATE or deadline_s == inf:
         return inf
-    # A little early, lest rounding keep a class for longer than its definition does.
+    # A little early, so that rounding does not keep a class for too long.
     at_s = deadline_s if cls == TIGHT else deadline_s - remaining_s
     return at_s - 1e-9 * max(1.0, abs(at_s))

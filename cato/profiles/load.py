@@ -9,7 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from cato.config.yaml_file import did_you_mean, read_yaml, validate
+from cato.config.problems import did_you_mean, validate
+from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, Problem
 from cato.core.profile import Profile
 from cato.core.topology import Topology

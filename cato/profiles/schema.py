@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cato.config.yaml_file import NonEmpty, StrictModel
+from cato.config.fields import NonEmpty, StrictModel
 from cato.core.prefix_cache import BLOCK_TOKENS
 from cato.core.profile import Profile
 
@@ -75,6 +75,8 @@ class ProfileFile(StrictModel):
     step_tokens: int = Field(default=0, ge=0)
     block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     host: HostSection = HostSection()
+    kv_token_bytes: int = Field(default=0, ge=0)
+    fetch_token_s: Coefficient = 0.0
     chars_per_token: float = Field(default=3.5, gt=0)
     latency_s: Coefficient = 0.0
     provenance: Provenance
@@ -104,6 +106,8 @@ class ProfileFile(StrictModel):
             block_tokens=self.block_tokens,
             host_capacity_tokens=self.host.capacity_tokens,
             host_load_token_s=self.host.load_token_s,
+            kv_token_bytes=self.kv_token_bytes,
+            fetch_token_s=self.fetch_token_s,
         )
 
     @classmethod
@@ -137,6 +141,8 @@ class ProfileFile(StrictModel):
                 capacity_tokens=profile.host_capacity_tokens,
                 load_token_s=profile.host_load_token_s,
             ),
+            kv_token_bytes=profile.kv_token_bytes,
+            fetch_token_s=profile.fetch_token_s,
             chars_per_token=profile.chars_per_token,
             latency_s=profile.latency_s,
             provenance=provenance,

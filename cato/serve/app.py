@@ -13,9 +13,10 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
+from cato.config.engines import ray_actor_options
 from cato.config.paths import resolve, resolve_index
 from cato.config.places import run_dir, state_dir
-from cato.config.schema import EnginesArgs, IngressArgs, ray_actor_options
+from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control.ray_private import check_ray_version, http_host
 from cato.core.demand import CallsBefore, calls_before
 from cato.core.ids import NodeId, TaskName
@@ -151,7 +152,7 @@ class Ingress:
             indexes[name] = await asyncio.to_thread(CodeIndex.open, resolve_index(folder), store)
         self._spec = spec
         self._records = records
-        runner = NodeRunner(indexes)
+        runner = NodeRunner(indexes, spec.checkers)
         await runner.warm_up()
         self._service = TaskService(
             workflows,

@@ -220,7 +220,7 @@ class CardSlot:
         except CatoError as error:
             return error
         except Exception as error:
-            # Whatever a model makes of its engine, whoever waits for the answer is told.
+            # Whatever a model does to its engine, callers that wait for the answer are told.
             log.exception("slot %s could not measure %s", self._id, model.model.name)
             return EngineError(f"{type(error).__name__}: {error}")
 

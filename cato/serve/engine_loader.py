@@ -156,7 +156,7 @@ class EngineLoader:
 
     async def _make(self, order: SlotOrder) -> Engine:
         assert order.model is not None, "there is something to load"
-        assert order.profile is not None, "whoever hosts a model knows its profile"
+        assert order.profile is not None, "the host of a model knows its profile"
         spec, model = self._slots.engine, order.model.model
         # The profile's load is the one from storage.
         profile = replace(order.profile, load_s=order.expected_s)

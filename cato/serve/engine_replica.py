@@ -144,6 +144,7 @@ class EngineReplica:
             "socket": getattr(self._engine, "socket", None),
             "kv_capacity_tokens": self._engine.facts.kv_capacity_tokens,
             "block_tokens": self._engine.facts.block_tokens,
+            "host_tokens": self._engine.facts.host_tokens,
         }
 
     async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:
@@ -237,7 +238,7 @@ class EngineReplica:
             # An engine that died has lost what it had cached.
             prefix_caching=self._spec.engine.prefix_caching and is_ready,
             step_tokens=self._spec.engine.max_num_batched_tokens or 0,
-            host_tokens=self._profile.host_capacity_tokens if self._spec.engine.host_memory else 0,
+            host_tokens=facts.host_tokens_by(self._profile),
         )
 
     async def _tell_resident_forever(self) -> None:

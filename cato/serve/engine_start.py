@@ -16,7 +16,7 @@ async def started(engine: Engine) -> Engine:
         if not engine.facts.simulated:
             await _warm_up(engine)
     except BaseException:
-        await asyncio.shield(engine.stop())  # whoever cancels must not leave it half stopped
+        await asyncio.shield(engine.stop())  # a cancellation must not leave it half stopped
         raise
     return engine
 

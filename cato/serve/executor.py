@@ -63,7 +63,7 @@ from cato.serve.prompts import EngineCall, engine_call, with_room
 from cato.serve.reuse import Flight, Reuse
 from cato.telemetry.tracing import TRACEPARENT
 from cato.wire.answer import AnswerWriter
-from cato.workflows.templates import little_work
+from cato.workflows.work import little_work
 
 log = logging.getLogger("cato.executor")
 

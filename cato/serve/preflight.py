@@ -46,8 +46,8 @@ def check_files(deploy: DeployFile) -> None:
 
 
 def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Problem]:
-    """Models and indexes that workflows name and that the deployment does not have; of its own
-    workflows when no `files` are given.
+    """Models, indexes and checkers that workflows name and that the deployment does not have; of
+    its own workflows when no `files` are given.
 
     A checked file serves in spite of them: `cato models add` may bring a model later. Until then
     runs of these workflows fail.
@@ -57,7 +57,7 @@ def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Pr
     return [
         problem
         for path in (files or own)
-        for problem in unknown_names(str(path), load_workflow(path), models, deploy.ingress.indexes)
+        for problem in unknown_names(str(path), load_workflow(path), models, deploy.ingress)
     ]
 
 

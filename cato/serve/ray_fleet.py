@@ -66,5 +66,5 @@ async def _answer(actor: str, method: str) -> Any:
         return await asyncio.wait_for(call, ANSWER_WITHIN_S)
     except (ValueError, TimeoutError, RayError) as error:
         log.info("%s does not tell its %s: %r", actor, method, error)
-        _handles.pop(actor, None)  # it may have been removed and made anew
+        _handles.pop(actor, None)  # it may have been removed and made again
         return None

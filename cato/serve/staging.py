@@ -14,7 +14,6 @@ import psutil
 
 from cato.config.places import model_path
 from cato.control import nvidia
-from cato.control.profile_sweep import Plan, Sweep, Target, evaluate
 from cato.control.staged import Staged
 from cato.core.errors import InputError
 from cato.core.eviction import CopyId
@@ -24,6 +23,7 @@ from cato.core.topology import AdapterSpec, DeploymentSpec, HostedModel
 from cato.engines.base import Endpoint, Engine, EngineChunk, EngineRequest
 from cato.engines.simulated import DEFAULT_BATCHED_TOKENS
 from cato.engines.vllm.threads import family
+from cato.measure.sweep import Plan, Sweep, Target, evaluate
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.card_slot import Loader
 
@@ -113,7 +113,7 @@ async def _staged(
 
 
 class DirectCaller:
-    """One engine, asked directly; see `cato.control.profile_sweep.EngineCaller`."""
+    """One engine, asked directly; see `cato.measure.sweep.EngineCaller`."""
 
     def __init__(self, engine: Engine, adapter: AdapterSpec | None = None) -> None:
         self._engine = engine

@@ -51,7 +51,7 @@ class WorkflowFiles:
             log.warning("the workflows stay as they were: %s", self.problem)
             return True
         self.problem = ""
-        log.warning("%d workflows loaded anew from %s", len(self.workflows), self._folder)
+        log.warning("%d workflows reloaded from %s", len(self.workflows), self._folder)
         return True
 
     async def follow(self, changed: Callable[[], None]) -> None:

@@ -134,8 +134,8 @@ class AutoscaledFleet:
 
 
 def _point(pool: SimPool, load: PoolLoad) -> PoolPoint:
-    ready = sum(not h.draining for h in pool.hosts.values())
-    provisioned = len(pool.hosts) + pool.starting
+    ready = sum(not h.draining for h in pool.replicas.values())
+    provisioned = len(pool.replicas) + pool.starting
     return PoolPoint(load.now_s, ready, provisioned, load.queued + load.running)
 
 

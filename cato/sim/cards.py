@@ -1,22 +1,18 @@
-"""A fleet of cards in virtual time: invocations arrive, models are loaded and unloaded.
+"""16 models on four cards: who asks for which, what loads take, and how a run fared.
 
-`run` drives `SharedOrchestrator` and knows nothing that decides: commands become future events.
+`run` plays arrivals on a fleet with one shared pool.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cato.core.commands import Dispatch
-from cato.core.events import InvocationEnded, InvocationOffered
 from cato.core.eviction import (
     Card,
     CardId,
-    CopyId,
     DispatchOrder,
     EvictionPolicy,
     HostMemory,
@@ -30,7 +26,6 @@ from cato.core.ids import (
     ModelName,
     NodeId,
     PoolName,
-    ReplicaId,
     RunId,
     TaskName,
 )
@@ -40,17 +35,18 @@ from cato.core.pool.placement import (
     ClockTold,
     HostMemorySized,
     Load,
-    LoadFinished,
     Placement,
     Served,
 )
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrchestrator, Step, Told
+from cato.core.shared import Looked, ModelAdded, SharedEvent, SharedOrchestrator
 from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.routing.least_wait import LeastWait
-from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
+from cato.sim.fleet import Fleet
+from cato.sim.shared_pool import SharedSetup
+from cato.sim.tasks import OfferedTask, Outcome, SimNode, task_metrics
 
 LANGUAGES = ("Java", "Python", "C++", "JavaScript", "TypeScript", "Go", "C#", "Rust")
 FAVOURITES = LANGUAGES[:4]
@@ -60,6 +56,8 @@ LOOK_S = 60.0
 COMPLETION, REASONING = "completion", "reasoning"
 CARDS = 4
 POOL = PoolName("cards")
+# vLLM's budget of a step on small cards: prompts are processed beside what decodes.
+CHUNK_TOKENS = 2048
 # Calls of one model are served by arrival, on its copy with the least to do.
 BY_ARRIVAL = Policies(LeastWait(), FirstComeFirstServed())
 
@@ -69,7 +67,7 @@ BY_ARRIVAL = Policies(LeastWait(), FirstComeFirstServed())
 WEIGHTS_BYTES = {COMPLETION: 1_000_000_000, REASONING: 15_200_000_000}
 ENGINE_START_S = 2.0
 STORAGE_BYTES_PER_S = 1.25e9
-# The host-memory tier of the specification (algorithms.md, section 7).
+# The host-memory tier (ALGORITHMS.md, section 7).
 RELOAD_SPEEDUP = 4.0
 # Half the memory of a host with 256 GB: all but one of the 16 models (130 GB) fit.
 HOST_WEIGHTS_BYTES = 128_000_000_000
@@ -81,7 +79,7 @@ SLO_S = {COMPLETION: 1.0, REASONING: 10.0}
 E2E_SLO_S = {COMPLETION: 2.0, REASONING: 30.0}
 
 PROFILES: Mapping[str, Profile] = {
-    # 7B on a 32 GB card: step 20 ms + 0.45 ms·b, prefill 25 ms + 0.12 ms/token (algorithms.md).
+    # 7B on a 32 GB card: step 20 ms + 0.45 ms·b, prefill 25 ms + 0.12 ms/token (ALGORITHMS.md).
     REASONING: replace(
         UNMEASURED,
         model="7b",
@@ -137,21 +135,41 @@ class CardArrival:
     prompt_tokens: int
     output_tokens: int
 
-    def invocation(self) -> Invocation:
-        wanted = self.wanted
-        return Invocation(
+    def task(self) -> CardTask:
+        """It has two targets: that of the whole answer is the task's."""
+        wanted, expected_tokens = self.wanted, round(self.wanted.expected_tokens)
+        offered = Invocation(
             id=wanted.id,
             run_id=RunId(wanted.id),
             task=TaskName(self.kind),
             node=NodeId("call"),
             prompt_tokens=self.prompt_tokens,
-            expected_tokens=round(wanted.expected_tokens),
+            expected_tokens=expected_tokens,
             arrived_at_s=wanted.arrived_at_s,
             deadline_s=wanted.deadline_s,
             until_first_token=True,
             weight=wanted.value,
             user=wanted.user,
         )
+        line = PoolName(wanted.model)
+        return CardTask(
+            wanted.id,
+            TaskName(self.kind),
+            wanted.arrived_at_s,
+            SloMetric.E2E,
+            E2E_SLO_S[self.kind],
+            (SimNode(line, self.prompt_tokens, self.output_tokens, expected_tokens),),
+            (0.0,),
+            offered=offered,
+            arrival=self,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardTask(OfferedTask):
+    """The call of `arrival`."""
+
+    arrival: CardArrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +191,9 @@ class Answered:
         return self.finished_at_s - self.arrival.wanted.arrived_at_s
 
     def outcome(self) -> Outcome:
-        """As a task of one call, its target that of the whole answer."""
-        arrival, kind = self.arrival, self.arrival.kind
-        wanted = arrival.wanted
-        expected_tokens = round(wanted.expected_tokens)
-        node = SimNode(POOL, arrival.prompt_tokens, arrival.output_tokens, expected_tokens)
-        task = SimTask(
-            wanted.id,
-            TaskName(kind),
-            wanted.arrived_at_s,
-            SloMetric.E2E,
-            E2E_SLO_S[kind],
-            (node,),
-            (0.0,),
-        )
-        queue_s = self.served_at_s - wanted.arrived_at_s
+        """As a task, with both of its targets."""
+        queue_s = self.served_at_s - self.arrival.wanted.arrived_at_s
+        task = self.arrival.task()
         return _CardOutcome(task, self.first_token_at_s, self.finished_at_s, queue_s)
 
 
@@ -299,165 +305,7 @@ def arrivals_s(arrivals: Iterable[CardArrival]) -> dict[ModelName, tuple[float, 
     return {m: tuple(sorted(x)) for m, x in moments.items()}
 
 
-@dataclass(slots=True)
-class _Running:
-    arrival: CardArrival
-    is_hit: bool
-    served_at_s: float
-    prefilled_at_s: float
-    steps_left: float
-    first_token_at_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Engine:
-    """The batch of one copy: all that decode advance together, one step of the profile a token.
-
-    A prompt is processed beside the batch and does not stall it (chunked prefill that costs
-    nothing): with at most 8 short prompts a copy this is a small error, and the same for all
-    policies.
-    """
-
-    profile: Profile
-    at_s: float
-    running: dict[InvocationId, _Running] = field(default_factory=dict)
-    version: int = 0
-
-    def advance(self, now_s: float) -> None:
-        """Decode up to `now_s`; between two calls nobody joins, leaves or ends its prefill."""
-        decoding = [r for r in self.running.values() if r.prefilled_at_s <= self.at_s]
-        steps = (now_s - self.at_s) / self.profile.decode_step_s(max(1, len(decoding)))
-        for r in decoding:
-            r.steps_left -= steps
-            if r.first_token_at_s is None:
-                r.first_token_at_s = self.at_s + self.profile.decode_step_s(len(decoding))
-        self.at_s = now_s
-
-    def next_change_s(self) -> float | None:
-        """When somebody ends its prefill or its output."""
-        decoding = [r for r in self.running.values() if r.prefilled_at_s <= self.at_s]
-        step_s = self.profile.decode_step_s(max(1, len(decoding)))
-        moments_s = [self.at_s + max(0.0, r.steps_left) * step_s for r in decoding]
-        moments_s += [
-            r.prefilled_at_s for r in self.running.values() if r.prefilled_at_s > self.at_s
-        ]
-        return min(moments_s, default=None)
-
-
-# Rounding of moments leaves a finished output this much of a step short.
-_ALMOST_STEP = 1e-6
-
-
-class _Fleet:
-    """Engines and pending moments of a run."""
-
-    def __init__(self, orchestrator: SharedOrchestrator, arrivals: Sequence[CardArrival]) -> None:
-        self._orchestrator = orchestrator
-        self._arrivals = {a.wanted.id: a for a in arrivals}
-        self._engines: dict[CopyId, _Engine] = {}
-        self._copy_on: dict[ReplicaId, CopyId] = {}
-        # Moment, order of entry, and either an event or an engine's (copy, version) to look at.
-        self._agenda: list[tuple[float, int, SharedEvent | tuple[CopyId, int]]] = []
-        self._entries = 0
-        self._loading: dict[CopyId, tuple[float, Load]] = {}
-        self.served: list[Answered] = []
-        self.loads: list[Load] = []
-        self.load_s = 0.0
-        self.busy_s = 0.0  # of all cards
-        self.events: list[SharedEvent] = []
-        for a in arrivals:
-            at_s = a.wanted.arrived_at_s
-            offered = InvocationOffered(at_s, a.invocation())
-            self._enter(at_s, OfLine(a.wanted.model, offered))
-
-    def run(self) -> None:
-        while self._agenda and len(self.served) < len(self._arrivals):
-            now_s, _, what = heapq.heappop(self._agenda)
-            if isinstance(what, tuple):
-                copy_id, version = what
-                engine = self._engines.get(copy_id)
-                if engine is not None and engine.version == version:
-                    self._progress(copy_id, engine, now_s)
-                continue
-            if isinstance(what, LoadFinished) and what.copy_id in self._loading:
-                began_at_s, load = self._loading.pop(what.copy_id)
-                self.load_s += now_s - began_at_s
-                kind = load.model.rsplit("-", 1)[1]
-                self._engines[what.copy_id] = _Engine(PROFILES[kind], now_s)
-            self.tell(what)
-
-    def tell_clock(self, midnight_s: float) -> None:
-        end_s = max(a.wanted.arrived_at_s for a in self._arrivals.values())
-        for at_s in np.arange(midnight_s, end_s, LOOK_S):
-            self._enter(float(at_s), ClockTold(float(at_s), float(at_s) - midnight_s + MONDAY_S))
-            self._enter(float(at_s), Looked(float(at_s)))
-
-    def _enter(self, at_s: float, what: SharedEvent | tuple[CopyId, int]) -> None:
-        heapq.heappush(self._agenda, (at_s, self._entries, what))
-        self._entries += 1
-
-    def tell(self, event: SharedEvent) -> None:
-        self.events.append(event)
-        for step in self._orchestrator.handle(event):
-            self._perform(step, event.now_s)
-
-    def _perform(self, step: Step, now_s: float) -> None:
-        if isinstance(step, Load):
-            for victim in step.evicted:
-                self._engines.pop(victim.copy_id, None)
-                if victim.copy_id in self._loading:
-                    began_at_s, _ = self._loading.pop(victim.copy_id)
-                    self.load_s += now_s - began_at_s
-            self.loads.append(step)
-            self._loading[step.copy_id] = (now_s, step)
-            self._copy_on[ReplicaId(step.cards[0])] = step.copy_id
-            ready_at_s = now_s + step.expected_s
-            self._enter(ready_at_s, LoadFinished(ready_at_s, step.copy_id))
-            return
-        assert isinstance(step, Told), "no simulated load fails"
-        for command in step.commands:
-            assert isinstance(command, Dispatch), "nothing is refused or taken back"
-            self._start(command, command.invocation_id in step.hits, now_s)
-
-    def _start(self, command: Dispatch, is_hit: bool, now_s: float) -> None:
-        copy_id = self._copy_on[command.replica_id]
-        engine = self._engines[copy_id]
-        self._advance(engine, now_s)
-        arrival = self._arrivals[command.invocation_id]
-        engine.running[command.invocation_id] = _Running(
-            arrival,
-            is_hit,
-            now_s,
-            now_s + engine.profile.prefill_s(arrival.prompt_tokens),
-            float(arrival.output_tokens),
-        )
-        self._look_again(copy_id, engine)
-
-    def _advance(self, engine: _Engine, now_s: float) -> None:
-        if engine.running:
-            self.busy_s += now_s - engine.at_s
-        engine.advance(now_s)
-
-    def _progress(self, copy_id: CopyId, engine: _Engine, now_s: float) -> None:
-        self._advance(engine, now_s)
-        done = [id for id, r in engine.running.items() if r.steps_left <= _ALMOST_STEP]
-        ended = {id: engine.running.pop(id) for id in done}
-        for r in ended.values():
-            first_s = now_s if r.first_token_at_s is None else min(r.first_token_at_s, now_s)
-            self.served.append(Answered(r.arrival, r.is_hit, r.served_at_s, first_s, now_s))
-        self._look_again(copy_id, engine)
-        for id, r in ended.items():
-            event = InvocationEnded(now_s, id, 1, r.arrival.output_tokens, "done")
-            self.tell(OfLine(r.arrival.wanted.model, event))
-
-    def _look_again(self, copy_id: CopyId, engine: _Engine) -> None:
-        engine.version += 1
-        at_s = engine.next_change_s()
-        if at_s is not None:
-            self._enter(at_s, (copy_id, engine.version))
-
-
-def opened_books(
+def opened_pool(
     eviction: EvictionPolicy,
     order: DispatchOrder,
     host_weights_bytes: int = 0,
@@ -465,9 +313,9 @@ def opened_books(
     scale_s: float = 1.0,
     unit_s: float = 1.0,
 ) -> tuple[SharedOrchestrator, tuple[SharedEvent, ...]]:
-    """Books of one host with empty cards, and the events that opened them. Loads and SLOs take
+    """A shared pool of one host with empty cards, and what it was told so far. Loads and SLOs take
     `scale_s` of their time; for `unit_s` see `Placement`."""
-    books = SharedOrchestrator(lambda tell: Placement(eviction, order, tell, unit_s))
+    orchestrator = SharedOrchestrator(lambda tell: Placement(eviction, order, tell, unit_s))
     host = HostId("host-1")
     events: list[SharedEvent] = [
         HostMemorySized(0.0, HostMemory(host, host_weights_bytes)),
@@ -480,8 +328,8 @@ def opened_books(
         served = Served(facts, PROFILES[m.name.rsplit("-", 1)[1]], DeploymentName("cards"))
         events.append(ModelAdded(0.0, PoolName(m.name), served, BY_ARRIVAL))
     for event in events:
-        assert not any(isinstance(s, Load) for s in books.handle(event))
-    return books, tuple(events)
+        assert not any(isinstance(s, Load) for s in orchestrator.handle(event))
+    return orchestrator, tuple(events)
 
 
 def run(
@@ -499,15 +347,39 @@ def run(
     The run goes on until the last invocation has finished, so that no policy gains by leaving
     the unlucky ones waiting.
     """
-    orchestrator, opened = opened_books(eviction, order, host_weights_bytes, cards)
-    fleet = _Fleet(orchestrator, arrivals)
-    fleet.events += opened
+    orchestrator, opened = opened_pool(eviction, order, host_weights_bytes, cards)
+    left = len(arrivals)
+
+    def ended(_: Outcome) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            fleet.kernel.stop()
+
+    fleet = Fleet([SharedSetup(POOL, orchestrator, opened, CHUNK_TOKENS)], on_end=ended)
+    pool = fleet.shared[POOL]
     if midnight_s is not None:
-        fleet.tell_clock(midnight_s)
-    fleet.run()
-    assert len(fleet.served) == len(arrivals), "an invocation was lost"
-    end_s = max((s.finished_at_s for s in fleet.served), default=0.0)
-    utilization = fleet.busy_s / (cards * end_s) if end_s > 0 else 0.0
+        end_s = max(a.wanted.arrived_at_s for a in arrivals)
+        for at_s in np.arange(midnight_s, end_s, LOOK_S).tolist():
+            clock = ClockTold(at_s, at_s - midnight_s + MONDAY_S)
+            fleet.kernel.at(at_s, pool.handle, clock)
+            fleet.kernel.at(at_s, pool.handle, Looked(at_s))
+    outcomes = fleet.run([a.task() for a in arrivals])
+    assert left == 0, "an invocation was lost"
+    busy_s = sum(line.cost_s(fleet.kernel.now_s)[0] for line in pool.lines.values())
+    end_s = max((o.ended_at_s for o in outcomes), default=0.0)
     return FleetRun(
-        tuple(fleet.served), tuple(fleet.loads), fleet.load_s, utilization, tuple(fleet.events)
+        tuple(_answered(o, pool.hits) for o in outcomes),
+        tuple(pool.loads),
+        pool.load_s,
+        busy_s / (cards * end_s) if end_s > 0 else 0.0,
+        tuple(pool.events),
     )
+
+
+def _answered(outcome: Outcome, hits: Collection[InvocationId]) -> Answered:
+    task = outcome.task
+    assert isinstance(task, CardTask), f"{task.id} is not of this workload"
+    served_at_s = task.arrived_at_s + outcome.queue_s
+    is_hit = task.offered.id in hits
+    return Answered(task.arrival, is_hit, served_at_s, outcome.first_token_at_s, outcome.ended_at_s)

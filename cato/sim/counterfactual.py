@@ -5,7 +5,7 @@ is simulated is the time on the replicas, by their profiles, so a recorded polic
 again, too: its difference from the record is the simulator's error (and, where policies or their
 profile changed under way, the change: one of them is simulated throughout). A call that was made
 after another one's end keeps its recorded instant: that a quicker answer brings the next question
-sooner is not foretold.
+sooner is not predicted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from cato.core.slo import SloMetric
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.sim import plots
+from cato.sim import looks, plots
 from cato.sim.fleet import Fleet, PoolSetup, SimPool
 from cato.sim.report import Mean, Report
-from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
+from cato.sim.tasks import OfferedTask, Outcome, SimNode, task_metrics
 from cato.telemetry.event_log import Recording
 
 RECORDED = "recorded"
@@ -45,14 +45,10 @@ EVERY_TASK = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedTask(SimTask):
+class RecordedTask(OfferedTask):
     """A call as it was offered; `cancelled_at_s` is when its client left (inf: it did not)."""
 
-    offered: Invocation
     cancelled_at_s: float = inf
-
-    def invocation(self, index: int, now_s: float, served_s: float) -> Invocation:
-        return self.offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +225,12 @@ def simulated(history: History, names: PoolPolicies) -> tuple[Outcome, ...]:
 
 
 def _lend(fleet: Fleet, pool: SimPool, span: ReplicaSpan) -> None:
-    before = set(pool.hosts)
+    before = set(pool.replicas)
     pool.add_replica(span.profile)
-    (id,) = set(pool.hosts) - before
+    (id,) = set(pool.replicas) - before
 
     def lose() -> None:
-        if id in pool.hosts:
+        if id in pool.replicas:
             pool.lose_replica(id)
 
     if span.until_s < inf:
@@ -289,7 +285,7 @@ def plot(report: Report, folder: Path) -> tuple[Path, ...]:
     quantiles = report.extra["ttft_s_quantiles"]
     assert isinstance(quantiles, dict)
     for i, policy in enumerate(policies):
-        color = plots.COLORS[i % len(plots.COLORS)]
+        color = looks.COLORS[i % len(looks.COLORS)]
         mine = {str(m.setting["task"]): m.mean for m in attained if m.policy == policy}
         at = [k + (i - (len(policies) - 1) / 2) * width for k in range(len(tasks))]
         heights = [100 * mine.get(t, 0.0) for t in tasks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import TypeVarTuple
 
 Args = TypeVarTuple("Args")
@@ -32,12 +33,59 @@ class Kernel:
         heap[:] = [entry for entry in heap if entry[2] != action]
         heapify(heap)
 
-    def run(self, until_s: float = float("inf")) -> None:
+    def stop(self) -> None:
+        """Forget what was to run: time stands still at the present event."""
+        self._heap.clear()
+
+    def run(self, until_s: float = inf) -> None:
         """Run everything up to `until_s`, inclusive; what is later stays."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             self.now_s, _, action, args = heappop(heap)
             self.events += 1
             action(*args)
-        if until_s < float("inf"):
+        if until_s < inf:
             self.now_s = max(self.now_s, until_s)
+
+
+class Alarms:
+    """What is to happen unless it is called off, which then does not prolong the run."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._heap: list[tuple[float, int]] = []
+        self._waiting: dict[int, Callable[[], None]] = {}
+        self._count = 0
+        self._armed_s = inf
+        self._version = 0
+
+    def at(self, time_s: float, action: Callable[[*Args], None], *args: *Args) -> int:
+        """Run `action` with `args` at `time_s`; returns what calls it off."""
+        self._count += 1
+        self._waiting[self._count] = lambda: action(*args)
+        heappush(self._heap, (time_s, self._count))
+        self._arm()
+        return self._count
+
+    def call_off(self, alarm: int) -> None:
+        """Harmless when it has rung."""
+        if self._waiting.pop(alarm, None) is not None and not self._waiting:
+            self._kernel.withdraw(self._ring)
+            self._heap.clear()
+            self._armed_s = inf
+
+    def _arm(self) -> None:
+        if self._heap and self._heap[0][0] < self._armed_s:
+            self._armed_s = self._heap[0][0]
+            self._version += 1
+            self._kernel.at(self._armed_s, self._ring, self._version)
+
+    def _ring(self, version: int) -> None:
+        if version != self._version:
+            return
+        self._armed_s = inf
+        while self._heap and self._heap[0][0] <= self._kernel.now_s:
+            action = self._waiting.pop(heappop(self._heap)[1], None)
+            if action is not None:
+                action()
+        self._arm()

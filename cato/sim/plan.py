@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
-from cato.sim import plots
+from cato.sim import looks, plots
 from cato.sim.report import Mean, Report, Sample, mean_and_stderr, summarize
 from cato.sim.scenario import Scenario, run_once, tasks_of
 from cato.sim.tasks import SimTask
@@ -274,7 +274,7 @@ def plot_cards(plans: Sequence[CardPlan], goal: float, title: str, folder: Path)
     """Attainment over cards, a curve for each kind, and the smallest number that is enough."""
     fig, (axes,) = plots.figure()
     for i, found in enumerate(plans):
-        color = plots.COLORS[(i + 1) % len(plots.COLORS)]
+        color = looks.COLORS[(i + 1) % len(looks.COLORS)]
         curve = sorted((t.replicas * found.cards, 100 * t.attainment) for t in found.plan.trials)
         most = found.plan.found.replicas + CURVE_MARGIN if found.plan.found else curve[-1][0]
         shown = [(x, y) for x, y in curve if x <= most * found.cards]

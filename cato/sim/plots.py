@@ -14,10 +14,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cato.sim.looks import look_of
 from cato.sim.report import Mean
 
-COLORS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Okabe and Ito's: told apart with any kind of colour vision."""
+# What a reader should see of a setting's name.
+_WORDS = {"rate_per_s": "requests per second", "load": "load", "requests": "requests that wait"}
 
 
 def figure(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -37,10 +38,36 @@ def lines(axes: Axes, means: Sequence[Mean], x: str, y_label: str, scale: float 
             if m.policy == policy
         )
         xs, ys, errors = zip(*points, strict=True)
-        axes.errorbar(xs, ys, yerr=errors, label=policy, marker="o", markersize=3, capsize=2)
-    axes.set_xlabel(x)
+        look = look_of(_figure_of(axes), policy)
+        axes.errorbar(
+            xs,
+            ys,
+            yerr=errors,
+            label=policy,
+            color=look.color,
+            linestyle=look.line,
+            marker=look.marker,
+            markerfacecolor="none" if look.is_hollow else look.color,
+            markersize=5 if look.is_hollow else 3,
+            linewidth=0.8 if look.is_hollow else 1.4,
+            elinewidth=0.7,
+            capsize=2,
+        )
+    axes.set_xlabel(_WORDS.get(x, x.replace("_", " ")))
     axes.set_ylabel(y_label)
     axes.grid(alpha=0.3)
+
+
+def curve(axes: Axes, policy: str, xs: Sequence[float], ys: Sequence[float]) -> None:
+    """A thin line of one policy, without points."""
+    look = look_of(_figure_of(axes), policy)
+    axes.plot(xs, ys, label=policy, color=look.color, linestyle=look.line, linewidth=1.2)
+
+
+def _figure_of(axes: Axes) -> Figure:
+    figure = axes.figure
+    assert isinstance(figure, Figure), "no figures within figures here"
+    return figure
 
 
 def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, label: str) -> None:
@@ -56,6 +83,7 @@ def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, labe
             width,
             yerr=[1.96 * mine[g].stderr for g in groups],
             label=policy,
+            color=look_of(_figure_of(axes), policy).color,
             capsize=2,
         )
     slant = 25 if sum(map(len, groups)) > 30 else 0
@@ -64,10 +92,21 @@ def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, labe
     axes.grid(axis="y", alpha=0.3)
 
 
-def legend(fig: Figure, axes: Axes, columns: int) -> None:
-    """One for all axes of the figure, above them."""
-    handles, labels = axes.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
+def legend(fig: Figure) -> None:
+    """One for all axes of the figure, above them; a policy stands there once."""
+    found = {}
+    for axes in fig.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    longest = max(map(len, found), default=1)
+    columns = max(1, int(fig.get_figwidth() * 11 / (longest + 6)))
+    fig.legend(
+        found.values(),
+        found.keys(),
+        loc="outside upper center",
+        ncols=min(columns, len(found)),
+        fontsize=8,
+    )
 
 
 def heat_map(

@@ -5,9 +5,8 @@ without chunking a prompt step stalls the decoding (vLLM's first scheduler, SABE
 chunking each step has a token budget that decoding uses first (vLLM V1). Step times come from a
 `Profile`'s law (`Profile.step_s`).
 
-Steps of the same batch and the same pieces of prompts are not run one by one: each takes a constant
-time longer than the one before, so a stretch costs the same however long it is. A newcomer cuts the
-stretch at the next step's end.
+Equal steps are not run one by one (`cato.sim.steps`). A newcomer cuts the stretch at the next
+step's end.
 
 With a prefix cache a request is let in when the blocks of its prompt and its answer are free: the
 length is known here, so nothing is preempted, as in the simulated engine. What is cached of its
@@ -22,45 +21,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from cato.core.ids import InvocationId
 from cato.core.prefix_cache import Holding, PrefixCache
 from cato.core.profile import Profile
+from cato.sim.steps import Sequence, Stretch, attended, stretch_of
+
+__all__ = ["MAX_BATCHED_TOKENS", "FactKind", "Sequence", "SimReplica"]
 
 # vLLM's default budget of one step; prompts beyond it wait for the next.
 MAX_BATCHED_TOKENS = 8192
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request in the engine: `output_tokens` is what it will really generate.
-
-    `blocks` name the whole blocks of its prompt, for an engine that has a prefix cache; after its
-    end they are retained for `retain_s`, or until the next request of its `session`.
-    """
-
-    id: InvocationId
-    prompt_tokens: int
-    output_tokens: int
-    priority: int = 0
-    generated: int = 0
-    blocks: tuple[int, ...] = ()
-    session: str = ""
-    retain_s: float = 0.0
-    # Of its prompt, found in the cache when it was let in.
-    cached_tokens: int = 0
-    # Prompt tokens to process; after a preemption what was generated is processed again.
-    prefill_left: int = 0
-    # The replica's step count at which its token number 0 would have come.
-    _zero_step: int = 0
-    _is_gone: bool = False
-    # Its first token here has been told; what it generated before it came does not count.
-    _has_begun: bool = False
-    _is_cancelled: bool = False
-    _holding: Holding | None = None
 
 
 class FactKind(Enum):
@@ -68,58 +41,14 @@ class FactKind(Enum):
     DONE = 2
 
 
-@dataclass(slots=True)
-class _Stretch:
-    """Equal steps from `start_s`: the first takes `first_s`, each further one `growth_s` more.
-
-    `prefilled` says how many tokens of which prompts each of the steps processes.
-    """
-
-    start_s: float
-    first_s: float
-    growth_s: float
-    steps: int
-    batch: int
-    prefilled: tuple[tuple[Sequence, int], ...] = ()
-
-    def after(self, steps: int) -> float:
-        """When `steps` of them are over."""
-        return self.start_s + steps * self.first_s + self.growth_s * (steps * (steps - 1) // 2)
-
-    @property
-    def end_s(self) -> float:
-        return self.after(self.steps)
-
-    def steps_over(self, now_s: float) -> int:
-        """How many are over at `now_s`."""
-        steps = self.steps_until(now_s)
-        return steps if self.after(steps) <= now_s else steps - 1
-
-    def steps_until(self, now_s: float) -> int:
-        """How many are over when the one that runs at `now_s` ends; at least 1."""
-        lead_s = now_s - self.start_s
-        a, b = self.growth_s / 2, self.first_s - self.growth_s / 2
-        if lead_s <= 0:
-            return 1
-        if a <= 0:
-            n = lead_s / b if b > 0 else self.steps
-        else:
-            n = (-b + math.sqrt(b * b + 4 * a * lead_s)) / (2 * a)
-        steps = max(1, min(self.steps, math.ceil(n)))
-        while steps > 1 and self.after(steps - 1) >= now_s:  # rounding
-            steps -= 1
-        while steps < self.steps and self.after(steps) < now_s:
-            steps += 1
-        return steps
-
-
 @dataclass(slots=True, eq=False)
 class SimReplica:
     """`chunk_tokens` None: a prompt step stalls the decoding. `report_steps`: how often the tokens
     of all are reported (0: never). `cache`: the KV blocks that later prompts may use (None: prompts
     are computed whole). `prompt_cap_tokens`: most tokens of one prompt in a step while there are
-    other requests (vLLM's `long_prefill_token_threshold`; 0: the whole budget). The caller wakes it
-    at `wake_s` and acts on the facts.
+    other requests (vLLM's `long_prefill_token_threshold`; 0: the whole budget). `fetchable`: how
+    many tokens of a prompt other replicas hold (None: nothing is fetched). The caller wakes it at
+    `wake_s` and acts on the facts.
     """
 
     profile: Profile
@@ -129,6 +58,7 @@ class SimReplica:
     prefill_together: bool = True
     cache: PrefixCache | None = None
     prompt_cap_tokens: int = 0
+    fetchable: Callable[[Sequence], int] | None = None
     wake_s: float = math.inf
     busy_s: float = 0.0
     preemptions: int = 0
@@ -144,7 +74,7 @@ class SimReplica:
     _step: int = 0
     _reported_step: int = 0
     _count: int = 0
-    _stretch: _Stretch | None = None
+    _stretch: Stretch | None = None
     _at_boundary: bool = False
     _cancelled: list[Sequence] = field(default_factory=list)
     # The first that waits has found too few free blocks, and none were freed since.
@@ -396,14 +326,30 @@ class SimReplica:
             self._release_of(sequence.session)
             sequence._holding = holding
             sequence.cached_tokens = holding.cached_tokens
-            sequence.prefill_left = prompt_tokens - holding.cached_tokens
+            load_s = holding.loaded_tokens * self.profile.host_load_token_s
+            load_s += self._fetch_s(cache, sequence, holding, prompt_tokens)
+            sequence.prefill_left = prompt_tokens - sequence.cached_tokens
             running += 1
-            if holding.loaded_tokens:
-                load_s = holding.loaded_tokens * self.profile.host_load_token_s
+            if load_s:
                 self._loads_end_s = max(now_s, self._loads_end_s) + load_s
                 self._loading.append((self._loads_end_s, sequence))
             else:
                 self._join(sequence)
+
+    def _fetch_s(
+        self, cache: PrefixCache, sequence: Sequence, holding: Holding, prompt_tokens: int
+    ) -> float:
+        """Take what another replica holds more of the prompt; returns how long that takes."""
+        if self.fetchable is None:
+            return 0.0
+        tokens = min(self.fetchable(sequence), prompt_tokens - 1)
+        tokens = tokens // cache.block_tokens * cache.block_tokens
+        fetched = tokens - holding.cached_tokens
+        if fetched <= 0:
+            return 0.0
+        cache.compute(holding, tokens)
+        sequence.cached_tokens = tokens
+        return fetched * self.profile.fetch_token_s
 
     def _admit(self, now_s: float) -> None:
         if self.cache is not None:
@@ -423,15 +369,15 @@ class SimReplica:
             self._prefilling.append(sequence)
             running += 1
 
-    def _plan(self, now_s: float) -> _Stretch:
+    def _plan(self, now_s: float) -> Stretch:
         batch = len(self._decoding)
         if self._prefilling:
             if self.chunk_tokens is None:
                 return self._plan_prompts(now_s)
             return self._plan_chunk(now_s, batch)
-        return self._decode(now_s, batch, self._steps_left(batch))
+        return self._stretch_of(now_s, batch, self._steps_left(batch))
 
-    def _plan_prompts(self, now_s: float) -> _Stretch:
+    def _plan_prompts(self, now_s: float) -> Stretch:
         """One step for as many of the waiting prompts as its budget holds."""
         together: list[tuple[Sequence, int]] = []
         tokens = 0
@@ -442,9 +388,9 @@ class SimReplica:
                 break
             together.append((sequence, sequence.prefill_left))
             tokens += sequence.prefill_left
-        held, attended = self._context_tokens, _attended(together)
-        step_s = self.profile.step_s(0, held, tokens, len(together), attended)
-        return _Stretch(now_s, step_s, 0.0, 1, 0, tuple(together))
+        held, positions = self._context_tokens, attended(together)
+        step_s = self.profile.step_s(0, held, tokens, len(together), positions)
+        return Stretch(now_s, step_s, 0.0, 1, 0, tuple(together))
 
     def _pieces(self) -> list[tuple[Sequence, int]]:
         """Prompt tokens of the next step: decoding comes first, but prompts never stand still."""
@@ -461,48 +407,25 @@ class SimReplica:
             left -= tokens
         return pieces
 
-    def _plan_chunk(self, now_s: float, batch: int) -> _Stretch:
+    def _plan_chunk(self, now_s: float, batch: int) -> Stretch:
         pieces = tuple(self._pieces())
         steps = min([(sequence.prefill_left - 1) // tokens for sequence, tokens in pieces])
         if steps:  # after so many steps all of these prompts still go on
             steps = min(steps, self._steps_left(batch + sum([n for _, n in pieces])))
-            return self._decode(now_s, batch, steps, pieces)
+            return self._stretch_of(now_s, batch, steps, pieces)
         ended = sum([tokens == sequence.prefill_left for sequence, tokens in pieces])
-        return self._decode(now_s, batch, 1, pieces, ended)
+        return self._stretch_of(now_s, batch, 1, pieces, ended)
 
-    def _decode(
+    def _stretch_of(
         self,
         now_s: float,
         batch: int,
         steps: int,
         prefilled: tuple[tuple[Sequence, int], ...] = (),
         ended: int = 0,
-    ) -> _Stretch:
-        p, held = self.profile, self._context_tokens
-        tokens = sum(n for _, n in prefilled)
-        if p.is_linear:
-            first_s = p.step_s(batch, held, tokens, ended)
-            growth_s = p.decode_per_context_token_s * (batch + tokens) if batch else 0.0
-            return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
-        if not prefilled and p.decodes_evenly(batch, held):
-            return _Stretch(now_s, p.step_s(batch, held), p.context_token_s * batch, steps, batch)
-        attended = _attended(prefilled)
-        # Each of several steps attends to the pieces of the steps before it.
-        grown, more_attended = tokens + batch, sum(n * n for _, n in prefilled)
-
-        def at(step: int) -> float:
-            positions = attended + step * more_attended
-            return p.step_s(batch, held + step * grown, tokens, ended, positions)
-
-        first_s = at(0)
-        while steps > 1:
-            # Equal growth from step to step only where the same of the two is longer throughout:
-            # what is read, or what is computed.
-            growth_s = (at(steps - 1) - first_s) / (steps - 1)
-            if abs(at(1) - first_s - growth_s) < 1e-9:
-                return _Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
-            steps //= 2
-        return _Stretch(now_s, first_s, 0.0, 1, batch, prefilled)
+    ) -> Stretch:
+        held = self._context_tokens
+        return stretch_of(self.profile, now_s, batch, held, steps, prefilled, ended)
 
     def _steps_left(self, grown: int) -> int:
         """Steps until something new may happen, when each adds `grown` tokens to the KV cache."""
@@ -520,7 +443,7 @@ class SimReplica:
         return max(1, min(until - self._step, room // grown))
 
     def _make_room(self) -> bool:
-        """KV cache full: the last to come goes back to the queue and is processed anew.
+        """KV cache full: the last to come goes back to the queue and is processed again.
 
         True when any did.
         """
@@ -554,11 +477,3 @@ class SimReplica:
         if self.chunk_tokens is not None and self._prefilling:
             tokens += sum([n for _, n in self._pieces()])
         return tokens
-
-
-def _attended(pieces: Iterable[tuple[Sequence, int]]) -> float:
-    """Positions that the tokens of these pieces attend to, added up."""
-    return sum(
-        tokens * (s.prompt_tokens + s.generated - s.prefill_left + tokens / 2)
-        for s, tokens in pieces
-    )

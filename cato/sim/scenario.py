@@ -27,8 +27,7 @@ from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Report, Sample, compare, summarize
 from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
 from cato.sim.traces import TraceRow
-from cato.sim.workflow_runs import WorkflowFleet
-from cato.sim.workflow_tasks import WorkflowClass, WorkflowTask, drawn_task
+from cato.sim.workflow_tasks import WorkflowClass, drawn_task
 from cato.sim.workloads import ARRIVALS, belief, lengths
 
 SCHEDULERS = schedulers.OF_PROFILE
@@ -163,7 +162,7 @@ def tasks_of(scenario: Scenario, seed: int) -> list[SimTask]:
 
 
 def _times(traffic: DrawnTraffic, seed: int) -> list[float]:
-    """Arrivals up to the end; drawn anew, twice as many, when they do not reach it."""
+    """Arrivals up to the end; drawn again, twice as many, when they do not reach it."""
     n = int(traffic.rate_per_s * traffic.duration_s * 1.2) + 30
     while True:
         rng = np.random.default_rng([seed, _SEED_STREAM, 1])
@@ -282,9 +281,7 @@ def run_once(scenario: Scenario, scheduler: str, tasks: Sequence[SimTask]) -> Ru
     """`tasks` on the scenario's fleet; raise `UnknownNameError` for an unknown scheduler."""
     if scheduler not in SCHEDULERS:
         raise UnknownNameError("scheduler", scheduler, tuple(SCHEDULERS))
-    has_workflows = any(isinstance(t, WorkflowTask) for t in tasks)
-    kind = WorkflowFleet if has_workflows else Fleet
-    fleet = kind([_setup(p, scheduler) for p in scenario.pools])
+    fleet = Fleet([_setup(p, scheduler) for p in scenario.pools])
     for pool in scenario.pools:
         if pool.cold_start_s > 0:
             for _ in range(pool.replicas):

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -40,6 +41,8 @@ FIRST_ARRIVALS_S = 60.0
 LEAST_TTFT_S, TTFT_FACTOR, TPOT_S = 2.0, 2.0, 0.04
 # Claude Code leaves, and asks again, when it has no first token by then.
 PATIENCE_S = 300.0
+# Of planned turns; one in a hundred is longer.
+LONGEST_ANSWER_TOKENS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +126,106 @@ def _session(row: dict[str, Any]) -> RecordedSession:
     return RecordedSession(str(row["id"]), tuple(turns))
 
 
-class _Playing:
-    """One session that a user plays: which turns have ended, and the blocks of their prompts."""
+@dataclass(frozen=True, slots=True)
+class TurnRules:
+    """When a turn is in time, and how long its client waits; `scale` multiplies all times."""
+
+    pool: PoolName
+    profile: Profile
+    length: LengthBelief
+    scale: float = 1.0
+
+    @property
+    def expected_tokens(self) -> int:
+        return max(1, round(self.length.left_mean(0)))
+
+    def task(
+        self, playing: Playing, index: int, now_s: float, draw: float
+    ) -> tuple[SimTask, float, int]:
+        """A turn that begins now, how long its answer takes alone with its session's blocks cached,
+        and how many tokens these are."""
+        turn, profile = playing.recorded.turns[index], self.profile
+        blocks = playing.blocks(index)
+        reused = min(turn.hit_tokens // PREFIX_BLOCK_TOKENS * PREFIX_BLOCK_TOKENS, len(blocks) * 64)
+        reused = min(reused, turn.prompt_tokens - 1)
+        warm_s = profile.first_token_s(turn.prompt_tokens, 1, reused)
+        context_tokens = turn.prompt_tokens + turn.output_tokens / 2
+        answer_s = (turn.output_tokens - 1) * profile.decode_step_s(1, context_tokens)
+        node = SimNode(
+            self.pool,
+            turn.prompt_tokens,
+            turn.output_tokens,
+            self.expected_tokens,
+            self.length,
+            blocks=blocks,
+            calls_tool=playing.calls_tool(index),
+        )
+        task = SimTask(
+            f"s{playing.number}-{index}",
+            AGENT,
+            now_s,
+            SloMetric.TTFT,
+            max(self.scale * LEAST_TTFT_S, TTFT_FACTOR * warm_s),
+            (node,),
+            (draw,),
+            tpot_target_s=self.scale * TPOT_S,
+            patience_s=self.scale * PATIENCE_S,
+            session=f"s{playing.number}/{turn.agent}",
+        )
+        return task, warm_s + answer_s, reused
+
+
+class Playing:
+    """One session that a user plays: which turns have ended, and the blocks of their prompts.
+
+    `then` is called when it has ended. Turns before the `first` count as ended.
+    """
 
     def __init__(
-        self, recorded: RecordedSession, number: int, began_at_s: float, target_s: float
+        self,
+        recorded: RecordedSession,
+        number: int,
+        began_at_s: float,
+        target_s: float,
+        then: Callable[[], None],
+        first: int = 0,
     ) -> None:
         self.recorded = recorded
         self.number = number
         self.began_at_s = began_at_s
         self.target_s = target_s
-        self.ended: set[int] = set()
-        self.left = len(recorded.turns)
+        self.then = then
+        self._first = first
+        self.ended: set[int] = set(range(first))
+        self.left = len(recorded.turns) - first
         self._blocks: dict[int, tuple[int, ...]] = {}
         self.followers: dict[int, list[int]] = {}
         for i, turn in enumerate(recorded.turns):
             for j in turn.after:
                 self.followers.setdefault(j, []).append(i)
+
+    def first_turns(self) -> list[int]:
+        """Those that wait for no other."""
+        return [
+            i
+            for i, turn in enumerate(self.recorded.turns)
+            if i not in self.ended and self.ended.issuperset(turn.after)
+        ]
+
+    def gap_s(self, index: int, scale: float) -> float:
+        """Until the turn begins, after those that it waits for; none at a session's beginning."""
+        turn = self.recorded.turns[index]
+        if index == 0 or (turn.after and max(turn.after) < self._first):
+            return 0.0
+        return min(scale * MAX_GAP_S, turn.gap_s)
+
+    def end(self, index: int) -> list[int]:
+        """A turn has its answer: the turns that now wait for nothing but their gaps."""
+        self.ended.add(index)
+        self.left -= 1
+        turns = self.recorded.turns
+        followers = self.followers.get(index, ())
+        return [i for i in followers if self.ended.issuperset(turns[i].after)]
 
     def calls_tool(self, index: int) -> bool:
         turns = self.recorded.turns
@@ -166,6 +252,95 @@ class _Playing:
     def _of(self, index: int) -> tuple[int, ...]:
         known = self._blocks.get(index)
         return self.blocks(index) if known is None else known
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSession:
+    """What a user plays of one session: the turns from `first` on.
+
+    `number` names it, and what is its own of prompts. `begins_s`: when the turns from `first` on
+    would begin if each had the replica alone.
+    """
+
+    recorded: RecordedSession
+    number: int
+    first: int
+    begins_s: tuple[float, ...]
+
+    def play(self, now_s: float, then: Callable[[], None]) -> Playing:
+        return Playing(self.recorded, self.number, now_s, inf, then, self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class UserPlan:
+    """The same turns whatever decides and however long they take: runs compare turn by turn."""
+
+    start_s: float
+    parts: tuple[PlannedSession, ...]
+
+
+def plans_of(
+    sessions: Sequence[RecordedSession],
+    users: int,
+    profile: Profile,
+    until_s: float,
+    seed: int,
+    scale: float = 1.0,
+) -> list[UserPlan]:
+    """For each user as many turns as begin by `until_s` when each has a replica alone.
+
+    Users are in the middle of a session when they begin. `scale` multiplies all times but those of
+    the profile, which has its own.
+    """
+    rng = np.random.default_rng([seed, users, 3])
+    known = [s for s in (s.within(profile.context_tokens) for s in sessions) if s.turns]
+    plans, number = [], 0
+    for start_s in rng.uniform(0.0, min(FIRST_ARRIVALS_S, until_s / scale), users):
+        parts: list[PlannedSession] = []
+        now_s = scale * float(start_s)
+        for i in rng.permutation(len(known)):
+            number += 1
+            first = 0 if parts else int(rng.integers(len(known[i].turns)))
+            part, now_s = _planned(known[i], number, first, profile, (now_s, until_s), scale)
+            if not part.begins_s:
+                break
+            parts.append(part)
+            now_s += scale * BETWEEN_SESSIONS_S
+        plans.append(UserPlan(scale * float(start_s), tuple(parts)))
+    return plans
+
+
+def _planned(
+    recorded: RecordedSession,
+    number: int,
+    first: int,
+    profile: Profile,
+    between_s: tuple[float, float],
+    scale: float,
+) -> tuple[PlannedSession, float]:
+    """The turns of a session that begin in time, and when the last one has its answer."""
+    start_s, until_s = between_s
+    turns = tuple(
+        replace(
+            t,
+            gap_s=scale * min(MAX_GAP_S, t.gap_s),
+            output_tokens=min(t.output_tokens, LONGEST_ANSWER_TOKENS),
+        )
+        for t in recorded.turns
+    )
+    ends_s: dict[int, float] = {}
+    begins_s: list[float] = []
+    for i, turn in enumerate(turns[first:], first):
+        awaited = [ends_s[j] for j in turn.after if j in ends_s]
+        begin_s = max(awaited) + turn.gap_s if awaited else start_s
+        if begin_s >= until_s:
+            break
+        cached = min(turn.hit_tokens, turn.prompt_tokens - 1) if i > first else 0
+        alone_s = profile.service_s(turn.prompt_tokens, turn.output_tokens, 1, cached)
+        ends_s[i] = begin_s + alone_s
+        begins_s.append(begin_s)
+    kept = RecordedSession(recorded.id, turns[: first + len(begins_s)])
+    return PlannedSession(kept, number, first, tuple(begins_s)), max(ends_s.values(), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,27 +375,28 @@ class Users:
         change: Callable[[SimTask], SimTask] | None = None,
         alongside: Sequence[SimTask] = (),
         session_target_s: Callable[[RecordedSession], float] | None = None,
+        plans: Sequence[UserPlan] = (),
+        scale: float = 1.0,
     ) -> None:
         """`change`: what turns are before they begin. `alongside`: further tasks that arrive when
         they do; how they fared is in `alongside`. With `session_target_s` turns get their parts of
-        it, by the rule of live ingresses; how sessions fared is in `sessions`.
+        it, by the rule of live ingresses; how sessions fared is in `sessions`. With `plans` each
+        user plays what its own says, and `scale` multiplies their times.
         """
         profile = pool.profiles[0]
         cut = [s.within(profile.context_tokens) for s in sessions]
         self._sessions = [s for s in cut if s.turns]
         if not self._sessions:
             raise InputError(f"no session has a turn within {profile.context_tokens} tokens")
-        self._profile: Profile = profile
-        self._pool: PoolName = pool.name
-        self._length = length
-        self._expected_tokens = max(1, round(length.left_mean(0)))
+        self._rules = TurnRules(pool.name, profile, length, scale)
+        self._plans = plans
         self._users = users
         self._change = change
         self._coming = alongside
         self._rng = np.random.default_rng([seed, users])
         self._upcoming: list[RecordedSession] = []
         self._begun = 0
-        self._playing: dict[str, tuple[_Playing, int]] = {}
+        self._playing: dict[str, tuple[Playing, int]] = {}
         self.played: dict[str, PlayedTurn] = {}
         self.alongside: list[Outcome] = []
         self.sessions: list[PlayedSession] = []
@@ -230,7 +406,10 @@ class Users:
 
     def run(self, until_s: float) -> list[PlayedTurn]:
         """All turns that were begun by then, in order of their beginnings."""
-        for start_s in self._rng.uniform(0.0, FIRST_ARRIVALS_S, self._users):
+        for plan in self._plans:
+            self.fleet.kernel.at(plan.start_s, self._next_part, iter(plan.parts))
+        users = 0 if self._plans else self._users
+        for start_s in self._rng.uniform(0.0, FIRST_ARRIVALS_S, users):
             self.fleet.kernel.at(float(start_s), self._next_session)
         for task in self._coming:
             self.fleet.kernel.at(task.arrived_at_s, self._begin_alongside, task)
@@ -247,55 +426,36 @@ class Users:
         self._begun += 1
         recorded = self._upcoming.pop()
         target_s = inf if self._session_target_s is None else self._session_target_s(recorded)
-        playing = _Playing(recorded, self._begun, self.fleet.kernel.now_s, target_s)
-        for index, turn in enumerate(playing.recorded.turns):
-            if not turn.after:
+        now_s = self.fleet.kernel.now_s
+        playing = Playing(recorded, self._begun, now_s, target_s, self._next_session)
+        for index in playing.first_turns():
+            self._schedule(playing, index)
+
+    def _next_part(self, parts: Iterator[PlannedSession]) -> None:
+        planned = next(parts, None)
+        if planned is not None:
+            playing = planned.play(self.fleet.kernel.now_s, partial(self._next_part, parts))
+            for index in playing.first_turns():
                 self._schedule(playing, index)
 
-    def _schedule(self, playing: _Playing, index: int) -> None:
-        gap_s = min(MAX_GAP_S, playing.recorded.turns[index].gap_s) if index else 0.0
+    def _schedule(self, playing: Playing, index: int) -> None:
+        gap_s = playing.gap_s(index, self._rules.scale)
         self.fleet.kernel.at(self.fleet.kernel.now_s + gap_s, self._begin, playing, index, gap_s)
 
-    def _begin(self, playing: _Playing, index: int, gap_s: float) -> None:
-        turn, profile = playing.recorded.turns[index], self._profile
-        blocks = playing.blocks(index)
-        reused = min(turn.hit_tokens // PREFIX_BLOCK_TOKENS * PREFIX_BLOCK_TOKENS, len(blocks) * 64)
-        reused = min(reused, turn.prompt_tokens - 1)
-        warm_s = profile.first_token_s(turn.prompt_tokens, 1, reused)
-        context_tokens = turn.prompt_tokens + turn.output_tokens / 2
-        answer_s = (turn.output_tokens - 1) * profile.decode_step_s(1, context_tokens)
-        id = f"s{playing.number}-{index}"
-        node = SimNode(
-            self._pool,
-            turn.prompt_tokens,
-            turn.output_tokens,
-            self._expected_tokens,
-            self._length,
-            blocks=blocks,
-            calls_tool=playing.calls_tool(index),
-        )
-        task = SimTask(
-            id,
-            AGENT,
-            self.fleet.kernel.now_s,
-            SloMetric.TTFT,
-            max(LEAST_TTFT_S, TTFT_FACTOR * warm_s),
-            (node,),
-            (float(self._rng.random()),),
-            tpot_target_s=TPOT_S,
-            patience_s=PATIENCE_S,
-            session=f"s{playing.number}/{turn.agent}",
-        )
+    def _begin(self, playing: Playing, index: int, gap_s: float) -> None:
+        turn = playing.recorded.turns[index]
+        draw = float(self._rng.random())
+        task, alone_s, reused = self._rules.task(playing, index, self.fleet.kernel.now_s, draw)
         if playing.target_s < inf:
             task = self._within_session(task, playing, turn, reused)
         if self._change is not None:
             task = self._change(task)
-        self._playing[id] = playing, index
+        self._playing[task.id] = playing, index
         # Known before it begins: a refusal comes at once.
         outcome = self.fleet.begin(task)
-        self.played[id] = PlayedTurn(outcome, gap_s, warm_s + answer_s, reused)
+        self.played[task.id] = PlayedTurn(outcome, gap_s, alone_s, reused)
 
-    def _within_session(self, task: SimTask, playing: _Playing, turn: Turn, reused: int) -> SimTask:
+    def _within_session(self, task: SimTask, playing: Playing, turn: Turn, reused: int) -> SimTask:
         """With its part of the session's time as its target, as a live ingress would do."""
         new_tokens = turn.prompt_tokens - reused
         begun = self._book.begin(
@@ -303,13 +463,13 @@ class Users:
             AGENT,
             task.arrived_at_s,
             times_s=turn_times_s(
-                self._profile, turn.prompt_tokens, new_tokens, self._expected_tokens
+                self._rules.profile, turn.prompt_tokens, new_tokens, self._rules.expected_tokens
             ),
             target_s=playing.target_s,
             parent=f"s{playing.number}/0" if turn.agent else "",
         )
         assert begun.share is not None, "it has a target"
-        answer_s = self._expected_tokens * TPOT_S
+        answer_s = self._rules.expected_tokens * TPOT_S
         return replace(task, target_s=begun.share.first_token_s(task.target_s, answer_s))
 
     def _ended(self, outcome: Outcome) -> None:
@@ -318,11 +478,9 @@ class Users:
         now_s = self.fleet.kernel.now_s
         self._book.ended(outcome.task.session, now_s, is_answered=outcome.is_finished)
         playing, index = self._playing.pop(outcome.task.id)
-        playing.ended.add(index)
-        playing.left -= 1
-        for follower in playing.followers.get(index, ()):
-            if playing.ended.issuperset(playing.recorded.turns[follower].after):
-                self._schedule(playing, follower)
+        for follower in playing.end(index):
+            self._schedule(playing, follower)
         if playing.left == 0:
             self.sessions.append(PlayedSession(playing.recorded, playing.began_at_s, now_s))
-            self.fleet.kernel.at(now_s + BETWEEN_SESSIONS_S, self._next_session)
+            between_s = self._rules.scale * BETWEEN_SESSIONS_S
+            self.fleet.kernel.at(now_s + between_s, playing.then)

@@ -92,6 +92,16 @@ class SimTask:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedTask(SimTask):
+    """A task of one call that is offered just so."""
+
+    offered: Invocation
+
+    def invocation(self, index: int, now_s: float, served_s: float) -> Invocation:
+        return self.offered
+
+
 @dataclass(slots=True)
 class Outcome:
     """How a task fared; times are absolute, nan for what never happened.
@@ -162,7 +172,7 @@ def service_gain(outcome: Outcome, w_in: float = 1.0, w_out: float = 2.0, a: flo
 
     All LLM calls count; times are since the task's arrival. A streamed task with a TTFT objective
     earns token by token: the prompt by the first token, output token i by what was expected of it,
-    which is the pace from min(arrival + TTFT target, first token) on (algorithms.md, section 6,
+    which is the pace from min(arrival + TTFT target, first token) on (ALGORITHMS.md, section 6,
     pitfall b). Between two points of `sent` tokens are taken to come evenly. Without an SLO a
     finished task earns its tokens.
     """
@@ -203,7 +213,7 @@ def _pace_kept(outcome: Outcome, a: float) -> float:
 
 
 def task_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Attainment, goodput and latencies of a run; see the glossary for the definitions."""
+    """Attainment, goodput and latencies of a run; see GLOSSARY.md for the definitions."""
     done = [o for o in outcomes if o.is_finished]
     with_slo = [o for o in outcomes if o.task.target_s < inf]
     met = sum(o.is_met for o in with_slo)

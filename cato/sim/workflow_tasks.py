@@ -13,8 +13,8 @@ import numpy as np
 
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.length import LengthBelief
-from cato.core.receipt import NodeReceipt
-from cato.core.runs import NodeEstimate
+from cato.core.receipt import NodeReceipt, SlaReceipt
+from cato.core.runs import FinishRun, NodeEstimate
 from cato.core.slo import Slo
 from cato.core.workflow import (
     AnalyzeSettings,
@@ -117,6 +117,12 @@ class WorkflowOutcome(Outcome):
 
     served: list[SimNode] = field(default_factory=list)
     streamed_tokens: int = 1
+    finish: FinishRun | None = None
+
+    @property
+    def receipt(self) -> SlaReceipt | None:
+        """Of a run that has ended, well or not."""
+        return None if self.finish is None else self.finish.receipt
 
     @property
     def calls(self) -> Sequence[SimNode]:

@@ -21,9 +21,8 @@ from cato.core.length import LengthBelief
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.slo import SloMetric
 from cato.sim.tasks import SimNode, SimTask
-from cato.sim.traces import TraceRow
 
-# Reference engine constants (algorithms.md). 7B on a 32 GB card:
+# Reference engine constants (ALGORITHMS.md). 7B on a 32 GB card:
 SEVEN_B: Profile = replace(
     UNMEASURED, model="7b", prefill_per_batch_token_s=0.12e-3, prefill_base_s=25e-3
 )
@@ -428,7 +427,7 @@ def tempo_tasks(
         for k, (begin, end) in enumerate(pairwise(starts)):
             needs = tuple(range(starts[k - 1], begin)) if k else ()
             for _ in range(begin, end):
-                tokens, known = _foretold(rng, output)
+                tokens, known = _partly_known(rng, output)
                 nodes.append(
                     SimNode(
                         pool,
@@ -458,8 +457,8 @@ def tempo_tasks(
     return tasks
 
 
-def _foretold(rng: np.random.Generator, mean: float) -> tuple[int, LengthBelief]:
-    """A length of `SPREAD` around `mean`, and what is believed when part of that is foretold."""
+def _partly_known(rng: np.random.Generator, mean: float) -> tuple[int, LengthBelief]:
+    """A length of `SPREAD` around `mean`, and what is believed when part of that is predicted."""
     rest = math.sqrt(SPREAD**2 - TEMPO_FORETOLD**2)
     centre = mean * math.exp(rng.normal(-(TEMPO_FORETOLD**2) / 2, TEMPO_FORETOLD))
     known = LengthBelief(tuple(max(1.0, p * centre / mean) for p in belief(mean, rest).points))
@@ -474,59 +473,3 @@ def with_known_lengths(tasks: Sequence[SimTask]) -> list[SimTask]:
 def _known(node: SimNode) -> SimNode:
     exact = LengthBelief((float(node.output_tokens),))
     return replace(node, length=exact, expected_tokens=node.output_tokens)
-
-
-# The Azure coding trace
-
-
-def trace_tasks(
-    rows: Sequence[TraceRow],
-    known: Mapping[str, LengthBelief],
-    pool: PoolName,
-    seed: int,
-    speed: float = 1.0,
-) -> list[SimTask]:
-    """Replay with the arrivals of the trace, `speed` times as fast.
-
-    Classes by output length, as the editor's call would say what it wants: at most 20 tokens TTFT
-    1 s; 21-100 tokens 5 s to the end; more, 20 s. `known`: lengths of each class in earlier rows.
-    """
-    rng = np.random.default_rng([seed, 8])
-    start_s = rows[0].arrived_at_s
-    tasks = []
-    for i, row in enumerate(rows):
-        name, metric, target_s = trace_class(row.output_tokens)
-        length = known[name]
-        node = SimNode(
-            pool, row.prompt_tokens, max(1, row.output_tokens), round(length.mean), length
-        )
-        tasks.append(
-            SimTask(
-                f"t{i:05d}",
-                TaskName(name),
-                (row.arrived_at_s - start_s) / speed,
-                metric,
-                target_s,
-                (node,),
-                (float(rng.random()),),
-            )
-        )
-    return tasks
-
-
-def trace_class(output_tokens: int) -> tuple[str, SloMetric, float]:
-    """Name, metric and target of a request of the trace."""
-    if output_tokens <= 20:
-        return "short", SloMetric.TTFT, 1.0
-    if output_tokens <= 100:
-        return "medium", SloMetric.E2E, 5.0
-    return "long", SloMetric.E2E, 20.0
-
-
-def trace_beliefs(rows: Sequence[TraceRow]) -> dict[str, LengthBelief]:
-    """What earlier rows teach of each class."""
-    by_class: dict[str, list[float]] = {}
-    for row in rows:
-        name = trace_class(row.output_tokens)[0]
-        by_class.setdefault(name, []).append(float(max(1, row.output_tokens)))
-    return {name: LengthBelief.of(values) for name, values in by_class.items()}

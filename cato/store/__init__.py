@@ -1,1 +1,1 @@
-"""The metadata store: what was measured and learnt, kept over restarts in one database."""
+"""The metadata store: measurements, what was learnt, keys and usage, in one database."""

@@ -95,7 +95,7 @@ def set_aside(path: Path, problem: str) -> None:
         ) from exc
     log.error(
         "metadata store %s is damaged (%s): it was renamed to %s and a new one is begun; what was "
-        "learnt starts anew",
+        "learnt starts from nothing",
         path, problem, name,
     )  # fmt: skip
 

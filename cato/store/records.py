@@ -56,14 +56,14 @@ Record = (
     | CardTime
     | Rollout
 )
-"""What a writer takes. Usage and card time are added to what is known of their names; of means,
+"""Records that a writer takes. Usage and card time are added to the stored sums; of means,
 errors and rollouts of the same name, and of a tenant's receipts with the same request id, the
 newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """All that a Profiler needs to go on where an earlier one stopped; samples oldest first."""
+    """The state from which a Profiler resumes; samples oldest first."""
 
     means: tuple[NodeMean, ...] = ()
     errors: tuple[PoolErrors, ...] = ()
@@ -103,7 +103,7 @@ class AddedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept; what is older goes.
+    """How much is kept; older records are deleted.
 
     `samples_per_node` counts for each task, node and model. 20,000 receipts of 5 kB are 100 MB.
     """

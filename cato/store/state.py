@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """`why` says what is wrong when not `is_ok`; `dropped` counts records lost since the start."""
+    """`why` is the problem when not `is_ok`; `dropped` counts records lost since the start."""
 
     is_ok: bool
     why: str

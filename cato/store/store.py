@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, assert_never
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from cato.core.administration import (
@@ -25,7 +24,6 @@ from cato.core.administration import (
     OpenWithoutKeys,
     RotateKey,
     SetTenant,
-    shown_key,
 )
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.estimates import NodeMean, PoolErrors
@@ -44,7 +42,6 @@ from cato.core.tenancy import (
     turn_usage,
 )
 from cato.core.topology import AdapterSpec, HostedModel
-from cato.estimators.dag_match import SuperGraph, SuperNode
 from cato.estimators.output_lengths import LengthSample
 from cato.estimators.stages import FinishedStages
 from cato.profiles.load import profile_name
@@ -62,12 +59,22 @@ from cato.store.errors import (
 from cato.store.location import shown, store_url
 from cato.store.records import (
     AddedAdapter,
-    KeptReceipt,
     Learnt,
     Limits,
     Reaction,
     Record,
     RegisteredModel,
+)
+from cato.store.rows import (
+    ROLLOUT,
+    Rows,
+    adapter_of,
+    audited,
+    graph_of,
+    keep_newest,
+    key_row,
+    readable_rollouts,
+    upsert,
 )
 from cato.store.schema import (
     added_adapters,
@@ -93,14 +100,11 @@ log = logging.getLogger("cato.store")
 BUSY_TIMEOUT_S = 5.0
 """How long a call waits for another process that writes."""
 
-Row = dict[str, object]
-
 _HOSTED = TypeAdapter(HostedModel)
-_ROLLOUT = TypeAdapter(Rollout)
 
 
 class MetadataStore:
-    """What was measured and learnt. Safe to share between threads; make one with `open`.
+    """Typed access to the database. Safe to share between threads; make one with `open`.
 
     Every call raises `StoreError`: `StoreUnavailableError` when the same call may work later.
     """
@@ -142,7 +146,7 @@ class MetadataStore:
     def write(self, records: Sequence[Record]) -> None:
         """All of `records` or none, in one transaction."""
         try:
-            rows = _Rows()
+            rows = Rows()
             for record in records:
                 rows.add(record)
             with self._transaction() as connection:
@@ -152,12 +156,12 @@ class MetadataStore:
             raise StoreRecordError(self.name, str(exc)) from exc
 
     def prune(self, limits: Limits, now_s: float) -> None:
-        """Drop what is beyond `limits`; `now_s` in seconds since the epoch."""
+        """Delete records beyond `limits`; `now_s` in seconds since the epoch."""
         samples = length_samples.c
         with self._transaction() as connection:
-            _keep_newest(connection, length_samples, limits.samples_per_node,
+            keep_newest(connection, length_samples, limits.samples_per_node,
                          (samples.task, samples.node, samples.model))  # fmt: skip
-            _keep_newest(connection, dag_runs, limits.runs_per_task, (dag_runs.c.task,))
+            keep_newest(connection, dag_runs, limits.runs_per_task, (dag_runs.c.task,))
             for at_s, kept in (
                 (receipts.c.ended_at_s, limits.receipts),
                 (reactions.c.at_s, limits.reactions),
@@ -168,7 +172,7 @@ class MetadataStore:
             connection.execute(delete(receipts).where(too_old))
 
     def learnt(self) -> Learnt:
-        """All that is kept of what was learnt; a row that makes no sense counts as damage."""
+        """Everything that was learnt; an unreadable row counts as damage."""
         with self._reading() as connection:
             means = tuple(
                 NodeMean(TaskName(r.task), NodeId(r.node), r.quantity, r.value, r.samples)
@@ -191,10 +195,10 @@ class MetadataStore:
             stages = connection.execute(select(dag_runs).order_by(dag_runs.c.id)).all()
             kept = connection.execute(select(rollouts.c.document)).scalars().all()
         try:
-            runs = tuple(FinishedStages(TaskName(r.task), _graph(r.stages)) for r in stages)
+            runs = tuple(FinishedStages(TaskName(r.task), graph_of(r.stages)) for r in stages)
         except (TypeError, ValueError) as exc:
             raise StoreCorruptError(self.name, f"a row of dag_runs is unreadable ({exc})") from exc
-        return Learnt(means, errors, samples, runs, tuple(_readable_rollouts(kept)))
+        return Learnt(means, errors, samples, runs, tuple(readable_rollouts(kept)))
 
     def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
         """A receipt of `tenant` (None: the newest of anybody) as plain values, its free text
@@ -277,7 +281,7 @@ class MetadataStore:
         return None if row is None or within not in (None, row.tenant) else self._key(row)
 
     def _add_key(self, connection: Connection, by: str, key: ApiKey) -> None:
-        connection.execute(insert(api_keys), _key_row(key))
+        connection.execute(insert(api_keys), key_row(key))
         self._log(connection, by, "key.create", key.id, None, key, key.tenant)
 
     def _end_key(self, connection: Connection, by: str, key: ApiKey, at_s: float) -> ApiKey:
@@ -295,7 +299,7 @@ class MetadataStore:
         query = select(tenants).where(tenants.c.name == tenant.name)
         row = connection.execute(query).one_or_none()
         before = None if row is None else Tenant(*row)
-        connection.execute(_upsert(connection, tenants), [asdict(tenant)])
+        connection.execute(upsert(connection, tenants), [asdict(tenant)])
         self._log(connection, by, "tenant.limit", tenant.name, before, tenant, tenant.name)
 
     def _log(
@@ -315,16 +319,16 @@ class MetadataStore:
             "action": action,
             "tenant": tenant,
             "target": target,
-            "before": _audited(before),
-            "after": _audited(after),
+            "before": audited(before),
+            "after": audited(after),
         }
         connection.execute(insert(audit), row)
 
     def log_rollout(self, by: str, action: str, before: Rollout | None, after: Rollout) -> None:
         """Log what `by` did to a rollout, which is kept as a record."""
         with self._transaction() as connection:
-            old = None if before is None else _ROLLOUT.dump_json(before).decode()
-            new = _ROLLOUT.dump_json(after).decode()
+            old = None if before is None else ROLLOUT.dump_json(before).decode()
+            new = ROLLOUT.dump_json(after).decode()
             self._log(connection, by, action, after.name, old, new)
 
     def audit(
@@ -367,7 +371,7 @@ class MetadataStore:
             return tuple(Tenant(*row) for row in rows)
 
     def access(self, month: str) -> Access:
-        """All that an ingress must know; `month` as 2026-11."""
+        """Keys, tenants and spent tokens for an ingress; `month` as 2026-11."""
         tokens = func.sum(usage.c.prompt_tokens + usage.c.output_tokens)
         query = (
             select(usage.c.tenant, tokens)
@@ -458,7 +462,7 @@ class MetadataStore:
             return {name: ProfileFile.model_validate_json(document) for name, document in rows}
         except ValidationError as exc:
             raise StoreError(
-                self.name, f"a profile of another format, measure anew: {exc}"
+                self.name, f"a profile of another format, measure again: {exc}"
             ) from exc
 
     # Models of shared pools
@@ -498,7 +502,7 @@ class MetadataStore:
                 for r in rows
             )  # fmt: skip
         except ValidationError as exc:
-            raise StoreError(self.name, f"a model of another format, add it anew: {exc}") from exc
+            raise StoreError(self.name, f"a model of another format, add it again: {exc}") from exc
 
     def remove_model(self, pool: PoolName, name: ModelName, by: str = "") -> bool:
         """Forget all versions; False when there was none."""
@@ -518,7 +522,7 @@ class MetadataStore:
         rows = [{"pool": pool, **asdict(s)} for s in slices]
         if rows:
             with self._transaction() as connection:
-                connection.execute(_upsert(connection, usual_arrivals), rows)
+                connection.execute(upsert(connection, usual_arrivals), rows)
 
     def arrivals_of(self, pool: PoolName) -> tuple[UsualArrivals, ...]:
         """What was learnt of the times at which the models of `pool` are asked for."""
@@ -553,15 +557,15 @@ class MetadataStore:
             ).one_or_none()
             connection.execute(delete(added_adapters).where(columns.name == adapter.name))
             connection.execute(insert(added_adapters), row)
-            before = None if former is None else _adapter(former).adapter
+            before = None if former is None else adapter_of(former).adapter
             self._log(connection, by, "adapter.add", adapter.name, before, adapter)
 
     def adapters(self) -> tuple[AddedAdapter, ...]:
-        """All that were added, by their age."""
+        """Added adapters, oldest first."""
         query = select(added_adapters).order_by(added_adapters.c.version)
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(map(_adapter, rows))
+        return tuple(map(adapter_of, rows))
 
     def remove_adapter(self, name: ModelName, by: str = "") -> bool:
         """Forget it; False when there was none."""
@@ -571,7 +575,7 @@ class MetadataStore:
             if known is None:
                 return False
             connection.execute(delete(added_adapters).where(is_it))
-            self._log(connection, by, "adapter.remove", name, _adapter(known).adapter, None)
+            self._log(connection, by, "adapter.remove", name, adapter_of(known).adapter, None)
             return True
 
     # Connections
@@ -596,7 +600,7 @@ class MetadataStore:
             raise translated(self.name, exc) from exc
 
     def _has_moved(self) -> bool:
-        """SQLite would go on writing into a file that nobody finds any more."""
+        """Whether the file was moved: SQLite would go on writing into the old one."""
         return self._file is not None and _inode(self._file) != self._inode
 
 
@@ -606,141 +610,3 @@ def _inode(file: Path) -> int:
         return file.stat().st_ino
     except OSError:
         return 0
-
-
-class _Rows:
-    """The rows of a batch, each key once: of several the last, or of usage the sum."""
-
-    def __init__(self) -> None:
-        self._new: dict[Table, list[Row]] = {}
-        self._used: dict[tuple[str, ...], Usage] = {}
-        self._card_s: dict[tuple[str, str], float] = {}
-        self._latest: dict[Table, dict[object, Row]] = {}
-
-    def add(self, record: Record) -> None:
-        match record:
-            case LengthSample():
-                self._append(length_samples, record)
-            case FinishedStages(task, graph):
-                self._new.setdefault(dag_runs, []).append(
-                    {"task": task, "stages": _stages_json(graph)}
-                )
-            case NodeMean(task, node, quantity):
-                self._replace(node_means, (task, node, quantity), _row(record))
-            case PoolErrors(pool):
-                self._replace(pool_errors, pool, _row(record))
-            case Reaction(request_id, reaction, choice, view_id, tenant=tenant):
-                key = (request_id, reaction, choice, view_id, tenant)
-                self._replace(reactions, key, asdict(record))
-            case Usage():
-                known = self._used.get(record.name)
-                self._used[record.name] = record if known is None else known.plus(record)
-            case Rollout():
-                document = _ROLLOUT.dump_json(record).decode()
-                row: Row = {"name": record.name, "document": document}
-                self._replace(rollouts, record.name, row)
-            case CardTime(day, model, card_s):
-                self._card_s[day, model] = self._card_s.get((day, model), 0.0) + card_s
-            case KeptReceipt():
-                name = (record.receipt.request_id, record.receipt.tenant)
-                self._replace(receipts, name, _receipt_row(record))
-            case _:
-                assert_never(record)
-
-    def write(self, connection: Connection) -> None:
-        for table, rows in self._new.items():
-            connection.execute(insert(table), rows)
-        if self._used:
-            rows = [asdict(used) for used in self._used.values()]
-            connection.execute(_upsert(connection, usage, is_sum=True), rows)
-        if self._card_s:
-            held = [{"day": d, "model": m, "card_s": s} for (d, m), s in self._card_s.items()]
-            connection.execute(_upsert(connection, card_time, is_sum=True), held)
-        for table, by_key in self._latest.items():
-            connection.execute(_upsert(connection, table), list(by_key.values()))
-
-    def _append(self, table: Table, record: LengthSample) -> None:
-        self._new.setdefault(table, []).append(_row(record))
-
-    def _replace(self, table: Table, key: object, row: Row) -> None:
-        self._latest.setdefault(table, {})[key] = row
-
-
-def _readable_rollouts(documents: Iterable[str]) -> Iterator[Rollout]:
-    """One that another version of CATO wrote may not be; its name then means what the deployment
-    file says."""
-    for document in documents:
-        try:
-            yield _ROLLOUT.validate_json(document)
-        except ValidationError as exc:
-            log.error("a rollout of the store is unreadable and left out: %s", exc)
-
-
-def _adapter(row: Any) -> AddedAdapter:
-    aliases = tuple(json.loads(row.aliases))
-    return AddedAdapter(
-        ModelName(row.base), AdapterSpec(ModelName(row.name), row.source, aliases, row.version)
-    )
-
-
-def _row(record: LengthSample | NodeMean | PoolErrors) -> Row:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
-
-
-def _receipt_row(kept: KeptReceipt) -> Row:
-    receipt = kept.receipt.without_text()
-    return {
-        "request_id": receipt.request_id,
-        "task": receipt.task,
-        "status": receipt.status,
-        "met": receipt.met,
-        "ended_at_s": kept.ended_at_s,
-        "document": json.dumps(receipt.as_dict(), separators=(",", ":")),
-        "tenant": receipt.tenant,
-        "session": receipt.session,
-    }
-
-
-def _audited(value: ApiKey | Tenant | AdapterSpec | str | None) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(shown_key(value) if isinstance(value, ApiKey) else asdict(value))
-
-
-def _key_row(key: ApiKey) -> Row:
-    texts = {name: json.dumps(getattr(key, name)) for name in ("tasks", "models", "bounds")}
-    return {**asdict(key), **texts}
-
-
-def _upsert(connection: Connection, table: Table, *, is_sum: bool = False) -> Any:
-    """Insert rows; those that are there are replaced, or with `is_sum` added to."""
-    keys = [column.name for column in table.primary_key]
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table)
-    changes = {
-        c.name: c + statement.excluded[c.name] if is_sum else statement.excluded[c.name]
-        for c in table.c
-        if c.name not in keys
-    }
-    return statement.on_conflict_do_update(index_elements=keys, set_=changes)
-
-
-def _keep_newest(connection: Connection, table: Table, kept: int, per: Sequence[Any]) -> None:
-    """Of the rows that agree in `per`, keep the `kept` with the highest ids."""
-    age = func.row_number().over(partition_by=per, order_by=table.c.id.desc()).label("age")
-    ranked = select(table.c.id, age).subquery()
-    old = select(ranked.c.id).where(ranked.c.age > kept)
-    connection.execute(delete(table).where(table.c.id.in_(old)))
-
-
-def _stages_json(graph: SuperGraph) -> str:
-    return json.dumps([astuple(stage) for stage in graph.stages], separators=(",", ":"))
-
-
-def _graph(stages: str) -> SuperGraph:
-    return SuperGraph(
-        tuple(
-            SuperNode(tuple((source, tokens) for source, tokens in inputs), output, time_s)
-            for inputs, output, time_s in json.loads(stages)
-        )
-    )

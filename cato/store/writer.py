@@ -109,7 +109,7 @@ class StoreWriter:
             return StoreState(not why, why, queued, self._dropped)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was put is written (or dropped); False after `timeout_s`."""
+        """Wait until every queued record is written or dropped; False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._waiting and not self._writing, timeout_s

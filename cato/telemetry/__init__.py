@@ -1,1 +1,1 @@
-"""What operators read: metrics in Prometheus form."""
+"""What operators read: metrics, traces and decision logs."""

@@ -40,7 +40,7 @@ class Decided:
     """One decision of a pool, at `at_s` seconds since the epoch.
 
     `slack_s` is the time to spare at the dispatch: to the deadline, less the predicted remaining
-    service; negative when it is foretold to be late, None where there is no SLO or no dispatch.
+    service; negative when it is predicted to be late, None where there is no SLO or no dispatch.
     `run_id`, `task`, `node` and `tenant` are empty for what concerns a replica alone.
     """
 
@@ -163,7 +163,7 @@ def _decided(
             return Decided(at_s, pool, kind, command.reason, "", *names)
         case Preempt():
             call = core.invocation(command.invocation_id)
-            # What is taken back waits again, unless a newer run of its buffer has its place.
+            # A preempted invocation waits again, unless a newer run of its buffer replaced it.
             kind = SUPERSEDE if call is None else "preempt"
             return Decided(
                 at_s, pool, kind, command.reason, command.replica_id, *_names(call),

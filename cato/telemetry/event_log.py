@@ -192,7 +192,7 @@ class Recording:
 
 
 def read_log(path: Path) -> Recording:
-    """Raise `ConfigError` for what is not a log. A last line that was cut off is left out."""
+    """Raise `ConfigError` if it is no log. A truncated last line is left out."""
     lines = _lines(path)
     try:
         header = next(lines)

@@ -1,6 +1,6 @@
 """One JSON object a line for each event, with the request's id; never text of a prompt or answer.
 
-`CATO_LOG_LEVEL` (default `WARNING`) chooses what is written; `INFO` has a line for each run.
+`CATO_LOG_LEVEL` (default `WARNING`) sets the level; `INFO` has a line for each run.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ LATENCY_BUCKETS_S = (
 )  # fmt: skip
 QUEUE_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
-# Both ways from 0: whether a call is foretold to be in time.
+# Both ways from 0: whether a call is predicted to be in time.
 SLACK_BUCKETS_S = (-10, -3, -1, -0.3, -0.1, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 THINK_BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 45, 90, 180, 600, 1800, 7200)
 SESSION_SLACK_BUCKETS_S = (-3600, -600, -120, -30, 0, 30, 120, 600, 1800, 3600, 14_400)
@@ -106,7 +106,7 @@ class RunMetrics:
         self._slack = Histogram(
             "cato_dispatch_slack_seconds",
             "Time to spare when an LLM call got its last lease: to the deadline of its run, less "
-            "the predicted remaining service. Below 0 it was foretold to be late.",
+            "the predicted remaining service. Below 0 it was predicted to be late.",
             ["pool"], buckets=SLACK_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
         self._attempts = Counter(
@@ -280,7 +280,7 @@ class RunMetrics:
         self._actual_queue.labels(facts.pool).inc(facts.queue_s)
 
     def render(self, errors: Iterable[PoolErrors] = (), store: StoreState | None = None) -> bytes:
-        """All that was recorded; with the drift of `errors` and how the store is, when given."""
+        """All metrics; with the drift of `errors` and the state of the store, when given."""
         gauges = CollectorRegistry()
         gauges.register(_LearningGauges(tuple(errors), store))
         return generate_latest(self.registry) + generate_latest(gauges)

@@ -1,4 +1,4 @@
-"""All that the status page and `cato top` show, at one instant."""
+"""What the status page and `cato top` show at one instant."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ KEPT_RUNS = 200
 SHOWN_RUNS = 40
 # Sessions that had turns lately; about 400 B each.
 KEPT_SESSIONS = 2_000
-# Figures of now are of the last five minutes, and at most of so many runs; about 150 B each.
+# Current figures cover the last five minutes and at most this many runs, about 150 B each.
 LATELY_S = 300.0
 KEPT_LATELY = 20_000
 SHOWN_TENANTS = 20
@@ -161,7 +161,7 @@ class RecentOverview:
 
 
 class RecentRuns:
-    """Fed with receipts; forgets what is older than half an hour."""
+    """Fed with receipts; forgets those older than half an hour."""
 
     def __init__(self) -> None:
         self._bins: dict[tuple[str, TaskName], deque[_Bin]] = {}

@@ -32,7 +32,7 @@ log = logging.getLogger("cato.tracing")
 
 TRACEPARENT: ContextVar[str] = ContextVar("cato_traceparent", default="")
 """W3C trace context of the request in hand: the client's until its run starts, the run's from then
-on; empty when nobody traces it."""
+on; empty without a trace."""
 
 HEADER = "traceparent"
 SERVICE_NAME = "cato"
@@ -74,7 +74,7 @@ class RunTrace:
         self._tracing, self._span = tracing, span
 
     def end(self, receipt: SlaReceipt) -> None:
-        """Close the span, with all that the receipt tells below it."""
+        """Close the span, with the receipt's nodes as children."""
         if self._span.context.trace_flags.sampled:
             self._tracing.write(self._span, receipt.without_text())
 
@@ -136,7 +136,7 @@ class Tracing:
         self._end(span, end_ns)
 
     def write(self, span: _Span, receipt: SlaReceipt) -> None:
-        """Close the span of a run after writing what is below it."""
+        """Close the span of a run after its children."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         for node in receipt.nodes:

@@ -1,1 +1,1 @@
-"""Real parts put together for tests: pools in one process, builders, conformance kits."""
+"""Real parts put together for tests and drills: local pools, faults, engine conformance."""

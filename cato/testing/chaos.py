@@ -16,7 +16,7 @@ from cato.testing.chaos_overload import ArrivingClients
 from cato.testing.chaos_plan import CUT_CONNECTIONS, Fault, Plan, Planned, schedule
 from cato.testing.chaos_real import RealClients
 
-# What is broken on purpose must be whole again before it is broken anew.
+# What is broken on purpose must be whole again before it is broken again.
 VICTIM_WITHIN_S = 180.0
 # Books and engines are empty so long after the last answer.
 EMPTY_WITHIN_S = 30.0

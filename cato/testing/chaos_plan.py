@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from cato.config.yaml_file import Duration, StrictModel, read_yaml, validate
+from cato.config.fields import Duration, StrictModel
+from cato.config.problems import validate
+from cato.config.yaml_file import read_yaml
 from cato.core.profile import Profile
 from cato.core.topology import PoolPolicies
 

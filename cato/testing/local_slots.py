@@ -74,7 +74,7 @@ class LocalSharedPool:
         await self.slots.pop(id).shutdown()
 
     def lose_books(self) -> None:
-        """Whoever keeps the books is gone until `restart_books`."""
+        """The Eviction Manager is gone until `restart_books`."""
         self.books = None
 
     def restart_books(self) -> None:

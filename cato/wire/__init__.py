@@ -1,1 +1,1 @@
-"""What stands in the bodies of every dialect: one place that writes it and reads it. Pure."""
+"""The bodies of all dialects, written and read in one place. Pure."""

@@ -3,7 +3,7 @@
 Some agents write into each prompt what no model needs and what differs from call to call. An engine
 then finds nothing of the prompt in its prefix cache. Each rule names the client and the versions in
 which it was seen, changes a body as it comes in, and stands in the receipt. None removes a tool, an
-instruction or an output: `tests/unit/test_stable.py` checks it part by part.
+instruction or an output: `tests/unit/wire/test_stable.py` checks it part by part.
 """
 
 from __future__ import annotations

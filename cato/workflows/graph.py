@@ -35,7 +35,7 @@ def cycles(needs: Needs) -> list[list[str]]:
         left = {n: [m for m in below if m in left] for n, below in left.items() if n not in settled}
         if not left:
             return found
-        # Whoever is left needs someone who is left: walking on must come back somewhere.
+        # Each node that is left needs another one that is left, so this walk must come back.
         path = [next(iter(left))]
         while True:
             after = next(m for m in left[path[-1]] if m in left)
@@ -48,7 +48,7 @@ def cycles(needs: Needs) -> list[list[str]]:
 
 
 def ancestors(needs: Needs) -> dict[str, frozenset[str]]:
-    """All that each node depends on, directly or not; contains the node itself in a cycle."""
+    """Every node that each depends on, directly or not; contains the node itself in a cycle."""
 
     def above(id: str) -> frozenset[str]:
         seen: set[str] = set()

@@ -32,7 +32,7 @@ def write_json_schema(path: Path = SCHEMA_FILE) -> None:
 
 
 def _tidy(value: Any) -> None:
-    """Drop the titles that pydantic makes of names, nulls that nobody writes, and line breaks."""
+    """Drop the titles that pydantic makes of names, needless nulls, and line breaks."""
     if isinstance(value, list):
         for item in value:
             _tidy(item)

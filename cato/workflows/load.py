@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cato.config.yaml_file import did_you_mean, problems_of, read_yaml, shown
+from cato.config.problems import did_you_mean, problems_of, shown
+from cato.config.yaml_file import read_yaml
 from cato.core.errors import ConfigError, ExpressionError, InputError, Problem
 from cato.core.ids import NodeId, TaskName
 from cato.core.slo import Slo, SloMetric
@@ -387,7 +388,9 @@ class _Draft:
                 )
             case ValidatePart():
                 return ValidateSettings(
-                    template("source", part.source), template("language", part.language)
+                    template("source", part.source),
+                    template("language", part.language),
+                    tuple(dict.fromkeys(part.checkers)),
                 )
             case TransformPart():
                 return TransformSettings(template("text", part.text), part.as_json)

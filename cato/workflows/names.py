@@ -1,19 +1,19 @@
-"""Whether a deployment has the models and indexes that a workflow names."""
+"""Whether a deployment has the models, indexes and checkers that a workflow names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from cato.config.yaml_file import did_you_mean
+from cato.config.problems import did_you_mean
 from cato.core.errors import Problem
-from cato.core.topology import ModelSpec, model_called
-from cato.core.workflow import LlmSettings, RetrieveSettings, Workflow
+from cato.core.topology import IngressSpec, ModelSpec, model_called
+from cato.core.workflow import LlmSettings, RetrieveSettings, ValidateSettings, Workflow
 
 
 def unknown_names(
-    file: str, workflow: Workflow, models: Sequence[ModelSpec], indexes: Collection[str]
+    file: str, workflow: Workflow, models: Sequence[ModelSpec], ingress: IngressSpec
 ) -> Iterator[Problem]:
-    """Problems of `workflow`, which stands in `file`, beside these models and indexes."""
+    """Problems of `workflow`, which stands in `file`, beside these models and this ingress."""
     known = sorted(name for model in models for name in model.names)
     for node in workflow.nodes:
         settings, where = node.settings, f"nodes.{node.id}"
@@ -21,8 +21,14 @@ def unknown_names(
             for key, name in (("model", settings.model), ("fallback", settings.fallback)):
                 if name is not None and model_called(name, models) is None:
                     yield _unknown(file, f"{where}.{key}", "model", name, known)
-        if isinstance(settings, RetrieveSettings) and settings.index not in indexes:
-            yield _unknown(file, f"{where}.index", "index", settings.index, sorted(indexes))
+        if isinstance(settings, RetrieveSettings) and settings.index not in ingress.indexes:
+            indexes = sorted(ingress.indexes)
+            yield _unknown(file, f"{where}.index", "index", settings.index, indexes)
+        if isinstance(settings, ValidateSettings):
+            for name in settings.checkers:
+                if name not in ingress.checkers:
+                    checkers = sorted(ingress.checkers)
+                    yield _unknown(file, f"{where}.checkers", "checker", name, checkers)
 
 
 def _unknown(file: str, path: str, kind: str, name: str, known: Sequence[str]) -> Problem:

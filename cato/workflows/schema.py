@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from cato.config.yaml_file import Duration, StrictModel, matching
+from cato.config.fields import Duration, StrictModel, matching
 
 MAX_NODES = 64
 MAX_ROUNDS = 8
@@ -64,6 +64,8 @@ Task = Annotated[
     matching(_TASK, "must be small letters, digits and '-', with a letter first, at most 63"),
     WithJsonSchema({"type": "string", "pattern": f"^{_TASK}$"}),
 ]
+Checker = Annotated[str, Field(min_length=1, max_length=63)]
+"""A checker's name, as the deployment has it."""
 InputType = Literal["str", "int", "float", "bool", "list"]
 
 
@@ -82,7 +84,7 @@ class SlaPart(Part):
     target: Span
     """The objective for `metric`."""
     deadline: Span | None = None
-    """When nobody waits for the answer any more: the run ends unfinished. Default: 20 times
+    """When the caller no longer waits for the answer: the run ends unfinished. Default: 20 times
     the target, at least 10s."""
     session: Span | None = None
     """From the first call of a conversation with tools or history, which goes to the task's model,
@@ -192,7 +194,7 @@ class NodePart(Part):
     optional: bool = False
     """If it fails or does not end within its budget, the run goes on without its result."""
     budget: Span | None = None
-    """The longest it may take. Default: its share of what is left of the SLA."""
+    """The longest it may take. Default: its share of the rest of the SLA."""
 
     @model_validator(mode="after")
     def _loops_are_clear(self) -> Self:
@@ -285,14 +287,18 @@ class AnalyzePart(NodePart):
 
 
 class ValidatePart(NodePart):
-    """Check syntax, never run anything; the result is `{ok, errors: [{line, column, message}],
-    code}`, where `code` has no Markdown fences."""
+    """Check syntax, and with `checkers` more; the code is never run. The result is `{ok, errors:
+    [{line, column, message}], code, checked}`: `code` has no Markdown fences, `checked` is false
+    when the language is unknown or a check came to no verdict."""
 
     type: Literal["validate"]
     source: Text = Field(examples=["{{ draft.text }}"])
     """Template: the code."""
     language: Text = Field(examples=["{{ language }}"])
     """Template: its language."""
+    checkers: list[Checker] = Field(default_factory=list, max_length=8, examples=[["ruff"]])
+    """Compilers and linters of the deployment that check code of their language when its syntax is
+    right."""
 
 
 class TransformPart(NodePart):

@@ -32,7 +32,7 @@ CONTAINER = (
     (
         "keys: auto                # without an API key only this machine is served: "
         "`cato keys create`",
-        "keys: ignored             # whoever reaches the port is served; auto: API keys",
+        "keys: ignored             # all that reach the port are served; auto: API keys",
     ),
 )
 COPIES = {

@@ -275,7 +275,7 @@ async def test_no_engine_outlives_a_killed_zygote() -> None:
         with pytest.raises(EngineDeadError):
             await collect(engine, a_request())
         await engine.stop()
-        await zygote.ready()  # starts anew
+        await zygote.ready()  # starts again
         await engine.start()
         assert (await collect(engine, a_request()))[-1].output_tokens > 0
         await engine.stop()

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.live
 TOKENS = 400
 REAL_TOKENS = 100  # of a model that is really computed
 REAL_FAULTS = int(os.environ.get("CATO_REAL_FAULTS", "4"))
-PATIENCE_S = 180.0  # with one that starts anew on a busy machine
+PATIENCE_S = 180.0  # with one that restarts on a busy machine
 BODIES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": PYTHON},
     "chat/completions": {"messages": [{"role": "user", "content": PYTHON}]},

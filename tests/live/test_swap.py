@@ -152,7 +152,7 @@ async def test_an_engine_sleeps_and_wakes_as_far_as_memory_goes(made: Fixture) -
         third = await loader.load(made.order("narrow-2", 3), woken)
         assert (first.state, second.state) == (EngineState.STOPPED,) * 2
         assert await answer(third) not in (said, "")
-        # Who died asleep is started anew.
+        # One that died asleep is started again.
         fourth = await loader.load(made.order("wide-1", 4, ("narrow-2",)), third)
         assert third.pid is not None
         os.kill(third.pid, signal.SIGKILL)

@@ -39,15 +39,15 @@ def some_arrivals(seed: int, rate_per_s: float = 0.2, count: int = 80) -> tuple[
     return cards.arrivals(SKEWED, rate_per_s, count, np.random.default_rng(seed))
 
 
-def test_a_lone_invocation_takes_the_load_its_prefill_and_one_step_a_token() -> None:
+def test_a_lone_invocation_takes_the_load_its_prefill_and_a_step_a_token() -> None:
     run = cards.run([an_arrival("1", 0.0)], LeastRecentlyUsed(), InOrder())
     profile, load_s = PROFILES[COMPLETION], cards.models()[0].load_s
     (served,) = run.served
     assert load_s == pytest.approx(2.8)
     assert run.load_s == pytest.approx(load_s)
-    step_s = profile.decode_step_s(1)
-    assert served.ttft_s == pytest.approx(load_s + profile.prefill_s(500) + step_s)
-    assert served.e2e_s == pytest.approx(load_s + profile.prefill_s(500) + 20 * step_s)
+    assert served.ttft_s == pytest.approx(load_s + profile.prefill_s(500))
+    rest_s = 19 * profile.decode_step_s(1)
+    assert served.e2e_s == pytest.approx(load_s + profile.prefill_s(500) + rest_s)
 
 
 def test_those_that_decode_together_slow_one_another_down() -> None:
@@ -56,8 +56,11 @@ def test_those_that_decode_together_slow_one_another_down() -> None:
     run = cards.run(both, LeastRecentlyUsed(), BatchedPerModel())
     profile = PROFILES[REASONING]
     load_s = cards.ENGINE_START_S + cards.WEIGHTS_BYTES[REASONING] / cards.STORAGE_BYTES_PER_S
-    e2e_s = load_s + profile.prefill_s(500) + 100 * profile.decode_step_s(2)
-    assert [s.e2e_s for s in run.served] == pytest.approx([e2e_s, e2e_s])
+    # The second prompt is processed beside the second token of the first answer.
+    first_s = load_s + profile.prefill_s(500) + profile.step_s(1, 500, 500, 1)
+    first_s += 98 * profile.decode_step_s(2)
+    last_s = first_s + profile.decode_step_s(1)
+    assert [s.e2e_s for s in run.served] == pytest.approx([first_s, last_s])
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -75,7 +78,7 @@ def test_the_same_seed_gives_the_same_run_and_its_events_replay() -> None:
         cards.run(some_arrivals(3), ForesightEviction(), QueueAware(), 10**11) for _ in range(2)
     ]
     assert runs[0] == runs[1]
-    books, opened = cards.opened_books(ForesightEviction(), QueueAware(), 10**11)
+    books, opened = cards.opened_pool(ForesightEviction(), QueueAware(), 10**11)
     assert runs[0].events[: len(opened)] == opened
     commands = [c for event in runs[0].events[len(opened) :] for c in books.handle(event)]
     assert tuple(c for c in commands if c in runs[0].loads) == runs[0].loads
@@ -96,7 +99,7 @@ def test_books_decide_alike_when_all_times_and_their_unit_shrink(eviction: Evict
     run = cards.run(some_arrivals(3), eviction, QueueAware(), 10**11)
     decided = []
     for unit in (unit_s, 1.0):
-        books, opened = cards.opened_books(
+        books, opened = cards.opened_pool(
             eviction, QueueAware(), 10**11, scale_s=unit_s, unit_s=unit
         )
         told = run.events[len(opened) :]

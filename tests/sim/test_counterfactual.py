@@ -42,10 +42,10 @@ def a_log(
     pool = fleet.pools[POOL]
     log = EventLog(path, POOL, PLAIN, PROFILE)
     pool.orchestrator = _Logged(PoolOrchestrator(POOL, policies_of(PLAIN, PROFILE)), log)  # type: ignore[assignment]
-    for host in pool.hosts.values():
+    for host in pool.replicas.values():
         pool._report(host)
     if lose_at_s < inf:
-        fleet.kernel.at(lose_at_s, lambda: pool.lose_replica(next(iter(pool.hosts))))
+        fleet.kernel.at(lose_at_s, lambda: pool.lose_replica(next(iter(pool.replicas))))
     id, at_s = leave
     fleet.kernel.at(at_s, lambda: fleet.leave(id))
     fleet.run(tasks)

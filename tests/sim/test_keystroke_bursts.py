@@ -109,7 +109,7 @@ def test_what_superseded_what_is_in_the_log_and_replays(tmp_path: Path) -> None:
         return commands
 
     pool.orchestrator = SimpleNamespace(handle=handle)  # type: ignore[assignment]
-    for host in pool.hosts.values():  # told before the log began
+    for host in pool.replicas.values():  # told before the log began
         pool._report(host)
     fleet.run(typing(supersedes=True)[:300])
     log.close()

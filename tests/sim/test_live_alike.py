@@ -29,8 +29,8 @@ from cato.serve.executor import RunningTask
 from cato.serve.nodes.runner import NodeRunner
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import SimTask
-from cato.sim.workflow_runs import WorkflowFleet, with_estimates
-from cato.sim.workflow_tasks import LlmWork, LocalWork, WorkflowClass, drawn_task
+from cato.sim.workflow_estimates import with_estimates
+from cato.sim.workflow_tasks import LlmWork, LocalWork, WorkflowClass, WorkflowOutcome, drawn_task
 from cato.testing.builders import a_node, a_profile, a_workflow, always
 from cato.testing.local_pools import LocalPool, LocalPools
 
@@ -169,15 +169,12 @@ async def test_a_workflow_run_asks_its_pools_the_same_live_and_simulated() -> No
         live = RunningTask(run, pools, nodes, lambda: 0.5, lambda *_: None, lambda *_: None, budget)
         live.start()
         live_end = await live.wait()
-    ends: list[FinishRun] = []
     told: list[Event] = []
-    fleet = WorkflowFleet(
-        [PoolSetup(POOL, (PROFILE,), policies, 4)],
-        lambda _, event: told.append(event),
-        lambda _, finish: ends.append(finish),
-    )
-    fleet.run([drawn_task("a", kind, 0.0, np.random.default_rng(0))])
-    assert what_ran(live_end) == what_ran(ends[0])
+    fleet = Fleet([PoolSetup(POOL, (PROFILE,), policies, 4)], lambda _, event: told.append(event))
+    (outcome,) = fleet.run([drawn_task("a", kind, 0.0, np.random.default_rng(0))])
+    assert isinstance(outcome, WorkflowOutcome)
+    assert outcome.finish is not None
+    assert what_ran(live_end) == what_ran(outcome.finish)
     assert [n for n, _, _, _ in what_was_offered(told)] == ["hint", "draft", "answer"]
     for there, here in zip(what_was_offered(recording.told), what_was_offered(told), strict=True):
         assert there[:3] == here[:3]

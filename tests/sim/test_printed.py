@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -10,13 +11,29 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from typer.testing import CliRunner
 
+from cato.bench.live.experiments import live_experiment
+from cato.cli import app
 from cato.core.ids import PoolName
 from cato.core.slo import SloMetric
+from cato.lab import cace_figures, matrix, papers, slo_sa_figures, tempo_figures
+from cato.policies import schedulers
 from cato.policies.mapping.annealing import SimulatedAnnealing
+from cato.policies.mapping.registry import MAPPERS
 from cato.sim import cards
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import cace, cato_rq, cato_rq4, coding_scaling, printed, saber, tempo
+from cato.sim.experiments import (
+    azure_replay,
+    cace,
+    cato_rq,
+    cato_rq4,
+    coding_scaling,
+    printed,
+    saber,
+    slo_sa,
+    tempo,
+)
 from cato.sim.experiments.registry import experiment
 from cato.sim.report import Report
 from cato.sim.tasks import SimTask
@@ -120,14 +137,14 @@ def test_every_rate_and_baseline_of_the_paper_is_in_the_report_and_its_pictures(
 
 def test_coding_models_have_as_many_replicas_as_in_the_paper() -> None:
     fleet = cato_rq.a_fleet("ray-serve")
-    assert {n: len(p.hosts) for n, p in fleet.pools.items()} == {MODEL_A: 6, MODEL_B: 6}
+    assert {n: len(p.replicas) for n, p in fleet.pools.items()} == {MODEL_A: 6, MODEL_B: 6}
     assert set(CATO_PRINTED_CLASSES) == set(printed.JUDGED)
     scaled = cato_rq4.METHODS[printed.SCALED_CATO].scaling
     assert scaled is not None
     assert scaled.max_exceeded_times == printed.VIOLATIONS  # type: ignore[attr-defined]
     assert printed.SCALED_REPLICAS == (coding_scaling.MIN_REPLICAS, coding_scaling.MAX_REPLICAS)
     start = cato_rq4.a_fleet(printed.SCALED_CATO, "pattern-1").fleet
-    assert {len(p.hosts) for p in start.pools.values()} == {coding_scaling.MIN_REPLICAS}
+    assert {len(p.replicas) for p in start.pools.values()} == {coding_scaling.MIN_REPLICAS}
 
 
 def test_saber_serves_the_papers_requests_under_its_caps() -> None:
@@ -188,3 +205,48 @@ def test_cace_has_the_papers_models_cards_and_patterns() -> None:
         assert len(shares) == printed.CACE_MODELS
         assert sum(shares) == pytest.approx(1.0)
     assert {"lru", "lfu", "cace"} <= set(cace.POLICIES)
+
+
+def test_slo_sa_has_the_papers_objectives_batches_instances_and_baselines() -> None:
+    found = {c.name: {s.metric: s.target_s for s in c.slos} for c in slo_sa.WORKLOADS["chat-code"]}
+    assert found == printed.SLO_SA_OBJECTIVES
+    names = Counter(
+        str(t.name) for t in slo_sa.arriving("chat-code", [0.0] * 4000, 1, PoolName("p"))
+    )
+    assert names["chat"] / 4000 == pytest.approx(0.5, abs=0.03)
+    assert slo_sa.CAPS == printed.SLO_SA_LARGEST_BATCHES
+    assert slo_sa_figures.LENGTH_ERRORS[1:4] == printed.SLO_SA_LENGTH_ERRORS
+    assert slo_sa_figures.INSTANCES == printed.SLO_SA_INSTANCES
+    assert set(printed.SLO_SA_BASELINES) <= set(MAPPERS)
+
+
+def test_every_baseline_of_tempo_and_cace_is_run() -> None:
+    assert set(printed.TEMPO_BASELINES.values()) <= set(tempo.SCHEDULERS)
+    assert set(printed.TEMPO_BASELINES.values()) <= set(tempo_figures.ARMS)
+    for table in (cace.POLICIES, cace.ABLATED, cace_figures.ARMS):
+        assert set(printed.CACE_BASELINES) <= set(table)
+    evictions = {eviction for eviction, _ in cace.STRATEGIES.values()}
+    assert {"lru", "lfu"} <= evictions
+
+
+@pytest.mark.parametrize(
+    "table",
+    [cato_rq.POLICIES, saber.RQ1_POLICIES, saber.RQ2_POLICIES, tempo.SCHEDULERS,
+     tempo_figures.ARMS, azure_replay.POLICIES],
+)  # fmt: skip
+def test_strong_opponents_stand_in_every_table(table: Collection[str]) -> None:
+    assert set(printed.OPPONENTS) <= set(table)
+
+
+def test_batches_are_known_where_speeds_are_mixed() -> None:
+    assert schedulers.KNOWS_BATCHES in {a.name for a in live_experiment("mixed").arms}
+    assert {schedulers.KNOWS_BATCHES} <= set(matrix.OPEN_ARMS) & set(azure_replay.POLICIES)
+
+
+def test_the_command_lists_every_experiment_of_the_five_papers() -> None:
+    listed = CliRunner().invoke(app, ["simulate", "--list"], env={"COLUMNS": "200"}).output
+    words = set(listed.split())
+    for paper, experiments in printed.EXPERIMENTS.items():
+        assert set(experiments) <= words, paper
+    regenerated = {e.experiment for p in papers.PAPERS for e in p.entries}
+    assert {e for each in printed.EXPERIMENTS.values() for e in each} <= regenerated

@@ -57,9 +57,9 @@ def a_log(folder: Path, names: PoolPolicies, max_bytes: int = 1 << 20) -> Path:
     log = EventLog(path, POOL, names, PROFILE, max_bytes)
     # What made the replicas known was told before the log: the books begin empty.
     pool.orchestrator = _Logged(PoolOrchestrator(POOL, policies_of(names, PROFILE)), log)  # type: ignore[assignment]
-    for host in pool.hosts.values():
+    for host in pool.replicas.values():
         pool._report(host)
-    fleet.kernel.at(1.0, lambda: pool.lose_replica(next(iter(pool.hosts))))
+    fleet.kernel.at(1.0, lambda: pool.lose_replica(next(iter(pool.replicas))))
     change = PoliciesChanged(2.0, policies_of(LATER, MEASURED_LATER))
     fleet.kernel.at(2.0, lambda: pool.handle(change))
     fleet.run(some_tasks())

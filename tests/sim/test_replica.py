@@ -90,13 +90,13 @@ class Job:
 
     @property
     def whole(self) -> int:
-        """Its prompt, with what was generated before it had to be processed anew."""
+        """Its prompt, with what was generated before it had to be processed again."""
         return self.submit.prompt + self.generated
 
 
 @dataclass(slots=True)
 class PlainEngine:
-    """The definition: one step after the other, everything looked at anew at each."""
+    """The definition: one step after the other, everything looked at again at each."""
 
     setup: Setup
     orders: list[Order]

@@ -148,3 +148,46 @@ def test_retained_blocks_give_way_when_nothing_else_runs() -> None:
     ended_s = played(engine)["first"]
     engine.submit(ended_s, a_request("long", 1200, 1000))
     assert played(engine)["long"] < ended_s + 10.0
+
+
+def test_blocks_of_a_neighbour_are_fetched_instead_of_computed() -> None:
+    """A prompt of 800 tokens, 48 of them nowhere: 752 are fetched at 0.1 ms each."""
+    card = replace(PROFILE, fetch_token_s=1e-4)
+    cold = an_engine(card)
+    cold.submit(0.0, a_request("cold", 800))
+    cold_s = played(cold)["cold"]
+    engine = an_engine(card)
+    engine.fetchable = lambda sequence: 760
+    fetched = a_request("fetched", 800)
+    engine.submit(0.0, fetched)
+    fetched_s = played(engine)["fetched"]
+    assert fetched.cached_tokens == 752
+    assert fetched_s < cold_s / 5
+    assert fetched_s > 752 * card.fetch_token_s
+    again = a_request("again", 800)
+    engine.submit(50.0, again)  # now they are here
+    assert played(engine)["again"] - 50.0 < fetched_s - 752 * card.fetch_token_s + 1e-9
+    assert again.cached_tokens == 784
+
+
+def test_a_request_that_leaves_while_its_blocks_are_fetched_leaves_nothing_held() -> None:
+    engine = an_engine(replace(PROFILE, fetch_token_s=1e-2))
+    engine.fetchable = lambda sequence: 800
+    engine.submit(0.0, a_request("gone", 800))
+    played(engine, until_s=1.0)
+    engine.cancel(1.0, InvocationId("gone"))
+    played(engine)
+    assert engine.cache is not None
+    assert (engine.cache.held_blocks, engine.held) == (0, 0)
+
+
+def test_what_is_here_already_is_not_fetched() -> None:
+    card = replace(PROFILE, fetch_token_s=1.0)
+    engine = an_engine(card)
+    engine.submit(0.0, a_request("first", 800))
+    played(engine)
+    engine.fetchable = lambda sequence: 640
+    second = a_request("second", 800)
+    engine.submit(50.0, second)
+    assert played(engine)["second"] < 51.0
+    assert second.cached_tokens == 784

@@ -235,3 +235,32 @@ def test_the_targets_are_those_of_the_worst_profile_against_its_best_baseline() 
     assert users.measured == pytest.approx(5 / 6)
     assert "sticky" in users.text
     assert (rate.measured, rate.is_met) == (pytest.approx(0.95), True)
+
+
+def test_a_session_that_moves_fetches_its_blocks(tmp_path: Path) -> None:
+    """Round robin moves every turn; with fetched blocks each is computed once."""
+    rows = [
+        a_session(
+            f"s{n}", *(a_turn(9_000 + 500 * k, 9_000 + 500 * (k - 1) if k else 0) for k in range(9))
+        )
+        for n in range(3)
+    ]
+    path = a_trace(tmp_path, *rows)
+    plain = played(path, "round-robin", replicas=3, until_s=600.0)
+    card = replace(LARGE, fetch_token_s=LARGE.host_load_token_s)
+    fetched = played(path, "round-robin", profile=card, replicas=3, until_s=600.0)
+
+    def hit_rate(turns: list[PlayedTurn]) -> float:
+        tokens = sum(t.outcome.task.nodes[0].prompt_tokens for t in turns)
+        return sum(t.outcome.cached_tokens for t in turns) / tokens
+
+    assert hit_rate(fetched) > 0.8 > hit_rate(plain) + 0.1
+
+
+def test_the_cards_that_fetch_are_beside_the_four_in_the_whole_study_alone() -> None:
+    whole, quick = (agents.cards(Options((1,), quick=quick)) for quick in (False, True))
+    assert set(whole) - set(quick) == {"large + host + fetch", "small + host + fetch"}
+    for name in agents.FETCHING:
+        profile = agents.card_profile(name)
+        assert profile.fetch_token_s == profile.host_load_token_s > 0
+        assert agents.card_profile(name.removesuffix(" + fetch")).fetch_token_s == 0

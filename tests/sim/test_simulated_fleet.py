@@ -56,14 +56,14 @@ class Run:
         return [c for commands in self.scribe.orders for c in commands]
 
     def lose(self, id: ReplicaId) -> None:
-        if id in self.pool.hosts:
-            engine, now_s = self.pool.hosts[id].engine, self.fleet.kernel.now_s
+        if id in self.pool.replicas:
+            engine, now_s = self.pool.replicas[id].engine, self.fleet.kernel.now_s
             at_boundary = sum(n for _, n in engine.tokens(0.0))
             self.cut_off += sum(n for _, n in engine.tokens(now_s)) - at_boundary
             self.pool.lose_replica(id)
 
     def drain(self, id: ReplicaId) -> None:
-        if id in self.pool.hosts:
+        if id in self.pool.replicas:
             self.pool.drain_replica(id)
 
 
@@ -127,12 +127,12 @@ def check_nothing_is_lost(run: Run, wasted_tokens: int = 0) -> None:
     fleet = run.fleet
     assert all(o.is_finished != o.refused for o in fleet.outcomes)
     assert fleet.unfinished == 0
-    assert not fleet._calls
+    assert not fleet.calls
     assert not run.pool.leased
     picture = run.scribe.picture(fleet.kernel.now_s)
     assert picture.queued == 0
     assert all((r.held, r.prefilling, r.queued) == (0, 0, 0) for r in picture.replicas)
-    assert all(h.engine.held == 0 for h in run.pool.hosts.values())
+    assert all(h.engine.held == 0 for h in run.pool.replicas.values())
     assert 0 < fleet.utilization() <= 1
     ended = Counter(e.invocation_id for e in run.told if isinstance(e, InvocationEnded))
     for outcome in fleet.outcomes:
@@ -142,7 +142,7 @@ def check_nothing_is_lost(run: Run, wasted_tokens: int = 0) -> None:
             assert ended[id] == 1 or outcome.refused, f"{id} ended {ended[id]} times"
             assert ended[id] <= 1
     if not any(o.refused for o in fleet.outcomes):
-        engines = [h.engine for h in (*run.pool.hosts.values(), *run.pool.retired)]
+        engines = [h.engine for h in (*run.pool.replicas.values(), *run.pool.retired)]
         generated = sum(e.tokens_out for e in engines) + run.cut_off
         wanted = sum(n.output_tokens for o in fleet.outcomes for n in o.task.nodes)
         assert wanted <= generated <= wanted + wasted_tokens
@@ -227,7 +227,7 @@ def test_the_troubles_of_these_tests_are_some() -> None:
     """Otherwise the test above would say little."""
     runs = [troubled(policies, random_tasks(5, 60, 25.0)) for policies in SCHEDULERS.values()]
     orders = [c for run in runs for c in run.orders]
-    hosts = [h for run in runs for h in (*run.pool.hosts.values(), *run.pool.retired)]
+    hosts = [h for run in runs for h in (*run.pool.replicas.values(), *run.pool.retired)]
     assert sum(run.cut_off > 0 for run in runs) >= 3
     assert sum(isinstance(c, Preempt) for c in orders) >= 10
     assert sum(h.engine.preemptions for h in hosts) >= 10
@@ -347,7 +347,7 @@ def test_a_lost_replica_costs_the_stream_a_pause_and_no_token() -> None:
     sent = offers[1].generated
     assert 30 < sent < 60
     assert (offers[1].prompt_tokens, offers[1].expected_tokens) == (100 + sent, 80 - sent)
-    # The token that was under way is generated anew, by the prefill of all before it.
+    # The token that was under way is generated again, by the prefill of all before it.
     step_s = PROFILE.decode_step_s(1, 100 + sent)
     pause_s = after.ended_at_s - before.ended_at_s
     assert 0 < pause_s - PROFILE.prefill_s(100 + sent) + step_s < step_s

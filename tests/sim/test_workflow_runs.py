@@ -34,8 +34,8 @@ from cato.sim.experiment import Options, silent
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.scenario import DrawnTraffic, Scenario, as_experiment, run_once, tasks_of
 from cato.sim.scenario_file import example_text, load_scenario
-from cato.sim.tasks import SimNode, SimTask, task_metrics
-from cato.sim.workflow_runs import WorkflowFleet, with_estimates
+from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
+from cato.sim.workflow_estimates import with_estimates
 from cato.sim.workflow_tasks import (
     TEXT,
     Drawn,
@@ -43,6 +43,7 @@ from cato.sim.workflow_tasks import (
     LocalWork,
     Work,
     WorkflowClass,
+    WorkflowOutcome,
     WorkflowTask,
     drawn_task,
     local_result,
@@ -63,7 +64,7 @@ CHECK_NOT_OK = Says(lambda names: not names["check"]["ok"], "not check.ok")  # t
 class Driven:
     """A fleet of one pool that runs workflows, and all that was told of it."""
 
-    fleet: WorkflowFleet
+    fleet: Fleet
     told: list[Event] = field(default_factory=list)
     receipts: dict[str, SlaReceipt] = field(default_factory=dict)
 
@@ -83,13 +84,18 @@ def prepared(
 ) -> Driven:
     told: list[Event] = []
     receipts: dict[str, SlaReceipt] = {}
+
+    def ended(outcome: Outcome) -> None:
+        if isinstance(outcome, WorkflowOutcome) and outcome.receipt is not None:
+            receipts[outcome.task.id] = outcome.receipt
+
     setup = PoolSetup(
         POOL, (PROFILE,) * replicas, policies or schedulers.foresight(), max_running, report_steps=5
     )
-    fleet = WorkflowFleet(
+    fleet = Fleet(
         [setup],
         lambda _, event: told.append(event),
-        lambda outcome, finish: receipts.update({outcome.task.id: finish.receipt}),
+        ended,
     )
     return Driven(fleet, told, receipts)
 
@@ -139,11 +145,11 @@ def check_nothing_is_left(run: Driven) -> None:
     fleet = run.fleet
     pool = fleet.pools[POOL]
     assert fleet.unfinished == 0
-    assert not fleet._called
-    assert not fleet._alarms._waiting
+    assert not fleet.calls
+    assert not fleet.alarms._waiting
     assert not fleet.kernel._heap
     assert not pool.leased
-    assert all(h.engine.held == 0 for h in pool.hosts.values())
+    assert all(h.engine.held == 0 for h in pool.replicas.values())
     picture = pool.orchestrator.picture(fleet.kernel.now_s)
     assert picture.queued == 0
     assert all((r.held, r.prefilling, r.queued) == (0, 0, 0) for r in picture.replicas)
@@ -515,16 +521,6 @@ def test_a_lost_replica_is_replaced_by_another_that_goes_on() -> None:
 # Beside tasks of calls
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_tasks_of_calls_fare_as_in_a_fleet_without_workflows(name: str) -> None:
-    def fared(kind: type[Fleet]) -> list[tuple[float, float, float]]:
-        fleet = kind([PoolSetup(POOL, (PROFILE,) * 2, SCHEDULERS[name], 4)])
-        outcomes = fleet.run(random_tasks(3, 60, 20.0))
-        return [(o.first_token_at_s, o.ended_at_s, o.queue_s) for o in outcomes]
-
-    assert repr(fared(WorkflowFleet)) == repr(fared(Fleet))
-
-
 def test_a_workflow_of_calls_fares_as_the_same_calls() -> None:
     workflow = a_workflow(a_node("a"), a_node("b", "a"), slo=Slo(E2E, 10.0), stream=["b"])
     runs = [a_run(a_class(workflow), f"t{i}", 0.05 * i, i) for i in range(20)]
@@ -533,7 +529,7 @@ def test_a_workflow_of_calls_fares_as_the_same_calls() -> None:
     rule = schedulers.early("round-robin")
 
     def fared(tasks: Sequence[SimTask]) -> list[tuple[float, float, float]]:
-        outcomes = WorkflowFleet([PoolSetup(POOL, (PROFILE,) * 2, rule, 4)]).run(tasks)
+        outcomes = Fleet([PoolSetup(POOL, (PROFILE,) * 2, rule, 4)]).run(tasks)
         return [(o.first_token_at_s, o.ended_at_s, o.queue_s) for o in outcomes]
 
     assert np.allclose(fared(runs), fared(tasks), rtol=0, atol=1e-9)

@@ -32,7 +32,7 @@ _EC = jwt.algorithms.ECAlgorithm
 class Provider:
     """Signs tokens, and answers as an OpenID provider does; `asked` are the URLs that it was asked.
 
-    `clock_s` is what the time of whoever asks it counts.
+    `clock_s` is the time that its callers see.
     """
 
     def __init__(self, kid: str = "k1") -> None:

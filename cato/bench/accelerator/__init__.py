@@ -1,1 +1,1 @@
-"""`cato bench accelerator`: all that only a card can show, in one command."""
+"""`cato bench accelerator`: measurements that need a real accelerator, in one command."""

@@ -15,7 +15,16 @@ from typing import Any
 
 from cato.config.places import model_path
 from cato.control import nvidia
-from cato.control.profile_sweep import (
+from cato.core.errors import InputError
+from cato.core.eviction import CopyId
+from cato.core.ids import ModelName
+from cato.core.profile import Profile
+from cato.core.slots import SlotOrder
+from cato.core.topology import AdapterSpec, DeploymentSpec, HostedModel, ModelSpec
+from cato.engines.base import Engine
+from cato.engines.vllm.host import Zygote
+from cato.engines.vllm.process import VllmEngine
+from cato.measure.sweep import (
     FULL,
     QUICK,
     Measured,
@@ -27,15 +36,6 @@ from cato.control.profile_sweep import (
     first_token,
     random_prompt,
 )
-from cato.core.errors import InputError
-from cato.core.eviction import CopyId
-from cato.core.ids import ModelName
-from cato.core.profile import Profile
-from cato.core.slots import SlotOrder
-from cato.core.topology import AdapterSpec, DeploymentSpec, HostedModel, ModelSpec
-from cato.engines.base import Engine
-from cato.engines.vllm.host import Zygote
-from cato.engines.vllm.process import VllmEngine
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.engine_loader import EngineLoader, new_engine
 from cato.serve.engine_start import started

@@ -31,9 +31,9 @@ from cato.config.deploy_file import DeployFile
 from cato.control import actors
 from cato.control.measured_replica import ReplicaCaller, engine_steps, find_replica
 from cato.control.measured_replica import whole as whole_number
-from cato.control.profile_check import CALLS, Verdict, check, mixed_run
-from cato.control.profile_sweep import Plan, Sweep, Target, evaluate
 from cato.core.ids import PoolName
+from cato.measure.check import CALLS, Verdict, check, mixed_run
+from cato.measure.sweep import Plan, Sweep, Target, evaluate
 from cato.profiles.schema import ProfileFile, Provenance
 
 CONTROL_TIMEOUT_S = 30.0

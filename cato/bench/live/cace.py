@@ -133,10 +133,10 @@ METRICS = (
     "e2e_s_mean",
     "slo_attainment",
 )
-# What the simulator should foretell, and how far off it may be: by a tenth; a hit rate by one call
+# What the simulator should predict, and how far off it may be: by a tenth; a hit rate by one call
 # in a hundred, too, as a tenth of the few hits of a policy in overload is no call at all.
-FORETOLD = ("hit_rate", "ttft_s_mean", "load_s")
-SHOWN = (*FORETOLD, "loads", "slo_attainment")
+PREDICTED = ("hit_rate", "ttft_s_mean", "load_s")
+SHOWN = (*PREDICTED, "loads", "slo_attainment")
 MOST_OFF = 0.1
 MOST_HITS_OFF = 0.01
 
@@ -240,7 +240,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One arm with one seed: what was measured and foretold, both in the experiment's seconds."""
+    """One arm with one seed: what was measured and simulated, both in the experiment's seconds."""
 
     workload: str
     arm: str
@@ -496,20 +496,20 @@ def as_json(
         "settings": asdict(settings),
         "runs": [asdict(r) for r in runs],
         "goals": [g for workload in settings.workloads for g in _goals(runs, workload)],
-        "foretold": [f for workload in settings.workloads for f in _foretold(runs, workload)],
+        "simulated": [f for workload in settings.workloads for f in _predicted(runs, workload)],
         "problems": list(dict.fromkeys(p for r in runs for p in r.problems)),
     }
 
 
-def _foretold(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
-    """What was measured over what was foretold, of each arm: means over the seeds."""
+def _predicted(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
+    """What was measured over what was simulated, of each arm: means over the seeds."""
     mine = [r for r in runs if r.workload == workload]
     found = []
     for arm in dict.fromkeys(r.arm for r in mine):
         of_arm = [r for r in mine if r.arm == arm]
-        measured = {m: float(np.mean([r.measured[m] for r in of_arm])) for m in FORETOLD}
-        simulated = {m: float(np.mean([r.simulated[m] for r in of_arm])) for m in FORETOLD}
-        ratios = {m: measured[m] / simulated[m] if simulated[m] else inf for m in FORETOLD}
+        measured = {m: float(np.mean([r.measured[m] for r in of_arm])) for m in PREDICTED}
+        simulated = {m: float(np.mean([r.simulated[m] for r in of_arm])) for m in PREDICTED}
+        ratios = {m: measured[m] / simulated[m] if simulated[m] else inf for m in PREDICTED}
         off = {m for m, ratio in ratios.items() if abs(ratio - 1) > MOST_OFF}
         if abs(measured["hit_rate"] - simulated["hit_rate"]) <= MOST_HITS_OFF:
             off.discard("hit_rate")
@@ -548,7 +548,7 @@ def _reached(
 
 
 def tables(report: Mapping[str, Any]) -> Group:
-    """Measured and foretold side by side, and the goals."""
+    """Measured and simulated side by side, and the goals."""
     runs = [_runs_table(report, workload) for workload in report["settings"]["workloads"]]
     shown = "{:.2f} ± {:.2f}" if len(report["settings"]["seeds"]) > 1 else "{:.2f}, one seed"
     goals = Table(
@@ -558,12 +558,12 @@ def tables(report: Mapping[str, Any]) -> Group:
         reached = (shown.format(*g[k]) for k in ("measured", "simulated"))
         goals.add_row(g["workload"], g["goal"], f"{g['least']:.2f}", *reached)
     title = f"Measured over simulated; goal: within {MOST_OFF:.0%}"
-    foretold = Table("workload", "arm", *FORETOLD, "met", title=title, title_style="")
-    for f in report["foretold"]:
-        ratios = (f"{f['ratios'][m]:.2f}" for m in FORETOLD)
-        foretold.add_row(f["workload"], f["arm"], *ratios, "yes" if f["met"] else "no")
+    simulated = Table("workload", "arm", *PREDICTED, "met", title=title, title_style="")
+    for f in report["simulated"]:
+        ratios = (f"{f['ratios'][m]:.2f}" for m in PREDICTED)
+        simulated.add_row(f["workload"], f["arm"], *ratios, "yes" if f["met"] else "no")
     problems = [f"problem: {p}" for p in report["problems"]]
-    parts = [*runs, *([goals] if report["goals"] else []), foretold]
+    parts = [*runs, *([goals] if report["goals"] else []), simulated]
     return Group("All engines are simulated.", *parts, *problems)
 
 
@@ -577,9 +577,9 @@ def _runs_table(report: Mapping[str, Any], workload: str) -> Table:
     for r in report["runs"]:
         if r["workload"] == workload:
             live = (f"{r['measured'][m]:.4g}" for m in SHOWN)
-            foretold = (f"{r['simulated'][m]:.4g}" for m in SHOWN)
+            predicted = (f"{r['simulated'][m]:.4g}" for m in SHOWN)
             table.add_row(r["arm"], str(r["seed"]), "live", *live)
-            table.add_row("", "", "foretold", *foretold, end_section=True)
+            table.add_row("", "", "simulated", *predicted, end_section=True)
     return table
 
 

@@ -14,25 +14,35 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from cato.bench.live import real, serve_llm
+from cato.bench.live import paper_tasks, real, serve_llm
+from cato.bench.live.traffic import SessionTraffic
 from cato.config.paths import resolve
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.ids import PoolName
 from cato.core.profile import Profile
 from cato.core.topology import CPU_STEP_TOKENS, RAY_SERVE, PoolPolicies, PoolScaling, PoolSpec
+from cato.lab import agents, completions
 from cato.policies import schedulers
 from cato.profiles.load import load_profile
 from cato.sim import mixed
-from cato.sim.experiments import azure_replay, coding_mixes, coding_scaling, saber
+from cato.sim.experiments import (
+    azure_replay,
+    cato_rq,
+    coding_mixes,
+    coding_scaling,
+    printed,
+    saber,
+)
 from cato.sim.report import Setting
 from cato.sim.tasks import SimTask
+from cato.sim.trace_tasks import trace_beliefs, trace_tasks
 from cato.sim.traces import load_azure
 from cato.sim.workloads import (
+    CATO_PRINTED_CLASSES,
+    TEMPO_CHUNK_TOKENS,
     cato_tasks,
     load_per_task_s,
     saber_tasks,
-    trace_beliefs,
-    trace_tasks,
 )
 
 # What waits is bounded nowhere in the simulator: a refused task would be another experiment.
@@ -52,7 +62,8 @@ _FIXED = PoolScaling("none")
 class Arm:
     """One way to decide. `policies` and `scaling` are what the pools' `user_config` says; `suffix`
     names other pools than the experiment's, for what cannot be changed at run time; `completions`
-    is the path of an OpenAI endpoint that is asked in place of CATO.
+    is the path of an OpenAI endpoint that is asked in place of CATO. With `has_twin` the simulator
+    has the same rule.
     """
 
     name: str
@@ -60,13 +71,11 @@ class Arm:
     suffix: str = ""
     scaling: PoolScaling = _FIXED
     completions: str = ""
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the simulator has this arm: it does not know Serve's own queue."""
-        return not self.suffix and not self.completions
+    has_twin: bool = True
 
     def pool_policies(self) -> PoolPolicies:
+        if self.suffix:  # of a pool that Ray Serve decides for
+            return PoolPolicies(scheduler=RAY_SERVE, max_queued=UNBOUNDED)
         return PoolPolicies(**self.policies)  # type: ignore[arg-type]  # checked by the live side
 
     def user_config(self) -> dict[str, object]:
@@ -85,8 +94,10 @@ class LiveExperiment:
     engine, which `mix` is for, has its own pace: there only arrivals and targets are. With
     `cold_start_s`, from the order of a replica to its first call, pools are scaled, else their
     replicas stay.
-    `ours` is compared with all other arms. `others` are hosts beside the first, see
-    `cato.bench.local_ray.Hosts`.
+    With `sessions` users play them in a closed loop, there is one workload, and `tasks` is how many
+    users there are. `ours` is compared with all other arms. `others` are hosts beside the first,
+    see `cato.bench.local_ray.Hosts`. `runs_on` names the deployment file of another experiment that
+    this one shares.
     """
 
     name: str
@@ -103,6 +114,8 @@ class LiveExperiment:
     cold_start_s: float | None = None
     ours: str = schedulers.FORESIGHT
     others: tuple[Mapping[str, object], ...] = ()
+    runs_on: str = ""
+    sessions: SessionTraffic | None = None
 
     @property
     def is_real(self) -> bool:
@@ -111,7 +124,7 @@ class LiveExperiment:
     @property
     def deployment(self) -> str:
         """The deployment file that is made for it."""
-        return f"deployments/bench/{self.name}.yaml"
+        return f"deployments/bench/{self.runs_on or self.name}.yaml"
 
     def chosen(self, workloads: Sequence[str], arms: Sequence[str]) -> LiveExperiment:
         """The same with these only (empty: all); raise `UnknownNameError`."""
@@ -138,7 +151,8 @@ def _static_cap(cap: int) -> Arm:
 
 
 _SERVE = Arm(RAY_SERVE, suffix=SERVE_SUFFIX)
-_SERVE_LLM = Arm(serve_llm.NAME, completions=serve_llm.COMPLETIONS)
+_ROUND_ROBIN = _arm("round-robin")
+_SERVE_LLM = Arm(serve_llm.NAME, completions=serve_llm.COMPLETIONS, has_twin=False)
 
 
 def scaled(task: SimTask, slowdown: float) -> SimTask:
@@ -180,10 +194,52 @@ def coding_mixes_live(trace: Path | None) -> LiveExperiment:
         "four coding tasks on 6 + 6 replicas of two models, one request at a time, "
         f"utilization {UTILIZATION:g}",
         {w: partial(_cato_tasks, w) for w in ("equal-shares", "mostly-completions")},
-        (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("power-of-two"), _SERVE),
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("cato"),
+            _arm("power-of-two"),
+            _ROUND_ROBIN,
+            _SERVE,
+        ),
         coding_mixes.TASKS,
         200,
     )
+
+
+# CATO's research questions
+
+
+def _research_question(
+    name: str, utilizations: Sequence[float], slowdown: float, tasks: int
+) -> Callable[[Path | None], LiveExperiment]:
+    """At the paper's highest rate, and at parts of what the fuller model's replicas can do."""
+    ((mix, shares),) = printed.CODING[name].mixes.items()
+    busy_s = max(load_per_task_s(shares, CATO_PRINTED_CLASSES, cato_rq.PROFILE).values())
+    highest = printed.CODING[name].rates_per_s[-1]
+    rates = {f"{mix} at {highest:g}/s": highest} | {
+        f"{mix}, utilization {u:g}": u * printed.CODING_REPLICAS / busy_s for u in utilizations
+    }
+    whole = LiveExperiment(
+        name,
+        " and ".join(f"{share:.0%} {task}" for task, share in shares.items())
+        + " on 6 + 6 replicas of two models, one request at a time",
+        {
+            workload: partial(paper_tasks.coding_tasks, shares, rate)
+            for workload, rate in rates.items()
+        },
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("cato"),
+            _arm("edf-bounded"),
+            _ROUND_ROBIN,
+            _SERVE,
+        ),
+        tasks,
+        100,
+        slowdown,
+        runs_on="coding-mixes",
+    )
+    return lambda trace: whole
 
 
 # SABER
@@ -209,6 +265,56 @@ def saber_rq1(trace: Path | None) -> LiveExperiment:
         saber.REQUESTS,
         300,
         slowdown=5.0,
+    )
+
+
+# SLO-SA
+
+LARGEST_BATCH = 4
+
+
+def slo_sa_live(trace: Path | None) -> LiveExperiment:
+    capped = {"cap": LARGEST_BATCH}
+    return LiveExperiment(
+        "slo-sa",
+        f"bursts of {paper_tasks.BURST} chat and code calls on 2 instances of batches of "
+        f"{LARGEST_BATCH}",
+        {"chat-code": paper_tasks.burst_tasks},
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("slo-sa", **capped),
+            _arm("annealing", **capped),
+            _arm("moore-smith", **capped),
+            _ROUND_ROBIN,
+            _SERVE,
+        ),
+        2 * paper_tasks.BURST,
+        60,
+    )
+
+
+# Tempo
+
+TEMPO_LOAD = 1.15
+
+
+def tempo_live(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "tempo",
+        "streams, calls with a deadline and collective tasks 3 : 1 : 1 on one engine",
+        {f"load {TEMPO_LOAD:g}": partial(paper_tasks.mixed_tasks, TEMPO_LOAD)},
+        (
+            _arm(schedulers.FORESIGHT),
+            _arm("tempo"),
+            _arm("jitserve"),
+            _arm("plas"),
+            _ROUND_ROBIN,
+            _SERVE,
+        ),
+        150,
+        60,
+        slowdown=3.0,
+        chunk_tokens=TEMPO_CHUNK_TOKENS,
     )
 
 
@@ -238,10 +344,70 @@ def azure(trace: Path | None) -> LiveExperiment:
         "azure-replay",
         "replay of a production coding trace on 4 replicas, prompts in chunks",
         {"code": partial(_azure_tasks, trace)},
-        (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("saber"), _SERVE),
+        (_arm(schedulers.FORESIGHT), _arm("cato"), _arm("saber"), _ROUND_ROBIN, _SERVE),
         500,
         300,
         chunk_tokens=azure_replay.CHUNK_TOKENS,
+    )
+
+
+# Short completions
+
+COMPLETION_SHAPES = ((64, 20), (200, 20))
+COMPLETION_LOADS = (0.5, 0.9)
+
+
+def _completions(shape: tuple[int, int], load: float, seed: int, n: int) -> list[SimTask]:
+    return completions.tasks(shape, load, 1, completions.TTFT_S[0], seed)[:n]
+
+
+def short_completions(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "completions",
+        "completions of 20 tokens on one replica that runs up to 32 of them at load .9",
+        {
+            f"{shape[0]}/{shape[1]} tokens, load {load:g}": partial(_completions, shape, load)
+            for shape in COMPLETION_SHAPES
+            for load in COMPLETION_LOADS
+        },
+        (
+            *map(_arm, (schedulers.FORESIGHT, "power-of-two", "edf-bounded", "sjf-bounded")),
+            _SERVE,
+        ),
+        400,
+        200,
+        # At full speed the shorter ones come 123 times a second; so at most 38 times.
+        slowdown=3.2,
+        chunk_tokens=completions.CHUNK_TOKENS,
+    )
+
+
+# Recorded sessions of agents
+
+SESSIONS = "recorded sessions"
+AGENT_USERS = 12
+AGENT_ARMS = (
+    schedulers.FORESIGHT,
+    *("sticky", "session-hash", "prefix-score", "block-cost", "block-cost-8"),
+    *("prefix-affinity", "working-set", "power-of-two"),
+)
+
+
+def _no_tasks(seed: int, n: int) -> list[SimTask]:
+    return []
+
+
+def recorded_agents(trace: Path | None) -> LiveExperiment:
+    return LiveExperiment(
+        "agents",
+        "recorded sessions of coding agents with their think times, in a closed loop",
+        {SESSIONS: _no_tasks},
+        (*map(_arm, AGENT_ARMS), _SERVE),
+        AGENT_USERS,
+        60,
+        slowdown=0.25,
+        chunk_tokens=agents.CHUNK_TOKENS,
+        sessions=SessionTraffic(trace),
     )
 
 
@@ -315,7 +481,8 @@ def _scaled_arms() -> tuple[Arm, ...]:
         replace(_arm(scheduler), name=name, scaling=scaling) for name, scheduler, scaling in _SCALED
     )
     # Serve takes ten minutes to let its replicas go: in each round another arm stands before it.
-    return (ours, _SERVE, *others)
+    # Its autoscaler's delays are Serve's own, which the simulator's scaling does not have.
+    return (ours, replace(_SERVE, has_twin=False), *others)
 
 
 def _scaling_tasks(utilization: float, seed: int, n: int) -> list[SimTask]:
@@ -370,11 +537,17 @@ def mixed_pool(trace: Path | None) -> LiveExperiment:
 
 EXPERIMENTS: Mapping[str, Callable[[Path | None], LiveExperiment]] = {
     "coding-mixes": coding_mixes_live,
+    "cato-rq1": _research_question("cato-rq1", (), 1.0, 100),
+    "cato-rq2": _research_question("cato-rq2", (0.83,), 4.0, 300),
+    "slo-sa": slo_sa_live,
+    "tempo": tempo_live,
     "saber": saber_rq1,
     "coding-scaling": coding_scaling_live,
     "azure-replay": azure,
     "vllm-mix": vllm_mix,
     "mixed": mixed_pool,
+    "completions": short_completions,
+    "agents": recorded_agents,
 }
 
 

@@ -43,7 +43,7 @@ def simulated(
     used = {node.pool for task in tasks for node in task.nodes}
     pools = {p.name: p for p in topology.pools if p.name in used}
     profiles = router_profiles(topology, engines)
-    setups = {n: _setup(p, arm, profiles[n], engines, experiment) for n, p in pools.items()}
+    setups = {n: setup_of(p, arm, profiles[n], engines, experiment) for n, p in pools.items()}
     if experiment.cold_start_s is None:
         return Prediction(Fleet(list(setups.values())).run(tasks))
     scaled = [
@@ -60,13 +60,14 @@ def simulated(
     return Prediction(fleet.run(tasks, until_s), fleet.mean_provisioned(until_s))
 
 
-def _setup(
+def setup_of(
     pool: PoolSpec,
     arm: Arm,
     profile: Profile,
     engines: Mapping[DeploymentName, Profile],
     experiment: LiveExperiment,
 ) -> PoolSetup:
+    """The pool in virtual time; `engines` by deployment, as they run."""
     replicas = tuple(
         replace(
             engines[d.name], max_running=min(engines[d.name].max_running, d.engine.max_num_seqs)
@@ -81,4 +82,5 @@ def _setup(
         chunk_tokens=experiment.chunk_tokens,
         prompt_cap_tokens=experiment.prompt_cap_tokens,
         cold_start_s=experiment.cold_start_s or 0.0,
+        host_memory=any(d.engine.host_memory for d in pool.deployments),
     )

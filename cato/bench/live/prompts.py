@@ -10,12 +10,12 @@ the wanted token.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from cato.core.errors import CatoError
-from cato.engines.simulated import simulated_tokens
+from cato.engines.simulated import PromptStart, simulated_tokens
 
 # Words of the simulated engine's vocabulary that no other of its words begins with or ends in.
 STOP_WORDS = (" value", " result", " total", " count", " index", " name", " key", " node")
@@ -64,16 +64,39 @@ def prompt_for(
     for _ in range(MAX_TRIES):
         # Short prompts must differ too: the number may be all there is.
         text = f"{draw.randrange(36**5):x} {filler}"[:characters]
-        found = _end(text, ends, engine_seed, most)
+        found = _end(simulated_tokens(engine_seed, text), ends, most)
         if least <= found <= most:
             return Prompt(text, found)
     raise CatoError(f"found no prompt whose simulated answer has {output_tokens} tokens")
 
 
-def _end(prompt: str, stops: frozenset[str], seed: int, most: int) -> int:
+def answer_end(
+    head: str,
+    end: str,
+    choice_chars: int,
+    output_tokens: int,
+    stops: Sequence[str],
+    engine_seed: int,
+    draw: random.Random,
+) -> tuple[str, int]:
+    """Characters between `head` and `end` with which the answer has about `output_tokens` tokens,
+    and how many it has. For prompts whose beginnings others share."""
+    ends = frozenset(stops)
+    slack = int(output_tokens * TOLERANCE)
+    least, most = output_tokens - slack, output_tokens + slack
+    start = PromptStart(engine_seed, head)
+    for _ in range(MAX_TRIES):
+        choice = f"{draw.randrange(36**5):x}".rjust(choice_chars)
+        found = _end(start.tokens(choice + end), ends, most)
+        if least <= found <= most:
+            return choice, found
+    raise CatoError(f"found no prompt whose simulated answer has {output_tokens} tokens")
+
+
+def _end(tokens: Iterator[str], stops: frozenset[str], most: int) -> int:
     """At which token the first of `stops` is complete; more than `most` when it is later."""
     last = ""
-    for count, token in enumerate(islice(simulated_tokens(seed, prompt), most), start=1):
+    for count, token in enumerate(islice(tokens, most), start=1):
         if token in stops or last + token in stops:
             return count
         last = token

@@ -15,6 +15,7 @@ from cato.bench.live.client import Seen
 from cato.bench.live.intervals import mean_interval
 from cato.bench.live.rounds import Run, Settings, Subject
 from cato.bench.stats import Difference
+from cato.sim.tasks import SimTask
 
 # Above this the numbers say more about the machine than about what decides.
 BUSY = 0.8
@@ -80,7 +81,8 @@ def _problems(seen: Iterable[Seen]) -> list[str]:
 def _has_other_lengths(seen: Seen) -> bool:
     """Whether the engine answered at another length than the simulator was told."""
     if seen.receipt is None:
-        return False
+        told = seen.output_tokens
+        return bool(told) and told != seen.task.sim.nodes[-1].output_tokens
     sent = {f"call_{i}": n.output_tokens for i, n in enumerate(seen.task.sim.nodes)}
     nodes = [n for n in seen.receipt["nodes"] if n["llm"] is not None]
     return any(n["llm"]["output_tokens"] != sent[n["node"]] for n in nodes)
@@ -164,6 +166,8 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
         **_cpu(runs),
         **{metric: _times(seen, metric) for metric in METRICS},
     }
+    if any(s.cached_tokens for s in seen):
+        found["hit_rate"] = _hit_rate(runs)
     if all(r.predicted is not None for r in runs):
         found["simulated"] = _rounded(_mean([x for r in runs for x in _expected(r)]))
         found["live_minus_simulated"] = _points(runs, _met, runs, _expected)
@@ -172,6 +176,23 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
         known = [r.predicted.replicas for r in runs if r.predicted is not None]
         found["simulated_replicas"] = _rounded(_mean([x for x in known if x is not None]))
     return found
+
+
+def _hit_rate(runs: Sequence[Run]) -> dict[str, float]:
+    """Of the prompt tokens of what was answered, those that engines found cached."""
+    live = [s for r in runs for s in r.seen if not s.problem]
+    simulated = [
+        o for r in runs if r.predicted is not None for o in r.predicted.outcomes if o.is_finished
+    ]
+    found = {"live": sum(s.cached_tokens for s in live) / _prompts(s.task.sim for s in live)}
+    if simulated:
+        cached = sum(o.cached_tokens for o in simulated)
+        found["simulated"] = cached / _prompts(o.task for o in simulated)
+    return {name: _rounded(value) for name, value in found.items()}
+
+
+def _prompts(tasks: Iterable[SimTask]) -> int:
+    return max(1, sum(n.prompt_tokens for t in tasks for n in t.nodes))
 
 
 def _mean_replicas(run: Run) -> float:
@@ -298,11 +319,14 @@ def _arms(name: str, arms: Mapping[str, Any]) -> Table:
 
 def _times_table(name: str, arms: Mapping[str, Any]) -> Table:
     table = _table(f"{name}: times at the client [s]; CPU of the machine, and by this benchmark")
+    has_hits = any("hit_rate" in values for values in arms.values())
     for title in ("TTFT p50", "p95", "E2E p50", "p95", "CPU", "own"):
         table.add_column(title, justify="right", no_wrap=True)
     has_replicas = any("mean_replicas" in values for values in arms.values())
     if has_replicas:
         table.add_column("replicas", justify="right", no_wrap=True)
+    if has_hits:
+        table.add_column("cached", justify="right", no_wrap=True)
     for arm, values in arms.items():
         table.add_row(
             Text(arm),
@@ -314,8 +338,17 @@ def _times_table(name: str, arms: Mapping[str, Any]) -> Table:
             f"{values['cpu']:.0%}",
             f"{values['own_cpu']:.0%}",
             *((_replicas(values),) if has_replicas else ()),
+            *((_hits(values),) if has_hits else ()),
         )
     return table
+
+
+def _hits(values: Mapping[str, Any]) -> str:
+    """The share of prompt tokens that were cached, and what the simulator says."""
+    rate = values.get("hit_rate")
+    if rate is None:
+        return "-"
+    return " ".join([f"{rate['live']:.1%}", *(f"({x:.1%})" for x in [rate.get("simulated")] if x)])
 
 
 def _replicas(values: Mapping[str, Any]) -> str:

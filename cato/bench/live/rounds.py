@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple, Protocol
 
 import psutil
@@ -27,7 +28,7 @@ from cato.core.topology import Topology
 from cato.sim.tasks import SimTask
 
 CPU_EVERY_S = 1.0
-# The Profiler learns anew every 5 s, ingresses ask it every second.
+# The Profiler learns every 5 s, ingresses ask it every second.
 LEARN_S = 8.0
 # Engines report their last progress, routers see that nothing runs.
 SETTLE_S = 1.0
@@ -79,6 +80,8 @@ class Subject:
     def used(self) -> frozenset[PoolName]:
         """Pools that the tasks name; arms of other pools have as many."""
         first = next(iter(self.experiment.workloads.values()))
+        if self.experiment.sessions is not None:
+            return frozenset({self.topology.pools[0].name})
         return frozenset(node.pool for task in first(WARM_UP_SEED, 100) for node in task.nodes)
 
 
@@ -210,10 +213,10 @@ async def measure(
                 progress.begin(f"{where}: prompts", len(sim))
                 tasks = await make(sim, seed, progress.step)
                 for arm in order(subject.experiment.arms, number):
-                    await _prepare(subject, stage, arm, progress)
+                    await prepare(subject, stage, arm, progress)
                     progress.begin(f"{where}: {arm.name}", len(tasks))
                     since_s = time.time()
-                    async with _cpu() as cpu:
+                    async with cpu_load() as cpu:
                         seen = await client.replay(tasks, _asker(subject, arm), progress.step)
                     replicas = await _replicas(subject, stage, arm, since_s)
                     predicted = _predicted(subject, arm, tasks)
@@ -227,7 +230,7 @@ def whole_rounds(runs: Sequence[Run], experiment: LiveExperiment) -> tuple[int, 
     return tuple(seed for seed, n in by_seed.items() if n == size)
 
 
-async def _prepare(subject: Subject, stage: Configurable, arm: Arm, progress: Progress) -> None:
+async def prepare(subject: Subject, stage: Configurable, arm: Arm, progress: Progress) -> None:
     """Let `arm` decide, from the replicas that all arms begin with."""
     if subject.experiment.cold_start_s is not None:
         progress.begin(f"back to the first replicas, for {arm.name}", 1)
@@ -247,7 +250,7 @@ async def _replicas(
 
 
 def _predicted(subject: Subject, arm: Arm, tasks: Sequence[LiveTask]) -> Prediction | None:
-    if not arm.is_simulated:
+    if not arm.has_twin:
         return None
     sim = [task.sim for task in tasks]
     return simulated(sim, arm, subject.experiment, subject.topology, subject.engines)
@@ -256,7 +259,10 @@ def _predicted(subject: Subject, arm: Arm, tasks: Sequence[LiveTask]) -> Predict
 def _asker(subject: Subject, arm: Arm) -> Callable[[LiveTask], Ask]:
     def workflow(task: LiveTask) -> Ask:
         name = workflow_name(subject.experiment.name, task.sim, arm)
-        return Ask(f"/v1/tasks/{name}", {"inputs": dict(task.inputs), "stream": True})
+        body: dict[str, object] = {"inputs": dict(task.inputs), "stream": True}
+        if task.sim.tpot_target_s < inf:
+            body["tpot_ms"] = 1000 * task.sim.tpot_target_s
+        return Ask(f"/v1/tasks/{name}", body)
 
     def completion(task: LiveTask) -> Ask:
         mix = subject.experiment.mix
@@ -297,7 +303,7 @@ async def _warm_up(
 
 
 @asynccontextmanager
-async def _cpu() -> AsyncGenerator[CpuLoad, None]:
+async def cpu_load() -> AsyncGenerator[CpuLoad, None]:
     """The load while the block runs; whole when it has ended."""
     load = CpuLoad()
 

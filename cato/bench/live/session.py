@@ -29,6 +29,7 @@ from cato.bench.live.rounds import (
     measure,
     whole_rounds,
 )
+from cato.bench.live.session_rounds import measure_sessions
 from cato.bench.live.stage import OwnStage, RunningStage, Stage
 from cato.bench.live.workflows import workflows, write
 from cato.config.deploy_file import DeployFile, load_deploy_file
@@ -110,7 +111,7 @@ class Session:
         self.workflows = self._workflows()
 
     def _workflows(self) -> dict[str, dict[str, Any]]:
-        """Of all classes that any seed has."""
+        """Of all classes that any seed has; turns of sessions are no tasks."""
         tasks = [
             task
             for workload in self.experiment.workloads
@@ -159,7 +160,8 @@ class Session:
         """The same on a stage that has the experiment's workflows; `about` the machine."""
         runs: list[Run] = []
         try:
-            asyncio.run(measure(self.subject, stage, self.settings, progress, runs))
+            measured = measure if self.experiment.sessions is None else measure_sessions
+            asyncio.run(measured(self.subject, stage, self.settings, progress, runs))
         except KeyboardInterrupt:
             if not whole_rounds(runs, self.experiment):
                 raise

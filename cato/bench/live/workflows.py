@@ -46,7 +46,7 @@ def workflow(
 
     `mix` is that of a real engine.
     """
-    nodes = {}
+    nodes: dict[str, dict[str, Any]] = {}
     for i, node in enumerate(task.nodes):
         nodes[_node(i)] = {
             "type": "llm",
@@ -56,7 +56,13 @@ def workflow(
             "expected_tokens": node.expected_tokens,
             **(_simulated_answer(node) if mix is None else _real_answer(mix.endings[task.name])),
         }
-    last = _node(len(task.nodes) - 1)
+    needed = {n for node in task.nodes for n in node.needs}
+    ends = [_node(i) for i in range(len(task.nodes)) if i not in needed]
+    last = ends[-1]
+    if len(ends) > 1:  # the task ends with the last of them
+        last = "all"
+        texts = " ".join(f"{{{{ {end}.text }}}}" for end in ends)
+        nodes[last] = {"type": "transform", "needs": ends, "text": texts}
     deadline_s = min(MAX_DEADLINE_S, max(LEAST_PATIENCE_S, PATIENCE * task.target_s))
     return {
         "name": name,

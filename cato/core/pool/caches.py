@@ -21,15 +21,80 @@ LEAST_SHORTFALL_SHARE = 0.25
 
 
 @dataclass(slots=True, eq=False)
+class _Run:
+    """Nodes in a row that the same prompts have; `last` is the number of the latest of these."""
+
+    nodes: list[int]
+    last: int
+
+
+@dataclass(slots=True, eq=False)
 class _Cache:
-    """One replica's. `touched` has the prompts by their number, which counts up in the pool."""
+    """One replica's. `touched` has the runs of each prompt, by the prompt's number, which counts up
+    in the pool. Along a prompt the numbers of runs never rise."""
 
     bit: int
     capacity_nodes: int
-    # The last prompt that each node was part of. Along a prompt these numbers never rise.
-    last: dict[int, int] = field(default_factory=dict)
-    touched: dict[int, Sequence[int]] = field(default_factory=dict)
+    runs: dict[int, _Run] = field(default_factory=dict)  # by node
+    touched: dict[int, list[_Run]] = field(default_factory=dict)
     by_session: dict[str, int] = field(default_factory=dict)
+
+    def path(self, prefix: Sequence[int], number: int) -> list[_Run]:
+        """The runs of a prompt, which is now the latest of them all."""
+        path: list[_Run] = []
+        i = 0
+        while i < len(prefix):
+            run = self.runs.get(prefix[i])
+            if run is None:
+                self._extend(path, prefix[i:], number)
+                break
+            shared = self._shared(run, prefix, i)
+            if shared < len(run.nodes):
+                run = self._beginning(run, shared)
+            run.last = number
+            path.append(run)
+            i += shared
+        return path
+
+    def _extend(self, path: list[_Run], nodes: Sequence[int], number: int) -> None:
+        """New nodes belong to the run that they follow, if there is one."""
+        if path:
+            run = path[-1]
+            run.nodes += nodes
+        else:
+            run = _Run(list(nodes), number)
+            path.append(run)
+        self.runs.update(dict.fromkeys(nodes, run))
+
+    def _shared(self, run: _Run, prefix: Sequence[int], start: int) -> int:
+        """How many nodes of the run are those of the prompt from `start` on; the first one is."""
+        most = min(len(run.nodes), len(prefix) - start)
+        if prefix[start + most - 1] == run.nodes[most - 1]:
+            return most
+        equal, unequal = 1, most
+        while unequal - equal > 1:
+            middle = (equal + unequal) // 2
+            if prefix[start + middle - 1] == run.nodes[middle - 1]:
+                equal = middle
+            else:
+                unequal = middle
+        return equal
+
+    def _beginning(self, run: _Run, size: int) -> _Run:
+        """Cut a run in two, and return the first part; the shorter one is new."""
+        nodes = run.nodes
+        if 2 * size <= len(nodes):
+            first = _Run(nodes[:size], run.last)
+            self.runs.update(dict.fromkeys(first.nodes, first))
+            del nodes[:size]
+            return first
+        rest = _Run(nodes[size:], run.last)
+        self.runs.update(dict.fromkeys(rest.nodes, rest))
+        del nodes[size:]
+        own = self.touched.get(run.last)
+        if own is not None and run in own:
+            own[own.index(run)] = rest
+        return run
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +127,7 @@ class CachePicture:
         if cache is not None:
             self._asked = ()
             for number in list(cache.touched):
-                self._forget(cache, number, len(cache.last))
+                self._forget(cache, number, len(cache.runs))
 
     def cached_nodes(self, id: ReplicaId, prefix: Sequence[int]) -> int:
         """How many of the prompt's first nodes the replica is believed to hold."""
@@ -77,9 +142,19 @@ class CachePicture:
                 return nodes
         return 0
 
+    def most_nodes(self, prefix: Sequence[int]) -> int:
+        """How many of the prompt's first nodes any replica is believed to hold."""
+        if not prefix:
+            return 0
+        if prefix is not self._asked:
+            self._found = self._look_up(prefix)
+            self._asked = prefix
+        return max([nodes for _, nodes in self._found], default=0)
+
     def age_of(self, id: ReplicaId, prefix: Sequence[int], nodes: int) -> int:
         """The number of the prompt that last used node `nodes` of this one; for `correct`."""
-        return self._caches[id].last.get(prefix[nodes - 1], 0) if nodes else 0
+        run = self._caches[id].runs.get(prefix[nodes - 1]) if nodes else None
+        return run.last if run is not None else 0
 
     def use(self, id: ReplicaId, session: str, prefix: Sequence[int]) -> None:
         """The replica was sent a prompt, and will hold it."""
@@ -94,8 +169,7 @@ class CachePicture:
         for i in range(known, len(prefix)):
             node = prefix[i]
             holders[node] = holders.get(node, 0) | bit
-        cache.last.update(dict.fromkeys(prefix, number))
-        cache.touched[number] = prefix
+        cache.touched[number] = cache.path(prefix, number)
         if session:
             before = cache.by_session.get(session)
             if before is not None and before in cache.touched:
@@ -122,7 +196,7 @@ class CachePicture:
         for number in list(cache.touched):
             if number >= age:
                 break
-            self._forget(cache, number, len(cache.last))
+            self._forget(cache, number, len(cache.runs))
 
     def _look_up(self, prefix: Sequence[int]) -> list[tuple[int, int]]:
         """Replicas with the same beginning of the prompt are found together, by bisection."""
@@ -149,35 +223,34 @@ class CachePicture:
         return found
 
     def _shrink(self, cache: _Cache) -> None:
-        while len(cache.last) > cache.capacity_nodes:
+        while len(cache.runs) > cache.capacity_nodes:
             oldest = next(iter(cache.touched))
-            self._forget(cache, oldest, len(cache.last) - cache.capacity_nodes)
+            self._forget(cache, oldest, len(cache.runs) - cache.capacity_nodes)
 
     def _forget(self, cache: _Cache, number: int, most: int) -> None:
         """Of a prompt at most so many nodes that no later one has used, its end first."""
-        prefix, last = cache.touched[number], cache.last
-        holders, others = self._holders, ~cache.bit
-        for i in range(len(prefix) - 1, -1, -1):
-            node = prefix[i]
-            used = last.get(node)
-            if used is None:
-                continue
-            if used != number or not most:
-                if used != number:
-                    break  # what is before it was used later, too
-                cache.touched[number] = prefix[: i + 1]
+        path, holders, others = cache.touched[number], self._holders, ~cache.bit
+        while path:
+            run = path[-1]
+            if run.last != number:
+                break  # what is before it was used later, too
+            if not most:
                 return
-            del last[node]
-            left = holders.get(node, 0) & others
-            if left:
-                holders[node] = left
-            else:
-                holders.pop(node, None)
-            most -= 1
+            gone = run.nodes[-most:]
+            del run.nodes[-most:]
+            most -= len(gone)
+            for node in gone:
+                del cache.runs[node]
+                left = holders[node] & others
+                if left:
+                    holders[node] = left
+                else:
+                    del holders[node]
+            if not run.nodes:
+                path.pop()
         del cache.touched[number]
 
     def _drop_if_covered(self, cache: _Cache, number: int) -> None:
         """A later prompt used all of it, when it used its end."""
-        end = cache.touched[number][-1]
-        if cache.last.get(end, 0) > number:
+        if cache.touched[number][-1].last > number:
             del cache.touched[number]

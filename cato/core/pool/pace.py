@@ -21,6 +21,7 @@ MOST_PACE_STEPS = 12
 LEAST_INTERVALS, INTERVALS_KEPT = 40, 400
 # An interval in which others' prompts take more than this share tells of little else.
 MOST_PROMPTS = 0.5
+_KEPT, _LOG_STEP = 1 - 1 / INTERVALS_KEPT, log(PACE_STEP)
 
 
 @dataclass(slots=True)
@@ -39,13 +40,12 @@ class Pace:
 
     def saw(self, took_s: float, predicted_s: float) -> bool:
         """Of an interval: what it took, and what `corrected` predicts; whether that changes."""
-        kept = 1 - 1 / INTERVALS_KEPT
-        self._took_s = kept * self._took_s + took_s
-        self._predicted_s = kept * self._predicted_s + predicted_s
+        self._took_s = _KEPT * self._took_s + took_s
+        self._predicted_s = _KEPT * self._predicted_s + predicted_s
         self._seen += 1
         if self._seen < LEAST_INTERVALS or self._took_s <= 0.0 or self._predicted_s <= 0.0:
             return False
-        steps = log(self._took_s / self._predicted_s) / log(PACE_STEP)
+        steps = log(self._took_s / self._predicted_s) / _LOG_STEP
         if abs(steps) < PACE_HYSTERESIS:
             return False
         before = self.step

@@ -58,6 +58,13 @@ class Pressure:
                 self._see(now_s)
                 self._missed_s += known[1]
 
+    def in_time(self, now_s: float, replicas: int) -> float:
+        """The share of the time of `replicas` that work which began in time took lately."""
+        if not self._begun_s:
+            return 0.0
+        self._see(now_s)
+        return self._begun_s / (MEMORY_S * max(1, replicas))
+
     @property
     def missed(self) -> float:
         """The share of late work of all that began or became late, in [0, 1]."""

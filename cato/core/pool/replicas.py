@@ -216,7 +216,14 @@ class Replica:
     def cached_tokens(self, invocation: Invocation) -> int:
         if not self.has_prefix_cache:
             return 0
-        nodes = self.picture.cached_nodes(self.id, invocation.prefix)
+        return self._tokens_in(self.picture.cached_nodes(self.id, invocation.prefix), invocation)
+
+    def usable_tokens(self, invocation: Invocation) -> int:
+        if not self.has_prefix_cache or not self.profile.fetch_token_s:
+            return self.cached_tokens(invocation)
+        return self._tokens_in(self.picture.most_nodes(invocation.prefix), invocation)
+
+    def _tokens_in(self, nodes: int, invocation: Invocation) -> int:
         if not nodes:
             return 0
         cached = int(_tokens_of(nodes, invocation, self.homes.of(invocation.session)))

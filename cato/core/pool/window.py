@@ -2,7 +2,7 @@
 
 A router that holds prompts back can still change their order. It should hold back only what the
 engine's next steps cannot take: news of a first token comes a step and a message later, so an
-engine that gets one prompt at a time idles in between (algorithms.md, section 6b).
+engine that gets one prompt at a time idles in between (ALGORITHMS.md, section 6b).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def takes_prompt(replica: ReplicaView, invocation: Invocation) -> bool:
     ahead_tokens = replica.prompt_tokens_ahead
     if not ahead_tokens:
         return True
-    uncached_tokens = invocation.prompt_tokens - replica.cached_tokens(invocation)
+    uncached_tokens = invocation.prompt_tokens - replica.usable_tokens(invocation)
     window_tokens = prompt_window_tokens(
         replica.profile,
         replica.held,

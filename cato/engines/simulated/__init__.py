@@ -7,10 +7,16 @@ have here; a test can recompute any answer and see a lost, doubled or swapped to
 
 from cato.engines.simulated.batch import DEFAULT_BATCHED_TOKENS
 from cato.engines.simulated.engine import SimulatedEngine
-from cato.engines.simulated.text import simulated_seed, simulated_text, simulated_tokens
+from cato.engines.simulated.text import (
+    PromptStart,
+    simulated_seed,
+    simulated_text,
+    simulated_tokens,
+)
 
 __all__ = [
     "DEFAULT_BATCHED_TOKENS",
+    "PromptStart",
     "SimulatedEngine",
     "simulated_seed",
     "simulated_text",

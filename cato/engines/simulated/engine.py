@@ -57,13 +57,14 @@ class SimulatedEngine:
         self._context_tokens = context
         batched_tokens = spec.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
         self._block_tokens = block_tokens or profile.block_tokens
+        self._host_tokens = profile.host_capacity_tokens if spec.host_memory else 0
         self._batch = Batch(
             profile,
             self._max_running,
             batched_tokens,
             self._block_tokens,
             spec.long_prefill_token_threshold or 0,
-            profile.host_capacity_tokens if spec.host_memory else 0,
+            self._host_tokens,
             DueDateRule(spec.prefill_step_s) if spec.scheduler == DUE_DATE else None,
         )
         self._has_prefix_caching = spec.prefix_caching
@@ -95,6 +96,7 @@ class SimulatedEngine:
             version="1",
             kv_capacity_tokens=self._profile.kv_capacity_tokens,
             block_tokens=self._block_tokens,
+            host_tokens=self._host_tokens,
             template=TemplateFacts(),
             capabilities=frozenset({"priority"} if self._has_priority else ()),
         )

@@ -12,6 +12,7 @@ from cato.engines.simulated.asked import Asked
 # An answer ends after a line with this probability: with the words below, ~100 tokens on average.
 _END_CHANCE = 1 / 10
 _HASH_RANGE = 1 << 32
+_DIGEST_BYTES = 8
 _WORDS = (
     *(" value", " item", " result", " total", " count", " index", " name", " key", " node"),
     *(" self", " return", " if", " else", " for", " in", " not", " and", " None", " True"),
@@ -66,10 +67,29 @@ def simulated_answer(seed: int, asked: Asked) -> tuple[list[str], str]:
     raise AssertionError("the tokens never end")
 
 
+class PromptStart:
+    """The beginning of many prompts, read once."""
+
+    def __init__(self, seed: int, text: str) -> None:
+        self._context = hashlib.blake2b(
+            f"{seed}:{text}".encode("utf-8", "replace"), digest_size=_DIGEST_BYTES
+        )
+
+    def tokens(self, rest: str) -> Iterator[str]:
+        """As `simulated_tokens` for the prompt that goes on with `rest`, which is not empty."""
+        context = self._context.copy()
+        context.update(rest.encode("utf-8", "replace"))
+        for token, _ in _tokens_after(context, rest):
+            yield token
+
+
 def _tokens(seed: int, prompt: str) -> Iterator[tuple[str, bool]]:
+    data = f"{seed}:{prompt}".encode("utf-8", "replace")
+    yield from _tokens_after(hashlib.blake2b(data, digest_size=_DIGEST_BYTES), prompt)
+
+
+def _tokens_after(context: hashlib.blake2b, last: str) -> Iterator[tuple[str, bool]]:
     """Each token, and whether the model would rather have ended before it."""
-    context = hashlib.blake2b(f"{seed}:{prompt}".encode("utf-8", "replace"), digest_size=8)
-    last = prompt
     while True:
         digest = context.copy().digest()
         word = _WORDS[int.from_bytes(digest[:4]) % len(_WORDS)]

@@ -30,19 +30,18 @@ from cato.engines.base import (
     EngineState,
 )
 from cato.engines.vllm import dialects, stream, template, threads, zygote
-from cato.engines.vllm.adapters import ADAPTER_ENV, adapter_argv
+from cato.engines.vllm.adapters import ADAPTER_ENV
+from cato.engines.vllm.arguments import server_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
-from cato.engines.vllm.scheduler import SCHEDULER, STEP_VARIABLE, with_target
+from cato.engines.vllm.offloading import Offloading, offloading_of
+from cato.engines.vllm.scheduler import STEP_VARIABLE, with_target
 from cato.wire.limits import limits_of, shortened
 
 log = logging.getLogger("cato.engines")
 
-# No name can be under it (RFC 2606).
-NO_DOMAIN = "none.invalid"
-SWAP_EXTENSION = "cato.engines.vllm.worker_extension.SwapExtension"
-# vLLM's way in for that extension and for sleep. Its socket is open to this user alone, and CATO
-# passes no client's request to such paths.
+# Serves the worker extension and sleep. The socket is open to this user alone, and CATO passes no
+# client's request to such paths.
 _DEV_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
 _SWAP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
 # Weights to the host's memory, KV cache dropped.
@@ -72,41 +71,6 @@ class _Call:
 
     prompt_tokens: int
     has_begun: bool = False
-
-
-def server_argv(
-    spec: EngineSpec, model: ModelSpec, model_path: str, uds: str, *, accelerator: str, cards: int
-) -> list[str]:
-    """Arguments of vLLM's server; `spec.args` come last and so win."""
-    spec = spec.on(accelerator)
-    argv = ["--model", model_path, "--served-model-name", model.name, "--uds", uds]
-    argv += ["--dtype", spec.dtype, "--max-num-seqs", str(spec.max_num_seqs)]
-    for flag, value in (
-        ("--max-model-len", spec.max_model_len),
-        ("--max-num-batched-tokens", spec.max_num_batched_tokens),
-        ("--long-prefill-token-threshold", spec.long_prefill_token_threshold or None),
-        ("--kv-cache-memory-bytes", spec.kv_cache_memory_bytes),
-        ("--gpu-memory-utilization", None if accelerator == "cpu" else spec.gpu_memory_utilization),
-        ("--tensor-parallel-size", cards if cards > 1 else None),
-    ):
-        if value is not None:
-            argv += [flag, str(value)]
-    if spec.swap:
-        argv += ["--worker-extension-cls", SWAP_EXTENSION]
-    if spec.scheduler and accelerator != "npu":  # vllm-ascend has its own
-        argv += ["--scheduler-cls", SCHEDULER]
-    if spec.sleep and accelerator != "cpu":  # refused there
-        argv.append("--enable-sleep-mode")
-    argv.append("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching")
-    if spec.priority_scheduling:
-        argv += ["--scheduling-policy", "priority"]
-    if spec.enforce_eager:
-        argv.append("--enforce-eager")
-    argv += adapter_argv(model, accelerator)
-    argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
-    # A multimodal model fetches what a prompt names: nothing, unless the deployment lists domains.
-    argv += ["--disable-uvicorn-access-log", "--allowed-media-domains", NO_DOMAIN, *spec.args]
-    return argv
 
 
 def _counted_in(chunk: EngineChunk, more: int) -> EngineChunk:
@@ -152,6 +116,7 @@ class VllmEngine:
         self._zygote_socket = zygote_socket
         self._accelerator = accelerator
         self._cards = cards
+        self._offloading = Offloading()
         # One socket name per engine and start; the log is kept across starts.
         self._name = f"vllm-{os.getpid()}-{secrets.token_hex(3)}"
         self._starts = 0
@@ -233,6 +198,8 @@ class VllmEngine:
                 spec.max_num_batched_tokens,
                 spec.long_prefill_token_threshold or spec.max_num_batched_tokens,
             )
+            if spec.host_memory:
+                log.info("%s: %s", self._model.name, self._offloading.words)
             if spec.scheduler and self._accelerator == "npu":
                 log.warning("%s: vllm-ascend schedules, not %s", self._model.name, spec.scheduler)
             self._listener = asyncio.create_task(self._listen())
@@ -410,7 +377,8 @@ class VllmEngine:
                 "POST", "/v1/load_lora_adapter", json.dumps(body).encode(), _SWAP_TIMEOUT
             )
             if held is not None:
-                await self._ask("POST", "/reset_prefix_cache")
+                external = "?reset_external=true" if self._offloading.size_bytes else ""
+                await self._ask("POST", f"/reset_prefix_cache{external}")
             self._added[adapter.name] = adapter
 
     def _renamed(self, chunk: EngineChunk) -> EngineChunk:
@@ -441,6 +409,7 @@ class VllmEngine:
             )
             await own.ready(_PLAIN_START_TIMEOUT_S)
             zygote_socket = own.socket
+        self._offloading = offloading_of(spec, self._accelerator, self._cards, self._model_path)
         argv = server_argv(
             spec,
             self._model,
@@ -448,6 +417,7 @@ class VllmEngine:
             self._uds,
             accelerator=self._accelerator,
             cards=self._cards,
+            offloading=self._offloading,
         )
         self._server_model = self._model.name
         self._added.clear()
@@ -625,6 +595,8 @@ class VllmEngine:
             version=str(version),
             kv_capacity_tokens=kv_capacity_tokens,
             block_tokens=block_tokens,
+            host_tokens=self._offloading.tokens,
+            host_bytes=self._offloading.size_bytes,
             template=await self._ask_template(),
             capabilities=frozenset(capabilities),
         )

@@ -17,7 +17,7 @@ class SwapExtension:
         """Load the weights in the folder `path`, of the same architecture; return the seconds.
 
         On CPU linear layers keep a packed copy of their weights. Reloading renews all but that of
-        an output layer that shares the embedding's weights (vLLM 0.32): it is packed anew here.
+        an output layer that shares the embedding's weights (vLLM 0.32): it is packed again here.
         """
         started_s = time.perf_counter()
         worker: Any = self

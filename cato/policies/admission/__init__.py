@@ -1,1 +1,1 @@
-"""May an invocation join what a replica runs?"""
+"""May an invocation join what a replica runs? A new rule: a file here, used by a scheduler."""

@@ -95,13 +95,13 @@ class SaberAdmission:
     """Admit when v(L+1) is at least what the candidate and every running request need.
 
     What a request needs is fixed when it joins, as the paper has it (line 9 of its Algorithm 1, and
-    "records the required speed with the current timestamp"): whoever outgrows its expected length
-    then asks for no more. A TTFT objective is one token by its deadline. Deviations: required
-    speeds come from expected tokens, not the most; and the low queue gets `low_slots` places
-    (printed: all that are idle, which floods the batch in every idle instant). The window of 10,
+    "records the required speed with the current timestamp"): a request that outgrows its expected
+    length then asks for no more. A TTFT objective is one token by its deadline. Deviations:
+    required speeds come from expected tokens, not the most; and the low queue gets `low_slots`
+    places (printed: all idle ones, which floods the batch in every idle instant). The window of 10,
     looked at in random order, is as published (`saber` in the registry).
 
-    Other readings, for comparison: `refreshes` works out anew what runs needs, which blocks
+    Other readings, for comparison: `refreshes` recomputes what runs needs, which blocks
     admission when an answer outgrows its mean, and skips what is late already unless
     `counts_hopeless`; `quantile` takes that quantile of the length (1: the largest) in place of the
     expected tokens.

@@ -1,1 +1,1 @@
-"""Which model to unload, and in which order to serve those that wait for a load."""
+"""Which model is unloaded or loaded next. A new rule: a file here and a name in `registry`."""

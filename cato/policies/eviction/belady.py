@@ -26,7 +26,7 @@ class Belady:
     def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep:
         place = fleet.models[model].queue_position
         if place is not None:
-            # Whoever waits comes before all arrivals still to come.
+            # Those that wait come before all arrivals still to come.
             return Keep(1 / place, f"wanted by number {place} of the queue")
         moments_s = self.arrivals_s.get(model, ())
         i = bisect_right(moments_s, fleet.now_s)

@@ -12,7 +12,7 @@ from cato.core.snapshot import Invocation
 
 RESERVED, DENSE = 0, 1
 
-# A density is judged anew after this share of the time that the invocation has waited: it changes
+# A density is judged again after this share of the time that the invocation has waited: it changes
 # by about as much.
 _REVIEW = 0.1
 # Where a stream's earnings are sampled, as shares of the tokens it has left (midpoint rule).
@@ -25,7 +25,7 @@ class GainDensity:
 
     Gain: `w_in` a prompt token and `w_out` an output token, times min(1, (target/actual)^a); a
     stream earns it token by token against its expected timeline, which starts at its TTFT target
-    and goes on by its TPOT target (algorithms.md, section 6). Times are those of a full batch of
+    and goes on by its TPOT target (ALGORITHMS.md, section 6). Times are those of a full batch of
     `profile`. The target of a call within a task is what lies between its arrival and the
     deadline less what comes downstream: its stage's share of the task's.
 

@@ -1,1 +1,1 @@
-"""Which of the running gives way to those that wait?"""
+"""Which running invocation gives way to a waiting one? A new rule: a file, used by a scheduler."""

@@ -12,7 +12,7 @@ from cato.policies.ordering.plas import LeastAttainedService
 
 @dataclass(frozen=True, slots=True)
 class LeastAttainedPreemption:
-    """Whoever has sunk to a lower queue gives way to what waits in a higher one.
+    """An invocation in a lower queue gives way to one that waits in a higher queue.
 
     Luo et al., "Autellix" (2025), section "PLAS": a call that has used up its queue's quantum is
     demoted, and calls of a higher queue preempt it. What runs is safe until its first report, so

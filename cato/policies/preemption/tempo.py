@@ -1,4 +1,4 @@
-"""Tempo: a running request gives way when a waiting one earns more, less what is processed anew."""
+"""Tempo: a running request gives way when a waiting one earns more, minus repeated work."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 from cato.policies.outlook import LEAST_DIFFERENCE, PRICE, joining, net_cost, saved_s
 from cato.policies.routing.across import has_several_speeds, route_across
 from cato.policies.routing.lateness import LEAST_LATENESS, LeastLateness
+from cato.policies.routing.spare import leaves_room
 
+LEAVES_ROOM = "the last free place is for what can be in time"
 LEAST_COST = round(-1 / LEAST_DIFFERENCE)
 """Of joining: the newcomer is surely in time, and nobody loses."""
 
@@ -25,7 +27,8 @@ class ForesightRouting:
     invocation's draw on, and projects the running sets of the `projected` least loaded of those
     (see `cato.policies.outlook`): more would cost time and change little; that with most of the
     prompt in its prefix cache is always among them. An idle replica is taken at once, the fastest
-    first; one whose prompt window is full comes last. Where accelerators differ in speed, see
+    first; one whose prompt window is full comes last. What no SLO hangs on leaves the last place of
+    few to others (`leaves_room`). Where accelerators differ in speed, see
     `cato.policies.routing.across`. Turns of sessions go by `for_sessions`.
     """
 
@@ -41,6 +44,8 @@ class ForesightRouting:
         n = len(replicas)
         if n == 0:
             return Hold("no replica has room")
+        if leaves_room(invocation, pool):
+            return Hold(LEAVES_ROOM)
         if n == 1:
             return Route(replicas[0].id, "the one with room")
         if n > self.looked_at:

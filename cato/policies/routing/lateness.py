@@ -24,10 +24,12 @@ class LeastLateness:
     spread; a little of the expected time; and `harm_weight` times what its prompt takes for each
     answer that runs there and stands still meanwhile. Ties: most cached, then id.
 
-    A replica without room now may be the best: then the turn waits for it.
+    A replica without room now may be the best: then the turn waits for it. Where engines fetch
+    blocks from each other a move costs `fetch_move_s` and the time of the fetch.
     """
 
     move_s: float = 1.0
+    fetch_move_s: float = 0.2
     shortage_s: float = 1.0
     spread_s_per_mtoken: float = 0.5
     time_weight: float = 0.05
@@ -85,7 +87,7 @@ class LeastLateness:
         if not is_home:
             working_set += turn.context_tokens
             if turn.most_cached:
-                cost_s += self.move_s
+                cost_s += self.fetch_move_s if profile.fetch_token_s else self.move_s
         excess = working_set - capacity_tokens
         if excess > 0:
             kept = min(excess, replica.host_tokens)
@@ -103,7 +105,8 @@ class _Turn:
         self.invocation = invocation
         self.most_cached = most_cached
         self.context_tokens = invocation.prompt_tokens + invocation.expected_tokens
-        self._times_s: dict[tuple[int, int], tuple[float, float, float]] = {}
+        # By profile: of the whole prompt, and with so many of its tokens cached.
+        self._times_s: dict[int, tuple[float, dict[int, float]]] = {}
 
     def answer_s(self, profile: Profile, batch: int) -> float:
         """From its first token to its last, and what follows it."""
@@ -112,17 +115,22 @@ class _Turn:
         return (invocation.expected_tokens - 1) * step_s + invocation.downstream_s
 
     def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
-        """Of its prompt: with so much cached, with the most that any has, and with nothing."""
-        known = self._times_s.get((id(profile), cached))
+        """Of its prompt: with so much cached (and the rest of the most fetched, where the engine
+        can), with the most that any has, and with nothing."""
+        tokens, most = self.invocation.prompt_tokens, self.most_cached
+        known = self._times_s.get(id(profile))
         if known is None:
-            tokens = self.invocation.prompt_tokens
-            known = (
-                profile.prefill_s(tokens, 1, cached),
-                profile.prefill_s(tokens, 1, self.most_cached),
-                profile.prefill_s(tokens),
-            )
-            self._times_s[id(profile), cached] = known
-        return known
+            whole_s = profile.prefill_s(tokens)
+            by_cached = {} if most and profile.fetch_token_s else {0: whole_s}
+            if most:
+                by_cached[most] = profile.prefill_s(tokens, 1, most)
+            known = self._times_s[id(profile)] = whole_s, by_cached
+        whole_s, by_cached = known
+        own_s = by_cached.get(cached)
+        if own_s is None:
+            usable = most if profile.fetch_token_s else cached
+            own_s = by_cached[cached] = profile.prompt_s(tokens, cached, usable)
+        return own_s, by_cached[most], whole_s
 
 
 LEAST_LATENESS = LeastLateness()

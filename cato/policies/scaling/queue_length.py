@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cato.core.scaling import PoolLoad, Scale
 
-# Lest a sum of floats keep a delay from being over on time; Ray Serve has the same.
+# So that a sum of floats does not prolong a delay; Ray Serve has the same.
 _ROUNDING_S = 1e-6
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
-from cato.core.errors import AccessError
+from cato.core.errors import AccessError, InputError, QuotaError
 from cato.core.tenancy import SLA_CLASSES, ApiKey, Role
 from cato.serve.access.control import Caller
 from cato.serve.access.keys import new_key
+from cato.serve.access.limits import TokenBucket
 
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 """Names that stand in paths, logs and spreadsheets as they are."""
+
+# Of one tenant, by its own admins.
+CHANGES_PER_MINUTE = 60.0
+MOST_KEYS = 500
 
 
 def admin(caller: Caller, *, operator: bool = False) -> Caller:
@@ -29,6 +35,30 @@ def admin(caller: Caller, *, operator: bool = False) -> Caller:
         kind = "operators" if operator else "operators and tenant admins"
         raise AccessError(403, "admins_only", f"This is for {kind}.")
     return caller
+
+
+class Changes:
+    """How fast tenants may change what is theirs: each change stays in the log for ever."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def take(self, caller: Caller, now_s: float) -> None:
+        """Count one of `caller`; raise `QuotaError` when it is too many. Operators are trusted."""
+        if caller.role is Role.OPERATOR:
+            return
+        new = TokenBucket(CHANGES_PER_MINUTE / 60, CHANGES_PER_MINUTE, CHANGES_PER_MINUTE, now_s)
+        bucket = self._buckets.setdefault(caller.tenant, new)
+        if wait_s := bucket.wait_s(now_s, 1.0):
+            raise QuotaError("administrative changes per minute", wait_s)
+        bucket.take(now_s, 1.0)
+
+
+def check_has_room(caller: Caller, keys: Iterable[ApiKey]) -> None:
+    """Raise `InputError` when a tenant admin's tenant has as many of `keys` as it may."""
+    has = sum(key.tenant == caller.tenant for key in keys)
+    if caller.role is not Role.OPERATOR and has >= MOST_KEYS:
+        raise InputError(f"a tenant has at most {MOST_KEYS} keys: delete those that have ended")
 
 
 def check_may_give(caller: Caller, key: ApiKey) -> None:

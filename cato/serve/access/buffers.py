@@ -46,5 +46,5 @@ class Buffers:
 
 
 def _name_of(buffer: BufferId) -> str:
-    """The buffer as pools and their logs know it: no path, no address, nobody's name."""
+    """The buffer as pools and their logs know it: no path, no address, no person's name."""
     return hashlib.blake2b("\0".join(buffer).encode(), digest_size=12).hexdigest()

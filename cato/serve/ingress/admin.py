@@ -25,7 +25,14 @@ from cato.core.administration import (
 )
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.tenancy import SLA_CLASSES, Access, ApiKey, Role, Tenant
-from cato.serve.access.administration import TENANT_NAME, admin, check_may_give, with_secret
+from cato.serve.access.administration import (
+    TENANT_NAME,
+    Changes,
+    admin,
+    check_has_room,
+    check_may_give,
+    with_secret,
+)
 from cato.serve.access.control import Caller
 from cato.serve.ingress import document
 from cato.serve.ingress.body import (
@@ -64,6 +71,12 @@ UNKNOWN_KEY = Failure(
 def routes(ingress: Ingress) -> APIRouter:
     router = APIRouter(prefix="/v1/admin", tags=["administration"])
     records = ingress.service.records
+    changes = Changes()
+
+    def changing(request: Request) -> Caller:
+        caller = admin(caller_of(request))
+        changes.take(caller, time.monotonic())
+        return caller
 
     async def body_of(request: Request) -> dict[str, object]:
         return await read_object(request, min(MAX_BYTES, ingress.max_body_bytes))
@@ -112,9 +125,10 @@ def routes(ingress: Ingress) -> APIRouter:
     async def create(request: Request) -> Response:
         """Make an API key; its secret is in this answer alone. A tenant admin gives no more rights
         than its own."""
-        caller = admin(caller_of(request))
+        caller = changing(request)
         wanted = _wanted_key(ingress, caller, await body_of(request))
         check_may_give(caller, wanted)
+        check_has_room(caller, (await records.access()).keys)
         secret, key = with_secret(wanted, time.time())
         await records.administer(AddKey(key), caller.who, None)
         return JsonAnswer({**_key(key), "secret": secret}, headers=NO_STORE)
@@ -123,7 +137,7 @@ def routes(ingress: Ingress) -> APIRouter:
     async def rotate(request: Request, key: str) -> Response:
         """Make a key in place of another, with its rights and without an end; the old one stays
         valid for `hours`."""
-        caller = admin(caller_of(request))
+        caller = changing(request)
         body = await body_of(request)
         known_keys(body, ("hours",), '{"hours": number}')
         hours = _number(body, "hours", 24 * MAX_DAYS, at_least_zero=True)
@@ -131,6 +145,7 @@ def routes(ingress: Ingress) -> APIRouter:
         if old is None:
             return answer(request, UNKNOWN_KEY)
         check_may_give(caller, old)
+        check_has_room(caller, (await records.access()).keys)
         now_s = time.time()
         if not old.is_valid(now_s):
             raise InputError("this key has ended; make a new one", "key")
@@ -144,7 +159,7 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.post("/keys/{key}/end", responses=document.KEY)
     async def end(request: Request, key: str) -> Response:
         """End a key now; it is refused within two seconds."""
-        caller = admin(caller_of(request))
+        caller = changing(request)
         found = await known(caller, key)
         if found is None:
             return answer(request, UNKNOWN_KEY)
@@ -155,7 +170,7 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.delete("/keys/{key}", responses=document.KEY)
     async def delete(request: Request, key: str) -> Response:
         """Forget a key that has ended; what was used with it stays."""
-        caller = admin(caller_of(request))
+        caller = changing(request)
         found = await known(caller, key)
         if found is None:
             return answer(request, UNKNOWN_KEY)

@@ -19,7 +19,8 @@ from cato.core.errors import InputError
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Of one call. `calls` counts prompts times answers; `nodes` are the keys and items of all
-    grammars of a body together, `chars` their texts."""
+    grammars of a body together, `chars` their texts, `grammar_ms` the CPU time that compiling them
+    takes (`grammars.py`)."""
 
     answers: int = 16
     calls: int = 128
@@ -29,6 +30,7 @@ class Bounds:
     chars: int = 64_000
     regex_chars: int = 1000
     repeats: int = 2000
+    grammar_ms: int = 8000
 
 
 DEFAULT = Bounds()
@@ -113,14 +115,11 @@ def _check_regex(regex: str, field: str, bounds: Bounds) -> None:
 
 def _values(body: Mapping[str, object]) -> Iterator[tuple[str, str, object, int]]:
     """Every value in the grammars of `body`: its field, its own key, itself and how deep it is."""
-    roots = [(field, field, body[field]) for field in _GRAMMARS if body.get(field) is not None]
-    if body.get("tool_choice") not in (None, "auto", "none"):  # the call is forced into its schema
-        roots.append(("tools", "tools", body.get("tools")))
-    waiting = [(field, key, value, 0) for field, key, value in roots]
+    waiting = [(field, field, value, 0) for field, value in grammar_fields(body)]
     while waiting:
         field, key, value, depth = waiting.pop()
         if key in _JSON_TEXTS and isinstance(value, str) and len(value) <= DEFAULT.chars:
-            value = _parsed(value, field)
+            value = parsed_json(value, field)
         yield field, key, value, depth
         if isinstance(value, Mapping):
             waiting += [(field, str(k), v, depth + 1) for k, v in value.items()]
@@ -128,7 +127,16 @@ def _values(body: Mapping[str, object]) -> Iterator[tuple[str, str, object, int]
             waiting += [(field, key if key in _REGEXES else "", v, depth + 1) for v in value]
 
 
-def _parsed(text: str, field: str) -> object:
+def grammar_fields(body: Mapping[str, object]) -> list[tuple[str, object]]:
+    """The fields of `body` that become grammars."""
+    found = [(field, body[field]) for field in _GRAMMARS if body.get(field) is not None]
+    if body.get("tool_choice") not in (None, "auto", "none"):  # the call is forced into its schema
+        found.append(("tools", body.get("tools")))
+    return found
+
+
+def parsed_json(text: str, field: str) -> object:
+    """Raise `InputError` when `text` is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

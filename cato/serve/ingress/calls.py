@@ -62,7 +62,7 @@ def other_prompt(body: Mapping[str, object]) -> Prompt:
     return Prompt(tokens, tokens)
 
 
-def start_call(
+async def start_call(
     ingress: Ingress,
     request: Request,
     call: ModelCall,
@@ -71,7 +71,10 @@ def start_call(
 ) -> RunningTask:
     """Start `call` for `client`, in the place of the latest run of `buffer`, or of the one that the
     request names itself. Raise `InputError` when it asks too much of an engine."""
-    calls = check_call(call.body, bounds_of(caller_of(request).bounds))
+    caller = caller_of(request)
+    bounds = bounds_of(caller.bounds)
+    calls = check_call(call.body, bounds)
+    await ingress.grammars.check(call.body, caller.tenant, bounds.grammar_ms / 1000)
     call = replace(call, calls=calls)
     return ingress.started(
         request,

@@ -8,6 +8,7 @@ with a limit of tokens that fits. What CATO does not know in it survives.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Mapping
@@ -200,7 +201,7 @@ def _field(chat: ChatRequest) -> str:
     return "input" if chat.endpoint is Endpoint.RESPONSES else "messages"
 
 
-def start_model(
+async def start_model(
     ingress: Ingress, request: Request, target: Target, chat: ChatRequest
 ) -> RunningTask:
     """A call of `target`'s model with all of `chat`.
@@ -219,7 +220,7 @@ def start_model(
         call = ModelCall(
             target.model, chat.endpoint, body, prompt, slo=slo, turn=turn, passed=target.why
         )
-        return start_call(ingress, request, call, client=chat.client)
+        return await start_call(ingress, request, call, client=chat.client)
     memory, kind = _memory_of(request, turn), f"{chat.client.name}:{model}"
     hashing = Hashing(block_chars(pool.profile.chars_per_token), model, ingress.salt_of(request))
     reading = _reading(ingress, pool, hashing, memory, kind, chat.conversation)
@@ -257,8 +258,8 @@ def start_model(
             share=share,
             ended=ended,
         )
-        return start_call(ingress, request, call, client=chat.client)
-    except CatoError:
+        return await start_call(ingress, request, call, client=chat.client)
+    except (CatoError, asyncio.CancelledError):
         clock.end(is_answered=False)
         raise
 

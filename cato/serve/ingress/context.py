@@ -21,6 +21,7 @@ from cato.serve.batches.folder import BatchRoom
 from cato.serve.executor import RunningTask
 from cato.serve.ingress.clients import SESSION_HEADER, UNKNOWN, Client, client_of, patience_s
 from cato.serve.ingress.feedback import FeedbackSink
+from cato.serve.ingress.grammars import Grammars
 from cato.serve.service import Origin, TaskService, new_request_id
 from cato.serve.sessions import SessionMemory
 
@@ -52,6 +53,7 @@ class Ingress:
     shared_prompts: bool = False
     prices: Prices = NO_PRICES
     batches: BatchRoom | None = None
+    grammars: Grammars = field(default_factory=Grammars)
 
     def has_replicas(self, pool: str) -> bool:
         """Whether any replica of `pool` can take work now."""

@@ -1,7 +1,7 @@
 """An embedded full-text index over a folder of code, kept on disk by Tantivy.
 
 One store per host: processes that open the same folder with the same store share one index.
-Whoever refreshes holds a file lock; the others wait for it and then find the work done, so a
+The one that refreshes holds a file lock; the others wait for it and then find the work done, so a
 host with several ingress replicas builds an index once and keeps it in the page cache once. A
 search never waits: it reads the snapshot its process loaded last, whose files stay mapped even
 when another process has replaced them. File locks and mapped files call for a local disk.
@@ -185,7 +185,7 @@ class CodeIndex:
         except FileNotFoundError:
             pass
         except ValueError as exc:  # broken JSON, or Tantivy's own errors
-            _log.warning("%s: the index is damaged and is built anew: %s", self._folder, exc)
+            _log.warning("%s: the index is damaged and is rebuilt: %s", self._folder, exc)
         path.unlink(missing_ok=True)
         shutil.rmtree(self._home / "index", ignore_errors=True)
         (self._home / "index").mkdir()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import assert_never
 
+from cato.core.checkers import CheckerSpec
 from cato.core.errors import WorkLimitError
 from cato.core.ids import NodeId
 from cato.core.workflow import (
@@ -18,15 +19,21 @@ from cato.core.workflow import (
     ValidateSettings,
 )
 from cato.serve.nodes import analyze, parsing, retrieve, transform, validate
+from cato.serve.nodes.checkers import Checkers
 from cato.serve.nodes.code_index import CodeIndex
-from cato.workflows.templates import little_work
+from cato.workflows.work import little_work
 
 
 class NodeRunner:
-    """Holds the opened code indexes and runs nodes with them."""
+    """Holds the opened code indexes and the deployment's checkers, and runs nodes with them."""
 
-    def __init__(self, indexes: Mapping[str, CodeIndex]) -> None:
+    def __init__(
+        self,
+        indexes: Mapping[str, CodeIndex],
+        checkers: Mapping[str, CheckerSpec] | None = None,
+    ) -> None:
         self._indexes = dict(indexes)
+        self._checkers = Checkers(checkers or {})
 
     async def warm_up(self) -> None:
         """Start the parser and read each index once: the first use of either takes longer than a
@@ -46,7 +53,7 @@ class NodeRunner:
             case AnalyzeSettings():
                 return await analyze.run(node, settings, names)
             case ValidateSettings():
-                return await validate.run(node, settings, names)
+                return await validate.run(node, settings, names, self._checkers)
             case TransformSettings():
                 # Most renderings are too short to be worth a thread.
                 try:

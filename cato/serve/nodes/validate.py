@@ -1,4 +1,7 @@
-"""The validate node: is this code free of syntax errors? It is parsed, never executed."""
+"""The validate node: is this code free of syntax errors, and what do checkers say of it?
+
+It is parsed, and compiled or linted where the workflow and the deployment say so; never executed.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ import asyncio
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from tree_sitter import Node
 
 from cato.core.workflow import ValidateSettings
 from cato.serve.nodes import parsing
+from cato.serve.nodes.checkers import Checkers
 from cato.serve.nodes.fences import unfenced
 from cato.serve.nodes.languages import MAX_PARSED_CHARS, Parsed, language_named, parse
 from cato.serve.nodes.rendering import render
@@ -24,6 +28,7 @@ _log = logging.getLogger(__name__)
 MAX_ERRORS = 20
 _MAX_QUOTED_CHARS = 40
 _FILE = "<validate>"
+_NO_CHECKERS = Checkers({})
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
 
 # CPython's parser warns about odd escapes in the code it is given. Those are not our warnings,
@@ -32,12 +37,17 @@ warnings.filterwarnings("ignore", module=re.escape(_FILE))
 
 
 async def run(
-    node: str, settings: ValidateSettings, names: Mapping[str, object]
+    node: str,
+    settings: ValidateSettings,
+    names: Mapping[str, object],
+    checkers: Checkers = _NO_CHECKERS,
 ) -> dict[str, object]:
     """`{"ok", "errors", "code", "checked"}`: lines and columns count from 1, in characters.
 
     `code` is the source without Markdown fences. Code in an unknown language, or that could not be
     parsed (`parsing.parsed`), is `ok` but not `checked`. An empty `language` means the fence's.
+    Code whose syntax is right goes to the checkers of its language; one that comes to no verdict
+    leaves it `ok` but not `checked`.
     """
     code, wanted = await asyncio.to_thread(_rendered, node, settings, names)
     language = language_named(wanted)
@@ -46,9 +56,26 @@ async def run(
     if language is not None and len(code) <= MAX_PARSED_CHARS:
         found = await parsing.parsed("validate", code, language=language)
         if found is not None:
-            return found
+            return await _also_by(checkers, settings.checkers, language, found)
     _log.info("not checked: %d characters of %r", len(code), wanted)
     return _result(code, [], checked=False)
+
+
+async def _also_by(
+    checkers: Checkers, names: Sequence[str], language: str, found: dict[str, object]
+) -> dict[str, object]:
+    """`found`, the result for the syntax, with what the checkers say of sound code."""
+    if not names or not found["ok"]:
+        return found
+    code, errors, is_checked = str(found["code"]), list[dict[str, object]](), True
+    if not all(map(checkers.has, names)):
+        _log.warning("a validate node names a checker that the deployment does not have")
+        is_checked = False
+    for name in checkers.of(names, language):
+        said = await checkers.errors(name, code)
+        is_checked = is_checked and said is not None
+        errors += said or []
+    return _result(code, errors[:MAX_ERRORS], checked=is_checked)
 
 
 def _rendered(

@@ -179,8 +179,9 @@ function contexts(replica) {
   if (!replica.sessions) return cell(NO_VALUE, "number");
   const memory = replica.kv_tokens + replica.host_tokens;
   const isShort = replica.working_set_tokens > memory;
+  const host = replica.host_tokens ? `, ${tokens(replica.host_tokens)} of them in host memory` : "";
   return h("td", { class: `number ${isShort ? "bad" : ""}` },
-    `${whole(replica.sessions)} · ${tokens(replica.working_set_tokens)} of ${tokens(memory)} tokens`);
+    `${whole(replica.sessions)} · ${tokens(replica.working_set_tokens)} of ${tokens(memory)} tokens${host}`);
 }
 
 function drawSessions(now) {

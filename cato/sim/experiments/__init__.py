@@ -1,1 +1,1 @@
-"""Experiments as commands; one file each, `registry` maps names to them."""
+"""Published experiments, one file each. A new one: a file here and a name in `registry`."""

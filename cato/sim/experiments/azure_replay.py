@@ -30,11 +30,13 @@ from cato.sim.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.sim.experiments.common import chosen_policies, metrics_of
 from cato.sim.experiments.hindsight import CLAIRVOYANT, clairvoyant, missed_of
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.plots import figure, save
+from cato.sim.looks import look_of
+from cato.sim.plots import figure, legend, save
 from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
 from cato.sim.tasks import SimTask
+from cato.sim.trace_tasks import trace_beliefs, trace_tasks
 from cato.sim.traces import load_azure
-from cato.sim.workloads import SEVEN_B, trace_beliefs, trace_tasks
+from cato.sim.workloads import SEVEN_B
 
 POOL = PoolName("engine")
 CHUNK_TOKENS = 512
@@ -219,12 +221,12 @@ def plot(report: Report, folder: Path) -> list[Path]:
                 for setting in settings
             ]
             places = [k + i * width - 0.4 + width / 2 for k in range(len(settings))]
-            axis.bar(places, heights, width, label=policy)
+            axis.bar(places, heights, width, label=policy, color=look_of(fig, policy).color)
         axis.set_xticks(range(len(settings)), [f"{r:g} replicas, {s:g}x" for r, s in settings])
         axis.set_ylabel("attainment")
         axis.set_title(f"prompts {kind}", fontsize=9)
         axis.grid(alpha=0.3, axis="y")
-    axes[0].legend(fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 

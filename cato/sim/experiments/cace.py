@@ -320,7 +320,7 @@ def plot_rq1(report: Report, folder: Path) -> tuple[Path, ...]:
                 ax, _select(report, metric, rate_per_s=rate), list(PATTERNS), "pattern", label
             )
             ax.set_title(f"{rate}/s, in order", fontsize=10)
-        plots.legend(fig, axes[0], 5)
+        plots.legend(fig)
         paths.append(plots.save(fig, folder, f"cace-rq1-{metric.replace('_', '-')}"))
     return tuple(paths)
 
@@ -337,7 +337,7 @@ def plot_rq2(report: Report, folder: Path) -> tuple[Path, ...]:
             ax.set_title(f"{rate}/s, host memory: {memory}", fontsize=10)
             if max(m.mean for m in means) > 10 * min(m.mean for m in means):
                 ax.set_yscale("log")  # in-order dispatch in overload dwarfs all else
-        plots.legend(fig, axes[0], 3)
+        plots.legend(fig)
         paths.append(plots.save(fig, folder, f"cace-rq2-{metric.replace('_', '-')}"))
     return tuple(paths)
 

@@ -39,7 +39,7 @@ from cato.sim.experiments.common import (
 )
 from cato.sim.experiments.routers import ROUTERS
 from cato.sim.fleet import Fleet, PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import curve, figure, legend, lines, save
 from cato.sim.report import Mean, Report, Sample, Setting, Target, compare, summarize
 from cato.sim.tasks import SimTask
 from cato.sim.workloads import (
@@ -213,7 +213,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
         lines(left, [m for m in over_rates if m.metric == "utilization"], RATE, "utilization")
         loaded = [m for m in means if UTILIZATION in m.setting and m.metric == "slo_attainment"]
         lines(right, loaded, UTILIZATION, "attainment")
-        left.legend(fontsize=6)
+        legend(fig)
         paths.append(save(fig, folder, f"{report.experiment}-utilization{end}"))
         distributions = report.extra.get("distributions", {})
         assert isinstance(distributions, Mapping)
@@ -225,7 +225,7 @@ def plot_tasks(
     name: str, end: str, means: Sequence[Mean], shares: printed.Shares, folder: Path
 ) -> list[Path]:
     """Goodput, and the judged latency, of each task over the rate."""
-    goodput = _by_task(means, shares, (("slo_attainment", "goodput"),))
+    goodput = _by_task(means, shares, (("slo_attainment", "share within its SLA"),))
     times = [(f"judged_s_{s}", f"{s} (s)") for s in ("mean", "p95", "p99")]
     latency = _by_task(means, shares, times)
     return [
@@ -243,11 +243,8 @@ def _by_task(
     for axis, (metric, label, task) in zip(axes, cells, strict=True):
         shown = [m for m in means if m.metric == f"{metric}.{task}"]
         lines(axis, shown, RATE, f"{label}, {printed.JUDGED[task].value.upper()}")
-        axis.set_xlabel("requests per second")
         axis.set_title(task, fontsize=9)
-    # The paper has numbers of some tasks only.
-    widest = max(axes, key=lambda a: len(a.get_legend_handles_labels()[1]))
-    widest.legend(fontsize=6)
+    legend(fig)
     return fig
 
 
@@ -258,12 +255,12 @@ def _plot_cdf(
     fig, axes = figure(len(distributions))
     for axis, (task, of_policies) in zip(axes, distributions.items(), strict=True):
         for policy, quantiles in of_policies.items():
-            axis.plot(quantiles, _QUANTILES, label=policy, linewidth=1)
+            curve(axis, policy, quantiles, _QUANTILES)
         axis.set_xlabel(f"{printed.JUDGED[task].value.upper()} (s)")
         axis.set_ylabel("share of the tasks")
         axis.set_title(task, fontsize=9)
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=6)
+    legend(fig)
     return save(fig, folder, name)
 
 

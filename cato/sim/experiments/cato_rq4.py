@@ -35,7 +35,7 @@ from cato.sim.experiments.coding_scaling import (
     scaled_fleet,
 )
 from cato.sim.experiments.common import attainment_gap, metrics_by_task, metrics_of
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Setting, Target, compare, summarize
 from cato.sim.workloads import CATO_PRINTED_CLASSES, cato_tasks
 
@@ -146,8 +146,9 @@ def plot(report: Report, folder: Path) -> list[Path]:
             axes, ("slo_attainment", "utilization", "mean_replicas"), strict=True
         ):
             shown = [m for m in means if m.metric == metric]
-            lines(axis, shown, cato_rq.RATE, metric.replace("_", " "))
-        axes[0].legend(fontsize=6)
+            label = {"slo_attainment": "SLO attainment", "mean_replicas": "replicas (mean)"}
+            lines(axis, shown, cato_rq.RATE, label.get(metric, metric))
+        legend(fig)
         paths.append(save(fig, folder, f"{NAME}-utilization-{workload}"))
     return paths
 

@@ -27,7 +27,7 @@ from cato.sim.experiments.cato_rq import POLICIES as ROUTERS
 from cato.sim.experiments.coding_mixes import ONE_AT_A_TIME, REPLICAS, TASKS, UTILIZATIONS
 from cato.sim.experiments.common import chosen_policies, measured
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, compare, summarize
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.traces import TokenPair, load_pairs
@@ -145,7 +145,7 @@ def plot(report: Report, folder: Path) -> Sequence[Path]:
     ):
         lines(axis, [m for m in report.means if m.metric == metric], "load", label)
         axis.set_xlabel("utilization")
-    axes[0].legend(fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 

@@ -23,7 +23,7 @@ from cato.sim.experiment import Experiment, Options, Progress, run_all
 from cato.sim.experiments.common import attainment_gap, chosen_policies, measured
 from cato.sim.experiments.routers import ROUTERS
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Target, compare, summarize
 from cato.sim.workloads import (
     CATO_CLASSES,
@@ -181,7 +181,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
             lines(axis, means, "load", label)
             axis.set_xlabel("tasks per second" if BATCHED in workload else "utilization")
             axis.set_title(workload, fontsize=9)
-    axes[0].legend(fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 

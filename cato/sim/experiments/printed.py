@@ -249,9 +249,33 @@ SABER = Batching(
 # SLO-SA, section 5: the default hyperparameters of its annealing
 ANNEALING = {"start": 500.0, "end": 20.0, "iterations": 100, "decay": 0.95}
 
+# Its workload: half chat, judged by TTFT and TPOT, half code, judged by E2E; objectives in seconds
+SLO_SA_OBJECTIVES: Mapping[str, Mapping[SloMetric, float]] = MappingProxyType(
+    {
+        "chat": {SloMetric.TTFT: 10.0, SloMetric.TPOT: 0.05},
+        "code": {SloMetric.E2E: 30.0},
+    }
+)
+SLO_SA_LARGEST_BATCHES = (1, 2, 4)
+SLO_SA_INSTANCES = (1, 2, 3, 4)
+SLO_SA_LENGTH_ERRORS = (0.025, 0.05, 0.1)
+SLO_SA_BASELINES = ("annealing", "exhaustive", "fcfs")
+"""Its scheduler, exhaustive search, and vLLM and LMDeploy, which serve in order of arrival."""
+
 # Tempo, section 6: requests 3 : 1 : 1, and their objectives in seconds
 TEMPO_SHARES: Shares = MappingProxyType({"latency": 0.6, "throughput": 0.2, "collective": 0.2})
 TEMPO_TTFT_S, TEMPO_TBT_S, TEMPO_TTLT_S = 2.0, 0.1, 20.0
+
+TEMPO_BASELINES: Mapping[str, str] = MappingProxyType(
+    {
+        "vLLM": "fcfs, prompts whole",
+        "Sarathi-Serve": "fcfs",
+        "Autellix": "plas",
+        "Tempo (SJF)": "sjf",
+        "Tempo": "tempo",
+    }
+)
+"""What the paper compares, by our names."""
 
 # CACE, section V: models and accelerators, the share of completions and of the four languages
 # that are popular in each pattern
@@ -259,3 +283,32 @@ CACE_MODELS, CACE_CARDS = 16, 4
 CACE_PATTERNS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"uniform": (0.5, 0.5), "ide-heavy": (0.7, 0.5), "skewed": (0.7, 0.8)}
 )
+CACE_BASELINES = ("lru", "lfu", "cace")
+
+# All papers
+
+EXPERIMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "CATO": (*CODING, "codexglue", "codexglue-tasks"),
+        "SABER": (
+            "saber-rq1",
+            "saber-rq2",
+            "saber-fig4",
+            "saber-fig6",
+            "saber-fig7",
+            "saber-estimators",
+        ),
+        "CACE": ("cace-rq1", "cace-rq2", "cace-ablation", "cace-windows"),
+        "SLO-SA": ("slo-sa", *(f"slo-sa-fig{n}" for n in (8, 9, 10, 11))),
+        "Tempo": (
+            "tempo-e2e",
+            "tempo-ablation",
+            *(f"tempo-fig{n}" for n in (9, 14, 16, 17, 18, 19)),
+            "length-bounds",
+        ),
+    }
+)
+"""What repeats the tables and figures of each paper."""
+
+OPPONENTS = (RAY, "edf-bounded", "sjf-bounded", "plas-waiting")
+"""Strong simple rules that stand in every table of requests that arrive, printed or not."""

@@ -2,8 +2,8 @@
 
 `saber-rq1`: attainment over the rate, 100 requests a run, as in the paper, an upper bound of any
 scheduler's, and what a search with hindsight finds for W2. `saber-rq2`: sustained load, 600
-requests a run, and the parts of SABER switched: its window, its low queue, speeds that are worked
-out anew, and lengths that are known nearly exactly, with which the published result returns.
+requests a run, and the parts of SABER switched: its window, its low queue, speeds that are
+recomputed, and lengths that are known nearly exactly, with which the published result returns.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from cato.policies import schedulers
 from cato.policies.admission.saber import SaberAdmission, SaberOrdering
 from cato.policies.mapping.queue import MappedQueue
 from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiments import printed
 from cato.sim.experiments.bounds import UPPER_BOUND, Capacity, attainable
 from cato.sim.experiments.common import (
     Gap,
@@ -30,7 +31,7 @@ from cato.sim.experiments.common import (
 from cato.sim.experiments.hindsight import CLAIRVOYANT, clairvoyant
 from cato.sim.experiments.saber_estimators import speed_samples
 from cato.sim.fleet import PoolSetup
-from cato.sim.plots import figure, lines, save
+from cato.sim.plots import figure, legend, lines, save
 from cato.sim.report import Report, Sample, Target, compare, summarize
 from cato.sim.workloads import SABER_ENGINE, SABER_RATES_PER_S, SABER_SHARES, SPREAD, saber_tasks
 
@@ -84,23 +85,26 @@ def cap_name(cap: int) -> str:
     return f"static-cap-{cap}"
 
 
-# Required speeds of what runs worked out anew: a weaker reading.
+# Required speeds of running requests are recomputed: a weaker reading.
 REFRESHED = "saber, refreshed speeds"
 
 _CAPS: Mapping[str, Callable[[], Policies]] = {
     cap_name(cap): partial(schedulers.static_cap, cap) for cap in CAPS
 }
+_OPPONENTS: Mapping[str, Callable[[], Policies]] = {
+    name: partial(schedulers.OF_PROFILE[name], SABER_ENGINE, 0) for name in printed.OPPONENTS
+}
 RQ1_POLICIES: Mapping[str, Callable[[], Policies]] = {
     **_CAPS,
     "saber": _saber,
     REFRESHED: partial(_saber, refreshes=True),
-    "edf-bounded": partial(schedulers.OF_PROFILE["edf-bounded"], SABER_ENGINE, 0),
-    "sjf-bounded": partial(schedulers.OF_PROFILE["sjf-bounded"], SABER_ENGINE, 0),
+    **_OPPONENTS,
     ANNEALING: partial(schedulers.mapped, ANNEALING, MAPPED_CAP),
     schedulers.FORESIGHT: schedulers.foresight,
 }
 RQ2_POLICIES: Mapping[str, Callable[[], Policies]] = {
     **{cap_name(cap): _CAPS[cap_name(cap)] for cap in (20, 30, 50, 80)},
+    **_OPPONENTS,
     "saber": _saber,
     "saber, whole queue": partial(_saber, 0),
     "saber, unlimited low queue": partial(_saber, 10, 1000),
@@ -300,9 +304,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
             lines(axis, means, "rate_per_s", label)
             axis.set_xlabel("requests per second")
             axis.set_title(workload)
-    # The search runs on one workload only.
-    handles, labels = max((a.get_legend_handles_labels() for a in axes), key=lambda x: len(x[1]))
-    axes[0].legend(handles, labels, fontsize=7)
+    legend(fig)
     return [save(fig, folder, report.experiment)]
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, fsum, log, sqrt
+from math import exp, fsum, inf, log, sqrt
 from pathlib import Path
 from random import Random
 
 from cato.core.errors import UnknownNameError
-from cato.core.ids import InvocationId
+from cato.core.ids import InvocationId, PoolName, TaskName
 from cato.core.slo import Slo, SloMetric
 from cato.policies.mapping.annealing import Acceptance, SimulatedAnnealing
 from cato.policies.mapping.latency import SLO_SA_TABLE_2
@@ -33,6 +33,8 @@ from cato.sim.report import (
     mean_and_stderr,
     summarize,
 )
+from cato.sim.tasks import SimNode, SimTask
+from cato.sim.workloads import belief
 
 SIZES = (4, 6, 8, 10, 20, 30, 40)
 CAPS = (1, 2, 4)
@@ -113,6 +115,37 @@ def a_queue(workload: str, n: int, random: Random) -> Queue:
     return Queue(
         tuple(true), {EXACT: tuple(true), CLASS_MEAN: tuple(by_mean), GAUSSIAN: tuple(by_draw)}
     )
+
+
+def arriving(workload: str, times: Sequence[float], seed: int, pool: PoolName) -> list[SimTask]:
+    """Calls of a workload that arrive at `times`, of which the class's lengths are known."""
+    random = Random(f"{workload} {seed}")
+    tasks: list[SimTask] = []
+    for i, arrived_at_s in enumerate(times):
+        kind = random.choice(WORKLOADS[workload])
+        paces_s = [s.target_s for s in kind.slos if s.metric is SloMetric.TPOT]
+        (slo,) = (s for s in kind.slos if s.metric is not SloMetric.TPOT)
+        known = belief(kind.output_tokens, SPREAD)
+        node = SimNode(
+            pool,
+            _length(kind.prompt_tokens, random),
+            _length(kind.output_tokens, random),
+            round(known.mean),
+            known,
+        )
+        tasks.append(
+            SimTask(
+                f"t{i:05d}",
+                TaskName(kind.name),
+                arrived_at_s,
+                slo.metric,
+                slo.target_s,
+                (node,),
+                (random.random(),),
+                min(paces_s, default=inf),
+            )
+        )
+    return tasks
 
 
 def _length(mean: float, random: Random) -> int:
@@ -314,7 +347,7 @@ def _grid(
         else:
             ax.axhline(1.0, color="gray", linewidth=0.8)
         ax.set_title(f"{cell[0]}, batches of at most {cell[1]}")
-    axes[0].legend(fontsize=7)
+    plots.legend(fig)
     return plots.save(fig, folder, f"slo-sa-{name}")
 
 

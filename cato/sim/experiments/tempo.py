@@ -24,6 +24,7 @@ from cato.policies.ordering.tempo import GainDensity
 from cato.policies.preemption.tempo import TempoPreemption
 from cato.sim import plots
 from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.experiments import printed
 from cato.sim.experiments.common import metrics_of
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.report import Report, Sample, Target, compare, mean_and_stderr, summarize
@@ -104,6 +105,10 @@ def _fcfs() -> Policies:
     return schedulers.in_order(FirstComeFirstServed())
 
 
+def _opponent(name: str) -> Policies:
+    return replace(schedulers.OF_PROFILE[name](TEMPO_ENGINE, 0), patience_s=inf)
+
+
 def _jitserve(frame_s: float = 1.0, group: float = 1.25) -> Policies:
     return schedulers.jitserve(TEMPO_ENGINE, frame_s, group)
 
@@ -114,9 +119,9 @@ SCHEDULERS: Mapping[str, Variant] = {
     TEMPO: Variant(_tempo),
     JITSERVE: Variant(_jitserve),
     "plas": Variant(_plas),
-    "plas, calls run on": Variant(lambda: replace(_plas(), preemption=None)),
     "sjf": Variant(schedulers.sjf),
     "edf": Variant(schedulers.edf),
+    **{name: Variant(partial(_opponent, name)) for name in printed.OPPONENTS},
     "fcfs": Variant(_fcfs),
     "fcfs, prompts whole": Variant(_fcfs, chunk_tokens=None),
 }
@@ -324,7 +329,7 @@ def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
         strict=True,
     ):
         plots.lines(ax, [m for m in report.means if m.metric == metric], "load", label, scale)
-    axes[0].legend(fontsize=7)
+    plots.legend(fig)
     overview = plots.save(fig, folder, "tempo-e2e")
     fig, axes = plots.figure(len(TEMPO_SHARES))
     for ax, name in zip(axes, TEMPO_SHARES, strict=True):
@@ -332,7 +337,7 @@ def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
         plots.lines(ax, mine, "load", "SLO attainment (%)", 100.0)
         ax.set_title(name)
         ax.set_ylim(-2, 102)
-    axes[0].legend(fontsize=7)
+    plots.legend(fig)
     return (overview, plots.save(fig, folder, "tempo-e2e-classes"))
 
 

@@ -1,1 +1,1 @@
-"""Alembic's folder. A new version is a file in `versions`; one that was released never changes."""
+"""Alembic's folder. A new version is a file in `versions`; a released one never changes."""

@@ -51,7 +51,7 @@ def python_folder(name: str) -> Path:
 
 
 def _made(name: str, inputs: list[Path], install: Callable[[Path], None]) -> Path:
-    """The folder of this version of `inputs`; one that was not finished is made anew."""
+    """The folder of this version of `inputs`; one that was not finished is made again."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:12]
     folder = CACHE / f"{name}-{digest}"
     is_done = folder / "installed"

@@ -1,5 +1,5 @@
 // An OpenID provider on loopback: `node provider.mjs PORT KEYS.json REDIRECT_URI`, with the package
-// `oidc-provider` in the current folder. Whoever logs in as NAME is in the group NAME-group; the
+// `oidc-provider` in the current folder. A user who logs in as NAME is in the group NAME-group; the
 // client `robot` is in robot-group. SIGHUP makes it read its keys again.
 import { readFileSync } from "node:fs";
 import { createServer } from "node:http";

@@ -1,1 +1,1 @@
-"""One dialect a file: its routes, and what it calls its own."""
+"""The APIs of IDEs and agents. A new dialect: a file here, its routes in `ingress.app.DIALECTS`."""

@@ -54,7 +54,7 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
         form = WrittenForm(writer)
         return await serve_text(ingress, request, task, form, is_streamed=chat.is_streamed)
     passed = {**chat.body, "messages": with_known_roles(chat.body["messages"])}
-    task = start_model(ingress, request, target, replace(chat, body=passed))
+    task = await start_model(ingress, request, target, replace(chat, body=passed))
     return await relay_choices(
         ingress,
         request,

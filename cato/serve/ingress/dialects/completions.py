@@ -121,7 +121,7 @@ async def _call(
         slo=call_slo_of(request, tier_of(body), extra, expected_tokens=expected_tokens),
         passed=target.why,
     )
-    task = start_call(ingress, request, call, _buffer(request, body))
+    task = await start_call(ingress, request, call, _buffer(request, body))
     return await relay_choices(
         ingress,
         request,

@@ -48,7 +48,7 @@ def routes(ingress: Ingress) -> APIRouter:
         if target.task is not None:
             session = partial(session_of_chat, request, chat)
             target = Target(model=model_of_task(ingress, request, target.task, session))
-        return await whole_call(ingress, request, start_model(ingress, request, target, chat))
+        return await whole_call(ingress, request, await start_model(ingress, request, target, chat))
 
     return router
 
@@ -60,7 +60,7 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
     if target.task is not None:
         task = start_task(ingress, request, target, chat)
         return await serve_text(ingress, request, task, form, is_streamed=chat.is_streamed)
-    task = start_model(ingress, request, target, chat)
+    task = await start_model(ingress, request, target, chat)
     return await relay_typed(
         ingress, request, task, form, is_streamed=chat.is_streamed, last_event="message_stop"
     )

@@ -64,4 +64,4 @@ async def _passed(ingress: Ingress, request: Request, endpoint: Endpoint) -> Res
     passed = engine_body(body, is_streamed=False)
     slo = call_slo_of(request, tier_of(body), extra)
     call = ModelCall(model, endpoint, passed, other_prompt(passed), slo=slo)
-    return await whole_call(ingress, request, start_call(ingress, request, call))
+    return await whole_call(ingress, request, await start_call(ingress, request, call))

@@ -55,7 +55,7 @@ async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) 
         task = start_task(ingress, request, target, chat)
         return await serve_text(ingress, request, task, form, is_streamed=chat.is_streamed)
     passed = {**chat.body, "input": with_known_roles(chat.body["input"]), "store": False}
-    task = start_model(ingress, request, target, replace(chat, body=passed))
+    task = await start_model(ingress, request, target, replace(chat, body=passed))
     return await relay_typed(
         ingress,
         request,

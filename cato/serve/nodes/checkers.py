@@ -1,0 +1,220 @@
+"""Runs a compiler or linter on code that a model wrote.
+
+The operator names the command; neither requests nor workflows can change it. It is started without
+a shell, in a folder and a process group of its own, with limits on CPU time, memory and file sizes,
+and the whole group is killed when it ends, when its time is over and when nobody waits any more.
+
+Compilers read files that code includes. So only messages about places in the code itself are kept,
+and the command sees no variable of this process but `PATH`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+from cato.core.checkers import FILE, FILE_NAMES, CheckerSpec
+from cato.serve.nodes.languages import as_bytes
+
+log = logging.getLogger("cato.nodes")
+
+# In each ingress replica: compilers share its cores with the streams of tokens.
+AT_ONCE = 2
+MAX_ERRORS = 20
+_MAX_OUTPUT = 64 * 1024
+_MAX_MESSAGE_CHARS = 300
+_MAX_FILE_BYTES = 64 << 20
+# What a shell says of a program that it cannot run, and what our launcher says, too.
+_CANNOT_RUN = (126, 127)
+
+# Sets its own limits and becomes the command: code between fork and exec is unsafe with threads.
+# The alarm outlives exec, so that the command ends in time even if this process is killed.
+_LAUNCHER = """
+import os, resource as r, signal, sys
+seconds, memory, size = map(int, sys.argv[1:4])
+os.nice(10)
+for kind, most in ((r.RLIMIT_CORE, 0), (r.RLIMIT_CPU, seconds), (r.RLIMIT_FSIZE, size),
+                   (r.RLIMIT_AS, memory)):
+    r.setrlimit(kind, (most, most))
+signal.alarm(seconds + 1)
+try:
+    os.execvp(sys.argv[4], sys.argv[4:])
+except OSError as error:
+    print(error)
+    os._exit(127)
+"""
+
+
+class Checkers:
+    """The deployment's checkers by name."""
+
+    def __init__(self, specs: Mapping[str, CheckerSpec]) -> None:
+        self._specs = dict(specs)
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checker")
+
+    def has(self, name: str) -> bool:
+        return name in self._specs
+
+    def of(self, names: Sequence[str], language: str | None) -> tuple[str, ...]:
+        """Those of `names` that check `language`."""
+        return tuple(n for n in names if n in self._specs and self._specs[n].language == language)
+
+    async def errors(self, name: str, code: str) -> list[dict[str, object]] | None:
+        """What checker `name` says of `code`; None when it did not come to a verdict."""
+        run = _Run(name, self._specs[name])
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, run, code, time.monotonic())
+        finally:
+            run.end()
+
+
+class _Run:
+    """One run of a checker; `end` may be called from any thread, at any time."""
+
+    def __init__(self, name: str, spec: CheckerSpec) -> None:
+        self._name, self._spec = name, spec
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._over = threading.Event()
+
+    def __call__(self, code: str, asked_s: float) -> list[dict[str, object]] | None:
+        if time.monotonic() - asked_s > self._spec.time_s:
+            log.warning("checker %s: other checks took all of its time", self._name)
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="cato-check-"))
+        try:
+            work = folder / "work"
+            work.mkdir()
+            file = FILE_NAMES[self._spec.language]
+            (work / file).write_bytes(as_bytes(code))
+            status = self._status(work, folder / "output", file)
+            if status is None:
+                return None
+            output = (folder / "output").read_bytes()[:_MAX_OUTPUT].decode("utf-8", "replace")
+        except OSError as error:
+            log.warning("checker %s: %s", self._name, error)
+            return None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if status in _CANNOT_RUN or status < 0:
+            how = f"signal {-status}" if status < 0 else output.strip()[:_MAX_MESSAGE_CHARS]
+            log.warning("checker %s did not come to an end: %s", self._name, how)
+            return None
+        return [] if status == 0 else errors_in(output, file, self._name, status)
+
+    def _status(self, work: Path, output: Path, file: str) -> int | None:
+        """The exit status; None when its time was over or nobody waits for it."""
+        spec = self._spec
+        limits = (math.ceil(spec.time_s), spec.memory_bytes, _MAX_FILE_BYTES)
+        command = [word.replace(FILE, file) for word in spec.command]
+        here = str(work)
+        with output.open("wb") as out, self._lock:
+            if self._over.is_set():
+                return None
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCHER, *map(str, limits), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=work,
+                env={
+                    "PATH": os.environ.get("PATH", os.defpath),
+                    "HOME": here,
+                    "TMPDIR": here,
+                    "LC_ALL": "C.UTF-8",
+                },
+                start_new_session=True,
+            )
+        is_done = _ends_within(process.pid, spec.time_s)
+        with self._lock:
+            was_ended = self._over.is_set()
+            self._kill()
+            self._process = None
+            status = process.wait()
+        if was_ended:
+            return None
+        if not is_done:
+            log.warning("checker %s was killed after %g s", self._name, spec.time_s)
+            return None
+        return status
+
+    def end(self) -> None:
+        """Kill what runs; what has not begun does not begin."""
+        with self._lock:
+            self._over.set()
+            self._kill()
+
+    def _kill(self) -> None:
+        """With the lock, and before the leader is waited for: until then its group is its own."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    """Whether a child ends in that time; it is not waited for."""
+    fd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(fd)
+
+
+# What checkers print
+
+
+def errors_in(output: str, file: str, checker: str, status: int) -> list[dict[str, object]]:
+    """The places in `file` that `output` names, as the formats of common compilers have them.
+
+    When it names none, one error with the exit status: the output may be of other files.
+    """
+    found = list(islice(_places(output.splitlines(), re.escape(file)), MAX_ERRORS * 4))
+    grave = [e for e in found if not str(e["message"]).lower().startswith("warning")] or found
+    for error in grave:
+        error["message"] = f"{checker}: {error['message']}"
+    said = f"{checker}: exit status {status}"
+    return grave[:MAX_ERRORS] or [{"line": 1, "column": 1, "message": said}]
+
+
+def _places(lines: Sequence[str], file: str) -> Iterator[dict[str, object]]:
+    # gcc, javac, go, ruff, mypy: FILE:1:2: message; tsc, csc: FILE(1,2): message.
+    direct = re.compile(rf"(?:\./)?{file}[:(](\d+)(?:[:,](\d+))?\)?:?\s*(.*)")
+    # Python: File "FILE", line 1; rustc: --> FILE:1:2. The message is on another line.
+    python = re.compile(rf'\s*File "{file}", line (\d+)')
+    rust = re.compile(rf"\s*--> {file}:(\d+):(\d+)")
+    for i, line in enumerate(lines):
+        if match := direct.match(line):
+            if not match[3].startswith("note"):
+                yield _error(match[1], match[2], match[3])
+        elif match := python.match(line):
+            named = (
+                later for later in lines[i:] if re.match(r"(\w+\.)*\w+(Error|Warning)\b", later)
+            )
+            yield _error(match[1], None, next(named, "error"))
+        elif (match := rust.match(line)) and i and not lines[i - 1].startswith("warning"):
+            yield _error(match[1], match[2], lines[i - 1])
+
+
+def _error(line: str, column: str | None, message: str) -> dict[str, object]:
+    return {
+        "line": max(1, int(line)),
+        "column": max(1, int(column or 1)),
+        "message": message.strip()[:_MAX_MESSAGE_CHARS],
+    }

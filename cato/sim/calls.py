@@ -1,0 +1,207 @@
+"""What a fleet runs: tasks, and the LLM calls that they make.
+
+A task runs as a `TaskRun`, be it a few calls that need each other (`CallsRun`) or a run of a
+workflow file (`cato.sim.workflow_runs`). Pools know its calls only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import TYPE_CHECKING
+
+from cato.core.commands import Dispatch
+from cato.core.ids import InvocationId
+from cato.core.snapshot import Invocation
+from cato.sim.steps import Sequence
+from cato.sim.tasks import Outcome, SimNode, SimTask
+
+if TYPE_CHECKING:
+    from cato.sim.fleet import Fleet
+    from cato.sim.pool import SimPool
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """An LLM call from its offer to its end. `index`: of its node, in a task of calls; `is_paced`:
+    the pace of its stream is judged."""
+
+    id: InvocationId
+    run: TaskRun
+    pool: SimPool
+    node: SimNode
+    offered_at_s: float
+    waits_since_s: float
+    index: int = 0
+    is_paced: bool = False
+    generated: int = 0  # in earlier attempts
+    tokens: int = 0  # in all attempts, as last told
+    attempt: int = 1
+    sent_at_s: float = 0.0
+
+    def sent(self, command: Dispatch, now_s: float) -> Sequence:
+        """It has a lease; returns the request to the engine."""
+        node, run = self.node, self.run
+        self.attempt, self.sent_at_s = command.attempt, now_s
+        run.outcome.queue_s += now_s - self.waits_since_s
+        return Sequence(
+            self.id,
+            node.prompt_tokens,
+            node.output_tokens,
+            command.priority,
+            self.generated,
+            node.blocks,
+            run.outcome.task.session,
+            self.pool.setup.policies.retain_s if node.calls_tool else 0.0,
+        )
+
+    def taken_back(self, now_s: float) -> None:
+        """It waits again, with the tokens that were sent."""
+        self.generated = max(self.generated, self.tokens)
+        self.waits_since_s = now_s
+
+    def first_token(self) -> None:
+        """Of this attempt; the user has seen that of the first one."""
+        self.tokens = max(self.tokens, self.generated + 1)
+        self.run.first_token(self)
+
+    def ended(self, cached_tokens: int, now_s: float) -> None:
+        """It has its last token."""
+        self.run.outcome.cached_tokens += cached_tokens
+        self.run.served_s += now_s - self.sent_at_s
+
+
+class TaskRun(ABC):
+    """A task under way; `served_s`: time that its calls spent on replicas."""
+
+    __slots__ = ("fleet", "outcome", "served_s")
+
+    def __init__(self, fleet: Fleet, outcome: Outcome) -> None:
+        self.fleet = fleet
+        self.outcome = outcome
+        self.served_s = 0.0
+
+    @abstractmethod
+    def begin(self) -> None:
+        """The task arrives now."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Its client gives up: it ends unfinished."""
+
+    # What pools tell of its calls
+
+    @abstractmethod
+    def invocation(self, call: Call) -> Invocation:
+        """The call as it is first offered."""
+
+    @abstractmethod
+    def first_token(self, call: Call) -> None:
+        """Of the present attempt."""
+
+    @abstractmethod
+    def progressed(self, call: Call, tokens: int) -> None:
+        """So many tokens of the call have come; told of calls that are paced."""
+
+    @abstractmethod
+    def go_on(self, call: Call) -> None:
+        """The call has ended, and its pool knows."""
+
+    @abstractmethod
+    def refused(self, call: Call) -> None:
+        """Its pool does not take the call."""
+
+
+class CallsRun(TaskRun):
+    """Calls that start when those that they need have ended; one that is refused fails them all."""
+
+    __slots__ = ("_left", "_missing", "_open")
+
+    def __init__(self, fleet: Fleet, task: SimTask) -> None:
+        super().__init__(fleet, Outcome(task))
+        self._missing = [len(n.needs) for n in task.nodes]
+        self._left = len(task.nodes)
+        self._open: dict[InvocationId, Call] = {}
+
+    def begin(self) -> None:
+        task, kernel = self.outcome.task, self.fleet.kernel
+        if task.patience_s < inf:
+            kernel.at(task.arrived_at_s + task.patience_s, self._lose_patience)
+        for index, node in enumerate(task.nodes):
+            if not node.needs:
+                self._start(index)
+
+    def _start(self, index: int) -> None:
+        before_s = self.outcome.task.nodes[index].before_s
+        if before_s > 0:
+            kernel = self.fleet.kernel
+            kernel.at(kernel.now_s + before_s, self._offer, index)
+        else:
+            self._offer(index)
+
+    def _offer(self, index: int) -> None:
+        task, fleet = self.outcome.task, self.fleet
+        if task.id not in fleet.runs:
+            return  # refused or cancelled meanwhile
+        node, now_s = task.nodes[index], fleet.kernel.now_s
+        invocation = task.invocation(index, now_s, self.served_s)
+        id = invocation.id
+        is_paced = self.outcome.is_streaming(index)
+        call = Call(id, self, fleet.pools[node.pool], node, now_s, now_s, index, is_paced)
+        self._open[id] = call
+        fleet.offer(call, invocation)
+
+    def invocation(self, call: Call) -> Invocation:
+        return self.outcome.task.invocation(call.index, call.offered_at_s, self.served_s)
+
+    def first_token(self, call: Call) -> None:
+        outcome = self.outcome
+        is_streamed = call.index == len(outcome.task.nodes) - 1
+        if is_streamed and isnan(outcome.first_token_at_s):
+            outcome.first_token_at_s = self.fleet.kernel.now_s
+        elif call.is_paced:
+            self.progressed(call, call.tokens)
+
+    def progressed(self, call: Call, tokens: int) -> None:
+        self.outcome.sent.append((self.fleet.kernel.now_s, tokens))
+
+    def go_on(self, call: Call) -> None:
+        del self._open[call.id]
+        self._left -= 1
+        if self._left == 0:
+            self.outcome.ended_at_s = self.fleet.kernel.now_s
+            self.fleet.end(self)
+            return
+        for index, node in enumerate(self.outcome.task.nodes):
+            if call.index in node.needs:
+                self._missing[index] -= 1
+                if self._missing[index] == 0:
+                    self._start(index)
+
+    def refused(self, call: Call) -> None:
+        del self._open[call.id]
+        self.outcome.refused = True
+        self.outcome.lost_tokens = call.generated
+        self._withdraw("its task failed")
+        self.fleet.end(self)
+
+    def _lose_patience(self) -> None:
+        fleet = self.fleet
+        if self.outcome.task.id in fleet.runs and isnan(self.outcome.first_token_at_s):
+            self.leave()
+            fleet.end(self)
+
+    def leave(self) -> None:
+        self._withdraw("the client left")
+
+    def _withdraw(self, reason: str) -> None:
+        """Its calls leave their pools: those that wait first, so that they do not get the places
+        of those that run."""
+        fleet = self.fleet
+        fleet.runs.pop(self.outcome.task.id, None)
+        calls, self._open = list(self._open.values()), {}
+        for call in calls:
+            fleet.calls.pop(call.id, None)
+        for call in sorted(calls, key=lambda c: c.id in c.pool.leased):
+            call.pool.cancel(call.id, call.attempt, reason)

@@ -1,0 +1,66 @@
+"""Tasks of the Azure coding trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cato.core.ids import PoolName, TaskName
+from cato.core.length import LengthBelief
+from cato.core.slo import SloMetric
+from cato.sim.tasks import SimNode, SimTask
+from cato.sim.traces import TraceRow
+
+
+def trace_tasks(
+    rows: Sequence[TraceRow],
+    known: Mapping[str, LengthBelief],
+    pool: PoolName,
+    seed: int,
+    speed: float = 1.0,
+) -> list[SimTask]:
+    """Replay with the arrivals of the trace, `speed` times as fast.
+
+    Classes by output length, as the editor's call would say what it wants: at most 20 tokens TTFT
+    1 s; 21-100 tokens 5 s to the end; more, 20 s. `known`: lengths of each class in earlier rows.
+    """
+    rng = np.random.default_rng([seed, 8])
+    start_s = rows[0].arrived_at_s
+    tasks = []
+    for i, row in enumerate(rows):
+        name, metric, target_s = trace_class(row.output_tokens)
+        length = known[name]
+        node = SimNode(
+            pool, row.prompt_tokens, max(1, row.output_tokens), round(length.mean), length
+        )
+        tasks.append(
+            SimTask(
+                f"t{i:05d}",
+                TaskName(name),
+                (row.arrived_at_s - start_s) / speed,
+                metric,
+                target_s,
+                (node,),
+                (float(rng.random()),),
+            )
+        )
+    return tasks
+
+
+def trace_class(output_tokens: int) -> tuple[str, SloMetric, float]:
+    """Name, metric and target of a request of the trace."""
+    if output_tokens <= 20:
+        return "short", SloMetric.TTFT, 1.0
+    if output_tokens <= 100:
+        return "medium", SloMetric.E2E, 5.0
+    return "long", SloMetric.E2E, 20.0
+
+
+def trace_beliefs(rows: Sequence[TraceRow]) -> dict[str, LengthBelief]:
+    """What earlier rows teach of each class."""
+    by_class: dict[str, list[float]] = {}
+    for row in rows:
+        name = trace_class(row.output_tokens)[0]
+        by_class.setdefault(name, []).append(float(max(1, row.output_tokens)))
+    return {name: LengthBelief.of(values) for name, values in by_class.items()}

@@ -1,0 +1,191 @@
+"""Rows of the store's tables: what each record becomes, and back."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple
+from typing import Any, assert_never
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, Table, delete, func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from cato.core.administration import (
+    shown_key,
+)
+from cato.core.estimates import NodeMean, PoolErrors
+from cato.core.ids import ModelName
+from cato.core.rollout import Rollout
+from cato.core.tenancy import (
+    ApiKey,
+    CardTime,
+    Tenant,
+    Usage,
+)
+from cato.core.topology import AdapterSpec
+from cato.estimators.dag_match import SuperGraph, SuperNode
+from cato.estimators.output_lengths import LengthSample
+from cato.estimators.stages import FinishedStages
+from cato.store.records import (
+    AddedAdapter,
+    KeptReceipt,
+    Reaction,
+    Record,
+)
+from cato.store.schema import (
+    card_time,
+    dag_runs,
+    length_samples,
+    node_means,
+    pool_errors,
+    reactions,
+    receipts,
+    rollouts,
+    usage,
+)
+
+log = logging.getLogger("cato.store")
+
+Row = dict[str, object]
+
+ROLLOUT = TypeAdapter(Rollout)
+
+
+class Rows:
+    """The rows of a batch, each key once: of several the last, or of usage the sum."""
+
+    def __init__(self) -> None:
+        self._new: dict[Table, list[Row]] = {}
+        self._used: dict[tuple[str, ...], Usage] = {}
+        self._card_s: dict[tuple[str, str], float] = {}
+        self._latest: dict[Table, dict[object, Row]] = {}
+
+    def add(self, record: Record) -> None:
+        match record:
+            case LengthSample():
+                self._append(length_samples, record)
+            case FinishedStages(task, graph):
+                self._new.setdefault(dag_runs, []).append(
+                    {"task": task, "stages": stages_json(graph)}
+                )
+            case NodeMean(task, node, quantity):
+                self._replace(node_means, (task, node, quantity), row_of(record))
+            case PoolErrors(pool):
+                self._replace(pool_errors, pool, row_of(record))
+            case Reaction(request_id, reaction, choice, view_id, tenant=tenant):
+                key = (request_id, reaction, choice, view_id, tenant)
+                self._replace(reactions, key, asdict(record))
+            case Usage():
+                known = self._used.get(record.name)
+                self._used[record.name] = record if known is None else known.plus(record)
+            case Rollout():
+                document = ROLLOUT.dump_json(record).decode()
+                row: Row = {"name": record.name, "document": document}
+                self._replace(rollouts, record.name, row)
+            case CardTime(day, model, card_s):
+                self._card_s[day, model] = self._card_s.get((day, model), 0.0) + card_s
+            case KeptReceipt():
+                name = (record.receipt.request_id, record.receipt.tenant)
+                self._replace(receipts, name, receipt_row(record))
+            case _:
+                assert_never(record)
+
+    def write(self, connection: Connection) -> None:
+        for table, rows in self._new.items():
+            connection.execute(insert(table), rows)
+        if self._used:
+            rows = [asdict(used) for used in self._used.values()]
+            connection.execute(upsert(connection, usage, is_sum=True), rows)
+        if self._card_s:
+            held = [{"day": d, "model": m, "card_s": s} for (d, m), s in self._card_s.items()]
+            connection.execute(upsert(connection, card_time, is_sum=True), held)
+        for table, by_key in self._latest.items():
+            connection.execute(upsert(connection, table), list(by_key.values()))
+
+    def _append(self, table: Table, record: LengthSample) -> None:
+        self._new.setdefault(table, []).append(row_of(record))
+
+    def _replace(self, table: Table, key: object, row: Row) -> None:
+        self._latest.setdefault(table, {})[key] = row
+
+
+def readable_rollouts(documents: Iterable[str]) -> Iterator[Rollout]:
+    """One that another version of CATO wrote may not be; its name then means what the deployment
+    file says."""
+    for document in documents:
+        try:
+            yield ROLLOUT.validate_json(document)
+        except ValidationError as exc:
+            log.error("a rollout of the store is unreadable and left out: %s", exc)
+
+
+def adapter_of(row: Any) -> AddedAdapter:
+    aliases = tuple(json.loads(row.aliases))
+    return AddedAdapter(
+        ModelName(row.base), AdapterSpec(ModelName(row.name), row.source, aliases, row.version)
+    )
+
+
+def row_of(record: LengthSample | NodeMean | PoolErrors) -> Row:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def receipt_row(kept: KeptReceipt) -> Row:
+    receipt = kept.receipt.without_text()
+    return {
+        "request_id": receipt.request_id,
+        "task": receipt.task,
+        "status": receipt.status,
+        "met": receipt.met,
+        "ended_at_s": kept.ended_at_s,
+        "document": json.dumps(receipt.as_dict(), separators=(",", ":")),
+        "tenant": receipt.tenant,
+        "session": receipt.session,
+    }
+
+
+def audited(value: ApiKey | Tenant | AdapterSpec | str | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(shown_key(value) if isinstance(value, ApiKey) else asdict(value))
+
+
+def key_row(key: ApiKey) -> Row:
+    texts = {name: json.dumps(getattr(key, name)) for name in ("tasks", "models", "bounds")}
+    return {**asdict(key), **texts}
+
+
+def upsert(connection: Connection, table: Table, *, is_sum: bool = False) -> Any:
+    """Insert rows; those that are there are replaced, or with `is_sum` added to."""
+    keys = [column.name for column in table.primary_key]
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table)
+    changes = {
+        c.name: c + statement.excluded[c.name] if is_sum else statement.excluded[c.name]
+        for c in table.c
+        if c.name not in keys
+    }
+    return statement.on_conflict_do_update(index_elements=keys, set_=changes)
+
+
+def keep_newest(connection: Connection, table: Table, kept: int, per: Sequence[Any]) -> None:
+    """Of the rows that agree in `per`, keep the `kept` with the highest ids."""
+    age = func.row_number().over(partition_by=per, order_by=table.c.id.desc()).label("age")
+    ranked = select(table.c.id, age).subquery()
+    old = select(ranked.c.id).where(ranked.c.age > kept)
+    connection.execute(delete(table).where(table.c.id.in_(old)))
+
+
+def stages_json(graph: SuperGraph) -> str:
+    return json.dumps([astuple(stage) for stage in graph.stages], separators=(",", ":"))
+
+
+def graph_of(stages: str) -> SuperGraph:
+    return SuperGraph(
+        tuple(
+            SuperNode(tuple((source, tokens) for source, tokens in inputs), output, time_s)
+            for inputs, output, time_s in json.loads(stages)
+        )
+    )

@@ -1,0 +1,279 @@
+"""The filters of templates: some of Jinja's own, and ours. Each counts its work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any
+
+import jinja2
+from jinja2 import (
+    Undefined,
+    pass_context,
+    pass_environment,
+)
+from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS as JINJA_FILTERS
+from jinja2.runtime import Context
+
+from cato.workflows.fim import fit_prompt
+from cato.workflows.work import MAX_STEPS, work_of
+
+MAX_INDENT = 80
+# Texts are compared this many characters at a time.
+COMPARED_AT_ONCE = 16
+# The time to strip a text grows with the number of characters to strip.
+_MAX_STRIPPED = 100
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+_LINE_COMMENTS = {
+    "#": "python ruby perl r shell bash sh zsh yaml toml make makefile dockerfile elixir julia "
+    "powershell nim crystal",
+    "//": "c cpp c++ csharp c# java javascript typescript jsx tsx go rust kotlin swift scala dart "
+    "php zig groovy objective-c fsharp f# solidity",
+    "--": "sql lua haskell ada elm vhdl",
+    ";": "lisp clojure scheme racket asm assembly",
+    "%": "latex tex matlab erlang prolog",
+    "/*": "css",
+    "<!--": "html xml markdown vue svelte",
+}
+_MARKER = {name: marker for marker, names in _LINE_COMMENTS.items() for name in names.split()}
+_MARKER |= {"py": "#", "js": "//", "ts": "//", "rb": "#", "rs": "//", "cs": "//", "golang": "//"}
+_CLOSING = {"/*": " */", "<!--": " -->"}
+
+
+@pass_context
+def _comment(context: Context, text: object, language: object = "python") -> str:
+    """Every line of `text` as a comment of `language`; `#` for a language not known here."""
+    marker = _MARKER.get(_text(language).strip().lower(), "#")
+    closing = _CLOSING.get(marker, "")
+    lines = [f"{marker} {line}".rstrip() + closing for line in _text(text).splitlines()]
+    return _written(context, "\n".join(lines))
+
+
+@pass_context
+def _indent(context: Context, text: object, width: int = 4, first: bool = False) -> str:
+    """Lines but the first (with `first` all) moved right by `width` blanks; empty lines stay."""
+    margin = " " * max(0, min(width, MAX_INDENT))
+    lines = _text(text).split("\n")
+    work_of(context).write(len(lines) * len(margin))
+    moved = [margin + line if line and (i or first) else line for i, line in enumerate(lines)]
+    return _written(context, "\n".join(moved))
+
+
+def _truncate_lines(text: object, count: int = 20) -> str:
+    """The first `count` lines."""
+    return "\n".join(_text(text).split("\n", max(0, count))[: max(0, count)])
+
+
+def _last_lines(text: object, count: int = 20) -> str:
+    """The last `count` lines."""
+    return "\n".join(_text(text).rsplit("\n", max(0, count))[-count:]) if count > 0 else ""
+
+
+def _fit(text: object, chars: int) -> str:
+    """Head and tail of a text longer than `chars`, with `...` between."""
+    return fit_prompt(_text(text), chars)
+
+
+@pass_context
+def _tojson(context: Context, value: object, indent: int | None = None) -> str:
+    """`value` as JSON, not escaped for HTML; an absent value is null."""
+    width = None if indent is None else max(0, min(indent, 8))
+
+    def plain(inner: object) -> object:
+        found = _plain(inner)
+        work_of(context).read_all(found)
+        return found
+
+    text = json.dumps(value, ensure_ascii=False, indent=width, default=plain)
+    return _written(context, text)
+
+
+@pass_context
+def _string(context: Context, value: object) -> str:
+    """`value` as text; an absent one is the empty text."""
+    return _written(context, _text(value))
+
+
+def _trim(value: object, chars: str | None = None) -> str:
+    """`value` without white space, or `chars`, at its ends."""
+    check_stripped(chars)
+    return _text(value).strip(chars)
+
+
+def check_stripped(chars: object) -> None:
+    if isinstance(chars, str) and len(chars) > _MAX_STRIPPED:
+        raise SecurityError(f"more than {_MAX_STRIPPED} characters to strip")
+
+
+@pass_environment
+def _sum(
+    environment: jinja2.Environment, values: Any, attribute: Any = None, start: float = 0
+) -> Any:
+    """Jinja's `sum`, of numbers alone: adding up lists copies them again and again."""
+    if not isinstance(start, int | float):
+        raise SecurityError("sum adds numbers")
+    return JINJA_FILTERS["sum"](environment, values, attribute, start)
+
+
+@pass_context
+def _join(context: Context, value: Any, between: object = "", attribute: Any = None) -> str:
+    """Jinja's `join`; an absent item is an empty text."""
+    work, separator, texts = work_of(context), _text(between), []
+    for item in () if value is None else value:
+        part = item if attribute is None else context.environment.getitem(item, attribute)
+        texts.append(_text(part))
+        work.write(len(texts[-1]) + len(separator))
+    return separator.join(texts)
+
+
+@pass_context
+def _replace(context: Context, text: object, old: object, new: object) -> str:
+    """Every `old` in `text` as `new`."""
+    whole, before, after = _text(text), _text(old), _text(new)
+    work_of(context).write(len(whole) + whole.count(before) * len(after))
+    return whole.replace(before, after)
+
+
+def _round(value: float, precision: int = 0) -> float:
+    """`value` to `precision` (at most 15) digits after the point."""
+    return round(value, max(0, min(precision, 15)))
+
+
+@pass_context
+def counted(context: Context, value: object, nodes: int = 1) -> Sequence[object]:
+    """What a `for` with `nodes` parts loops over, its work charged beforehand: every loop is
+    rewritten to this."""
+    items = _items(value)
+    work_of(context).loop(len(items), nodes)
+    return items
+
+
+@pass_context
+def compared(context: Context, value: object) -> object:
+    """An operand of a comparison, all of it charged."""
+    if isinstance(value, str):
+        work_of(context).read(len(value) // COMPARED_AT_ONCE)
+    else:
+        work_of(context).read_all(value)
+    return value
+
+
+@pass_context
+def searched(context: Context, value: object) -> object:
+    """What `in` looks into, all of it charged; a mapping finds its keys by their hashes."""
+    if not isinstance(value, Mapping):
+        work_of(context).read_all(value)
+    return value
+
+
+@pass_context
+def copied(context: Context, value: object) -> object:
+    """A slice, its length charged."""
+    if isinstance(value, str | list | tuple):
+        work_of(context).write(len(value))
+    return value
+
+
+@pass_context
+def put_out(context: Context, value: object) -> object:
+    """What becomes output, charged before it is turned into text."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        work_of(context).read_all(value)
+    return value
+
+
+def charged(name: str, function: Callable[..., Any], cheap: frozenset[str]) -> Callable[..., Any]:
+    """A filter or test that counts the whole of its arguments; if `cheap`, only their items."""
+    passed = getattr(function, "jinja_pass_arg", None)
+
+    @pass_context
+    def charged(context: Context, *args: Any, **kwargs: Any) -> Any:
+        work = work_of(context)
+        charge = work.read_items if name in cheap else work.read_all
+        for value in (*args, *kwargs.values()):
+            charge(value)
+        if passed is None:
+            return function(*args, **kwargs)
+        first: dict[str, object] = {
+            "context": context,
+            "eval_context": context.eval_ctx,
+            "environment": context.environment,
+        }
+        return function(first[passed.name], *args, **kwargs)
+
+    return charged
+
+
+def _items(value: object) -> Sequence[object]:
+    if value is None:
+        return ()
+    if isinstance(value, Sequence):
+        return value
+    if isinstance(value, Iterable):
+        if isinstance(value, Sized | Undefined):
+            return list(value)
+        return [item for item, _ in zip(value, range(MAX_STEPS + 1), strict=False)]
+    raise TypeError(f"cannot loop over a value of type {type(value).__name__}")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Undefined):
+        return None
+    return list(_items(value))
+
+
+def _written(context: Context, text: str) -> str:
+    work_of(context).write(len(text))
+    return text
+
+
+# Filters that look at items and not into them; work on each item is counted by itself.
+_LOOKING_AT_ITEMS = words(
+    "abs count d default first items last length list map reject rejectattr reverse round select "
+    "selectattr"
+)
+LOOKING_AT_KIND = words(
+    "boolean callable defined divisibleby escaped even false filter float integer iterable mapping "
+    "none number odd sameas sequence string test true undefined"
+)
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    name: charged(name, function, _LOOKING_AT_ITEMS)
+    for name, function in {
+        **{
+            name: JINJA_FILTERS[name]
+            for name in words(
+                "abs capitalize count d default dictsort first float groupby int items last length "
+                "list lower map max min reject rejectattr reverse select selectattr sort title "
+                "truncate unique upper wordcount"
+            )
+        },
+        "comment": _comment,
+        "indent": _indent,
+        "truncate_lines": _truncate_lines,
+        "last_lines": _last_lines,
+        "fit": _fit,
+        "tojson": _tojson,
+        "join": _join,
+        "replace": _replace,
+        "round": _round,
+        "string": _string,
+        "sum": _sum,
+        "trim": _trim,
+    }.items()
+}
+"""The filters a template may use: some of Jinja's own, and ours (see their docstrings)."""

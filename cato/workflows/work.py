@@ -1,0 +1,136 @@
+"""The work of one rendering: counted before it is done, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+
+MAX_STEPS = 10_000
+"""Loop iterations of one rendering, over all loops; a prompt lists tens of snippets or errors."""
+
+MAX_OUTPUT_CHARS = 1_000_000
+"""Longest text rendered: some 250,000 tokens, more than most models' context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one rendering may do at most.
+
+    `nodes` are parts of the source, those in a loop once for each iteration. Characters are written
+    into intermediate texts by operators and filters, read by filters, methods, tests and
+    comparisons, and put out.
+    """
+
+    steps: int = MAX_STEPS
+    nodes: int = 3_000_000
+    chars: int = 4 * MAX_OUTPUT_CHARS
+    read_chars: int = 50 * MAX_OUTPUT_CHARS
+    output_chars: int = MAX_OUTPUT_CHARS
+
+
+WHOLE = Bounds()
+"""About a second of a core at worst: for a thread of its own."""
+
+LITTLE = Bounds(nodes=30_000, chars=400_000, read_chars=4_000_000, output_chars=400_000)
+"""Some milliseconds at worst, which others may wait for. Expressions never do more."""
+
+# A blank in the name: no template can spell it.
+WORK = "work of this rendering"
+# An item of a list or mapping counts for as many characters as are read in its time.
+_ITEM_CHARS = 100
+
+_bounds: ContextVar[Bounds] = ContextVar("bounds of a rendering", default=WHOLE)
+
+
+def present_bounds() -> Bounds:
+    return _bounds.get()
+
+
+@contextmanager
+def little_work() -> Generator[None, None, None]:
+    """Within it templates do no more than `LITTLE`, and raise `WorkLimitError` beyond."""
+    token = _bounds.set(LITTLE)
+    try:
+        yield
+    finally:
+        _bounds.reset(token)
+
+
+class TooMuch(SecurityError):
+    """The work of a rendering is beyond its bounds."""
+
+
+class Work:
+    """What one rendering may still do."""
+
+    __slots__ = ("_bounds", "_chars", "_nodes", "_output_chars", "_read_chars", "_steps")
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._steps, self._nodes, self._chars = bounds.steps, bounds.nodes, bounds.chars
+        self._read_chars, self._output_chars = bounds.read_chars, bounds.output_chars
+
+    def loop(self, iterations: int, nodes: int) -> None:
+        """Count iterations of a loop whose body has `nodes` parts."""
+        self._steps -= iterations
+        self._nodes -= iterations * nodes
+        if self._steps < 0:
+            raise TooMuch(f"more than {self._bounds.steps:,} loop iterations")
+        if self._nodes < 0:
+            raise TooMuch(f"more than {self._bounds.nodes:,} steps in loops")
+
+    def write(self, chars: int) -> None:
+        self._chars -= chars
+        if self._chars < 0:
+            raise TooMuch(f"more than {self._bounds.chars:,} characters of intermediate text")
+
+    def read(self, chars: int) -> None:
+        self._read_chars -= chars
+        if self._read_chars < 0:
+            raise TooMuch(f"more than {self._bounds.read_chars:,} characters gone through")
+
+    def read_all(self, value: object) -> None:
+        """Count all of `value`, nested values included."""
+        self.read(len(value) if isinstance(value, str) else _weight(value, self._read_chars))
+
+    def read_items(self, value: object) -> None:
+        """Count the items of `value`, not their contents."""
+        if isinstance(value, str | list | tuple):
+            self.read(len(value))
+
+    def output(self, chars: int) -> None:
+        self._output_chars -= chars
+        if self._output_chars < 0:
+            raise TooMuch(f"more than {self._bounds.output_chars:,} characters of output")
+
+
+def _weight(value: object, most: int) -> int:
+    """Characters to be gone through for all of `value`, counted until they are more than `most`.
+
+    A value that is held twice counts twice, as it would be written twice.
+    """
+    total, waiting = 0, [value]
+    while waiting and total <= most:
+        part = waiting.pop()
+        if isinstance(part, str):
+            total += len(part)
+        elif isinstance(part, list | tuple | dict | set | frozenset):
+            total += len(part) * _ITEM_CHARS
+            if total <= most:
+                waiting.extend(part)
+                if isinstance(part, dict):
+                    waiting.extend(part.values())
+        elif isinstance(part, Mapping):
+            waiting.append(dict(part))
+    return total
+
+
+def work_of(context: Context) -> Work:
+    work = context.get(WORK)
+    assert isinstance(work, Work), "templates are rendered by JinjaTemplate or JinjaExpression"
+    return work

@@ -1,0 +1,47 @@
+"""Policies look alike in all pictures, and different within one."""
+
+from __future__ import annotations
+
+import pytest
+
+from cato.sim import plots
+from cato.sim.experiments import cato_rq4, saber, tempo
+from cato.sim.experiments.bounds import UPPER_BOUND
+from cato.sim.experiments.routers import ROUTERS
+from cato.sim.looks import look_of
+from cato.sim.report import Mean
+
+SETS = {
+    "routers": (*ROUTERS, UPPER_BOUND, "cato, paper", "ray-serve, paper"),
+    "scaled": tuple(cato_rq4.METHODS),
+    "saber": (*saber.RQ1_POLICIES, *saber.RQ2_POLICIES, UPPER_BOUND),
+    "tempo": tuple(tempo.SCHEDULERS),
+    "parts": tuple(tempo.PARTS),
+}
+
+
+@pytest.mark.parametrize("names", SETS.values(), ids=SETS)
+def test_no_two_policies_of_a_picture_look_alike(names: tuple[str, ...]) -> None:
+    fig, _ = plots.figure()
+    distinct = dict.fromkeys(names)
+    assert len({look_of(fig, name) for name in distinct}) == len(distinct)
+
+
+def test_a_policy_keeps_its_look_whatever_stands_beside_it() -> None:
+    first, _ = plots.figure()
+    second, _ = plots.figure()
+    look_of(first, "another")
+    assert look_of(first, "ray-serve") == look_of(second, "ray-serve")
+
+
+def test_the_legend_names_each_policy_once_and_covers_no_axes() -> None:
+    fig, axes = plots.figure(2)
+    means = [Mean({"rate_per_s": 1.0}, p, "x", 0.5, 0.1, 3) for p in ("cato", "cato, paper")]
+    plots.lines(axes[0], means[:1], "rate_per_s", "x")
+    plots.lines(axes[1], means, "rate_per_s", "x")
+    plots.legend(fig)
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["cato", "cato, paper"]
+    assert axes[1].get_xlabel() == "requests per second"
+    fig.canvas.draw()
+    box = fig.legends[0].get_window_extent()
+    assert not any(box.overlaps(a.get_window_extent()) for a in axes)

@@ -1,0 +1,137 @@
+"""The documents: their commands work, their links lead somewhere, the reference is the code's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from ingress_kit import KeptFeedback, Kit, a_pool, an_access
+from typer.testing import CliRunner
+
+from cato.cli import app as cato_app
+from cato.cli import reference
+from cato.serve.ingress.app import create_app
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.service import TaskService
+from cato.serve.workflow_files import WorkflowFiles
+from cato.testing.local_pools import LocalPools, LocalRecords
+
+ROOT = Path(__file__).parents[3]
+TUTORIAL = ROOT / "workflows" / "README.md"
+REFERENCE = ROOT / "cato" / "cli" / "REFERENCE.md"
+REASONS = ROOT / "cato" / "policies" / "REASONS.md"
+URL = "http://127.0.0.1:8000"
+BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.timeout(300)
+async def test_every_command_of_the_tutorial_works(tmp_path: Path) -> None:
+    """Against the ingress itself with simulated engines, in one shell as a reader would."""
+    folder = tmp_path / "workflows"
+    shutil.copytree(ROOT / "workflows", folder)
+    (folder / "code-review.yaml").unlink(missing_ok=True)
+    blocks = BLOCK.findall(TUTORIAL.read_text(encoding="utf-8"))
+    assert len(blocks) == 6
+    files = WorkflowFiles(folder)
+    pool = a_pool("sim", "coder-fast", "coder-large", "coder-review")
+    async with LocalPools(pool) as pools:
+        records = LocalRecords(pools)
+        service = TaskService(files.workflows, pools, NodeRunner({}), records, seed=1)
+        app = create_app(
+            service, max_body_bytes=100_000, ready=lambda: (True, ""), access=an_access()
+        )
+        follow = files.follow(lambda: service.follow(files.workflows, files.problem))
+        following = asyncio.create_task(follow)
+        async with Kit(service, records, app, KeptFeedback()).server() as url:
+            script = "set -euo pipefail\n" + "\n".join(blocks).replace(URL, url)
+            shell = await asyncio.create_subprocess_exec(
+                "bash", "-c", script,
+                cwd=tmp_path,
+                env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                     "CATO_URL": url},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            output = (await shell.communicate())[0].decode()
+        following.cancel()
+    assert shell.returncode == 0, output
+    assert "replicas ready" in output, "cato top"
+    assert "tutorial-1" in output, "cato explain"
+    assert "code-review: 2 nodes, ttft 2000 ms" in output, "cato workflows check"
+    receipt = records.receipts["", "tutorial-2"]
+    assert [n.node for n in receipt.nodes] == ["parts", "review"]
+    assert receipt.status == "done"
+    assert receipt.target_s == 2
+    assert service.workflow_problem == ""
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    assert REFERENCE.read_text(encoding="utf-8") == reference.text(), (
+        "run `python -m cato.cli.reference`"
+    )
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        TUTORIAL,
+        REFERENCE,
+        REASONS,
+        ROOT / "README.md",
+        ROOT / "cato/policies/README.md",
+        ROOT / "cato/lab/RESULTS.md",
+        ROOT / "cato/telemetry/README.md",
+        ROOT / "deployments/README.md",
+        ROOT / "deployments/accelerator/README.md",
+        ROOT / "deployments/monitoring/README.md",
+    ],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_links_lead_to_files(document: Path) -> None:
+    for target in LINK.findall(document.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), target
+
+
+def test_reasons_that_are_explained_are_those_of_the_code() -> None:
+    """By the words before and after their numbers."""
+    code = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "cato").rglob("*.py"))
+    rows = re.findall(r"^\| `([^`]+)` \|", REASONS.read_text(encoding="utf-8"), re.M)
+    assert len(rows) >= 8
+    for reason in rows:
+        for words in re.split(r"\s*-?[\d.]+\s*", reason):
+            assert words in code, reason
+
+
+# In a block, or in a sentence; what follows a pipe, a redirection or a comment is the shell's.
+COMMAND = re.compile(r"(?:^ *(?:\.venv/bin/)?|`)(cato [a-z][^`\n|>#…]*)", re.MULTILINE)
+DOCUMENTS = sorted(
+    path
+    for path in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part == "build" for part in path.relative_to(ROOT).parts)
+)
+
+
+def commands_of(document: Path) -> list[str]:
+    text = document.read_text(encoding="utf-8")
+    if document == REFERENCE or document.name == "CHANGELOG.md":  # made from the code; history
+        return []
+    return sorted({command.strip() for command in COMMAND.findall(text)})
+
+
+@pytest.mark.parametrize(
+    ("document", "command"),
+    [(d, c) for d in DOCUMENTS for c in commands_of(d)],
+    ids=lambda value: str(value.relative_to(ROOT)) if isinstance(value, Path) else value,
+)
+def test_commands_in_documents_exist_with_their_options(document: Path, command: str) -> None:
+    """`--help` at the end: the words are read, and nothing is done."""
+    read = CliRunner().invoke(cato_app, [*shlex.split(command)[1:], "--help"])
+    assert read.exit_code == 0, read.output

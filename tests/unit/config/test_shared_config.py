@@ -1,0 +1,122 @@
+"""Shared pools in a deployment file, and what changes of them at run time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cato.config.control import shared_pool_changes
+from cato.config.problems import validate
+from cato.config.schema import EnginesArgs
+from cato.core.errors import ConfigError
+from cato.core.ids import PoolName
+
+SIMULATED = {"kind": "simulated", "max_num_seqs": 4}
+
+
+def a_file(**shared: Any) -> dict[str, Any]:
+    """One shared pool of two models; `shared` replaces parts of it."""
+    pool: dict[str, Any] = {
+        "models": {"java": {"profile": "p"}, "go": {"profile": "p"}},
+        "slots": {"count": 2, "accelerator": "cpu", "engine": SIMULATED},
+    }
+    models = {name: {"source": "simulated", "family": "qwen"} for name in ("java", "go", "rust")}
+    return {"models": models, "shared_pools": {"cards": {**pool, **shared}}}
+
+
+def problems(file: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as found:
+        validate(EnginesArgs, file, "file")
+    return str(found.value)
+
+
+def test_a_shared_pool_becomes_its_values() -> None:
+    file = a_file(
+        models={
+            "java": {
+                "profile": "p", "load": "14s", "reload": "3s", "weights": "15GB", "slo": "5s",
+                "max_copies": 2,
+            },
+        },
+        policies={"eviction": "cace", "dispatch": "in-order", "host_memory": "32GB"},
+    )  # fmt: skip
+    topology = validate(EnginesArgs, file, "file").to_topology()
+    (pool,) = topology.shared_pools
+    (java,) = pool.models
+    assert topology.pools == ()
+    assert (java.load_s, java.reload_s, java.weights_bytes) == (14.0, 3.0, 15_000_000_000)
+    assert (java.slo_s, java.min_copies, java.max_copies) == (5.0, 0, 2)
+    assert (pool.slots.name, pool.slots.initial_replicas) == ("cards-slots", 2)
+    assert pool.policies.host_memory_bytes == 32_000_000_000
+    assert pool.part_of(java.model.name) == "cards/java"
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    slots = {"count": 0, "accelerator": "cpu", "engine": {**SIMULATED, "swap": True}}
+    found = problems(
+        a_file(
+            models={"jva": {"profile": "p"}, "go": {"profile": "p", "min_copies": 2}},
+            slots=slots,
+            policies={"eviction": "lrv"},
+        )
+    )
+    assert "no such model (did you mean 'java'?)" in found
+    assert "must be at least min_copies (2)" in found
+    assert "count" in found
+    assert "only vllm swaps weights" in found
+    assert "did you mean 'lru'?" in found
+
+
+def test_engines_sleep_on_cards_only_and_within_a_budget() -> None:
+    engine = {"kind": "vllm", "sleep": True}
+    slots = {"count": 1, "accelerator": "gpu", "engine": engine}
+    models = {"java": {"weights": "15GB", "reload": "2s"}}
+    room = {"host_memory": "64GB"}
+    whole = a_file(models=models, slots=slots, policies=room)
+    (pool,) = validate(EnginesArgs, whole, "file").to_topology().shared_pools
+    assert pool.slots.engine.sleep
+    assert "how much host_memory" in problems(a_file(models=models, slots=slots))
+    found = problems(a_file(models={"java": {}, "go": {}}, slots=slots, policies=room))
+    assert "say weights and reload (the time to wake) of java, go" in found
+    on_cpu = problems(a_file(slots={**slots, "accelerator": "cpu"}))
+    assert "vllm sleeps on gpu and npu only" in on_cpu
+    both = {**slots, "engine": {**engine, "swap": True}}
+    assert "has none to sleep" in problems(a_file(slots=both))
+    simulated = {**slots, "engine": {**SIMULATED, "sleep": True}}
+    assert "only vllm sleeps" in problems(a_file(slots=simulated))
+    own = {"accelerator": "gpu", "engine": engine}
+    alone = {"pools": {"own": {"model": "rust", "deployments": {"rust-gpu": own}}}}
+    assert "only slots of a shared pool unload" in problems({**a_file(), **alone})
+
+
+def test_a_model_has_one_home_and_a_deployment_one_owner() -> None:
+    file = a_file()
+    deployment = {"accelerator": "cpu", "profile": "p", "engine": SIMULATED}
+    file["pools"] = {"own": {"model": "java", "deployments": {"cards-slots": deployment}}}
+    found = problems(file)
+    assert "pool 'own' serves this model already" in found
+    assert "'cards-slots', which a pool has already" in found
+
+
+def test_simulated_models_need_profiles_and_engines_none() -> None:
+    assert "name one for go" in problems(a_file(models={"go": {}}))
+    engine = {**SIMULATED, "profile": "p"}
+    found = problems(a_file(slots={"count": 1, "accelerator": "cpu", "engine": engine}))
+    assert "every model of a shared pool has a profile of its own" in found
+
+
+def test_a_file_without_any_pool_is_refused() -> None:
+    assert "name at least one pool here or in shared_pools" in problems(
+        {"models": {"java": {"source": "simulated"}}}
+    )
+
+
+def test_policies_of_a_shared_pool_change_by_name() -> None:
+    known = (PoolName("cards"),)
+    change = {"shared_pools": {"cards": {"eviction": "lfu", "host_memory": "1GB"}}}
+    assert shared_pool_changes(change, known) == {
+        "cards": {"eviction": "lfu", "host_memory_bytes": 1_000_000_000}
+    }
+    with pytest.raises(ConfigError, match=r"shared_pools\.crds: no such pool \(known: cards\)"):
+        shared_pool_changes({"shared_pools": {"crds": {}}}, known)

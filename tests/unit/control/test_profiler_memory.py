@@ -1,0 +1,89 @@
+"""The Profiler lives as long as its deployment: what it keeps is bounded."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ingress_kit import until
+from store_kit import a_receipt
+
+from cato.cli.serve import EAGER, QUIET
+from cato.control import profiler as profiler_actor
+from cato.control.fitting import refitted_apart
+from cato.control.profiler import Profiler
+from cato.core.ids import NodeId, TaskName
+from cato.core.receipt import SlaReceipt
+from cato.estimators.output_lengths import Due, LengthSample, OutputLengths, refitted
+from cato.store.store import MetadataStore
+
+ROOT = Path(__file__).resolve().parents[3]
+TASK, NODE = TaskName("t"), NodeId("n")
+
+
+def some_due(samples: int) -> Due:
+    """Answers half as long as their prompts."""
+    seen = tuple(
+        LengthSample(TASK, NODE, "m", tokens := 10 + 37 * n % 4_000, 1 + tokens // 2, "stop")
+        for n in range(samples)
+    )
+    return {(TASK, NODE, "m"): (seen, samples)}
+
+
+def test_what_is_learnt_apart_is_what_would_be_learnt_here() -> None:
+    known = refitted(OutputLengths(), {(TASK, NODE, "other"): some_due(20).popitem()[1]}, 1, 0)  # type: ignore[attr-defined]
+    apart = refitted_apart(known, some_due(500), 2, 0)
+    here = refitted(known, some_due(500), 2, 0)
+    assert apart.version == 2
+    assert apart.keys.keys() == here.keys.keys()
+    assert apart.keys[TASK, NODE, "m"].forest is not None
+    for tokens in (50, 1_000, 3_000):
+        asked = (TASK, NODE, "m", tokens, 10_000)
+        assert apart.belief(*asked) == here.belief(*asked)
+
+
+def test_growing_forests_leaves_nothing_in_the_process() -> None:
+    code = """
+import sys
+from test_profiler_memory import some_due
+from cato.control.fitting import refitted_apart
+from cato.control.profiler import Profiler
+from cato.estimators.output_lengths import OutputLengths
+assert refitted_apart(OutputLengths(), some_due(500), 1, 0).keys
+assert not {"sklearn", "quantile_forest"} & set(sys.modules), "learning was done here"
+"""
+    folders = f"{ROOT}:{Path(__file__).parent}:{Path(__file__).parents[1]}"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": folders})
+
+
+async def test_receipts_beyond_those_kept_are_in_the_store_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler_actor, "KEPT_RECEIPTS", 50)
+    profiler = Profiler(tmp_path / "metadata.db")
+    store = MetadataStore.open(tmp_path / "metadata.db")
+    before = receipts_in_memory()
+    for n in range(300):
+        await profiler.record(((a_receipt(id=f"r{n}"), ()),))
+    await until(lambda: store.receipt("r299", None) is not None, within_s=60)
+    kept = receipts_in_memory() - before
+    oldest = await profiler.receipt("r0", None)
+    await profiler.close()
+    store.close()
+    assert 50 <= kept < 60
+    assert oldest is not None
+
+
+def receipts_in_memory() -> int:
+    gc.collect()
+    return sum(type(o) is SlaReceipt for o in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", [*EAGER, "RAY_task_events_report_interval_ms"])
+def test_ray_is_started_without_task_events_and_brakes_everywhere(name: str) -> None:
+    assert (QUIET | EAGER)[name] == "0"
+    for file in ("docker/Dockerfile", "README.md", "deployments/README.md"):
+        assert f"{name}=0" in (ROOT / file).read_text(), file

@@ -1,0 +1,178 @@
+"""An ingress, two router shards and their replicas over real links."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from link_kit import SECRET, dial, taken
+
+from cato.control.router import ReplicaRouter
+from cato.core.errors import LinkError
+from cato.core.events import ReplicaReported
+from cato.core.ids import DeploymentName, PoolName, ReplicaId
+from cato.core.profile import UNMEASURED
+from cato.core.shards import homes_of, shard_of
+from cato.core.topology import PoolPolicies
+from cato.serve import replica_link
+from cato.serve.lease_link import LeaseLink
+from cato.serve.replica_link import ReplicaLink
+from cato.testing.builders import a_profile, a_report, an_invocation
+from cato.wire.link.connection import Connection, Handler
+from cato.wire.link.endpoints import Listener
+
+POOL, DEPLOYMENT = PoolName("p"), DeploymentName("d")
+
+
+class Shards:
+    """Two shards of one pool, which may be killed and come back."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._listeners: dict[int, Listener] = {}
+        self._links: dict[int, list[Connection]] = {0: [], 1: []}
+        self.routers: dict[int, ReplicaRouter] = {}
+
+    async def begin(self, shard: int) -> None:
+        policies = PoolPolicies(scheduler="power-of-two")
+        router = ReplicaRouter(POOL, policies, a_profile(), None, SECRET, shard)
+        router.links.resize(2)
+        self.routers[shard] = router
+        self._listeners[shard] = await taken(router.links, self._folder)
+
+    def end(self, shard: int) -> None:
+        self._listeners.pop(shard).close()
+        for link in self._links[shard]:
+            link.close("killed")
+
+    async def dial(self, shard: int, handler: Handler) -> tuple[Connection, bytes]:
+        if shard not in self._listeners:
+            raise LinkError(f"shard {shard}", "being restarted")
+        address = self._listeners[shard].address
+        self._links[shard].append(await dial(address, SECRET, f"shard {shard}", handler))
+        return self._links[shard][-1], SECRET
+
+    async def owned(self, shard: int) -> set[str]:
+        picture = await self.routers[shard].picture()
+        return {r.id for r in picture.replicas if r.accepting}
+
+    async def until_owned(self, shard: int, replicas: set[str]) -> None:
+        async with asyncio.timeout(10):
+            while await self.owned(shard) != replicas:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def shards(tmp_path: Path) -> AsyncIterator[Shards]:
+    shards = Shards(tmp_path)
+    for shard in (0, 1):
+        await shards.begin(shard)
+    yield shards
+    for shard in list(shards._listeners):
+        shards.end(shard)
+
+
+def a_link(shards: Shards) -> LeaseLink:
+    link = LeaseLink(POOL, shards.dial)
+    link.resize(2, UNMEASURED)
+    return link
+
+
+async def connected(link: LeaseLink) -> LeaseLink:
+    link.open()
+    async with asyncio.timeout(5):
+        while not all(s.is_open for s in link._shards):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    return link
+
+
+async def test_calls_go_to_the_shard_that_has_replicas(shards: Shards) -> None:
+    shards.routers[1].take(a_report("r", slots=20))
+    link = await connected(a_link(shards))
+    leases = [await link.lease(an_invocation(f"i{n}")) for n in range(5)]
+    assert {lease.dispatch.replica_id for lease in leases} == {"r"}
+
+
+async def test_what_waits_in_a_shard_without_replicas_moves_to_one_that_has_some(
+    shards: Shards,
+) -> None:
+    link = await connected(a_link(shards))
+    calls = [an_invocation(f"i{n}") for n in range(10)]
+    waiting = [asyncio.ensure_future(link.lease(call)) for call in calls]
+    await asyncio.sleep(0.05)
+    assert not any(lease.done() for lease in waiting)
+    shards.routers[0].take(a_report("r", slots=20))
+    async with asyncio.timeout(5):
+        leases = await asyncio.gather(*waiting)
+    assert {lease.dispatch.replica_id for lease in leases} == {"r"}
+    assert (await shards.routers[1].picture()).queued == 0, "nothing is left behind"
+
+
+async def test_what_waits_in_a_shard_that_dies_is_offered_to_the_other(shards: Shards) -> None:
+    for shard in (0, 1):
+        shards.routers[shard].take(a_report(f"r{shard}", slots=1))
+    link = await connected(a_link(shards))
+    home = shard_of("bx", (0, 1))
+    calls = [replace(an_invocation(f"i{n}"), buffer="x", run_id=f"run{n}") for n in range(2)]
+    first = await link.lease(calls[0])
+    assert first.dispatch.replica_id == f"r{home}"
+    shards.end(home)
+    second = await asyncio.wait_for(link.lease(calls[1]), 5)
+    assert second.dispatch.replica_id == f"r{1 - home}"
+
+
+async def test_a_withdrawal_goes_to_the_shard_that_has_the_call(shards: Shards) -> None:
+    for shard in (0, 1):
+        shards.routers[shard].take(a_report(f"r{shard}", slots=1))
+    link = await connected(a_link(shards))
+    leased = await link.lease(an_invocation("i"))
+    shard = int(leased.dispatch.replica_id[1:])
+    assert shards.routers[shard]._core.leased
+    link.withdraw(an_invocation("i").id, 1, "the client left")
+    async with asyncio.timeout(5):
+        while shards.routers[shard]._core.leased:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_replicas_belong_to_their_shard_and_to_the_other_while_it_is_away(
+    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_link, "REPORT_S", 0.02)
+    monkeypatch.setattr(replica_link, "GO_HOME_S", 0.05)
+    monkeypatch.setattr(replica_link, "RETRY_S", 0.02)
+
+    async def to_router(
+        pool: PoolName, handler: Handler, shard: int = 0, tries: int = 1
+    ) -> tuple[Connection, bytes]:
+        return await shards.dial(shard, handler)
+
+    async def take(handler: Handler, secret: bytes, name: str) -> Listener:
+        return await taken(handler, tmp_path)
+
+    monkeypatch.setattr(replica_link, "link_to_router", to_router)
+    monkeypatch.setattr(replica_link, "take", take)
+
+    def report_of(id: ReplicaId) -> ReplicaReported:
+        return a_report(id)
+
+    replicas = {}
+    for rank in (0, 1):
+        id = ReplicaId(f"r{rank}")
+        link = ReplicaLink(
+            id, POOL, DEPLOYMENT, lambda rank=rank: rank, lambda id, attempt: None,
+            lambda id=id: report_of(id), lambda asked: None,
+        )  # type: ignore[misc,arg-type]  # fmt: skip
+        replicas[id] = asyncio.ensure_future(link.keep_forever())
+    home = {rank: homes_of(DEPLOYMENT, rank, 2)[0] for rank in (0, 1)}
+    for rank, shard in home.items():
+        await shards.until_owned(shard, {f"r{rank}"})
+    shards.end(home[0])
+    await shards.until_owned(home[1], {"r0", "r1"})
+    await shards.begin(home[0])
+    await shards.until_owned(home[0], {"r0"})
+    await shards.until_owned(home[1], {"r1"})
+    for task in replicas.values():
+        task.cancel()

@@ -1,0 +1,157 @@
+"""The picture of KV caches, and where sessions are at home."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cato.core.ids import ReplicaId
+from cato.core.pool.caches import CachePicture
+from cato.core.pool.sessions import MEMORY_S, Homes
+from cato.core.snapshot import PREFIX_BLOCK_TOKENS
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+def a_picture(nodes: int = 100) -> CachePicture:
+    picture = CachePicture()
+    for id in (A, B):
+        picture.add(id, nodes * PREFIX_BLOCK_TOKENS)
+    return picture
+
+
+def a_prompt(nodes: int, name: int = 1) -> tuple[int, ...]:
+    return tuple(range(1000 * name, 1000 * name + nodes))
+
+
+def test_a_prompt_is_held_where_it_was_sent_as_far_as_it_is_the_same() -> None:
+    picture = a_picture()
+    picture.use(A, "s", a_prompt(10))
+    picture.use(B, "t", (*a_prompt(4), 7, 8, 9))
+    longer = (*a_prompt(10), 5, 6)
+    assert picture.cached_nodes(A, longer) == 10
+    assert picture.cached_nodes(B, longer) == 4
+    assert picture.cached_nodes(ReplicaId("unknown"), longer) == 0
+
+
+def test_the_prompt_used_longest_ago_is_forgotten_first_and_its_end_before_its_beginning() -> None:
+    picture = a_picture(nodes=20)
+    for name in (1, 2, 3):
+        picture.use(A, str(name), a_prompt(8, name))
+    assert [picture.cached_nodes(A, a_prompt(8, n)) for n in (1, 2, 3)] == [4, 8, 8]
+    picture.use(A, "1", a_prompt(8, 1))
+    assert [picture.cached_nodes(A, a_prompt(8, n)) for n in (1, 2, 3)] == [8, 4, 8]
+
+
+def test_a_shorter_cache_forgets_at_once_and_a_lost_replica_everything() -> None:
+    picture = a_picture()
+    picture.use(A, "s", a_prompt(50))
+    picture.add(A, 20 * PREFIX_BLOCK_TOKENS)
+    assert picture.cached_nodes(A, a_prompt(50)) == 20
+    picture.remove(A)
+    picture.add(A, 20 * PREFIX_BLOCK_TOKENS)
+    assert picture.cached_nodes(A, a_prompt(50)) == 0
+
+
+def test_a_report_of_less_than_was_believed_forgets_what_was_used_before() -> None:
+    picture = a_picture()
+    for name in (1, 2, 3):
+        picture.use(A, str(name), a_prompt(20, name))
+    second = a_prompt(20, 2)
+    age = picture.age_of(A, second, 20)
+    picture.use(A, "2", second)
+    picture.correct(A, 20 * PREFIX_BLOCK_TOKENS, age, cached_tokens=0)
+    assert picture.cached_nodes(A, a_prompt(20, 1)) == 0
+    assert picture.cached_nodes(A, second) == 20  # it was computed again
+    assert picture.cached_nodes(A, a_prompt(20, 3)) == 20
+
+
+def test_a_report_of_one_engine_block_less_is_no_news() -> None:
+    picture = a_picture()
+    picture.use(A, "1", a_prompt(20, 1))
+    picture.use(A, "2", a_prompt(20, 2))
+    age = picture.age_of(A, a_prompt(20, 2), 20)
+    picture.correct(A, 20 * PREFIX_BLOCK_TOKENS, age, 19 * PREFIX_BLOCK_TOKENS)
+    assert picture.cached_nodes(A, a_prompt(20, 1)) == 20
+
+
+class _Naive:
+    """Each node with the number of its last prompt; the oldest, deepest goes first."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes, self.used, self.numbers = nodes, dict[int, tuple[int, int]](), count()
+
+    def use(self, prefix: tuple[int, ...]) -> None:
+        number = next(self.numbers)
+        self.used |= {node: (number, -depth) for depth, node in enumerate(prefix)}
+        while len(self.used) > self.nodes:
+            del self.used[min(self.used, key=self.used.__getitem__)]
+
+    def cached(self, prefix: tuple[int, ...]) -> int:
+        return next((i for i, p in enumerate(prefix) if p not in self.used), len(prefix))
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9)),
+        max_size=60,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_any_prompts_leave_what_least_recently_used_leaves(
+    prompts: list[tuple[bool, int, int, int]],
+) -> None:
+    """Prompts branch off a common one, so that all share beginnings."""
+    picture, naive = a_picture(nodes=15), {A: _Naive(15), B: _Naive(15)}
+    for on_a, name, shared, own in prompts:
+        id = A if on_a else B
+        prefix = (*range(shared), *(100 * name + 1000 * shared + i for i in range(own)))
+        for replica in (A, B):
+            assert picture.cached_nodes(replica, prefix) == naive[replica].cached(prefix)
+        picture.use(id, f"s{name}" if name > 1 else "", prefix)
+        if prefix:
+            naive[id].use(prefix)
+
+
+def test_memory_is_bounded_by_capacity_however_many_prompts_there_are() -> None:
+    picture = a_picture(nodes=50)
+    for name in range(2000):
+        picture.use(A, "", (1, 2, 3, name % 40 + 10))
+        picture.use(A, f"s{name}", (1, 2, 3))
+    cache = picture._caches[A]
+    assert len(cache.runs) <= 50
+    assert len(cache.touched) <= 2 * 50 + 65
+    assert len(cache.by_session) <= 2 * len(cache.touched) + 65
+
+
+def test_a_session_is_at_home_where_its_last_call_went() -> None:
+    homes = Homes()
+    homes.note("s", A, 1000, 0.0)
+    homes.note("t", A, 500, 1.0)
+    assert homes.working_set(A).tokens == 1500
+    homes.note("s", B, 1200, 2.0)
+    home = homes.of("s")
+    assert home is not None
+    assert home.replica_id == B
+    assert (homes.working_set(A).tokens, homes.working_set(B).tokens) == (500, 1200)
+    assert (homes.working_set(A).sessions, homes.working_set(B).sessions) == (1, 1)
+
+
+def test_a_session_that_was_not_seen_for_long_has_no_home() -> None:
+    homes = Homes()
+    homes.note("old", A, 1000, 0.0)
+    homes.note("new", A, 10, MEMORY_S)
+    homes.forget_old(MEMORY_S + 1.0)
+    assert (homes.of("old"), len(homes), homes.working_set(A).tokens) == (None, 1, 10)
+
+
+@pytest.mark.parametrize("lost", [A, B])
+def test_a_lost_replica_leaves_its_sessions_without_a_home(lost: ReplicaId) -> None:
+    homes = Homes()
+    homes.note("s", A, 1000, 0.0)
+    homes.lose(lost)
+    assert (homes.of("s") is None) == (lost == A)
+    assert homes.working_set(lost).tokens == 0

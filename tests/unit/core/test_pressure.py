@@ -1,0 +1,56 @@
+"""The pressure of a queue is the work that can still be in time, and the share that is missed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cato.core.ids import InvocationId
+from cato.core.pool.pressure import MEMORY_S, Pressure
+
+CALLS = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.01, 5.0)), max_size=30)
+
+
+@given(CALLS, st.sets(st.integers(0, 29)), st.floats(0.0, 100.0))
+def test_what_waits_and_can_be_met_counts(
+    calls: list[tuple[float, float]], gone: set[int], now_s: float
+) -> None:
+    pressure = Pressure()
+    for i, (latest_s, load_s) in enumerate(calls):
+        pressure.join(InvocationId(f"{i}"), latest_s, load_s)
+    for i in gone:
+        assert pressure.leave(InvocationId(f"{i}")) == (i < len(calls))
+    pressure.pass_to(now_s)
+    left = [load for i, (latest, load) in enumerate(calls) if i not in gone and latest >= now_s]
+    late = [load for i, (latest, load) in enumerate(calls) if i not in gone and latest < now_s]
+    assert pressure.waiting_s == pytest.approx(sum(left))
+    assert pressure.missed == (1.0 if late else 0.0)
+
+
+def test_a_call_that_joins_again_counts_by_its_new_time() -> None:
+    pressure, id = Pressure(), InvocationId("i")
+    pressure.join(id, 1.0, 2.0)
+    pressure.leave(id)
+    pressure.join(id, 5.0, 2.0)
+    pressure.pass_to(3.0)
+    assert pressure.waiting_s == 2.0
+    assert pressure.missed == 0.0
+
+
+def test_what_was_missed_is_forgotten_as_others_begin() -> None:
+    pressure = Pressure()
+    pressure.join(InvocationId("i"), 1.0, 1.0)
+    pressure.begins(3.0, 0.0)
+    pressure.pass_to(1.5)
+    assert 0.2 < pressure.missed < 0.3
+    pressure.begins(1.0, 1.5 + 3 * MEMORY_S)
+    assert pressure.missed < 0.05
+
+
+def test_work_in_time_is_a_share_of_the_time_of_all_replicas() -> None:
+    pressure = Pressure()
+    assert pressure.in_time(0.0, 4) == 0.0
+    pressure.begins(2.0, 0.0)
+    assert pressure.in_time(0.0, 4) == pytest.approx(2.0 / (4 * MEMORY_S))
+    assert pressure.in_time(20 * MEMORY_S, 4) < 1e-6

@@ -1,0 +1,342 @@
+"""Each policy is the rule it says it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cato.core.decision import Admit, Defer, Hold, Route
+from cato.core.errors import UnknownNameError
+from cato.core.policies import RoutingPolicy, Work
+from cato.core.snapshot import Invocation, PoolSnapshot
+from cato.core.topology import PoolPolicies
+from cato.policies.admission.static_cap import StaticCap
+from cato.policies.ordering.edf import EarliestDeadlineFirst
+from cato.policies.ordering.fcfs import FirstComeFirstServed
+from cato.policies.ordering.foresight import ForesightOrdering
+from cato.policies.ordering.hopeless_last import HopelessLast
+from cato.policies.ordering.sjf import ShortestJobFirst
+from cato.policies.ordering.slack_priority import LateLast, SlackPriority
+from cato.policies.registry import (
+    ORDERING,
+    ROUTING,
+    ordering_names,
+    policies_of,
+    routing_names,
+    scheduler_names,
+)
+from cato.policies.routing.cato import CatoRouting
+from cato.policies.routing.power_of_two import PowerOfTwo
+from cato.policies.routing.round_robin import RoundRobin
+from cato.policies.slack import FEASIBLE, LATE, TIGHT, slack_class
+from cato.testing.builders import a_pool, a_profile, a_replica, an_invocation
+
+# The cost of an invocation is the prefill alone: remaining = prefill_s + downstream_s.
+FAST, SLOW = a_profile(prefill_s=1.0, token_s=0.0), a_profile(prefill_s=3.0, token_s=0.0)
+
+
+def chosen(decision: Route | Hold) -> str:
+    assert isinstance(decision, Route)
+    return decision.replica_id
+
+
+# Algorithm 1 of CATO
+
+
+def algorithm_1(invocation: Invocation, pool: PoolSnapshot) -> str:
+    """The printed algorithm, line by line, but for line 24 (the first replica when none fits)."""
+    slack_s = invocation.deadline_s - pool.now_s
+    by_wait = sorted(
+        pool.replicas,
+        key=lambda r: (
+            r.serial_s,
+            invocation.remaining_s(r.profile),
+            r.held + r.queued,
+            r.id,
+        ),
+    )
+    if slack_s < 0:
+        return by_wait[0].id
+    for replica in by_wait:
+        if replica.serial_s + invocation.remaining_s(replica.profile) <= slack_s:
+            return replica.id
+    return by_wait[0].id
+
+
+pools = st.lists(
+    st.builds(
+        a_replica,
+        st.uuids().map(str),
+        held=st.integers(0, 3),
+        queued=st.integers(0, 2),
+        wait_s=st.sampled_from([0.0, 0.0, 1.0, 2.5, float("inf")]),
+        profile=st.sampled_from([FAST, SLOW, a_profile(batch_token_s=0.1)]),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda r: r.id,
+).map(lambda replicas: a_pool(*sorted(replicas, key=lambda r: r.id), now_s=5.0))
+invocations = st.builds(
+    an_invocation,
+    deadline_s=st.floats(3, 15),
+    downstream_s=st.sampled_from([0.0, 2.0]),
+    until_first_token=st.booleans(),
+    draw=st.floats(0, 1, exclude_max=True),
+)
+
+
+@given(invocations, pools)
+def test_cato_routes_as_algorithm_1_says(invocation: Invocation, pool: PoolSnapshot) -> None:
+    assert chosen(CatoRouting().route(invocation, pool)) == algorithm_1(invocation, pool)
+
+
+def test_cato_takes_the_least_wait_among_the_feasible_even_if_another_waits_less() -> None:
+    pool = a_pool(
+        a_replica("a", wait_s=1.0, profile=SLOW), a_replica("b", wait_s=2.0, profile=FAST)
+    )
+    decision = CatoRouting().route(an_invocation(deadline_s=3.5), pool)
+    reason = "slack 3.500 s, feasible on 1 of 2: least wait 2.000 s, remaining 1.000 s"
+    assert decision == Route(pool.replicas[1].id, reason)
+
+
+def test_cato_takes_the_least_wait_of_all_when_none_is_feasible() -> None:
+    pool = a_pool(a_replica("a", wait_s=9.0), a_replica("b", wait_s=8.0))
+    decision = CatoRouting().route(an_invocation(deadline_s=0.1), pool)
+    assert chosen(decision) == "b"
+    assert "feasible on none of 2: least wait of all 8.000 s" in decision.reason
+
+
+def test_cato_takes_the_least_wait_for_what_is_late() -> None:
+    pool = a_pool(a_replica("a", wait_s=2.0), a_replica("b", wait_s=1.0), now_s=5.0)
+    decision = CatoRouting().route(an_invocation(deadline_s=4.0), pool)
+    assert chosen(decision) == "b"
+    assert decision.reason.startswith("late by 1.000 s: least wait of 2 1.000 s")
+
+
+def test_cato_counts_the_nodes_downstream_as_remaining() -> None:
+    near, far = a_replica("a", profile=SLOW), a_replica("b", wait_s=0.5, profile=FAST)
+    invocation = an_invocation(deadline_s=4.0, downstream_s=2.0)
+    assert chosen(CatoRouting().route(invocation, a_pool(near, far))) == "b"
+
+
+def test_cato_as_printed_ignores_that_a_batch_runs_together() -> None:
+    profile = a_profile(prefill_s=1.0, token_s=0.0, batch_token_s=0.0)
+    in_batch = a_replica("a", held=2, serial_s=5.0, profile=profile)
+    full = a_replica("b", held=8, wait_s=2.0, serial_s=2.0, profile=profile)
+    assert chosen(CatoRouting().route(an_invocation(), a_pool(in_batch, full))) == "b"
+    knowing = CatoRouting(knows_batches=True)
+    assert chosen(knowing.route(an_invocation(), a_pool(in_batch, full))) == "a"
+
+
+def test_cato_breaks_ties_of_wait_by_remaining_work_then_load_then_id() -> None:
+    slow, fast = a_replica("a", profile=SLOW), a_replica("b", profile=FAST)
+    assert chosen(CatoRouting().route(an_invocation(), a_pool(slow, fast))) == "b"
+    busy, idle = a_replica("a", held=1, profile=FAST), a_replica("b", profile=FAST)
+    assert chosen(CatoRouting().route(an_invocation(), a_pool(busy, idle))) == "b"
+    first, second = a_replica("a"), a_replica("b")
+    assert chosen(CatoRouting().route(an_invocation(), a_pool(first, second))) == "a"
+
+
+# Baselines
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_power_of_two_draws_each_pair_equally_often(n: int) -> None:
+    """With loads in the order of ids the winner is the lower of the pair: n - 1 - i pairs each."""
+    pool = a_pool(*(a_replica(str(i), held=i) for i in range(n)))
+    draws = n * (n - 1) * 20
+    winners = Counter(
+        chosen(PowerOfTwo().route(an_invocation(draw=(k + 0.5) / draws), pool))
+        for k in range(draws)
+    )
+    assert winners == {str(i): (n - 1 - i) * 40 for i in range(n - 1)}
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 6))
+def test_power_of_two_never_takes_the_most_loaded(draw: float, n: int) -> None:
+    pool = a_pool(*(a_replica(str(i), held=i) for i in range(n)))
+    assert chosen(PowerOfTwo().route(an_invocation(draw=draw), pool)) != str(n - 1) or n == 1
+
+
+def test_power_of_two_counts_what_is_queued_at_a_replica() -> None:
+    pool = a_pool(a_replica("a", held=1, queued=3), a_replica("b", held=2))
+    decision = PowerOfTwo().route(an_invocation(), pool)
+    assert decision == Route(pool.replicas[1].id, "2 invocations against 4 on a")
+
+
+@given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 20))
+def test_round_robin_gives_each_replica_the_same_number(n: int, turns: int, start: int) -> None:
+    replicas = [a_replica(str(i)) for i in range(n)]
+    takers = Counter(
+        chosen(RoundRobin().route(an_invocation(), a_pool(*replicas, dispatched=start + k)))
+        for k in range(n * turns)
+    )
+    assert set(takers.values()) == {turns}
+
+
+@pytest.mark.parametrize("policy", ROUTING.values(), ids=ROUTING)
+def test_without_a_replica_that_may_be_chosen_every_policy_holds(policy: RoutingPolicy) -> None:
+    assert policy.route(an_invocation(), a_pool()) == Hold("no replica has room")
+
+
+@given(st.sampled_from(sorted(ROUTING)), invocations, pools)
+def test_every_policy_chooses_one_of_the_replicas_and_always_the_same(
+    name: str, invocation: Invocation, pool: PoolSnapshot
+) -> None:
+    decision = ROUTING[name].route(invocation, pool)
+    assert chosen(decision) in {r.id for r in pool.replicas}
+    assert decision == ROUTING[name].route(invocation, pool)
+    assert decision.reason
+
+
+# Ordering
+
+
+@pytest.mark.parametrize(
+    ("slack_s", "wait_s", "remaining_s", "expected"),
+    [
+        (-0.001, 0.0, 0.0, LATE),
+        (0.0, 0.0, 0.0, FEASIBLE),
+        (0.0, 0.0, 0.1, TIGHT),
+        (3.0, 1.0, 2.0, FEASIBLE),
+        (3.0, 1.1, 2.0, TIGHT),
+    ],
+)
+def test_the_classes_of_slack(
+    slack_s: float, wait_s: float, remaining_s: float, expected: int
+) -> None:
+    assert slack_class(slack_s, wait_s, remaining_s) == expected
+
+
+def test_the_orders_differ_in_where_they_put_what_is_late() -> None:
+    late, tight, feasible = (an_invocation(deadline_s=d) for d in (4.0, 6.0, 20.0))
+
+    def places(policy: FirstComeFirstServed | SlackPriority | LateLast) -> list[int]:
+        return [
+            policy.rank(i, Work(2.0, 2.0, 0.0), now_s=5.0).value for i in (late, tight, feasible)
+        ]
+
+    assert places(SlackPriority()) == [0, 1, 2]
+    assert places(LateLast()) == [2, 0, 1]
+    assert places(FirstComeFirstServed()) == [0, 0, 0]
+
+
+# Names
+
+
+@pytest.mark.parametrize("order", [LateLast(), SlackPriority()])
+def test_what_has_no_slo_keeps_its_place(order: LateLast | SlackPriority) -> None:
+    rank = order.rank(an_invocation(deadline_s=inf), Work(1.0, 1.0, 0.1), 0.0)
+    assert rank.until_s == inf
+
+
+def test_every_registered_name_gives_its_policy() -> None:
+    for routing in routing_names():
+        for ordering in ordering_names():
+            names = PoolPolicies(routing=routing, ordering=ordering, binding="early", max_queued=7)
+            found = policies_of(names)
+            assert (found.routing, found.ordering) == (ROUTING[routing], ORDERING[ordering])
+            assert (found.late_binding, found.max_queued) == (False, 7)
+
+
+def test_hopeless_calls_go_behind_all_that_can_be_met() -> None:
+    order = HopelessLast(EarliestDeadlineFirst())
+    work = Work(remaining_s=2.0, service_s=2.0, token_s=0.01)
+
+    def place(deadline_s: float) -> tuple[int, float]:
+        rank = order.rank(an_invocation(deadline_s=deadline_s), work, 1.0)
+        return rank.value, rank.key
+
+    assert sorted([place(2.9), place(5.0), place(3.0)]) == [place(3.0), place(5.0), place(2.9)]
+
+
+def test_a_rank_of_what_can_be_met_ends_when_it_becomes_hopeless() -> None:
+    work = Work(remaining_s=2.0, service_s=2.0, token_s=0.01)
+    rank = HopelessLast(ShortestJobFirst()).rank(an_invocation(deadline_s=5.0), work, 1.0)
+    assert rank.worsens
+    assert rank.until_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "missed", "first"),
+    [(1.0, 0.0, "by deadline"), (14.0, 0.0, "shortest"), (1.0, 0.2, "shortest")],
+)
+def test_foresight_goes_by_deadline_while_all_can_be_met(
+    ahead_s: float, missed: float, first: str
+) -> None:
+    def place(deadline_s: float, work_s: float) -> tuple[int, float]:
+        call = an_invocation(deadline_s=deadline_s)
+        work = Work(work_s, work_s, 0.01, ahead_s, missed)
+        rank = ForesightOrdering().rank(call, work, 0.0)
+        return rank.value, rank.key
+
+    by_deadline, shortest = place(10.0, 2.0), place(11.0, 1.0)
+    assert min(by_deadline, shortest) == (by_deadline if first == "by deadline" else shortest)
+
+
+@pytest.mark.parametrize(("second_s", "first"), [(1.1, "earlier"), (0.5, "shorter")])
+def test_foresight_tells_no_small_differences_of_work_apart(second_s: float, first: str) -> None:
+    def place(work_s: float) -> float:
+        call = an_invocation(deadline_s=10.0, until_first_token=True)
+        work = Work(work_s, work_s, 0.01, ahead_s=20.0)
+        return ForesightOrdering().rank(call, work, 0.0).key
+
+    earlier, later = place(1.2), place(second_s)
+    assert (earlier == later) if first == "earlier" else (later < earlier)
+
+
+def test_bounded_schedulers_hold_back_the_prompts_that_do_not_fit() -> None:
+    admission = policies_of(PoolPolicies("edf-bounded")).admission
+    profile = a_profile(token_s=0.01, prefill_token_s=1e-4)  # 400 tokens in four steps
+    ahead = replace(a_replica(held=2, profile=profile), prompt_tokens_ahead=350)
+    assert isinstance(admission.admit(an_invocation(prompt=50), ahead, 0.0), Admit)
+    assert isinstance(admission.admit(an_invocation(prompt=51), ahead, 0.0), Defer)
+
+
+def test_ray_serve_binds_late_in_order_of_arrival() -> None:
+    found = policies_of(PoolPolicies("ray-serve"))
+    assert (found.routing, found.ordering) == (PowerOfTwo(), FirstComeFirstServed())
+    assert found.late_binding
+
+
+@pytest.mark.parametrize("scheduler", scheduler_names())
+def test_every_scheduler_can_be_named_and_keeps_its_own_parts(scheduler: str) -> None:
+    found = policies_of(
+        PoolPolicies(scheduler, max_queued=7),
+        replace(a_profile(prefill_s=1.0, token_s=0.1), max_running=4),
+    )
+    assert found.max_queued == 7
+    other = policies_of(
+        PoolPolicies(scheduler, ordering="fcfs"),
+        replace(a_profile(prefill_s=1.0, token_s=0.1), max_running=4),
+    )
+    assert other.ordering == ORDERING["fcfs"]
+    assert (other.routing, other.late_binding) == (found.routing, found.late_binding)
+
+
+def test_the_cap_of_static_cap_is_the_number_given() -> None:
+    assert policies_of(PoolPolicies("static-cap", cap=3)).admission == StaticCap(3)
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "known"),
+    [
+        (PoolPolicies("catoo"), "scheduler", scheduler_names()),
+        (PoolPolicies(routing="cat0"), "routing policy", routing_names()),
+        (PoolPolicies(ordering="lifo"), "ordering policy", ordering_names()),
+        (PoolPolicies(binding="never"), "binding", ("late", "early")),
+    ],
+)
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(
+    names: PoolPolicies, kind: str, known: tuple[str, ...]
+) -> None:
+    with pytest.raises(UnknownNameError) as error:
+        policies_of(names)
+    assert error.value.kind == kind
+    assert error.value.known == known
+    assert all(name in str(error.value) for name in known)

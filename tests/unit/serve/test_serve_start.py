@@ -1,0 +1,319 @@
+"""What goes wrong at the start is told at once, and to whom it concerns."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from ingress_kit import COMPLETION, a_fast_pool, an_access, running, workflows_of
+from test_keys import foreign
+from typer.testing import CliRunner
+
+from cato.cli import app as cli
+from cato.cli import serve as serve_command
+from cato.config.deploy_file import load_deploy_file
+from cato.core.errors import AccessError, ConfigError
+from cato.core.profile import UNMEASURED
+from cato.core.tenancy import Access
+from cato.serve.access.control import AccessControl, KeyRule
+from cato.serve.access.early import stored_access
+from cato.serve.engines_app import (
+    FAILED,
+    ServedApplication,
+    ServedPart,
+    last_words,
+    why_unplaceable,
+)
+from cato.serve.ingress.app import create_app
+from cato.serve.nodes.runner import NodeRunner
+from cato.serve.pools import PoolInfo
+from cato.serve.preflight import check_files
+from cato.serve.service import TaskService
+from cato.store.store import MetadataStore
+from cato.testing.local_pools import LocalPools, LocalRecords
+
+ROOT = Path(__file__).resolve().parents[3]
+CHAT = {"model": "fast", "messages": [{"role": "user", "content": "x"}]}
+
+
+# Files
+
+
+def a_file(folder: Path, **changes: Any) -> Path:
+    """The simulated deployment with its own profiles, and `changes` of the engines' args."""
+    config = yaml.safe_load((ROOT / "deployments" / "simulated.yaml").read_text(encoding="utf-8"))
+    (folder / "profiles").mkdir()
+    for path in (ROOT / "profiles").glob("*.yaml"):
+        (folder / "profiles" / path.name).write_bytes(path.read_bytes())
+    config["applications"][0]["args"] |= {"profiles": str(folder / "profiles"), **changes}
+    path = folder / "deployment.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def test_the_steps_of_real_engines_are_told() -> None:
+    def told(name: str) -> list[str]:
+        deploy = load_deploy_file(ROOT / "deployments" / name)
+        return serve_command.steps_of_engines(deploy.topology)
+
+    assert told("nvidia.yaml") == [
+        "fast-gpu: steps of 2048 tokens, 256 of one prompt beside other calls",
+        "large-gpu: steps of 2048 tokens, 256 of one prompt beside other calls",
+    ]
+    assert told("local-cpu.yaml") == ["demo-cpu: steps of 256 tokens"]
+    assert told("simulated.yaml") == []
+
+
+def problems(path: Path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check_files(load_deploy_file(path))
+    return [str(p) for p in caught.value.problems]
+
+
+def test_a_profile_that_does_not_fit_its_name_ends_serve_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*args: object, **options: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(serve_command, "_answers", lambda url: False)
+    path = a_file(tmp_path)
+    profiles = tmp_path / "profiles"
+    (profiles / "saber@gpu.yaml").rename(profiles / "agents@gpu.yaml")
+    result = CliRunner().invoke(cli, ["serve", str(path)])
+    assert result.exit_code == 2
+    assert "agents@gpu.yaml" in result.output.replace("\n", "")
+    assert "is named saber@gpu.yaml" in result.output.replace("\n", "")
+
+
+def test_all_that_a_file_names_and_this_machine_lacks_is_told_at_once(tmp_path: Path) -> None:
+    engine = {"kind": "vllm", "python": str(tmp_path / "python")}
+    model = {"source": str(tmp_path / "weights"), "adapters": {"lora": {"source": str(tmp_path)}}}
+    pools = {
+        "main": {
+            "model": "coder",
+            "deployments": {
+                "main-cpu": {"accelerator": "cpu", "profile": "nope", "engine": engine}
+            },
+        }
+    }
+    path = a_file(tmp_path, models={"coder": model}, pools=pools, store="mysql://x/y")
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config["applications"][1]["args"] |= {"workflows": "no-such", "indexes": {"code": "nowhere"}}
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    told = problems(path)
+    for part in (
+        "main-cpu.profile: no file of this name",
+        "no-such: not found",
+        "nowhere: not found",
+        "main-cpu.engine.python: no such program on this machine",
+        "models.coder.source: not found",
+        "models.coder.adapters.lora.source: a folder without the model's config.json",
+        "store: ",
+    ):
+        assert [t for t in told if part in t], (part, told)
+    assert len(told) == 7
+
+
+def test_models_that_are_simulated_or_on_a_hub_are_not_looked_for(tmp_path: Path) -> None:
+    check_files(load_deploy_file(a_file(tmp_path)))
+    check_files(load_deploy_file(ROOT / "deployments" / "nvidia.yaml"))
+
+
+# What Serve says
+
+TRACE = """The deployment failed to start 3 times in a row. Error:
+ray::ServeReplica:engines:fast.initialize_and_get_metadata() (pid=1)
+  File "x.py", line 1, in y
+    raise EngineError("no")
+RuntimeError: Traceback (most recent call last):
+  File "z.py", line 2, in w
+cato.core.errors.EngineError: the engine ended with code 1:
+  no such model"""
+
+
+def served(**deployments: ServedPart) -> ServedApplication:
+    return ServedApplication(ServedPart("DEPLOYING"), deployments)
+
+
+def test_the_error_is_told_without_the_tracebacks_before_it() -> None:
+    words = "cato.core.errors.EngineError: the engine ended with code 1:\n  no such model"
+    assert last_words(TRACE) == words
+    assert last_words("as it is") == "as it is"
+    assert len(last_words("\n".join("x" * 1000)).splitlines()) == 20
+
+
+def test_a_deployment_that_serve_gave_up_is_a_failure_with_its_own_message() -> None:
+    app = served(fast=ServedPart(FAILED, TRACE), large=ServedPart("HEALTHY"))
+    first, *rest = app.failure.splitlines()
+    assert first == "the engines failed to deploy: fast"
+    assert rest == [
+        "fast: cato.core.errors.EngineError: the engine ended with code 1:",
+        "  no such model",
+    ]
+
+
+def test_an_application_that_could_not_be_built_is_a_failure_too() -> None:
+    problem = "cato.core.errors.ConfigError: 1 problem:\n  profiles/x.yaml: wrong"
+    app = ServedApplication(ServedPart(FAILED, f"Traceback ...\n  File\n{problem}"))
+    assert app.failure == f"the engines failed to deploy\n{problem}"
+
+
+@pytest.mark.parametrize(
+    ("part", "is_trouble"),
+    [
+        (ServedPart("UPDATING", "A replica failed to start with exception. Retrying ..."), True),
+        (ServedPart("UNHEALTHY", "replica x did not answer"), True),
+        (ServedPart("UPDATING", "1 replica waits for more than 30 s for resources"), True),
+        (ServedPart("HEALTHY", ""), False),
+    ],
+)
+def test_what_may_still_come_up_is_no_failure_but_its_trouble_is_told(
+    part: ServedPart, is_trouble: bool
+) -> None:
+    app = served(fast=part)
+    assert app.failure == ""
+    assert app.trouble == (f"fast: {part.message}" if is_trouble else "")
+
+
+def test_a_pool_that_no_host_can_hold_is_named_with_what_it_lacks() -> None:
+    topology = load_deploy_file(ROOT / "deployments" / "nvidia.yaml").topology
+    pools = {p.name: p.deployments for p in topology.pools}
+    first, fast, large = why_unplaceable(pools, [{"CPU": 8.0}]).splitlines()
+    assert first == "no host can hold a replica of: coder-fast, coder-large"
+    assert fast == (
+        "fast-gpu: a replica needs 1 CPU, 1 GPU on one host; the most any host has is 8 CPU, 0 GPU"
+    )
+    assert large.startswith("large-gpu: ")
+    assert why_unplaceable(pools, [{"CPU": 8.0, "GPU": 1.0}]) == ""
+
+
+def test_a_pool_comes_up_with_any_of_its_deployments() -> None:
+    topology = load_deploy_file(ROOT / "deployments" / "mixed.yaml").topology
+    pools = {p.name: p.deployments for p in topology.pools}
+    assert why_unplaceable(pools, [{"CPU": 8.0}]) == ""
+
+
+async def test_only_this_machine_is_told_the_details(tmp_path: Path) -> None:
+    async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
+        app = create_app(
+            kit.service,
+            max_body_bytes=1000,
+            ready=lambda: (False, "the engines failed to deploy: fast\n/secret/path"),
+            access=an_access(),
+        )
+        near = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        async with near, foreign(app) as far:
+            here, there = await near.get("/readyz"), await far.get("/readyz")
+    assert (here.status_code, there.status_code) == (503, 503)
+    assert here.json()["reason"] == "the engines failed to deploy: fast\n/secret/path"
+    assert there.json()["reason"] == "the engines failed to deploy: fast"
+
+
+# Keys before there is a Profiler
+
+
+async def test_a_store_without_keys_lets_this_machine_in_before_the_profiler_is_there(
+    tmp_path: Path,
+) -> None:
+    args = {"store": str(tmp_path / "metadata.db")}
+    access = await stored_access(args, is_on_head_node=True)
+    assert access == Access()
+    assert not (tmp_path / "metadata.db").exists()
+    control = AccessControl()
+    control.learn(access)
+    assert control.caller("", is_local=True).key == ""
+    MetadataStore.open(tmp_path / "metadata.db").close()
+    assert await stored_access(args, is_on_head_node=True) == Access()
+
+
+async def test_a_store_with_a_key_lets_nobody_in_without_it(tmp_path: Path) -> None:
+    location = tmp_path / "metadata.db"
+    result = CliRunner().invoke(
+        cli, ["keys", "create", "--tenant", "team"], env={"CATO_STORE": str(location)}
+    )
+    assert result.exit_code == 0, result.output
+    access = await stored_access({"store": str(location)}, is_on_head_node=True)
+    assert access is not None
+    control = AccessControl()
+    control.learn(access)
+    with pytest.raises(AccessError, match="needs an API key"):
+        control.caller("", is_local=True)
+
+
+@pytest.mark.parametrize(
+    ("store", "here"),
+    [
+        ("{folder}/metadata.db", False),  # another host's file
+        ("metadata.db", True),  # relative to another folder, perhaps
+        ("sqlite:///{folder}/metadata.db", True),
+        ("mysql://host/x", True),
+        ("{folder}", True),  # no database
+    ],
+)
+async def test_where_the_store_cannot_be_seen_from_here_nobody_is_let_in(
+    tmp_path: Path, store: str, here: bool
+) -> None:
+    location = store.format(folder=tmp_path)
+    assert await stored_access({"store": location}, is_on_head_node=here) is None
+
+
+@pytest.mark.parametrize("rule", [KeyRule.AUTO, KeyRule.REQUIRED])
+async def test_while_keys_are_loading_the_answer_says_when_to_come_again(
+    tmp_path: Path, rule: KeyRule
+) -> None:
+    async with (
+        running(
+            tmp_path, a_fast_pool(), workflows=(COMPLETION,), access=AccessControl(rule)
+        ) as kit,
+        kit.http() as http,
+    ):
+        answer = await http.post("/v1/chat/completions", json=CHAT)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "keys_unknown"
+    assert answer.headers["Retry-After"] == "3"
+
+
+# Models before there are engines
+
+
+async def test_while_no_pool_is_known_models_are_not_unknown_but_starting(tmp_path: Path) -> None:
+    async with running(tmp_path, workflows=(COMPLETION,)) as kit, kit.http() as http:
+        answers = [
+            await http.get("/v1/models"),
+            await http.get("/v1/models/fast"),
+            await http.post("/v1/chat/completions", json=CHAT),
+            await http.post("/v1/messages", json={**CHAT, "max_tokens": 5}),
+            await http.post("/v1/completions", json={"model": "fast", "prompt": "x"}),
+            await http.post("/v1/completions", json={"model": "cato-completion", "prompt": "x"}),
+        ]
+    for answer in answers:
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"] == "3"
+
+
+class Unmeasured(LocalPools):
+    """Pools of which no replica has told its profile."""
+
+    def all(self) -> list[PoolInfo]:
+        return [replace(p, profile=UNMEASURED, is_measured=False) for p in super().all()]
+
+
+async def test_a_context_that_is_not_known_yet_is_not_made_up(tmp_path: Path) -> None:
+    async with Unmeasured(a_fast_pool()) as pools:
+        service = TaskService(
+            workflows_of(tmp_path, COMPLETION), pools, NodeRunner({}), LocalRecords(pools), seed=1
+        )
+        app = create_app(service, max_body_bytes=1000, ready=lambda: (True, ""), access=an_access())
+        near = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        async with near:
+            listed = (await near.get("/v1/models")).json()["data"]
+    assert {m["id"]: m["max_model_len"] for m in listed} == {
+        "sim-fast": None, "fast": None, "cato-completion": None,
+    }  # fmt: skip

@@ -1,0 +1,216 @@
+"""A deployment that has had an API key serves nobody without one until an operator says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cato.cli import app as cli
+from cato.config.places import RUN_DIR_VARIABLE, STATE_VARIABLE, run_dir
+from cato.control import profiler as profiler_module
+from cato.control.profiler import Profiler
+from cato.core.errors import AccessError, ConfigError
+from cato.core.tenancy import Access, KeyHistory
+from cato.serve.access.control import AccessControl
+from cato.serve.access.early import stored_access
+from cato.serve.access.keys import parts
+from cato.store.store import MetadataStore
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "state"
+    monkeypatch.setenv(STATE_VARIABLE, str(folder))
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "metadata.db"
+
+
+def keys(store: Path, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["keys", *words, "--store", str(store)])
+
+
+def make_key(store: Path) -> str:
+    result = keys(store, "create", "--tenant", "a")
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip()
+
+
+def damaged(store: Path) -> None:
+    for file in store.parent.glob(f"{store.name}-*"):
+        file.unlink()
+    store.write_bytes(b"no database" * 1000)
+
+
+def deleted(store: Path) -> None:
+    for file in store.parent.glob(f"{store.name}*"):
+        if file.suffix != ".keyed":
+            file.unlink()
+
+
+def folder_deleted(store: Path) -> None:
+    shutil.rmtree(store.parent)
+
+
+LOSSES = [damaged, deleted, folder_deleted]
+
+
+def is_served(control: AccessControl, key: str = "") -> bool:
+    try:
+        control.caller(key, is_local=True)
+    except AccessError:
+        return False
+    return True
+
+
+async def told(store: Path) -> Access:
+    """What a Profiler that has just started says."""
+    profiler = Profiler(store)
+    access = await profiler.access()
+    await profiler.close()
+    assert access is not None
+    return access
+
+
+@pytest.mark.parametrize("lost", LOSSES)
+async def test_after_a_restart_without_its_store_nobody_is_served_without_a_key(
+    store: Path, lost: object
+) -> None:
+    make_key(store)
+    assert callable(lost)
+    lost(store)
+    control = AccessControl()
+    early = await stored_access({"store": str(store)}, is_on_head_node=True)
+    assert early is None or early.needs_key
+    control.learn(await told(store))
+    with pytest.raises(AccessError) as refused:
+        control.caller("", is_local=True)
+    assert (refused.value.status, refused.value.code) == (503, "keys_lost")
+    new = make_key(store)
+    control.learn(await told(store))
+    assert is_served(control, new)
+    assert not is_served(control)
+
+
+@pytest.mark.parametrize("lost", LOSSES)
+async def test_a_running_deployment_whose_files_are_all_lost_stays_closed(
+    store: Path, state: Path, lost: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler_module, "ACCESS_AGE_S", 0.0)
+    make_key(store)
+    profiler, control = Profiler(store), AccessControl()
+    control.learn(await profiler.access())
+    assert callable(lost)
+    lost(store)
+    shutil.rmtree(state)
+    # Opened again, as the writer does when it sees the loss.
+    profiler._writer.close()
+    profiler._writer = Profiler(store)._writer
+    access = await profiler.access()
+    assert access == Access(history=KeyHistory.KEYED)
+    control.learn(access)
+    assert not is_served(control)
+    assert (await told(store)).needs_key  # it was written again
+    control.learn(Access())  # by a Profiler that knows nothing
+    assert not is_served(control)
+    await profiler.close()
+
+
+async def test_a_store_that_was_never_readable_is_closed_where_there_were_keys(
+    store: Path,
+) -> None:
+    make_key(store)
+    for file in store.parent.glob(f"{store.name}*"):
+        file.unlink()
+    store.mkdir()
+    assert (await told(store)).needs_key
+
+
+async def test_keys_of_an_earlier_version_are_remembered_when_they_are_read(
+    store: Path, state: Path
+) -> None:
+    make_key(store)
+    store.with_name("metadata.db.keyed").unlink()
+    shutil.rmtree(state)
+    opened = MetadataStore.open(store)
+    assert opened.access("2026-11").needs_key
+    opened.close()
+    folder_deleted(store)
+    assert (await told(store)).needs_key
+
+
+async def test_a_deployment_without_keys_that_loses_its_store_serves_this_machine(
+    store: Path,
+) -> None:
+    MetadataStore.open(store).close()
+    folder_deleted(store)
+    control = AccessControl()
+    control.learn(await told(store))
+    assert is_served(control)
+
+
+async def test_revoking_and_deleting_the_last_key_opens_nothing_but_open_does(
+    store: Path,
+) -> None:
+    control = AccessControl()
+    found = parts(make_key(store))
+    assert found is not None
+    id = found[0]
+    control.learn(await told(store))
+    assert "revoke" in keys(store, "delete", id).stderr
+    assert "revoke" in keys(store, "open").stderr
+    control.learn(await told(store))
+    assert not is_served(control)
+    revoked = keys(store, "revoke", id)
+    assert "every request is refused" in revoked.stderr
+    assert "cato keys open" in revoked.stderr
+    control.learn(await told(store))
+    assert not is_served(control)
+    assert keys(store, "delete", id).exit_code == 0
+    access = await told(store)
+    assert access.keys == ()
+    control.learn(access)
+    assert not is_served(control)
+    assert keys(store, "open").exit_code == 0
+    control.learn(await told(store))
+    assert is_served(control)
+    make_key(store)
+    control.learn(await told(store))
+    assert not is_served(control)
+
+
+# The run folder
+
+
+def test_the_run_folder_is_made_for_this_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path / "run"))
+    assert run_dir().stat().st_mode & 0o777 == 0o700
+
+
+def test_a_run_folder_that_others_can_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    with pytest.raises(ConfigError, match="other users may write"):
+        run_dir()
+
+
+def test_a_run_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path))
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(ConfigError, match="another user"):
+        run_dir()

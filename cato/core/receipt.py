@@ -207,4 +207,4 @@ def _plain(value: SlaReceipt | NodeReceipt | LlmFacts | Drawn) -> dict[str, obje
 
     A receipt of each run goes through here.
     """
-    return {name: getattr(value, name) for name in value.__slots__}
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}

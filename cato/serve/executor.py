@@ -209,7 +209,9 @@ class RunningTask:
         self._calls: list[tuple[str, _Progress]] = []
         self._on_finish = on_finish
         self._retries = retries
-        self._out: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._out: list[Piece] = []  # not read yet
+        self._reader: asyncio.Future[None] | None = None
+        self._has_sent = False
         self._outputs: dict[tuple[NodeId, int], _Output] = {}
         self._tasks: dict[asyncio.Task[None], NodeId] = {}
         self._watchdog: asyncio.TimerHandle | None = None
@@ -222,24 +224,21 @@ class RunningTask:
         self._watchdog = loop.call_later(self.run.hard_deadline_s - now_s, self._pass_deadline)
         self._perform(self.run.start(now_s))
 
-    async def batches(self) -> AsyncGenerator[list[Piece], None]:
-        """The pieces, those that came while the reader was busy together; never an empty list."""
-        async with contextlib.aclosing(self.pieces()) as pieces:
-            async for piece in pieces:
-                batch = [piece]
-                while not self._out.empty():
-                    waiting = self._out.get_nowait()
-                    if waiting is None:
-                        self._out.put_nowait(None)  # the end, for `pieces`
-                        break
-                    batch.append(waiting)
-                yield batch
+    async def next(self) -> list[Piece]:
+        """All pieces that are there, at least one; empty when the run has finished and all were
+        read. There is one reader; it cancels the run when it leaves early."""
+        if not self._out and self.finish is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        pieces, self._out = self._out, []
+        return pieces
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer as it comes; ends when the run has finished."""
         try:
-            while (piece := await self._out.get()) is not None:
-                yield piece
+            while batch := await self.next():
+                for piece in batch:
+                    yield piece
         finally:
             self.cancel(CLIENT_LEFT)
 
@@ -310,7 +309,7 @@ class RunningTask:
         self.finish = finish = replace(finish, receipt=replace(receipt, excuse=excuse))
         if self._watchdog is not None:
             self._watchdog.cancel()
-        self._out.put_nowait(None)
+        self._wake_reader()
         self._on_finish(finish, self._used())
 
     def _used(self) -> list[ModelUse]:
@@ -360,8 +359,15 @@ class RunningTask:
             output.pieces.append(piece)
 
     def _send(self, piece: Piece) -> None:
-        self.run.handle(TextSent(time.monotonic()))
-        self._out.put_nowait(piece)
+        if not self._has_sent:
+            self._has_sent = True
+            self.run.handle(TextSent(time.monotonic()))
+        self._out.append(piece)
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     # Nodes
 

@@ -1,4 +1,4 @@
-"""The records as an ingress replica reaches them on Ray."""
+"""Receipts and what was learnt from them, as an ingress replica reaches the Profiler on Ray."""
 
 from __future__ import annotations
 

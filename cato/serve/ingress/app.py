@@ -42,6 +42,7 @@ from cato.serve.ingress.dialects import (
 from cato.serve.ingress.feedback import FeedbackSink, LoggedFeedback
 from cato.serve.ingress.forwarded import Proxies
 from cato.serve.ingress.gate import Gate
+from cato.serve.ingress.hot import HotRoutes, hot_endpoints
 from cato.serve.ingress.naming import TaskPrefix
 from cato.serve.ingress.pages import Pages
 from cato.serve.service import TaskService
@@ -109,6 +110,8 @@ def create_app(
         for dialect in DIALECTS:
             one.include_router(dialect.routes(ingress))
         errors.install(one, ingress.has_replicas)
+    hot = hot_endpoints(app)
+    app.add_middleware(HotRoutes, endpoints=hot, has_replicas=ingress.has_replicas)
     app.add_middleware(
         Gate, access=access, is_private=is_private, proxies=proxies, pages=pages, drain=drain
     )

@@ -53,18 +53,17 @@ class Exchange:
     ) -> None:
         self.task = task
         self._has_replicas = has_replicas
-        self._batches = task.batches()
         remember_task(request, task)
         loop = asyncio.get_running_loop()
         self._watch = loop.create_task(_cancel_on_disconnect(request.receive, task))
 
     async def next(self) -> list[Piece]:
         """All pieces that are there, at least one; empty when the run has finished."""
-        return await anext(self._batches, [])
+        return await self.task.next()
 
     async def whole(self) -> list[Piece]:
         """All pieces to the end."""
-        return [piece async for batch in self._batches for piece in batch]
+        return [piece async for piece in self.task.pieces()]
 
     def failure(self) -> Failure | None:
         """Why the finished run has no answer; None when it has one."""
@@ -74,7 +73,6 @@ class Exchange:
         """Stop watching; a run that is still under way is cancelled."""
         self._watch.cancel()
         self.task.cancel(CLIENT_LEFT)
-        await self._batches.aclose()
 
 
 async def _cancel_on_disconnect(receive: Receive, task: RunningTask) -> None:
@@ -195,6 +193,7 @@ class _EventSender:
         self._problem: OSError | None = None
         self._showing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._stall = _Stall()
         if sign:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(SIGN_AFTER_S, self._show_life_when_due)
@@ -219,6 +218,7 @@ class _EventSender:
     def close(self) -> None:
         """Do nothing any more."""
         self._sign = b""
+        self._stall.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._showing is not None:
@@ -243,10 +243,51 @@ class _EventSender:
                 self._task.cancel(CLIENT_LEFT)
 
     async def _put(self, data: bytes) -> None:
-        async with asyncio.timeout(READ_WITHIN_S):
+        with self._stall:
             if not self.has_begun:
                 self.has_begun = True
                 head = {"type": "http.response.start", "status": 200, "headers": self._headers}
                 await self._send(head)
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._last_s = asyncio.get_running_loop().time()
+
+
+class _Stall:
+    """Raises `TimeoutError` out of a block that takes longer than `READ_WITHIN_S`.
+
+    As `asyncio.timeout`, with one timer for all blocks of a stream instead of one for each.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[object] | None = None  # of the block under way
+        self._until_s = 0.0
+        self._has_stalled = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._task, self._until_s = asyncio.current_task(), loop.time() + READ_WITHIN_S
+        if self._timer is None:
+            self._timer = loop.call_at(self._until_s, self._check)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        task, self._task = self._task, None
+        if self._has_stalled and kind is asyncio.CancelledError:
+            self._has_stalled = False
+            if task is not None and task.uncancel() <= 0:
+                raise TimeoutError
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._task is None:
+            return  # the next block sets another
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._until_s:
+            self._has_stalled = True
+            self._task.cancel()
+        else:
+            self._timer = loop.call_at(self._until_s, self._check)

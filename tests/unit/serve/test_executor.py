@@ -528,11 +528,10 @@ async def test_runs_with_the_same_request_id_do_not_disturb_each_other(tmp_path:
 async def test_what_queues_up_while_the_reader_is_busy_comes_together(tmp_path: Path) -> None:
     async with running(tmp_path, a_fast_pool(), workflows=(COMPLETION,)) as kit:
         task = kit.service.run_task("code-completion", {"prefix": "x"}, request_id="r")
-        batches = task.batches()
-        first = await anext(batches)
+        first = await task.next()
         await until(lambda: task.finish is not None, within_s=5)
-        second = await anext(batches)
-        assert [piece async for batch in batches for piece in batch] == []
+        second = await task.next()
+        assert await task.next() == []
     assert len(first) + len(second) == 12
     assert isinstance(task.finish.output, dict)
     assert "".join(p.text for p in (*first, *second)) == task.finish.output["text"]

@@ -1,0 +1,49 @@
+"""The two busiest routes, ahead of FastAPI's machinery: its dependencies, exit stacks and routing.
+
+The same functions answer, behind the same gate, and the API's document has them from FastAPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cato.core.errors import CatoError
+from cato.serve.ingress.errors import answer, failure_of_error
+
+PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def hot_endpoints(app: FastAPI) -> dict[str, Endpoint]:
+    """By path, what `app` answers POSTs with."""
+    return {r.path: r.endpoint for r in app.routes if isinstance(r, APIRoute) and r.path in PATHS}
+
+
+class HotRoutes:
+    """Answers what goes to `endpoints`; all else goes on to the application."""
+
+    def __init__(
+        self, app: ASGIApp, endpoints: Mapping[str, Endpoint], has_replicas: Callable[[str], bool]
+    ) -> None:
+        self._app, self._endpoints, self._has_replicas = app, endpoints, has_replicas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._endpoints.get(scope["path"]) if is_post else None
+        if endpoint is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await endpoint(request)
+        except (CatoError, HTTPException) as error:
+            response = answer(request, failure_of_error(error, self._has_replicas))
+        await response(scope, receive, send)

@@ -39,7 +39,7 @@ from cato.core.errors import CatoError, InputError
 from cato.serve.ports import own_cluster
 
 if TYPE_CHECKING:
-    from cato.bench.live.session import Session
+    from cato.lab.live.session import Session
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 console = Console()
@@ -107,12 +107,12 @@ def overhead(
     if accelerator not in ACCELERATORS:
         raise typer.BadParameter(f"{accelerator!r} is none of {', '.join(ACCELERATORS)}")
     with _measuring(transport=transport):
-        from cato.bench.overhead import Settings
+        from cato.lab.bench.overhead import Settings
 
         settings = Settings(engines, requests, rounds, tuple(concurrency or (1, 8)), tokens, seed)
         place = (accelerator, profile)
         report = _measure(settings, place, command, transport=transport)
-    from cato.bench.report import tables
+    from cato.lab.bench.report import tables
 
     console.print(tables(report))
     if json_file is not None:
@@ -137,7 +137,7 @@ def telemetry(
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     with _measuring():
-        from cato.bench.telemetry import Settings, measure
+        from cato.lab.bench.telemetry import Settings, measure
 
         with _shown() as (shown, say):
             found = measure(Settings(rounds, seed), say, shown)
@@ -179,8 +179,8 @@ def core(
     One thread, no Ray, no engine; a minute. Times are of the processor, not of the clock. With
     --trace also how good the length bounds are on its later half, and whether each target is met.
     """
-    from cato.bench import core as bench
     from cato.cli.profile import machine
+    from cato.lab.bench import core as bench
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -309,7 +309,7 @@ def live(
                 tuple(arm or ()), json_file,
             )  # fmt: skip
             return
-        from cato.bench.live.session import Options, Session
+        from cato.lab.live.session import Options, Session
 
         options = Options(
             experiment,
@@ -355,8 +355,8 @@ def engine(
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     with _measuring() as folder:
-        from cato.bench import schedulers
-        from cato.bench.report import machine_facts
+        from cato.lab.bench import schedulers
+        from cato.lab.bench.report import machine_facts
 
         with _shown() as (shown, _):
             found = schedulers.measure(kind, rounds, seed, folder, shown, tuple(arm or ()))
@@ -398,9 +398,9 @@ def accelerator(
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     with _measuring() as folder:
-        from cato.bench.accelerator.plan import letters_of
-        from cato.bench.accelerator.report import tables
-        from cato.bench.accelerator.run import Accelerator, Settings
+        from cato.lab.accelerator.plan import letters_of
+        from cato.lab.accelerator.report import tables
+        from cato.lab.accelerator.run import Accelerator, Settings
 
         settings = Settings(
             tuple(files), json_file, letters_of(only), budget, quick, seed, models, profiles
@@ -430,7 +430,7 @@ def _measure_cace(
     json_file: Path | None,
 ) -> None:
     """Shared pools have arms and metrics of their own; the report lists them."""
-    from cato.bench.live import cace
+    from cato.lab.live import cace
 
     usual = cace.Settings()
     settings = cace.Settings(
@@ -454,7 +454,7 @@ def _measure_live(session: Session, folder: Path, command: str) -> dict[str, Any
 
 
 def _live_facts() -> dict[str, object]:
-    from cato.bench.report import machine_facts
+    from cato.lab.bench.report import machine_facts
 
     return machine_facts() | {"transport": "HAProxy and gRPC"}
 
@@ -493,8 +493,8 @@ def _shown() -> Iterator[tuple[Shown, Callable[[str], None]]]:
 
 
 def _show_live(report: dict[str, Any], json_file: Path | None, plot: Path | None) -> None:
-    from cato.bench.live.plots import pictures
-    from cato.bench.live.report import tables
+    from cato.lab.live.plots import pictures
+    from cato.lab.live.report import tables
 
     console.print(tables(report))
     written = [json_file] if json_file is not None else []
@@ -509,8 +509,8 @@ def _show_live(report: dict[str, Any], json_file: Path | None, plot: Path | None
 def _measure(
     settings: object, place: tuple[str, str | None], command: str, *, transport: bool
 ) -> dict[str, object]:
-    from cato.bench.overhead import ARMS, Settings, Stage, measure
-    from cato.bench.report import as_json, machine_facts
+    from cato.lab.bench.overhead import ARMS, Settings, Stage, measure
+    from cato.lab.bench.report import as_json, machine_facts
 
     assert isinstance(settings, Settings)
     facts = machine_facts() | {

@@ -20,9 +20,9 @@ from rich.table import Table
 from cato.cli.bench import set_environment
 from cato.config.paths import resolve
 from cato.core.errors import CatoError, InputError
-from cato.testing.chaos import Drill
-from cato.testing.chaos_local import local_stage
-from cato.testing.chaos_plan import Plan, load_plan
+from cato.lab.chaos.drill import Drill
+from cato.lab.chaos.local_stage import local_stage
+from cato.lab.chaos.plan import Plan, load_plan
 
 DEFAULT_PLAN = "deployments/drills/quick.yaml"
 console = Console()
@@ -85,7 +85,7 @@ def _on_ray(plan: Plan) -> dict[str, Any]:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
         set_environment(folder, transport=True)
-        from cato.bench.chaos_ray import ray_stage
+        from cato.lab.chaos.ray_stage import ray_stage
 
         stage = stack.enter_context(ray_stage(plan, Path(folder), _say))
         return asyncio.run(Drill(plan, stage, _say).run())

@@ -213,7 +213,7 @@ def _plan_agents(
     seeds: str | None,
     json_file: Path | None,
 ) -> None:
-    from cato.lab.agents import ALL, Answer, Search, answer_of, searched
+    from cato.lab.studies.agents import ALL, Answer, Search, answer_of, searched
     from cato.policies.schedulers import FORESIGHT
     from cato.sim.report import finite
     from cato.sim.scenario_file import named_profile

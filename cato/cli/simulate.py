@@ -71,7 +71,7 @@ def simulate(
 
     No engine runs; the same seeds give the same numbers.
     """
-    from cato.lab import papers
+    from cato.lab.experiments import papers
 
     console = Console()
     try:
@@ -111,7 +111,7 @@ def simulate(
 
 def _papers(options: Options, folder: Path, console: Console) -> None:
     """All of the papers, one experiment after the other, and what was met of their targets."""
-    from cato.lab import papers
+    from cato.lab.experiments import papers
 
     for done in papers.regenerate(options, folder, papers.PAPERS):
         name, targets = done.experiment.name, done.report.targets if done.report else ()
@@ -139,7 +139,7 @@ def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[
 
 
 def _listed() -> Table:
-    from cato.lab import papers
+    from cato.lab.experiments import papers
     from cato.lab.registry import experiment, names
 
     table = a_table("Experiments")

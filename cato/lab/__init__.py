@@ -1,1 +1,1 @@
-"""Studies with arms and targets. A new experiment: a file with a `STUDY`, a name in `registry`."""
+"""Studies, simulated and live, with arms and targets; benchmarks and drills."""

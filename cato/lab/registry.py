@@ -7,24 +7,24 @@ from importlib import import_module
 from types import MappingProxyType
 
 from cato.core.errors import UnknownNameError
+from cato.lab.experiments import registry as experiments
 from cato.lab.study import Study, as_experiment
 from cato.sim.experiment import Experiment
-from cato.sim.experiments import registry as experiments
 
 # Name -> module of this package, which has it as `STUDY` or in `STUDIES`.
 STUDIES: Mapping[str, str] = MappingProxyType(
     {
-        "completions": "completions",
-        "agents": "agents",
-        "agents-and-completions": "agents_and_completions",
-        "robustness": "robustness",
-        "length-features": "length_features",
-        "cace-windows": "cace_figures",
-        "codexglue-tasks": "codexglue_tasks",
-        "router-shards": "router_shards",
-        **{f"saber-fig{n}": "saber_figures" for n in (4, 6, 7)},
-        **{f"slo-sa-fig{n}": "slo_sa_figures" for n in (8, 9, 10, 11)},
-        **{f"tempo-fig{n}": "tempo_figures" for n in (9, 14, 16, 17, 18, 19)},
+        "completions": "studies.completions",
+        "agents": "studies.agents",
+        "agents-and-completions": "studies.agents_and_completions",
+        "robustness": "studies.robustness",
+        "length-features": "studies.length_features",
+        "cace-windows": "experiments.cace_figures",
+        "codexglue-tasks": "experiments.codexglue_tasks",
+        "router-shards": "studies.router_shards",
+        **{f"saber-fig{n}": "experiments.saber_figures" for n in (4, 6, 7)},
+        **{f"slo-sa-fig{n}": "experiments.slo_sa_figures" for n in (8, 9, 10, 11)},
+        **{f"tempo-fig{n}": "experiments.tempo_figures" for n in (9, 14, 16, 17, 18, 19)},
     }
 )
 

@@ -15,9 +15,9 @@ from typing import Protocol
 from cato.core.errors import UnknownNameError
 from cato.core.policies import Policies
 from cato.core.profile import Profile
+from cato.lab.experiments.common import measured
 from cato.policies import schedulers
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.common import measured
 from cato.sim.fleet import PoolSetup
 from cato.sim.report import Report, Sample, Setting, Target, compare, summarize
 from cato.sim.tasks import SimTask

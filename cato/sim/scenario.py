@@ -22,8 +22,8 @@ from cato.core.topology import RAY_SERVE
 from cato.policies import schedulers
 from cato.sim import plots
 from cato.sim.experiment import Experiment, Options, Progress, run_all
-from cato.sim.experiments.common import metrics_of
 from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.metrics import metrics_of
 from cato.sim.report import Report, Sample, compare, summarize
 from cato.sim.tasks import Outcome, SimNode, SimTask, task_metrics
 from cato.sim.traces import TraceRow

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cato.bench.accelerator.plan import ITEMS
-from cato.bench.accelerator.report import findings
 from cato.control import nvidia
+from cato.lab.accelerator.plan import ITEMS
+from cato.lab.accelerator.report import findings
 from tests.live.conftest import ROOT
 from tests.live.test_profile import run_cato
 

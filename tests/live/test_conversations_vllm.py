@@ -21,6 +21,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from fastapi import FastAPI
+from kits.builders import a_profile
 
 from cato.core.ids import ModelName, ReplicaId, TaskName
 from cato.core.tenancy import Access
@@ -28,14 +29,13 @@ from cato.core.topology import EngineSpec, ModelSpec, OutputCaps
 from cato.core.workflow import Workflow
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
+from cato.lab.bench.checkpoints import write_checkpoint
+from cato.lab.chaos.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.serve import loopback
 from cato.serve.access.control import AccessControl
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
-from cato.testing.builders import a_profile
-from cato.testing.checkpoints import write_checkpoint
-from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.wire.endpoint import Endpoint
 from cato.wire.reading import conversation_of
 from cato.wire.stable import stable

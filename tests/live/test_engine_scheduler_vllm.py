@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from kits.engine_conformance import until_running
 
 from cato.core.ids import ModelName
 from cato.core.pool.prefill import MOST_DOUBLINGS, NO_TARGET_S, CallTarget
@@ -19,8 +20,7 @@ from cato.core.topology import DUE_DATE, EngineSpec, ModelSpec
 from cato.engines.base import Endpoint, EngineRequest
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
-from cato.testing.checkpoints import write_checkpoint
-from cato.testing.engine_conformance import until_running
+from cato.lab.bench.checkpoints import write_checkpoint
 
 pytestmark = [
     pytest.mark.live,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from kits.engine_conformance import EngineConformance, a_request, collect
 
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.ids import ModelName
@@ -25,8 +26,7 @@ from cato.demo import demo_model_path
 from cato.engines.base import EngineState
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
-from cato.testing.checkpoints import write_adapter
-from cato.testing.engine_conformance import EngineConformance, a_request, collect
+from cato.lab.bench.checkpoints import write_adapter
 
 MODEL_PATH = Path(os.environ.get("CATO_TEST_MODEL") or demo_model_path())
 pytestmark = [

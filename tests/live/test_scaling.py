@@ -47,7 +47,7 @@ def scaling(app: App) -> Iterator[Callable[..., None]]:
 
 
 def state() -> dict[str, Any]:
-    from cato.bench.live.stage import deployment_states
+    from cato.lab.live.stage import deployment_states
 
     return asdict(deployment_states()[DEPLOYMENT])
 

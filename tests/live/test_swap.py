@@ -22,8 +22,8 @@ from cato.core.topology import DeploymentSpec, EngineSpec, HostedModel, ModelSpe
 from cato.engines.base import Endpoint, Engine, EngineRequest, EngineState
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
+from cato.lab.bench.checkpoints import ARCHITECTURES, write_checkpoint
 from cato.serve.engine_loader import EngineLoader
-from cato.testing.checkpoints import ARCHITECTURES, write_checkpoint
 
 pytestmark = [
     pytest.mark.live,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 import numpy as np
+from kits.builders import a_profile
 
 from cato.core.commands import Command
 from cato.core.events import Event
@@ -22,7 +23,6 @@ from cato.policies.ordering.tempo import GainDensity
 from cato.sim.cards import OUTPUT_TOKENS, SLO_S, CardArrival, Wanted, model_name
 from cato.sim.fleet import Fleet, PoolSetup, Recorder
 from cato.sim.tasks import SimNode, SimTask
-from cato.testing.builders import a_profile
 
 POOL = PoolName("p")
 # Steps of 10 ms and 1 ms a request, prompts at 10,000 tokens a second, a KV cache that can fill up.

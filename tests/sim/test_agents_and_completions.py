@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cato.lab import agents, agents_and_completions
+from cato.lab.studies import agents, agents_and_completions
 from cato.lab.study import as_experiment
 from cato.sim.experiment import Options, silent
 from cato.sim.report import Sample

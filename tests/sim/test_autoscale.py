@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from kits.builders import a_profile
 
 from cato.core.demand import CallKind
 from cato.core.errors import UnknownNameError
 from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.scaling import PoolLoad, Scale
 from cato.core.slo import SloMetric
+from cato.lab.experiments import coding_scaling
 from cato.policies import schedulers
 from cato.policies.scaling.forecast import Forecast
 from cato.sim.autoscale import AutoscaledFleet, PoolPoint, ScaledPool, follow_ups_of
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import coding_scaling
 from cato.sim.fleet import PoolSetup
 from cato.sim.report import Report, Setting
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import SEVEN_B
-from cato.testing.builders import a_profile
 
 P, Q = PoolName("p"), PoolName("q")
 # A call of n tokens takes n seconds.

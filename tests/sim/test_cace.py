@@ -14,6 +14,7 @@ from cato.core.eviction import EvictionPolicy, Wanted
 from cato.core.ids import InvocationId, ModelName
 from cato.core.pool.placement_events import Load, LoadFinished
 from cato.core.shared import OfLine, SharedEvent
+from cato.lab.experiments import cace
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
 from cato.policies.eviction.foresight import ForesightEviction
@@ -22,7 +23,6 @@ from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
 from cato.sim import cards
 from cato.sim.cards import COMPLETION, PATTERNS, PROFILES, REASONING, CardArrival
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import cace
 
 UNIFORM, IDE_HEAVY, SKEWED = PATTERNS
 

@@ -9,12 +9,11 @@ import pytest
 
 from cato.core.errors import InputError
 from cato.core.slo import SloMetric
-from cato.lab import codexglue_tasks
+from cato.lab.experiments import codexglue, codexglue_tasks
+from cato.lab.experiments.registry import experiment
 from cato.lab.registry import study
 from cato.lab.study import as_experiment
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import codexglue
-from cato.sim.experiments.registry import experiment
 from cato.sim.traces import load_pairs
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fleet_kit import POOL, a_fleet, a_task
+from kits.builders import a_profile
 from test_replay import _Logged
 from typer.testing import CliRunner
 
@@ -23,7 +24,6 @@ from cato.sim.counterfactual import RECORDED, compare, history_of
 from cato.sim.fleet import Fleet
 from cato.sim.tasks import SimTask
 from cato.telemetry.event_log import EventLog, Recorded, Recording, read_log
-from cato.testing.builders import a_profile
 
 PROFILE = replace(a_profile(prefill_s=0.04, token_s=0.01), load_s=0.0)
 PLAIN = PoolPolicies("round-robin")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cato.core.errors import InputError
+from cato.lab.experiments import length_bounds, saber_estimators
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import length_bounds, saber_estimators
 from cato.sim.traces import TraceRow, load_azure
 from cato.sim.workloads import SABER_ENGINE
 

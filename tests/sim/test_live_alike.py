@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 from fleet_kit import POOL, SCHEDULERS, a_task
+from kits.builders import a_node, a_profile, a_workflow, always
 
 from cato.core.commands import Command, Dispatch
 from cato.core.errors import CatoError
@@ -25,14 +26,13 @@ from cato.core.snapshot import Invocation
 from cato.core.topology import ModelSpec
 from cato.core.workflow import NodeKind
 from cato.engines.base import Endpoint, EngineRequest
+from cato.lab.chaos.local_pools import LocalPool, LocalPools
 from cato.serve.executor import RunningTask
 from cato.serve.nodes.runner import NodeRunner
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import SimTask
 from cato.sim.workflow_estimates import with_estimates
 from cato.sim.workflow_tasks import LlmWork, LocalWork, WorkflowClass, WorkflowOutcome, drawn_task
-from cato.testing.builders import a_node, a_profile, a_workflow, always
-from cato.testing.local_pools import LocalPool, LocalPools
 
 # Long enough for all to be offered while the first is served, however slow the machine.
 PROFILE = replace(a_profile(prefill_s=0.04, token_s=0.001), load_s=0.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cato.lab.experiments import cato_rq4, saber, tempo
+from cato.lab.experiments.bounds import UPPER_BOUND
+from cato.lab.experiments.routers import ROUTERS
 from cato.sim import plots
-from cato.sim.experiments import cato_rq4, saber, tempo
-from cato.sim.experiments.bounds import UPPER_BOUND
-from cato.sim.experiments.routers import ROUTERS
 from cato.sim.looks import look_of
 from cato.sim.report import Mean
 

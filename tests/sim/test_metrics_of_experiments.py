@@ -10,9 +10,7 @@ import pytest
 
 from cato.core.ids import PoolName, TaskName
 from cato.core.slo import SloMetric
-from cato.policies import schedulers
-from cato.sim.experiment import Options, silent
-from cato.sim.experiments import (
+from cato.lab.experiments import (
     azure_replay,
     cace,
     codexglue,
@@ -22,6 +20,8 @@ from cato.sim.experiments import (
     saber,
     tempo,
 )
+from cato.policies import schedulers
+from cato.sim.experiment import Options, silent
 from cato.sim.plan import Planner, report_of
 from cato.sim.report import Report
 from cato.sim.scenario import (

@@ -13,28 +13,32 @@ from statistics import fmean
 import pytest
 from typer.testing import CliRunner
 
-from cato.bench.live.experiments import live_experiment
 from cato.cli import app
 from cato.core.ids import PoolName
 from cato.core.slo import SloMetric
-from cato.lab import cace_figures, matrix, papers, slo_sa_figures, tempo_figures
+from cato.lab.experiments import (
+    azure_replay,
+    cace,
+    cace_figures,
+    cato_rq,
+    cato_rq4,
+    coding_scaling,
+    papers,
+    printed,
+    saber,
+    slo_sa,
+    slo_sa_figures,
+    tempo,
+    tempo_figures,
+)
+from cato.lab.experiments.registry import experiment
+from cato.lab.live.experiments import live_experiment
+from cato.lab.studies import matrix
 from cato.policies import schedulers
 from cato.policies.mapping.annealing import SimulatedAnnealing
 from cato.policies.mapping.registry import MAPPERS
 from cato.sim import cards
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import (
-    azure_replay,
-    cace,
-    cato_rq,
-    cato_rq4,
-    coding_scaling,
-    printed,
-    saber,
-    slo_sa,
-    tempo,
-)
-from cato.sim.experiments.registry import experiment
 from cato.sim.report import Report
 from cato.sim.tasks import SimTask
 from cato.sim.workloads import (

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from fleet_kit import a_fleet, a_task
+from kits.builders import a_profile
 
 from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.routing.least_wait import LeastWait
 from cato.sim.report import mean_and_stderr
-from cato.testing.builders import a_profile
 
 FCFS = Policies(LeastWait(), FirstComeFirstServed(), max_queued=1_000_000)
 # A step of 1 ms: lengths in tokens are lengths of service in ms.

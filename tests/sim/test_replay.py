@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fleet_kit import POOL, a_fleet, a_task
+from kits.builders import a_profile
 
 from cato.core.commands import Command, Preempt
 from cato.core.errors import ConfigError
@@ -19,7 +20,6 @@ from cato.policies.registry import policies_of
 from cato.sim.replay import differences, replay_core, replay_simulated
 from cato.sim.tasks import SimTask
 from cato.telemetry.event_log import EventLog, Recording, read_log
-from cato.testing.builders import a_profile
 
 PROFILE = replace(a_profile(prefill_s=0.04, token_s=0.01), load_s=0.0)
 LATER = PoolPolicies("saber", max_queued=5)

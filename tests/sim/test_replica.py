@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.builders import a_profile
 
 from cato.core.profile import Profile
 from cato.sim.replica import MAX_BATCHED_TOKENS, FactKind, Sequence, SimReplica
-from cato.testing.builders import a_profile
 
 # Every time is a multiple of a power of two, so that sums are exact in any order.
 DYADIC = replace(

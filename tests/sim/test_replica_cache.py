@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from kits.builders import a_profile
+
 from cato.core.ids import InvocationId
 from cato.core.prefix_cache import PrefixCache
 from cato.core.profile import Profile
 from cato.sim.replica import FactKind, Sequence, SimReplica
-from cato.testing.builders import a_profile
 
 BLOCK = 16
 PROFILE = replace(

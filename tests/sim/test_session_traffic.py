@@ -14,7 +14,7 @@ from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
 from cato.core.profile import Profile
-from cato.lab import agents
+from cato.lab.studies import agents
 from cato.lab.study import as_experiment
 from cato.policies import schedulers
 from cato.sim.experiment import Options, silent

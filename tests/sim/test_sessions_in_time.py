@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
-from cato.lab import agents
+from cato.lab.studies import agents
 from cato.policies import schedulers
 from cato.sim.fleet import PoolSetup
 from cato.sim.sessions import RecordedSession, Turn, Users

@@ -8,7 +8,7 @@ import pytest
 from fleet_kit import POOL, a_task
 
 from cato.core.slo import SloMetric
-from cato.lab import completions as lab
+from cato.lab.studies import completions as lab
 from cato.policies import schedulers
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import SimTask, task_metrics

@@ -14,6 +14,7 @@ import pytest
 from fleet_kit import POOL, PROFILE, SCHEDULERS, Scribe, a_fleet, a_task, random_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.builders import a_profile
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.events import (
@@ -27,11 +28,10 @@ from cato.core.events import (
 from cato.core.ids import ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies
+from cato.lab.experiments import coding_mixes
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import coding_mixes
 from cato.sim.fleet import Fleet, SimPool
 from cato.sim.tasks import SimNode, SimTask, task_metrics
-from cato.testing.builders import a_profile
 
 GOLDEN = Path(__file__).parent / "golden" / "fleet.json"
 FIRST, SECOND = ReplicaId("p-0001"), ReplicaId("p-0002")

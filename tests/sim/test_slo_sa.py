@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from cato.core.errors import UnknownNameError
+from cato.lab.experiments import slo_sa
 from cato.policies.mapping.registry import MAPPERS
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import slo_sa
 from cato.sim.report import Report
 
 

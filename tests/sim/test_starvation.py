@@ -15,7 +15,7 @@ from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
 from cato.core.topology import PATIENCE_S
-from cato.lab import completions
+from cato.lab.studies import completions
 from cato.policies import schedulers
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.mixed import POOL as MIXED_POOL

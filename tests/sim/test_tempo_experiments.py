@@ -11,8 +11,8 @@ import pytest
 from cato.core.errors import UnknownNameError
 from cato.core.ids import PoolName, TaskName
 from cato.core.slo import SloMetric
+from cato.lab.experiments import tempo
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import tempo
 from cato.sim.tasks import Outcome, SimNode, SimTask, service_gain
 from cato.sim.workloads import TEMPO_ENGINE, tempo_rate_per_s, tempo_tasks, with_known_lengths
 

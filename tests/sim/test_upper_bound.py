@@ -8,9 +8,9 @@ import pytest
 
 from cato.core.ids import PoolName, TaskName
 from cato.core.slo import SloMetric
-from cato.sim.experiments import cato_rq, printed, saber
-from cato.sim.experiments.bounds import UPPER_BOUND, Capacity, attainable
-from cato.sim.experiments.common import measured
+from cato.lab.experiments import cato_rq, printed, saber
+from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
+from cato.lab.experiments.common import measured
 from cato.sim.fleet import PoolSetup
 from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import SABER_ENGINE, SEVEN_B, saber_tasks

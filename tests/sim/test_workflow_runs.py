@@ -13,6 +13,7 @@ import pytest
 from fleet_kit import POOL, PROFILE, SCHEDULERS, Scribe, a_task, random_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.builders import Says, a_node, a_workflow, always, broken
 
 import cato
 from cato.core.errors import ConfigError
@@ -48,7 +49,6 @@ from cato.sim.workflow_tasks import (
     drawn_task,
     local_result,
 )
-from cato.testing.builders import Says, a_node, a_workflow, always, broken
 from cato.workflows.load import load_workflow
 
 SHIPPED = Path(cato.__file__).parent.parent / "workflows"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cato.lab.matrix import Scene, cell_of
+from cato.lab.studies.matrix import Scene, cell_of
 from cato.policies.schedulers import FORESIGHT
 
 

@@ -23,6 +23,7 @@ from cato.core.session import Prompt
 from cato.core.tenancy import Access
 from cato.core.topology import ModelSpec, PoolPolicies
 from cato.core.workflow import Workflow
+from cato.lab.chaos.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.serve import loopback
 from cato.serve.access.control import AccessControl
 from cato.serve.batches.folder import BatchRoom
@@ -31,7 +32,6 @@ from cato.serve.ingress.feedback import Feedback
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import ModelCall, TaskService
 from cato.store.store import MetadataStore
-from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.wire.endpoint import Endpoint
 from cato.workflows.load import load_workflows
 

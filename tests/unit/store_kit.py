@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kits.builders import llm_facts
+
 from cato.core.estimates import NodeMean
 from cato.core.ids import NodeId, RunId, TaskName
 from cato.core.receipt import LlmFacts, NodeReceipt, SlaReceipt
 from cato.estimators.output_lengths import LengthSample
-from cato.testing.builders import llm_facts
 
 TASK, NODE, MODEL = TaskName("t"), NodeId("draft"), "m"
 

@@ -15,8 +15,12 @@ import yaml
 from rich.console import Console
 from virtual_time_kit import VirtualLoop
 
-from cato.bench.accelerator import run
-from cato.bench.accelerator.alone import (
+from cato.config.deploy_file import load_deploy_file
+from cato.config.schema import EnginesArgs
+from cato.control.nvidia import Card
+from cato.core.errors import InputError, UnknownNameError
+from cato.lab.accelerator import run
+from cato.lab.accelerator.alone import (
     SMALL,
     Alone,
     accelerator_name,
@@ -24,7 +28,7 @@ from cato.bench.accelerator.alone import (
     host_memory,
     two_models,
 )
-from cato.bench.accelerator.plan import (
+from cato.lab.accelerator.plan import (
     ITEMS,
     START_MINUTES,
     Item,
@@ -35,23 +39,19 @@ from cato.bench.accelerator.plan import (
     too_long,
     why_not,
 )
-from cato.bench.accelerator.report import findings, tables
-from cato.bench.accelerator.run import Accelerator, Settings
-from cato.bench.accelerator.served import _Stream, verdict_of_kill
-from cato.bench.deployment import (
+from cato.lab.accelerator.report import findings, tables
+from cato.lab.accelerator.run import Accelerator, Settings
+from cato.lab.accelerator.served import _Stream, verdict_of_kill
+from cato.lab.bench.deployment import (
     file_on_accelerator,
     models_of,
     on_accelerator,
     with_models_in,
     with_profile,
 )
-from cato.bench.live.experiments import mix_of
-from cato.bench.live.session import Options, Session
-from cato.bench.overhead import engines_args
-from cato.config.deploy_file import load_deploy_file
-from cato.config.schema import EnginesArgs
-from cato.control.nvidia import Card
-from cato.core.errors import InputError, UnknownNameError
+from cato.lab.bench.overhead import engines_args
+from cato.lab.live.experiments import mix_of
+from cato.lab.live.session import Options, Session
 from cato.profiles.load import load_profile_file, load_profiles
 from cato.profiles.schema import ProfileFile, Provenance
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cato.bench.live import cace
 from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import InputError, UnknownNameError
 from cato.core.slots import LoadCounts
+from cato.lab.live import cace
 from cato.profiles.load import check_profiles, load_profiles
 from cato.sim import cards
 from cato.workflows.load import load_workflows

@@ -18,32 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cato.bench.live import serve_llm
-from cato.bench.live.client import Ask, Seen, TaskClient
-from cato.bench.live.experiments import (
-    EXPERIMENTS,
-    WARM_UP_SEED,
-    Arm,
-    LiveExperiment,
-    live_experiment,
-    scaled,
-    scaled_profile,
-)
-from cato.bench.live.intervals import mean_interval
-from cato.bench.live.plots import pictures
-from cato.bench.live.prediction import Prediction, router_profiles, simulated
-from cato.bench.live.prompts import TOLERANCE, prompt_for, stops_for
-from cato.bench.live.report import as_json, tables
-from cato.bench.live.rounds import (
-    CpuLoad,
-    ReplicaPoint,
-    Run,
-    Settings,
-    Subject,
-    order,
-    whole_rounds,
-)
-from cato.bench.live.workflows import LiveTask, live_tasks, workflow_name, workflows, write
 from cato.config.control import pool_changes
 from cato.config.deploy_file import DeployFile, load_deploy_file
 from cato.core.errors import CatoError, UnknownNameError
@@ -53,12 +27,38 @@ from cato.core.topology import EngineSpec, PoolPolicies, PoolScaling
 from cato.core.workflow import NodeKind
 from cato.engines.base import Endpoint, EngineRequest
 from cato.engines.simulated import SimulatedEngine
-from cato.lab import completions
+from cato.lab.experiments import saber
+from cato.lab.experiments.common import measured
+from cato.lab.live import serve_llm
+from cato.lab.live.client import Ask, Seen, TaskClient
+from cato.lab.live.experiments import (
+    EXPERIMENTS,
+    WARM_UP_SEED,
+    Arm,
+    LiveExperiment,
+    live_experiment,
+    scaled,
+    scaled_profile,
+)
+from cato.lab.live.intervals import mean_interval
+from cato.lab.live.plots import pictures
+from cato.lab.live.prediction import Prediction, router_profiles, simulated
+from cato.lab.live.prompts import TOLERANCE, prompt_for, stops_for
+from cato.lab.live.report import as_json, tables
+from cato.lab.live.rounds import (
+    CpuLoad,
+    ReplicaPoint,
+    Run,
+    Settings,
+    Subject,
+    order,
+    whole_rounds,
+)
+from cato.lab.live.workflows import LiveTask, live_tasks, workflow_name, workflows, write
+from cato.lab.studies import completions
 from cato.policies import schedulers
 from cato.profiles.load import check_profiles, load_profile, load_profiles
 from cato.sim import mixed
-from cato.sim.experiments import saber
-from cato.sim.experiments.common import measured
 from cato.sim.fleet import PoolSetup
 from cato.sim.tasks import Outcome, SimTask
 from cato.sim.workloads import SABER_ENGINE, SEVEN_B, TEMPO_ENGINE

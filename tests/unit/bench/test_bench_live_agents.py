@@ -12,16 +12,16 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from cato.bench.live.agents import Player, Prompts, predicted
-from cato.bench.live.client import Seen, TaskClient
-from cato.bench.live.session_rounds import planned_tasks
-from cato.bench.live.traffic import SessionTraffic
-from cato.bench.live.workflows import LiveTask
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.engines.simulated.asked import read_asked
 from cato.engines.simulated.text import simulated_answer
-from cato.lab import agents
+from cato.lab.live.agents import Player, Prompts, predicted
+from cato.lab.live.client import Seen, TaskClient
+from cato.lab.live.session_rounds import planned_tasks
+from cato.lab.live.traffic import SessionTraffic
+from cato.lab.live.workflows import LiveTask
+from cato.lab.studies import agents
 from cato.policies import schedulers
 from cato.sim.fleet import PoolSetup
 from cato.sim.sessions import TurnRules, UserPlan

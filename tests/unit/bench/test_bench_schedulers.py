@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cato.bench import schedulers
-from cato.bench.schedulers import ARMS, Form
 from cato.core.errors import InputError
+from cato.lab.bench import schedulers
+from cato.lab.bench.schedulers import ARMS, Form
 
 SMALL = Form(
     streams=2, longs=((0.0, 800), (0.01, 600)), shorts=((0.02, 50), (0.05, 50)), long_due_s=5.0

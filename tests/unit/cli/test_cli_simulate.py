@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cato.bench import core
-from cato.bench.core import (
+from cato.cli import app
+from cato.cli.simulation import tables
+from cato.core.commands import Dispatch
+from cato.core.errors import UnknownNameError
+from cato.lab import experiments
+from cato.lab.bench import core
+from cato.lab.bench.core import (
     ENDED,
     OFFERED_FULL,
     OFFERED_ROOM,
@@ -25,15 +30,10 @@ from cato.bench.core import (
     dag_match,
     decisions,
 )
-from cato.bench.simulated import Speed, simulated_tasks, simulated_turns
-from cato.cli import app
-from cato.cli.simulation import tables
-from cato.core.commands import Dispatch
-from cato.core.errors import UnknownNameError
-from cato.lab import agents
+from cato.lab.bench.simulated import Speed, simulated_tasks, simulated_turns
+from cato.lab.experiments.registry import EXPERIMENTS, experiment, held_by
+from cato.lab.studies import agents
 from cato.policies import schedulers
-from cato.sim import experiments
-from cato.sim.experiments.registry import EXPERIMENTS, experiment, held_by
 from cato.sim.report import Mean, Report, Sample, Target
 
 SCENARIO = """

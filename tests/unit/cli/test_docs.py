@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from cato.cli import app as cato_app
 from cato.cli import reference
+from cato.lab.chaos.local_pools import LocalPools, LocalRecords
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
 from cato.serve.workflow_files import WorkflowFiles
-from cato.testing.local_pools import LocalPools, LocalRecords
 
 ROOT = Path(__file__).parents[3]
 TUTORIAL = ROOT / "workflows" / "README.md"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.control.links import Generate, Offer, Told
 from cato.control.router import ReplicaRouter
@@ -23,7 +24,6 @@ from cato.serve import lease_link
 from cato.serve.lease_link import LeaseLink
 from cato.serve.progress import Progress
 from cato.serve.token_streams import TokenStreams
-from cato.testing.builders import a_profile, a_report, an_invocation
 from cato.wire.endpoint import Endpoint
 from cato.wire.link.connection import Connection, Handler, Passive
 from cato.wire.link.endpoints import Address, Listener

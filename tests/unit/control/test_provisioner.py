@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import a_profile
 
 from cato.core.demand import CallKind, PoolDemand
 from cato.core.errors import UnknownNameError
@@ -27,7 +28,6 @@ from cato.core.topology import (
     Topology,
 )
 from cato.policies.scaling.registry import SCALING, scaling_policy
-from cato.testing.builders import a_profile
 
 P, Q = PoolName("p"), PoolName("q")
 D, E = DeploymentName("d"), DeploymentName("e")

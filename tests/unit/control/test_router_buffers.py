@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.control.links import Stop
 from cato.control.router import ReplicaRouter
@@ -14,7 +15,6 @@ from cato.core.errors import SupersededError
 from cato.core.ids import PoolName, ReplicaId, RunId
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
-from cato.testing.builders import a_profile, a_report, an_invocation
 from tests.unit.link_kit import joined
 
 REPLICA = ReplicaId("r")

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.control import router as module
 from cato.control.router import ReplicaRouter
@@ -14,7 +15,6 @@ from cato.core.ids import InvocationId, PoolName, ReplicaId
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
 from cato.telemetry.event_log import read_log
-from cato.testing.builders import a_profile, a_report, an_invocation
 
 
 class Clock:

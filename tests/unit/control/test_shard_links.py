@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 from link_kit import SECRET, dial, taken
 
 from cato.control.router import ReplicaRouter
@@ -23,7 +24,6 @@ from cato.serve import replica_link
 from cato.serve.lease_link import LeaseLink
 from cato.serve.replica import Replica
 from cato.serve.replica_link import ReplicaLink
-from cato.testing.builders import a_profile, a_report, an_invocation
 from cato.wire.link.connection import Connection, Handler
 from cato.wire.link.endpoints import Listener
 

@@ -54,10 +54,10 @@ from cato.core.topology import (
 )
 from cato.engines.base import Endpoint, Engine, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine, simulated_seed, simulated_text
+from cato.lab.chaos.local_slots import LocalSharedPool, LocalSlot
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.engine_loader import EngineLoader
 from cato.serve.lease_link import LeaseLink
-from cato.testing.local_slots import LocalSharedPool, LocalSlot
 from cato.wire.link.connection import Connection, Handler
 from tests.unit.link_kit import SECRET, dial, taken
 

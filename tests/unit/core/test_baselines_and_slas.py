@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ingress_kit import COMPLETION, a_fast_pool, running
+from kits.builders import a_node, a_workflow
 from typer.testing import CliRunner
 
 from cato.cli import app
@@ -16,7 +17,6 @@ from cato.core.ids import NodeId, TaskName
 from cato.core.runs import NodeEstimate
 from cato.core.slo import Slo, SloMetric
 from cato.store.store import MetadataStore
-from cato.testing.builders import a_node, a_workflow
 
 CODE = TaskName("code-completion")  # of `COMPLETION`: TTFT 10 s
 MEASURED = {

@@ -14,9 +14,9 @@ from cato.core.brownout import BrownoutStep, browned
 from cato.core.errors import ConfigError
 from cato.core.ids import TaskName
 from cato.core.workflow import LlmSettings, Workflow
+from cato.lab.chaos.local_pools import LocalPools, LocalRecords
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
-from cato.testing.local_pools import LocalPools, LocalRecords
 
 STEPS = (
     BrownoutStep(0.5, skip_optional=True),

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import llm_facts
 
 from cato.core.estimates import WEIGHT, Baselines, NodeMean, PoolErrors, PredictionErrors
 from cato.core.ids import NodeId, PoolName, RunId, TaskName
 from cato.core.receipt import NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate
-from cato.testing.builders import llm_facts
 
 A, B = NodeId("a"), NodeId("b")
 

@@ -21,7 +21,7 @@ from ingress_kit import (
 )
 
 from cato.core.receipt import DEADLINE_EXCEEDED, SlaReceipt
-from cato.testing.local_pools import LocalPool
+from cato.lab.chaos.local_pools import LocalPool
 
 ASK = {"inputs": {"instruction": "x"}}
 

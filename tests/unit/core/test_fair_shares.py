@@ -8,6 +8,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import a_report, an_invocation
 
 from cato.core.commands import Command, Dispatch, Refuse
 from cato.core.events import InvocationEnded, InvocationOffered, ReplicaLost
@@ -16,7 +17,6 @@ from cato.core.ids import PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies
 from cato.policies import schedulers
-from cato.testing.builders import a_report, an_invocation
 
 
 def serve(shares: TokenShares, tenant: str, tokens: int, weight: float = 1.0) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import a_profile
 
 from cato.core.fleet import (
     PENDING_LIMIT_S,
@@ -26,7 +27,6 @@ from cato.core.fleet import (
 from cato.core.ids import DeploymentName, HostId, ModelName, PoolName, ReplicaId
 from cato.core.residency import Residency, Resident
 from cato.core.topology import DeploymentSpec, EngineSpec
-from cato.testing.builders import a_profile
 
 D, E = DeploymentName("d"), DeploymentName("e")
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from kits.builders import a_profile, a_replica, a_report, an_invocation
 
 from cato.core.commands import Command, Dispatch
 from cato.core.events import InvocationEnded, InvocationOffered
@@ -15,7 +16,6 @@ from cato.core.topology import PoolPolicies
 from cato.policies.mapping.queue import MappedQueue
 from cato.policies.mapping.registry import MAPPERS
 from cato.policies.registry import policies_of
-from cato.testing.builders import a_profile, a_replica, a_report, an_invocation
 
 # A token a tenth of a second: 50 tokens take 5 s.
 PROFILE = a_profile(prefill_s=0.1, token_s=0.1, slots=4)

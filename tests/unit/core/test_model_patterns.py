@@ -14,8 +14,8 @@ from ingress_kit import COMPLETION, a_profile, an_access, running
 from cato.core.ids import ModelName
 from cato.core.tenancy import Access, ApiKey
 from cato.core.topology import ModelSpec, model_called, patterns_meet
+from cato.lab.chaos.local_pools import LocalPool
 from cato.serve.access.keys import new_key
-from cato.testing.local_pools import LocalPool
 
 MAIN, SMALL = "big-7b", "small-1b"
 

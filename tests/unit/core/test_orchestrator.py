@@ -11,6 +11,7 @@ from math import inf, isfinite
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.core.buffers import replaced_by
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
@@ -60,7 +61,6 @@ from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.ordering.slack_priority import LateLast
 from cato.policies.registry import ORDERING, ROUTING
 from cato.policies.routing.cato import CatoRouting
-from cato.testing.builders import a_profile, a_report, an_invocation
 
 FAST, SLOW = a_profile(prefill_s=0.1), a_profile(prefill_s=1.0, token_s=0.1)
 # What a prompt costs depends on its length, and the cache holds three blocks of prompts.

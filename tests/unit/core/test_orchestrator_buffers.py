@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.events import InvocationEnded, InvocationOffered
@@ -13,7 +14,6 @@ from cato.core.orchestrator import MAX_BUFFERS, MAX_HEAD_START_S, PoolOrchestrat
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.testing.builders import a_profile, a_report, an_invocation
 
 
 def a_pool(*, slots: int = 1, binding: str = "late") -> PoolOrchestrator:

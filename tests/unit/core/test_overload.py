@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.core.commands import Dispatch, Refuse
 from cato.core.events import (
@@ -21,7 +22,6 @@ from cato.core.orchestrator import PoolOrchestrator
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.testing.builders import a_profile, a_report, an_invocation
 
 REPLICAS, SLOTS, TOKENS, PROMPT = 2, 4, 20, 100
 E2E_S = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.core.events import InvocationEnded, InvocationOffered, ReplicaProgressed
 from cato.core.ids import PoolName, ReplicaId
@@ -11,7 +12,6 @@ from cato.core.pool.pace import LEAST_INTERVALS, PACE_STEP, Pace
 from cato.core.profile import Profile
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.testing.builders import a_profile, a_report, an_invocation
 
 PROFILE = a_profile(prefill_s=0.1, token_s=0.02, slots=2)
 

@@ -8,6 +8,7 @@ from itertools import count
 from math import inf
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.core.commands import Command, Dispatch, Refuse
 from cato.core.events import (
@@ -23,7 +24,6 @@ from cato.core.pool.patience import MEMORY_S, PRIOR_S, LateService, Line
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.testing.builders import a_profile, a_report, an_invocation
 
 # One call at a time, a second each, of which the prompt takes half.
 PROFILE = a_profile(prefill_s=0.5, token_s=0.5 / 9, slots=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.core.commands import Dispatch
 from cato.core.events import InvocationEnded, InvocationOffered
@@ -12,7 +13,6 @@ from cato.core.ids import InvocationId, PoolName
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
 from cato.policies.schedulers import foresight
-from cato.testing.builders import a_profile, a_report, an_invocation
 from cato.wire.prefix import block_chars, chain
 
 # A prompt of ten blocks takes 6.4 s, a token 0.1 s.

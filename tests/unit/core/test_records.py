@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cato.testing.chaos_plan import Fault, load_plan
+from cato.lab.chaos.plan import Fault, load_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDS = ROOT / "cato" / "core" / "decisions"

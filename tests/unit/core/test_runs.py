@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.builders import Says, a_node, a_workflow, always, broken, llm_facts
 
 from cato.core.ids import NodeId, RunId
 from cato.core.runs import (
@@ -28,7 +29,6 @@ from cato.core.runs import (
 )
 from cato.core.slo import Slo, SloMetric
 from cato.core.workflow import Expression, NodeKind, Workflow
-from cato.testing.builders import Says, a_node, a_workflow, always, broken, llm_facts
 
 E2E, TTFT, TPOT = SloMetric.E2E, SloMetric.TTFT, SloMetric.TPOT
 

@@ -10,6 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import (
+    a_node,
+    a_profile,
+    a_replica,
+    a_report,
+    a_workflow,
+    an_invocation,
+)
 from ray.serve.autoscaling_policy import _apply_delay_logic, _apply_scaling_factors
 from ray.serve.config import AutoscalingConfig
 
@@ -43,14 +51,6 @@ from cato.policies.scaling.forecast import Forecast, poisson_quantile
 from cato.policies.scaling.idle import IdleToZero
 from cato.policies.scaling.queue_length import QueueLength
 from cato.policies.scaling.registry import SCALING, scaling_policy
-from cato.testing.builders import (
-    a_node,
-    a_profile,
-    a_replica,
-    a_report,
-    a_workflow,
-    an_invocation,
-)
 
 A, B = PoolName("a"), PoolName("b")
 NONE = Arrivals()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.control.router import ReplicaRouter
 from cato.core.errors import PrefixUnknownError
@@ -17,7 +18,6 @@ from cato.core.pool.prefixes import SessionPrefixes, difference
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.serve.sessions import Hashing, SessionMemory
-from cato.testing.builders import a_profile, a_report, an_invocation
 
 
 def a_call(prefix: tuple[int, ...], shared: int = 0, session: str = "s") -> Invocation:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from kits.builders import a_replica, an_invocation
+
 from cato.core.decision import Admit, Defer, Hold, Route
 from cato.core.ids import PoolName
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
-from cato.lab.agents import card_profile
+from cato.lab.studies.agents import card_profile
 from cato.policies.admission.working_set import WorkingSetAdmission
 from cato.policies.routing.block_cost import BlockCost
 from cato.policies.routing.foresight import ForesightRouting
@@ -16,7 +18,6 @@ from cato.policies.routing.lateness import LeastLateness
 from cato.policies.routing.prefix_affinity import PrefixAffinity
 from cato.policies.routing.prefix_score import PrefixScore
 from cato.policies.routing.sticky import SessionHash, SmallestWorkingSet, Sticky
-from cato.testing.builders import a_replica, an_invocation
 
 LARGE = card_profile("large")
 PROMPT = 100_000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kits.builders import an_invocation
+
 from cato.core.commands import Command, Dispatch
 from cato.core.events import (
     FirstTokenSent,
@@ -16,9 +18,8 @@ from cato.core.events import (
 from cato.core.ids import DeploymentName, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
-from cato.lab.agents import card_profile
+from cato.lab.studies.agents import card_profile
 from cato.policies.schedulers import foresight
-from cato.testing.builders import an_invocation
 
 LARGE = card_profile("large")
 NODES = 1000

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from kits.builders import a_profile, a_report, an_invocation
 
 from cato.core.events import InvocationOffered
 from cato.core.ids import PoolName
@@ -14,7 +15,6 @@ from cato.core.shards import NO_LOAD, ShardChoice, ShardLoad, homes_of, load_now
 from cato.core.snapshot import Invocation
 from cato.core.topology import PoolPolicies
 from cato.policies.registry import policies_of
-from cato.testing.builders import a_profile, a_report, an_invocation
 
 PROFILE = a_profile()
 

@@ -38,11 +38,11 @@ from cato.core.topology import (
     SharedPoolSpec,
 )
 from cato.engines.base import PREEMPTED, Endpoint, EngineRequest
+from cato.lab.chaos.local_slots import LocalSharedPool
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel
 from cato.sim.replay import differences, replay_core
 from cato.telemetry.event_log import read_log
-from cato.testing.local_slots import LocalSharedPool
 
 JAVA, GO = ModelName("java"), ModelName("go")
 PROFILE = replace(

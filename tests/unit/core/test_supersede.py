@@ -26,6 +26,7 @@ from ingress_kit import (
     until_idle,
     workflows_of,
 )
+from kits.builders import an_invocation
 
 from cato.core.errors import SupersededError
 from cato.core.ids import RunId
@@ -33,11 +34,10 @@ from cato.core.orchestrator import MAX_HEAD_START_S
 from cato.core.runs import RunCancelled
 from cato.core.snapshot import Invocation
 from cato.engines.simulated import simulated_text
+from cato.lab.chaos.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import Origin, TaskService
-from cato.testing.builders import an_invocation
-from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.workflows.fim import render_fim
 
 # 5 ms a token, 10 ms a prompt, and few places: editors that type faster than this wait.

@@ -8,6 +8,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import a_pool, a_profile, a_replica, a_report, an_invocation
 
 from cato.core.decision import Admit, Defer
 from cato.core.events import FirstTokenSent, InvocationOffered, ReplicaReported
@@ -25,7 +26,6 @@ from cato.core.snapshot import ReplicaSnapshot, Running
 from cato.policies import schedulers
 from cato.policies.admission.foresight import ForesightAdmission
 from cato.policies.routing.foresight import ForesightRouting
-from cato.testing.builders import a_pool, a_profile, a_replica, a_report, an_invocation
 
 # A decode step takes 10 ms, a prompt token 0.1 ms: four steps take 400 prompt tokens.
 PROFILE = a_profile(prefill_s=0.01, token_s=0.01, prefill_token_s=1e-4)

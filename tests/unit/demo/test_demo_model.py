@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.demo import demo_model_path
-from cato.demo.corpus import SourceFile, epoch_samples, standard_library
-from cato.demo.fim_samples import (
+from cato.lab.demo_model.corpus import SourceFile, epoch_samples, standard_library
+from cato.lab.demo_model.fim_samples import (
     CHAT_END,
     CHAT_START,
     END_OF_TEXT,

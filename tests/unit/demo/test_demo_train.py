@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
-from cato.demo.corpus import SourceFile, package_facts, package_sources, shards  # noqa: E402
-from cato.demo.llama import Llama, ModelShape  # noqa: E402
-from cato.demo.train import train_tokenizer  # noqa: E402
-from cato.demo.windows import (  # noqa: E402
+from cato.lab.demo_model.corpus import SourceFile, package_facts, package_sources, shards  # noqa: E402
+from cato.lab.demo_model.llama import Llama, ModelShape  # noqa: E402
+from cato.lab.demo_model.train import train_tokenizer  # noqa: E402
+from cato.lab.demo_model.windows import (  # noqa: E402
     PAD,
     DataPosition,
     EpochMaker,
@@ -63,7 +63,8 @@ def test_windows_are_full_and_padding_is_rare(
 
 
 def test_every_file_is_in_one_shard(files: list[SourceFile], monkeypatch) -> None:
-    monkeypatch.setattr("cato.demo.corpus.SHARD_CHARS", sum(len(f.text) for f in files) // 3)
+    chars = sum(len(f.text) for f in files) // 3
+    monkeypatch.setattr("cato.lab.demo_model.corpus.SHARD_CHARS", chars)
     parts = shards(files, seed=1)
     assert len(parts) == 3
     assert sorted(f.path for part in parts for f in part) == [f.path for f in files]
@@ -118,7 +119,8 @@ def test_the_command_ends_in_a_folder_that_another_run_goes_on_from(
     common += ["--hidden", "64", "--layers", "1", "--ff", "64", "--no-compile"]
 
     def train(out: Path, *others: str) -> dict[str, torch.Tensor]:
-        command = [sys.executable, "-m", "cato.demo.train", "--out", str(out), *common, *others]
+        module = "cato.lab.demo_model.train"
+        command = [sys.executable, "-m", module, "--out", str(out), *common, *others]
         command += ["--checkpoint", str(tmp_path / "checkpoint.pt")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
         assert done.returncode == 0, done.stderr

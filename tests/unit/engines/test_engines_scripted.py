@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kits.builders import a_profile
 
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
 from cato.core.topology import EngineSpec
 from cato.engines.base import Endpoint, EngineChunk, EngineRequest, EngineState
 from cato.engines.scripted.engine import ScriptedEngine
 from cato.engines.scripted.script import choose, load_script
-from cato.testing.builders import a_profile
 from cato.wire.conversation import Conversation
 from cato.wire.reading import conversation_of
 

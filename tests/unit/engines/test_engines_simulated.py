@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.engine_conformance import EngineConformance, a_request, collect, text_of
 
 from cato.core.errors import ContextLengthError, EngineError
 from cato.core.ids import ModelName
@@ -27,7 +28,6 @@ from cato.engines.base import Endpoint
 from cato.engines.simulated import SimulatedEngine, simulated_text, simulated_tokens
 from cato.engines.simulated.asked import Prompt
 from cato.engines.simulated.batch import Batch, Run
-from cato.testing.engine_conformance import EngineConformance, a_request, collect, text_of
 from cato.wire.reading import conversation_of
 
 QUICK = Profile(

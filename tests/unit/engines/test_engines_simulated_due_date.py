@@ -9,6 +9,8 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import a_profile
+from kits.engine_conformance import a_request, collect, text_of
 
 from cato.core.pool.prefill import NOTHING_DUE, CallTarget, DueDateRule
 from cato.core.prefix_cache import BLOCK_TOKENS
@@ -16,8 +18,6 @@ from cato.core.topology import DUE_DATE, EngineSpec
 from cato.engines.simulated import SimulatedEngine, simulated_text
 from cato.engines.simulated.asked import Prompt
 from cato.engines.simulated.batch import Batch, Run
-from cato.testing.builders import a_profile
-from cato.testing.engine_conformance import a_request, collect, text_of
 
 # A stream's step takes 10 ms, a prompt token 0.2 ms: 300 tokens are 60 ms.
 PROFILE = replace(

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from kits.engine_conformance import a_request, collect, text_of
 
 from cato.core.errors import EngineDeadError, EngineError
 from cato.core.hung import HungRule
@@ -28,7 +29,6 @@ from cato.core.topology import EngineSpec, ModelSpec, TemplateFacts
 from cato.engines.base import EngineLoad, EngineState
 from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
-from cato.testing.engine_conformance import a_request, collect, text_of
 
 # The standard library alone: importing a web framework would take most of these tests' time.
 STAND_IN = """

@@ -14,8 +14,8 @@ from cato.estimators.prompt_features import (
     code_share,
     features_of,
 )
-from cato.lab import length_features
 from cato.lab.registry import study
+from cato.lab.studies import length_features
 from cato.lab.study import as_experiment
 from cato.sim.experiment import Options, silent
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cato.core.errors import UnknownNameError
-from cato.lab import completions
+from cato.lab.experiments.registry import EXPERIMENTS
 from cato.lab.registry import STUDIES, experiment, names, study
+from cato.lab.studies import completions
 from cato.lab.study import Cell, as_experiment
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments.registry import EXPERIMENTS
 from cato.sim.report import Sample
 
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from cato.core.errors import InputError
-from cato.lab import cace_figures, saber_figures, slo_sa_figures, tempo_figures
-from cato.lab.cace_figures import ByWindow, Scene, adapted, windows_of
+from cato.lab.experiments import cace_figures, saber_figures, slo_sa_figures, tempo, tempo_figures
+from cato.lab.experiments.cace_figures import ByWindow, Scene, adapted, windows_of
+from cato.lab.experiments.tempo_figures import Traffic, recorded, tasks_of
 from cato.lab.registry import study
 from cato.lab.study import as_experiment
-from cato.lab.tempo_figures import Traffic, recorded, tasks_of
 from cato.policies.eviction.cace import Cace
 from cato.sim.experiment import Options, silent
-from cato.sim.experiments import tempo
 from cato.sim.traces import load_trace
 
 BURST_GPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type

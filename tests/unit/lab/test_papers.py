@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from cato.cli import app
-from cato.lab import papers, saber_figures
-from cato.lab.papers import Entry, Paper, regenerate
+from cato.lab.experiments import papers, saber_figures
+from cato.lab.experiments.papers import Entry, Paper, regenerate
+from cato.lab.experiments.registry import EXPERIMENTS
 from cato.lab.registry import STUDIES
 from cato.sim.experiment import Options
-from cato.sim.experiments.registry import EXPERIMENTS
 from cato.sim.traces import COLUMNS
 
 OURS = {

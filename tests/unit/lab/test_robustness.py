@@ -12,9 +12,9 @@ import pytest
 from cato.core.events import Event, ReplicaReported
 from cato.core.ids import PoolName
 from cato.core.slo import SloMetric
-from cato.lab import matrix, robustness
-from cato.lab.matrix import Scene, changed, random_scenes, rate_per_s
-from cato.lab.robustness import Duel, duel_of, ranked, report_of
+from cato.lab.studies import matrix, robustness
+from cato.lab.studies.matrix import Scene, changed, random_scenes, rate_per_s
+from cato.lab.studies.robustness import Duel, duel_of, ranked, report_of
 from cato.lab.study import as_experiment
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options, silent

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.builders import a_profile
 from virtual_time_kit import LocalCaller, asked
 
 from cato.core.profile import Profile
@@ -22,7 +23,6 @@ from cato.measure.check import (
     mixed_run,
     predict,
 )
-from cato.testing.builders import a_profile
 
 PROFILE = replace(
     a_profile(prefill_s=0.02, token_s=0.01, prefill_token_s=0.0001, batch_token_s=0.001),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kits.builders import a_profile, a_replica, an_invocation
+
 from cato.core.decision import Admit, Defer
 from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
 from cato.policies.admission.foresight import AGED_S, MIN_PLACES, ForesightAdmission
 from cato.policies.preemption.foresight import ForesightPreemption
-from cato.testing.builders import a_profile, a_replica, an_invocation
 
 # A step takes 10 ms and 0.1 ms more for each in the batch.
 PROFILE = a_profile(prefill_s=0.01, token_s=0.01, batch_token_s=1e-4)

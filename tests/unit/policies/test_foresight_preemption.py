@@ -6,11 +6,11 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from kits.builders import a_profile, an_invocation
 
 from cato.core.ids import DeploymentName, ReplicaId
 from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
 from cato.policies.preemption.foresight import ForesightPreemption
-from cato.testing.builders import a_profile, an_invocation
 
 # A token takes 10 ms whatever the batch, a prompt 100 ms: 100 tokens take 1.1 s.
 PROFILE = a_profile(prefill_s=0.1, token_s=0.01)

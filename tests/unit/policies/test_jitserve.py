@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from kits.builders import a_pool, a_profile, a_replica, an_invocation
 
 from cato.core.decision import Hold, Route
 from cato.core.ids import ReplicaId
@@ -14,7 +15,6 @@ from cato.core.snapshot import Running
 from cato.policies.ordering.jitserve import JitServeOrdering
 from cato.policies.ordering.tempo import GainDensity
 from cato.policies.routing.remaining_memory import RemainingMemory
-from cato.testing.builders import a_pool, a_profile, a_replica, an_invocation
 
 # 10 ms a step, 100 ms a prompt: 50 tokens take 0.6 s.
 HARD = GainDensity(a_profile(), a=inf)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.builders import a_profile
 
 from cato.core.errors import InputError
 from cato.core.ids import InvocationId
@@ -19,7 +20,6 @@ from cato.policies.mapping.moore_smith import MooreSmith
 from cato.policies.mapping.objective import worth
 from cato.policies.mapping.problem import Mapping, MappingRequest
 from cato.policies.mapping.registry import MAPPERS
-from cato.testing.builders import a_profile
 
 # One second a request, whatever the batch: batches of one are jobs of scheduling theory.
 ONE_SECOND_A_TOKEN = LatencyModel(Bilinear(0.0, 0.0, 1.0, 0.0), Bilinear(0.0, 0.0, 0.0, 0.0))

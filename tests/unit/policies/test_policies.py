@@ -9,6 +9,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import a_pool, a_profile, a_replica, an_invocation
 
 from cato.core.decision import Admit, Defer, Hold, Route
 from cato.core.errors import UnknownNameError
@@ -34,7 +35,6 @@ from cato.policies.routing.cato import CatoRouting
 from cato.policies.routing.power_of_two import PowerOfTwo
 from cato.policies.routing.round_robin import RoundRobin
 from cato.policies.slack import FEASIBLE, LATE, TIGHT, slack_class
-from cato.testing.builders import a_pool, a_profile, a_replica, an_invocation
 
 # The cost of an invocation is the prefill alone: remaining = prefill_s + downstream_s.
 FAST, SLOW = a_profile(prefill_s=1.0, token_s=0.0), a_profile(prefill_s=3.0, token_s=0.0)

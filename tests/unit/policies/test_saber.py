@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from kits.builders import a_replica, an_invocation
 
 from cato.core.decision import Admit, Defer
 from cato.core.policies import Work
 from cato.core.snapshot import Invocation, ReplicaSnapshot, Running
 from cato.policies.admission.saber import HIGH, LOW, SaberAdmission, SaberOrdering
-from cato.testing.builders import a_replica, an_invocation
 
 
 @dataclass(frozen=True)

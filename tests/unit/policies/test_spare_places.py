@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from kits.builders import a_pool, a_profile, a_replica, a_report, an_invocation
 
 from cato.core.commands import Dispatch
 from cato.core.decision import Hold, Route
@@ -17,7 +18,6 @@ from cato.core.snapshot import Invocation, PoolSnapshot
 from cato.policies.admission.foresight import AGED_S
 from cato.policies.routing.foresight import LEAVES_ROOM, ForesightRouting
 from cato.policies.schedulers import foresight
-from cato.testing.builders import a_pool, a_profile, a_replica, a_report, an_invocation
 
 PROFILE = a_profile(prefill_s=0.1, token_s=0.1)
 NOW_S = 100.0

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.builders import a_profile
 
 from cato.core.errors import InputError
 from cato.core.profile import Profile
 from cato.profiles.fit import Sample, Step, fit, r2
 from cato.profiles.load import load_profile
-from cato.testing.builders import a_profile
 
 PROFILES = Path(__file__).parents[3] / "profiles"
 LINEAR = replace(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import an_invocation
 
 from cato.core.length import LengthBelief
 from cato.core.profile import UNMEASURED, Profile
 from cato.policies.outlook import Prospect, chances
 from cato.profiles.load import load_profile, save_profile
 from cato.profiles.schema import Provenance
-from cato.testing.builders import an_invocation
 
 PROFILES = Path(__file__).parents[3] / "profiles"
 LARGE = load_profile(PROFILES / "reference-large-32b@gpu-80gb.yaml")

@@ -12,7 +12,7 @@ from cato.core.ids import ModelName, PoolName
 from cato.core.tenancy import Access
 from cato.core.topology import AdapterSpec, ModelSpec, PoolSpec, Topology
 from cato.engines.simulated import simulated_seed, simulated_text
-from cato.testing.local_pools import LocalPool
+from cato.lab.chaos.local_pools import LocalPool
 from cato.wire.prefix import chain
 
 TEAM = AdapterSpec(ModelName("team-coder"), "/lora/team", ("team",))

@@ -25,9 +25,9 @@ from ingress_kit import COMPLETION, GENERATION, OF_JSON, a_fast_pool, served
 
 from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import ConfigError, ExpressionError, Problem
+from cato.lab.chaos.hostile import PIECES, repeated
+from cato.lab.chaos.hostile_callers import WORKFLOW as INSPECTION
 from cato.serve.nodes.languages import LANGUAGES
-from cato.testing.chaos_hostile import WORKFLOW as INSPECTION
-from cato.testing.hostile import PIECES, repeated
 from cato.workflows.load import load_workflow
 from cato.workflows.templates import compile_template
 from cato.workflows.work import MAX_OUTPUT_CHARS

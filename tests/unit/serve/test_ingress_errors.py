@@ -49,13 +49,13 @@ from cato.core.errors import (
 from cato.core.ids import PoolName, ReplicaId
 from cato.core.snapshot import Invocation
 from cato.core.tenancy import Access, ApiKey, Tenant
+from cato.lab.chaos.local_pools import LocalPools, LocalRecords
 from cato.serve.access.control import Caller
 from cato.serve.access.keys import digest_of
 from cato.serve.ingress.app import create_app
 from cato.serve.ingress.errors import failure_of_error
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
-from cato.testing.local_pools import LocalPools, LocalRecords
 
 BROKEN = """
 name: broken

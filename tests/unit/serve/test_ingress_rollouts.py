@@ -12,8 +12,8 @@ from ingress_kit import COMPLETION, Kit, a_pool, an_access, running, until
 from cato.core.receipt import TrafficArm
 from cato.core.rollout import Rollout
 from cato.core.tenancy import Access, ApiKey, Role
+from cato.lab.chaos.local_pools import LocalPool
 from cato.serve.access.keys import new_key
-from cato.testing.local_pools import LocalPool
 
 OLD, NEW = "coder-1", "coder-2"
 PATH = "/v1/admin/rollouts"

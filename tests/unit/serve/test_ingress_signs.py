@@ -15,8 +15,8 @@ import pytest
 from ingress_kit import COMPLETION, SLOW, a_pool, running, until_busy, until_idle
 
 from cato.core.ids import ReplicaId
+from cato.lab.chaos.local_pools import LocalPool
 from cato.serve.ingress import exchange
-from cato.testing.local_pools import LocalPool
 
 AFTER_S, EVERY_S = 0.1, 0.05
 LONG_S = 0.4

@@ -14,11 +14,11 @@ from ingress_kit import COMPLETION, GENERATION, a_fast_pool, an_access, workflow
 from test_keys import foreign
 
 from cato.core.topology import TemplateFacts
+from cato.lab.chaos.local_pools import LocalPools, LocalRecords
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.pools import PoolInfo
 from cato.serve.service import TaskService
-from cato.testing.local_pools import LocalPools, LocalRecords
 
 DROPS = TemplateFacts(False, False, False, False)
 NO_SYSTEM = TemplateFacts(True, False, False, False)

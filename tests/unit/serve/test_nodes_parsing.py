@@ -13,10 +13,10 @@ import pytest
 from nodes_kit import Fixed
 
 from cato.core.workflow import AnalyzeSettings, ValidateSettings
+from cato.lab.chaos.hostile import MINUTES, PIECES, repeated
 from cato.serve.lanes import Lane
 from cato.serve.nodes import analyze, parsing, validate
 from cato.serve.nodes.languages import LANGUAGES
-from cato.testing.hostile import MINUTES, PIECES, repeated
 
 SOUND = {"what": "analyze", "source": "def f(): pass\n", "language": "python", "cursor": 0}
 

@@ -20,6 +20,7 @@ from cato.config.deploy_file import load_deploy_file
 from cato.core.errors import AccessError, ConfigError
 from cato.core.profile import UNMEASURED
 from cato.core.tenancy import Access
+from cato.lab.chaos.local_pools import LocalPools, LocalRecords
 from cato.serve.access.control import AccessControl, KeyRule
 from cato.serve.access.early import stored_access
 from cato.serve.engines_app import (
@@ -35,7 +36,6 @@ from cato.serve.pools import PoolInfo
 from cato.serve.preflight import check_files
 from cato.serve.service import TaskService
 from cato.store.store import MetadataStore
-from cato.testing.local_pools import LocalPools, LocalRecords
 
 ROOT = Path(__file__).resolve().parents[3]
 CHAT = {"model": "fast", "messages": [{"role": "user", "content": "x"}]}

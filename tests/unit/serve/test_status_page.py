@@ -17,6 +17,7 @@ from ingress_kit import (
     running,
     until_busy,
 )
+from kits.builders import a_profile, a_report
 from store_kit import a_receipt
 from test_shared_pool import GO, JAVA, QUICK, ask
 from test_shared_pool import a_pool as a_shared_pool
@@ -29,14 +30,13 @@ from cato.core.orchestrator import PoolOrchestrator
 from cato.core.residency import Resident
 from cato.core.tenancy import Access, ApiKey
 from cato.core.topology import PoolPolicies
+from cato.lab.chaos.local_slots import LocalSharedPool
 from cato.policies.registry import policies_of
 from cato.serve.access.keys import new_key
 from cato.serve.ui.routes import HERE
 from cato.telemetry.decisions import MAX_RULES, OTHER, Decided, DecisionBook, rule_of, slack_now
 from cato.telemetry.overview import FleetState, overview
 from cato.telemetry.recent import BIN_S, SHOWN_RUNS, WINDOW_S, RecentOverview, RecentRuns
-from cato.testing.builders import a_profile, a_report
-from cato.testing.local_slots import LocalSharedPool
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
 STATE = "/ui/state"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from kits.builders import a_node, a_workflow, llm_facts
 
 from cato.core.ids import NodeId, RunId
 from cato.core.receipt import WITHHELD
 from cato.core.runs import FinishRun, NodeDone, NodeFailed, Run, RunCancelled, RunEvent, TextSent
 from cato.core.slo import Slo, SloMetric, tpot_s
 from cato.core.workflow import Workflow
-from cato.testing.builders import a_node, a_workflow, llm_facts
 
 START_S = 100.0
 

@@ -17,12 +17,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cato.engines.base import EngineRequest
+from cato.lab.chaos.local_pools import LocalPool, LocalPools, LocalRecords
 from cato.serve.ingress.app import create_app
 from cato.serve.nodes.runner import NodeRunner
 from cato.serve.service import TaskService
 from cato.telemetry import logs
 from cato.telemetry.tracing import Tracing, is_on
-from cato.testing.local_pools import LocalPool, LocalPools, LocalRecords
 
 SECRET = "my_secret_code"
 TRACE = "0af7651916cd43dd8448eb211c80319c"

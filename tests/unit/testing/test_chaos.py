@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from cato.cli import app
 from cato.core.errors import ConfigError
-from cato.testing.chaos import Drill, slope
-from cato.testing.chaos_clients import Call, Outcome, Struck, difference
-from cato.testing.chaos_hostile import judged as judged_hostile
-from cato.testing.chaos_local import LocalStage, local_stage
-from cato.testing.chaos_overload import judged
-from cato.testing.chaos_plan import (
+from cato.lab.chaos.clients import Call, Outcome, Struck, difference
+from cato.lab.chaos.drill import Drill, slope
+from cato.lab.chaos.hostile_callers import judged as judged_hostile
+from cato.lab.chaos.local_stage import LocalStage, local_stage
+from cato.lab.chaos.overload import judged
+from cato.lab.chaos.plan import (
     Dialect,
     Fault,
     Hostile,
@@ -30,7 +30,7 @@ from cato.testing.chaos_plan import (
     load_plan,
     schedule,
 )
-from cato.testing.chaos_real import begins_right, problem_of
+from cato.lab.chaos.real_engines import begins_right, problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
+from kits.builders import an_invocation
 
 from cato.core.errors import CapacityError, ContextLengthError, LinkError
 from cato.core.length import LengthBelief
@@ -21,7 +22,6 @@ from cato.core.pool.prefill import CallTarget
 from cato.core.snapshot import Invocation
 from cato.core.topology import AdapterSpec
 from cato.engines.base import EngineChunk, EngineRequest
-from cato.testing.builders import an_invocation
 from cato.wire.endpoint import Endpoint
 from cato.wire.link import connection as module
 from cato.wire.link.codec import Codec, CodecError

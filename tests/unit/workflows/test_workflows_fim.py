@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cato.core.errors import UnknownNameError
-from cato.demo.fim_samples import FimSample
+from cato.lab.demo_model.fim_samples import FimSample
 from cato.workflows.fim import (
     FAMILIES,
     LEFT_OUT,

@@ -1,1 +1,0 @@
-"""Benchmarks of CATO itself and of live deployments; `cato bench` runs them."""

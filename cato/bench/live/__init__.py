@@ -1,1 +1,0 @@
-"""`cato bench live`: the simulator's experiments against a live Serve application."""

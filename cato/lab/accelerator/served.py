@@ -1,0 +1,344 @@
+"""Items that CATO serves: a deployment file on a Ray of its own.
+
+Importing this module imports Ray, which reads its settings then: set the environment first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+from ray import serve
+
+from cato.config.deploy_file import DeployFile
+from cato.control import actors
+from cato.control.measured_replica import ReplicaCaller, engine_steps, find_replica
+from cato.control.measured_replica import whole as whole_number
+from cato.core.ids import PoolName
+from cato.lab.accelerator import alone
+from cato.lab.bench import overhead, plain, report
+from cato.lab.bench.client import BenchError
+from cato.lab.live.experiments import Arm
+from cato.lab.live.rounds import Progress, ReplicaPoint
+from cato.lab.live.session import Options, Session
+from cato.lab.live.stage import Stage
+from cato.measure.check import CALLS, Verdict, check, mixed_run
+from cato.measure.sweep import Plan, Sweep, Target, evaluate
+from cato.profiles.schema import ProfileFile, Provenance
+
+CONTROL_TIMEOUT_S = 30.0
+BACK_TIMEOUT_S = 600.0
+POLL_S = 0.2
+# At a seam text becomes tokens again, which may be others.
+TOKENS_OFF = 3
+# Of each stream, when the engine is killed.
+CHUNKS_BEFORE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How much is measured."""
+
+    plan: Plan
+    check_calls: int
+    overhead: overhead.Settings
+    arms: tuple[str, ...]
+    workloads: tuple[str, ...]
+    tasks: int
+    warm_up: int
+    streams: int
+    stream_tokens: int
+
+
+def whole(seed: int) -> Form:
+    settings = overhead.Settings((overhead.VLLM,), 64, 4, (1, 16, 64), 16, seed)
+    return Form(alone.WHOLE.plan, CALLS, settings, (), (), 150, 150, 64, 128)
+
+
+def small(seed: int) -> Form:
+    settings = overhead.Settings((overhead.VLLM,), 4, 2, (1, 3), 8, seed)
+    arms, load = ("foresight", "saber"), "W3-like, load 0.5"
+    return Form(alone.SMALL.plan, 8, settings, arms, (load,), 8, 20, 4, 48)
+
+
+class Served:
+    """CATO with one deployment file. Use it as a context manager."""
+
+    def __init__(
+        self, deploy: DeployFile, folder: Path, form: Form, seed: int, say: Callable[[str], None]
+    ) -> None:
+        options = Options(
+            "vllm-mix",
+            deploy,
+            form.workloads,
+            form.arms,
+            (seed,),
+            form.tasks,
+            warm_up=form.warm_up,
+            has_one_engine=True,
+        )
+        self._form, self._seed = form, seed
+        self._session = Session(options)
+        self._pool = deploy.topology.pools[0]
+        self._deployment = self._pool.deployments[0]
+        self._stage = self._session.stage(folder, say)
+        self._places: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Served:
+        self._stage.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stage.__exit__(*exc)
+
+    # b
+
+    def predicted(self, progress: Progress) -> dict[str, Any]:
+        """`cato profile`, and what it checks."""
+        return asyncio.run(self._predicted(progress))
+
+    async def _predicted(self, progress: Progress) -> dict[str, Any]:
+        found = await find_replica(self._pool, self._deployment)
+        caller = ReplicaCaller(self._deployment.name, found.replica)
+        load, steps = await caller.load(), await engine_steps(caller, found)
+        target = Target(
+            model=self._pool.model.name,
+            accelerator=found.profile.accelerator,
+            engine=self._deployment.engine.kind,
+            context_tokens=found.context_tokens,
+            max_running=found.max_running,
+            kv_capacity_tokens=whole_number(load.get("kv_capacity_tokens")),
+            load_s=found.load_s,
+            step_tokens=steps.step_tokens,
+            prompt_cap_tokens=steps.prompt_cap_tokens,
+            block_tokens=steps.block_tokens,
+        )
+        progress.begin("a sweep through CATO", 1)
+        sweep = Sweep(caller, target, self._form.plan, self._seed)
+        result = evaluate(target, await sweep.run((), lambda done, total, what: None))
+        shares = steps.block_tokens > 0
+        calls = mixed_run(result.profile, self._seed, self._form.check_calls, shares=shares)
+        progress.begin("a mixed run, twice", 2 * len(calls))
+        checked = await check(caller, result.profile, steps, calls, self._seed, progress.step)
+        verdicts = {}
+        for kind, is_cached in {"cold": False, "cached": True}.items():
+            some = [c for c in checked if (c.call.shared_tokens > 0) == is_cached]
+            if some:
+                verdict = Verdict.of(some)
+                verdicts[kind] = {**asdict(verdict), "is_good": verdict.is_good}
+        profile = ProfileFile.of(result.profile, Provenance(samples=result.samples))
+        return {"verdicts": verdicts, "profile": profile.model_dump()}
+
+    # c
+
+    def overhead(self, progress: Progress) -> dict[str, Any]:
+        """`cato bench overhead` on this engine."""
+        if not self._places:
+            socket = overhead.engine_socket(self._deployment.name)
+            name = self._pool.model.name
+            inner = plain.plain_vllm(socket)
+            self._places = overhead.serve_plain(self._stage.url, overhead.VLLM, name, socket, inner)
+        settings, results = self._form.overhead, []
+        for concurrency in settings.concurrencies:
+            if concurrency > self._deployment.engine.max_num_seqs:
+                continue
+            arms = len(overhead.ARMS) + 1
+            progress.begin(f"{concurrency} at a time", arms * settings.rounds)
+            run = overhead.measure(
+                overhead.VLLM,
+                concurrency,
+                dict(self._places),
+                self._stage.url,
+                settings,
+                lambda what, requests: progress.step(),
+            )
+            results.append(asyncio.run(run))
+        return report.as_json(results, settings, {}, "")
+
+    # d
+
+    def mix(self, progress: Progress) -> dict[str, Any]:
+        """`cato bench live vllm-mix` on this engine, whose cache each arm finds empty."""
+        stage = _Fresh(self._stage, overhead.engine_socket(self._deployment.name))
+        return self._session.run_on(stage, progress, {}, "")
+
+    # e
+
+    def killed(self, progress: Progress) -> dict[str, Any]:
+        """All streams' answers: twice undisturbed, and once with the engine killed under them."""
+        return asyncio.run(self._killed(progress))
+
+    async def _killed(self, progress: Progress) -> dict[str, Any]:
+        n = min(self._form.streams, self._deployment.engine.max_num_seqs)
+        tokens = self._form.stream_tokens
+        prompts = [f"# {i}\ndef value_{i}(" for i in range(n)]
+        progress.begin("streams, undisturbed, twice; then their engine is killed", 3)
+        handle: Any = serve.get_deployment_handle(
+            self._deployment.name, app_name=actors.ENGINES_APP
+        )
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(BACK_TIMEOUT_S)) as http:
+            calm = await self._streams(http, prompts, tokens)
+            progress.step()
+            again = await self._streams(http, prompts, tokens)
+            progress.step()
+            pid = (await handle.load.remote())["pid"]
+            streams = [_Stream() for _ in prompts]
+            reading = asyncio.gather(
+                *(self._read(http, p, tokens, s) for p, s in zip(prompts, streams, strict=True))
+            )
+            await asyncio.gather(*(s.has_begun.wait() for s in streams))
+            sent = [len(s.text) for s in streams]
+            running = sum(not s.ended for s in streams)
+            killed_s = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            back_s = await _back(handle, pid) - killed_s
+            await reading
+            progress.step()
+        return verdict_of_kill(calm, again, streams, sent, tokens) | {
+            "running": running,
+            "engine_back_s": back_s,
+            "last_answer_s": max(s.ended for s in streams) - killed_s,
+        }
+
+    async def _streams(
+        self, http: aiohttp.ClientSession, prompts: Sequence[str], tokens: int
+    ) -> list[str]:
+        streams = [_Stream() for _ in prompts]
+        await asyncio.gather(
+            *(self._read(http, p, tokens, s) for p, s in zip(prompts, streams, strict=True))
+        )
+        if problem := next((s.problem for s in streams if s.problem), ""):
+            raise BenchError(f"an undisturbed stream failed: {problem}")
+        return [s.text for s in streams]
+
+    async def _read(
+        self, http: aiohttp.ClientSession, prompt: str, tokens: int, stream: _Stream
+    ) -> None:
+        body = {
+            "model": self._pool.model.name,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        url = f"{self._stage.url}/v1/completions"
+        try:
+            async with http.post(url, json=body) as response:
+                if response.status != 200:
+                    stream.problem = f"{response.status}: {(await response.text())[:200]}"
+                    return
+                async for line in response.content:
+                    stream.take(line)
+        except aiohttp.ClientError as error:
+            stream.problem = repr(error)
+        finally:
+            stream.ended = time.monotonic()
+            stream.has_begun.set()
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One answer as it comes."""
+
+    text: str = ""
+    chunks: int = 0
+    tokens: int = 0
+    is_whole: bool = False
+    ended: float = 0.0
+    problem: str = ""
+    has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, line: bytes) -> None:
+        """A line of the answer."""
+        if not line.startswith(b"data: "):
+            return
+        if line.strip() == b"data: [DONE]":
+            self.is_whole = True
+            return
+        event = json.loads(line[6:])
+        if "error" in event:
+            self.problem = str(event["error"])[:200]
+        for choice in event.get("choices", ()):
+            self.text += choice.get("text") or ""
+            self.chunks += 1
+            if self.chunks >= CHUNKS_BEFORE:
+                self.has_begun.set()
+        if event.get("usage"):
+            self.tokens = event["usage"]["completion_tokens"]
+
+
+def verdict_of_kill(
+    calm: Sequence[str],
+    again: Sequence[str],
+    streams: Sequence[_Stream],
+    sent: Sequence[int],
+    tokens: int,
+) -> dict[str, Any]:
+    """What became of the streams; `sent` are the characters that each had when the engine died.
+
+    A greedy answer depends on the batch it is computed in: how many undisturbed ones differ from
+    one run to the next says how many may differ here. `changed_before` counts those that differ
+    from both undisturbed ones in what was sent before the kill.
+    """
+    whole = [s.is_whole and not s.problem and abs(s.tokens - tokens) <= TOKENS_OFF for s in streams]
+    both = list(zip(calm, again, strict=True))
+    return {
+        "streams": len(streams),
+        "whole": sum(whole),
+        "problems": list(dict.fromkeys(s.problem for s in streams if s.problem))[:3],
+        "changed_before": sum(
+            all(s.text[:n] != text[:n] for text in pair)
+            for s, n, pair in zip(streams, sent, both, strict=True)
+        ),
+        "other_after": sum(s.text not in pair for s, pair in zip(streams, both, strict=True)),
+        "other_undisturbed": sum(a != b for a, b in both),
+    }
+
+
+async def _back(handle: Any, killed: int) -> float:
+    """When another engine than the killed one answers."""
+    deadline_s = time.monotonic() + BACK_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(Exception):  # the replica says nothing of a dead engine
+            load = await handle.load.remote()
+            if load["state"] == "ready" and load["pid"] not in (None, killed):
+                return time.monotonic()
+        await asyncio.sleep(POLL_S)
+    raise BenchError(f"no engine was back {BACK_TIMEOUT_S:.0f} s after the kill")
+
+
+class _Fresh:
+    """A stage whose engine forgets its prefix cache before each arm: all send the same prompts."""
+
+    def __init__(self, stage: Stage, socket: str) -> None:
+        self.url = stage.url
+        self._stage, self._socket = stage, socket
+
+    def configure(self, arm: Arm) -> None:
+        self._stage.configure(arm)
+        transport = httpx.HTTPTransport(uds=self._socket)
+        with httpx.Client(transport=transport, timeout=CONTROL_TIMEOUT_S) as engine:
+            answer = engine.post("http://engine/reset_prefix_cache")
+        if answer.status_code != 200:
+            raise BenchError(
+                f"the engine kept its prefix cache ({answer.status_code}): its deployment needs "
+                'env: {VLLM_SERVER_DEV_MODE: "1"}'
+            )
+
+    def reset(self, arm: Arm) -> None:
+        self._stage.reset(arm)
+
+    def replicas(self, since_s: float) -> dict[PoolName, list[ReplicaPoint]]:
+        return self._stage.replicas(since_s)

@@ -1,0 +1,1 @@
+"""Benchmarks of CATO itself; `cato bench` runs them."""

@@ -1,0 +1,136 @@
+"""A Ray on this machine for one measurement, and waiting for what is deployed there.
+
+Importing this module imports Ray, which reads its settings then: set the environment first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from ray._private.utils import get_ray_address_file
+from ray.cluster_utils import Cluster
+
+from cato.control import actors, host_drain
+from cato.lab.bench.client import BenchError
+from cato.serve.ports import free_port
+
+LEAST_LOGICAL_CPUS = 16
+OBJECT_STORE_BYTES = 150_000_000
+PROBE_TIMEOUT_S = 5.0
+POLL_S = 0.2
+
+
+class Hosts:
+    """Raylets on this machine, each of which Ray takes for a host; all but the first can be lost.
+
+    `others` is what each of the others has, in the words of Ray's `Cluster.add_node`.
+    """
+
+    def __init__(self, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+        # `Cluster` writes its address into Ray's default folder, which a new machine lacks.
+        Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
+        # Ray's own way to end them at exit can be set up in the main thread only.
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args=dict(first), shutdown_at_exit=False
+        )
+        self._has = {f"host-{i}": dict(has) for i, has in enumerate(others, 1)}
+        self._up: dict[str, Any] = {}
+        for name in self._has:
+            self.add(name)
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def up(self) -> list[str]:
+        """Names of the others that are there."""
+        return sorted(self._up)
+
+    def add(self, name: str) -> None:
+        """A new host with what `name` has."""
+        self._up[name] = self._cluster.add_node(**self._has[name])
+
+    def lose(self, name: str) -> None:
+        """Kill every process of a host; Ray is not told."""
+        self._cluster.remove_node(self._up.pop(name), allow_graceful=False)
+
+    def drain(self, name: str, within_s: float) -> None:
+        """Tell a host that it goes within this time, and let it go once it holds nothing."""
+        node = self._up.pop(name)
+        host_drain.begin(node.node_id, within_s, "a drill")
+        host_drain.wait(node.node_id, within_s)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def end(self) -> None:
+        self._cluster.shutdown()
+
+
+def start_ray(folder: Path, close: contextlib.ExitStack, cpus: int = LEAST_LOGICAL_CPUS) -> int:
+    """A Ray and a Serve of our own on loopback, which end with `close`; returns Serve's port.
+
+    `cpus` are logical: what is measured shares the real ones.
+    """
+    first = _host(max(LEAST_LOGICAL_CPUS, cpus))
+    return _started(close, {"address": "local", "_temp_dir": str(folder / "ray"), **first})
+
+
+def start_hosts(
+    folder: Path,
+    close: contextlib.ExitStack,
+    others: Sequence[Mapping[str, Any]],
+    cpus: int = LEAST_LOGICAL_CPUS,
+) -> tuple[int, Hosts]:
+    """As `start_ray`, on several hosts: each has the same logical CPUs, and what `others` say."""
+    first = {"temp_dir": str(folder / "ray"), **_host(max(LEAST_LOGICAL_CPUS, cpus))}
+    hosts = Hosts(first, [{**_host(cpus), **has} for has in others])
+    close.callback(hosts.end)
+    return _started(close, {"address": hosts.address}), hosts
+
+
+def _host(cpus: int) -> dict[str, Any]:
+    return {
+        "num_cpus": cpus,
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+    }
+
+
+def _started(close: contextlib.ExitStack, ray_options: Mapping[str, Any]) -> int:
+    port = free_port()
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    on_term = signal.getsignal(signal.SIGTERM)
+    ray.init(log_to_driver=False, logging_level="ERROR", namespace="bench", **ray_options)
+    signal.signal(signal.SIGTERM, on_term)  # Ray has put its own there, which loses the report
+    close.callback(ray.shutdown)
+    close.callback(actors.remove_all)
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": "127.0.0.1", "port": port},
+        logging_config={"enable_access_log": False, "log_level": "WARNING"},
+    )
+    close.callback(serve.shutdown)
+    return port
+
+
+def wait_until_answered(url: str, timeout_s: float) -> None:
+    """Until `url` answers 200; raise `BenchError` with what it said last."""
+    deadline_s, last = time.monotonic() + timeout_s, "no answer"
+    while time.monotonic() < deadline_s:
+        try:
+            answer = httpx.get(url, timeout=PROBE_TIMEOUT_S)
+            if answer.status_code == 200:
+                return
+            last = answer.text[:300]
+        except httpx.HTTPError as error:
+            last = repr(error)
+        time.sleep(POLL_S)
+    raise BenchError(f"{url} was not ready after {timeout_s:.0f} s: {last}")

@@ -1,0 +1,212 @@
+"""Results of `cato bench overhead` as tables and as JSON, with the machine they are from."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from cato.lab.bench.overhead import (
+    ARMS,
+    CATO,
+    ENGINE,
+    HTTP_ONLY,
+    PLAIN,
+    Measurement,
+    Settings,
+    breakdown,
+)
+from cato.lab.bench.stats import Difference, Rounds, paired_difference, summary
+
+# The goal: a call costs at most this much more than on plain Serve.
+GOAL_MS = 1.5
+METRICS = ("ttft", "e2e")
+LABELS = {
+    ENGINE: "engine",
+    PLAIN: "plain Serve",
+    CATO: "CATO",
+    HTTP_ONLY: "HTTP alone",
+}
+PAIRS = ((PLAIN, ENGINE), (CATO, PLAIN), (CATO, ENGINE))
+
+
+def machine_facts() -> dict[str, object]:
+    """What a reader must know to compare numbers."""
+    import ray
+
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "ray": ray.__version__,
+        "load_average": [round(x, 2) for x in os.getloadavg()],
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def as_json(
+    results: Sequence[Measurement], settings: Settings, facts: dict[str, object], command: str
+) -> dict[str, Any]:
+    """Everything but the single samples; times in milliseconds."""
+    return {
+        "command": command,
+        "machine": facts,
+        "settings": {
+            "requests": settings.requests,
+            "rounds": settings.rounds,
+            "output_tokens": settings.output_tokens,
+            "seed": settings.seed,
+        },
+        "goal_ms": GOAL_MS,
+        "results": [_result(m, settings.seed) for m in results],
+    }
+
+
+def _result(measurement: Measurement, seed: int) -> dict[str, Any]:
+    arms = {arm: measurement.rounds[arm] for arm in (*ARMS, HTTP_ONLY)}
+    return {
+        "engine": measurement.engine,
+        "concurrency": measurement.concurrency,
+        "arms": {
+            arm: {metric: _summary(_values(rounds, metric)) for metric in METRICS}
+            for arm, rounds in arms.items()
+        },
+        "cpu_ms_per_call": {
+            arm: {
+                name: round(1000 * used / sum(map(len, arms[arm])), 3)
+                for name, used in sorted(measurement.cpu_s.get(arm, {}).items())
+                if used > 0
+            }
+            for arm in arms
+        },
+        "differences_p50": {
+            f"{arm} - {baseline}": {
+                metric: _difference(
+                    paired_difference(
+                        _values(arms[arm], metric), _values(arms[baseline], metric), seed=seed
+                    )
+                )
+                for metric in METRICS
+            }
+            for arm, baseline in PAIRS
+        },
+        "breakdown": [
+            {"part": p.name, "p50_ms": _ms(p.p50_s), "p90_ms": _ms(p.p90_s)}
+            for p in breakdown(measurement)
+        ],
+        "receipts": len(measurement.receipts),
+    }
+
+
+def _values(rounds: list[Any], metric: str) -> Rounds:
+    return [[getattr(timing, f"{metric}_s") for timing in r] for r in rounds]
+
+
+def _summary(rounds: Rounds) -> dict[str, float]:
+    s = summary(rounds)
+    return {
+        "count": s.count,
+        "mean_ms": _ms(s.mean),
+        "p50_ms": _ms(s.p50),
+        "p90_ms": _ms(s.p90),
+        "p99_ms": _ms(s.p99),
+    }
+
+
+def _difference(d: Difference) -> dict[str, float]:
+    return {"ms": _ms(d.value), "low_ms": _ms(d.low), "high_ms": _ms(d.high)}
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 4)
+
+
+def tables(report: dict[str, Any]) -> Group:
+    """The report for people."""
+    machine, settings = report["machine"], report["settings"]
+    head = Text(
+        f"{machine['date']}  {machine['cores']} cores, {machine['processor']}; "
+        f"Python {machine['python']}, Ray {machine['ray']}, vLLM {machine.get('vllm', '-')}\n"
+        f"{settings['rounds']} rounds of {settings['requests']} requests for each arm in turns, "
+        f"{settings['output_tokens']} output tokens, seed {settings['seed']}; "
+        f"load average {machine['load_average']}\n"
+    )
+    shown: list[Any] = [head]
+    for result in report["results"]:
+        shown += [_arms(result), _differences(result), _verdict(result), _parts(result)]
+    return Group(*shown)
+
+
+def _arms(result: dict[str, Any]) -> Table:
+    table = Table(title=f"{result['engine']} engine, {result['concurrency']} at a time; ms")
+    table.add_column("")
+    for metric in ("TTFT", "E2E"):
+        for name in ("p50", "p90", "p99"):
+            table.add_column(f"{metric}\n{name}", justify="right")
+    table.add_column("CPU\na call", justify="right")
+    for arm, values in result["arms"].items():
+        cells = [
+            f"{values[metric][f'{p}_ms']:.2f}" for metric in METRICS for p in ("p50", "p90", "p99")
+        ]
+        if arm == HTTP_ONLY:
+            cells[3:] = ["", "", ""]
+        used = result["cpu_ms_per_call"][arm]
+        cells.append(f"{sum(v for name, v in used.items() if name != 'client'):.2f}")
+        table.add_row(LABELS[arm], *cells, style="dim" if arm == HTTP_ONLY else "")
+    return table
+
+
+def _differences(result: dict[str, Any]) -> Table:
+    table = Table(title="difference of p50 and its 95 % interval; ms")
+    table.add_column("")
+    for metric in ("TTFT", "E2E"):
+        table.add_column(metric, justify="right")
+    for pair, values in result["differences_p50"].items():
+        arm, _, baseline = pair.partition(" - ")
+        cells = [
+            f"{values[m]['ms']:+.2f}  [{values[m]['low_ms']:+.2f}, {values[m]['high_ms']:+.2f}]"
+            for m in METRICS
+        ]
+        table.add_row(Text(f"{LABELS[arm]} - {LABELS[baseline]}"), *map(Text, cells))
+    return table
+
+
+def _verdict(result: dict[str, Any]) -> Text:
+    added = result["differences_p50"][f"{CATO} - {PLAIN}"]
+    worst = max(added[m]["ms"] for m in METRICS)
+    if result["concurrency"] != 1:
+        return Text("the goal is about one call at a time\n", style="dim")
+    reached = worst <= GOAL_MS
+    return Text(
+        f"goal: CATO adds at most {GOAL_MS} ms to a call; it adds {added['ttft']['ms']:.2f} ms to "
+        f"the first token and {added['e2e']['ms']:.2f} ms to the whole: "
+        f"{'reached' if reached else 'missed'}\n",
+        style="green" if reached else "red",
+    )
+
+
+def _parts(result: dict[str, Any]) -> Table:
+    table = Table(title=f"one call of CATO, from {result['receipts']} receipts; ms")
+    table.add_column("part")
+    table.add_column("p50", justify="right")
+    table.add_column("p90", justify="right")
+    for part in result["breakdown"]:
+        table.add_row(part["part"], f"{part['p50_ms']:.2f}", f"{part['p90_ms']:.2f}")
+    return table

@@ -1,0 +1,1 @@
+"""Drills (`cato chaos`): seeded faults, under clients that know every token."""

@@ -1,0 +1,1 @@
+"""Trains the demo model that ships in `cato/demo`."""

@@ -1,0 +1,240 @@
+"""Replay of a production trace of a coding service (Azure LLM inference trace 2023, code).
+
+Arrivals and lengths are those of the trace; classes by output length: at most 20 tokens TTFT 1 s,
+21-100 tokens 5 s, more 20 s end to end. Policies know of a class what earlier rows teach: rows
+1-2,500 for the report, which replays 2,501-5,000; seeds below 100 replay 1,251-2,500, for
+development. The seed only feeds policies that draw, and there is one trace: errors are those of
+batch means, over `BLOCKS` stretches of it (Law, "Simulation Modeling and Analysis", 9.5.3). The
+clairvoyant knows every arrival and length and searches for
+the best set of tasks to give up; no scheduler can be above the upper bound (`bounds.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from cato.core.errors import InputError
+from cato.core.ids import PoolName
+from cato.core.policies import Policies
+from cato.core.topology import RAY_SERVE
+from cato.estimators.usl import SpeedSample, UslFit, fit_usl
+from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
+from cato.lab.experiments.common import chosen_policies
+from cato.lab.experiments.hindsight import CLAIRVOYANT, clairvoyant, missed_of
+from cato.policies import schedulers
+from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.looks import look_of
+from cato.sim.metrics import metrics_of
+from cato.sim.plots import figure, legend, save
+from cato.sim.report import Report, Sample, Setting, Target, compare, mean_and_stderr, summarize
+from cato.sim.tasks import SimTask
+from cato.sim.trace_tasks import trace_beliefs, trace_tasks
+from cato.sim.traces import load_azure
+from cato.sim.workloads import SEVEN_B
+
+POOL = PoolName("engine")
+CHUNK_TOKENS = 512
+# Replicas and speed of the replay: the settings of the targets.
+SETTINGS = ((4, 1.0), (4, 2.0), (2, 1.0))
+# Rows that teach, rows that are replayed; both from 0, the end not included.
+DEVELOPMENT, REPORT = ((0, 1250), (1250, 2500)), ((0, 2500), (2500, 5000))
+REPORT_SEEDS_FROM = 100
+BLOCKS = 20
+SEARCH_ROUNDS = 40
+# What the seed does not change, and chunks change little: it is worked out once.
+WITH_HINDSIGHT = (CLAIRVOYANT, UPPER_BOUND)
+OPPONENTS = (
+    schedulers.KNOWS_BATCHES,
+    RAY_SERVE,
+    "edf-bounded",
+    "sjf-bounded",
+    "plas-waiting",
+)
+# SABER's speed law is fitted at the mean context of the trace.
+_CONTEXT_TOKENS = 2048
+
+
+@lru_cache(maxsize=1)
+def speed_law() -> UslFit:
+    """SABER's offline phase on a 7B replica, by its decode steps."""
+    batches = range(1, SEVEN_B.max_running + 1)
+    return fit_usl([SpeedSample(b, 1 / SEVEN_B.decode_step_s(b, _CONTEXT_TOKENS)) for b in batches])
+
+
+def _saber() -> Policies:
+    return schedulers.saber(speed_law())
+
+
+POLICIES: Mapping[str, Callable[[], Policies]] = {
+    "power-of-two": partial(schedulers.early, "power-of-two"),
+    "cato": schedulers.cato,
+    "saber": _saber,
+    **{name: partial(schedulers.OF_PROFILE[name], SEVEN_B, 0) for name in OPPONENTS},
+    "fcfs, late": partial(schedulers.static_cap, SEVEN_B.max_running),
+    schedulers.FORESIGHT: schedulers.foresight,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    trace: Path
+    replicas: int
+    speed: float
+    chunked: bool
+    policy: str
+    seed: int
+
+
+def _setup(job: _Job, policies: Policies) -> PoolSetup:
+    return PoolSetup(
+        POOL,
+        (SEVEN_B,) * job.replicas,
+        policies,
+        chunk_tokens=CHUNK_TOKENS if job.chunked else None,
+    )
+
+
+def _tasks(job: _Job) -> list[SimTask]:
+    rows = load_azure(job.trace)
+    (first, end), (begin, stop) = DEVELOPMENT if job.seed < REPORT_SEEDS_FROM else REPORT
+    if len(rows) <= begin:
+        raise InputError(f"--trace: {job.trace} has {len(rows)} rows; {begin + 1} are needed")
+    known = trace_beliefs(rows[first:end])
+    return trace_tasks(rows[begin:stop], known, POOL, job.seed, job.speed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """One replay; `attained` of each block of the trace."""
+
+    sample: Sample
+    attained: tuple[float, ...]
+
+
+def _run(job: _Job) -> _Replayed:
+    tasks = _tasks(job)
+    setting = {
+        "replicas": float(job.replicas),
+        "speed": job.speed,
+        "prompts": "chunked" if job.chunked else "whole",
+    }
+    if job.policy == UPPER_BOUND:
+        pool = Capacity(SEVEN_B, job.replicas)
+        bound = {"slo_attainment": attainable(tasks, {POOL: pool})}
+        return _Replayed(Sample(setting, job.policy, job.seed, bound), ())
+    if job.policy == CLAIRVOYANT:
+        best = clairvoyant(tasks, partial(_setup, job), job.seed, SEARCH_ROUNDS)
+        metrics, missed = best.metrics, best.missed
+    else:
+        fleet = Fleet([_setup(job, POLICIES[job.policy]())])
+        outcomes = fleet.run(tasks)
+        metrics, missed = metrics_of(fleet, outcomes), missed_of(outcomes)
+    blocks = np.array_split([t.id not in missed for t in tasks], BLOCKS)
+    attained = tuple(float(b.mean()) for b in blocks if b.size)
+    return _Replayed(Sample(setting, job.policy, job.seed, metrics), attained)
+
+
+def run(options: Options, progress: Progress) -> Report:
+    trace = options.needed("trace")
+    hindsight = dict.fromkeys(WITH_HINDSIGHT, schedulers.foresight)
+    policies = list(chosen_policies(options, {**POLICIES, **hindsight}))
+    jobs = [
+        _Job(trace, replicas, speed, chunked, policy, seed)
+        for chunked in (False, True)
+        for replicas, speed in SETTINGS
+        for policy in policies
+        for seed in (options.seeds if policy not in WITH_HINDSIGHT else options.seeds[:1])
+        if not (policy in WITH_HINDSIGHT and chunked)
+    ]
+    replays = run_all(_run, jobs, progress, options.jobs)
+    samples = [r.sample for r in replays]
+    return Report(
+        "azure-replay",
+        options.seeds,
+        summarize(samples),
+        compare(samples, schedulers.FORESIGHT, ("slo_attainment", "ttft_s_mean", "e2e_s_p95")),
+        _targets(replays),
+    )
+
+
+def _targets(replays: Sequence[_Replayed]) -> tuple[Target, ...]:
+    """Group 8, for whole prompts and for chunks; the search only for whole ones."""
+    targets: list[Target] = []
+    for prompts in ("whole", "chunked"):
+        for (replicas, speed), over_cato, over_saber in zip(
+            SETTINGS, (20.0, 40.0, 40.0), (16.0, 28.0, 28.0), strict=True
+        ):
+            where = f"{replicas} replicas, {speed:g}x, prompts {prompts}"
+            wanted = {"replicas": float(replicas), "speed": speed, "prompts": prompts}
+            for baseline, goal in (
+                ("cato", over_cato),
+                ("saber", over_saber),
+                (CLAIRVOYANT, -3.0),
+            ):
+                ours = _attained(replays, schedulers.FORESIGHT, wanted)
+                theirs = _attained(replays, baseline, wanted)
+                if ours is not None and theirs is not None:
+                    text = f"points over {baseline}, {where}"
+                    gaps = [100 * (a - b) for a, b in zip(ours, theirs, strict=True)]
+                    targets.append(Target(8, text, goal, *mean_and_stderr(gaps)))
+    return tuple(targets)
+
+
+def _attained(
+    replays: Sequence[_Replayed], policy: str, setting: Setting
+) -> Sequence[float] | None:
+    """Of each block, the mean over the seeds; None when the policy did not run."""
+    found = [
+        r.attained for r in replays if r.sample.policy == policy and r.sample.setting == setting
+    ]
+    return [fmean(block) for block in zip(*found, strict=True)] if found else None
+
+
+def plot(report: Report, folder: Path) -> list[Path]:
+    """Attainment by policy, a group of bars a setting."""
+    prompts = list(dict.fromkeys(str(m.setting["prompts"]) for m in report.means))
+    fig, axes = figure(len(prompts))
+    for axis, kind in zip(axes, prompts, strict=True):
+        means = [
+            m for m in report.means if m.metric == "slo_attainment" and m.setting["prompts"] == kind
+        ]
+        policies = list(dict.fromkeys(m.policy for m in means))
+        settings = list(dict.fromkeys((m.setting["replicas"], m.setting["speed"]) for m in means))
+        width = 0.8 / len(policies)
+        for i, policy in enumerate(policies):
+            heights = [
+                next(
+                    (
+                        m.mean
+                        for m in means
+                        if m.policy == policy
+                        and (m.setting["replicas"], m.setting["speed"]) == setting
+                    ),
+                    0.0,
+                )
+                for setting in settings
+            ]
+            places = [k + i * width - 0.4 + width / 2 for k in range(len(settings))]
+            axis.bar(places, heights, width, label=policy, color=look_of(fig, policy).color)
+        axis.set_xticks(range(len(settings)), [f"{r:g} replicas, {s:g}x" for r, s in settings])
+        axis.set_ylabel("attainment")
+        axis.set_title(f"prompts {kind}", fontsize=9)
+        axis.grid(alpha=0.3, axis="y")
+    legend(fig)
+    return [save(fig, folder, report.experiment)]
+
+
+EXPERIMENT = Experiment(
+    "azure-replay",
+    "replay of a production coding trace on 7B replicas, against a clairvoyant search",
+    "Azure LLM inference trace 2023 (Patel et al., Splitwise, ISCA 2024)",
+    run,
+    plot,
+)

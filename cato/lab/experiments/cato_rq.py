@@ -1,0 +1,276 @@
+"""CATO's research questions 1-3 as printed: four coding tasks on 6 + 6 replicas of two models.
+
+Mixes, rates, judged metrics and baselines are the paper's (`printed.py`): completion and generation
+are judged by TTFT, translation and summarization by E2E. Generation and translation ask model A
+and then model B, the others model A alone. Three things are not as printed: replicas serve one
+request at a time; the SLA is 1.5 × the mean of the judged metric on idle replicas, where the paper
+takes the mean at 1.67 requests/s; and prompt lengths are assumed. Beside the paper's rates the same
+mixes run at fixed utilizations of the fuller model's replicas.
+
+Rows named "..., paper" hold the paper's numbers, the "upper bound" is a linear program's
+(`bounds.py`); the rest is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from cato.core.ids import PoolName
+from cato.core.profile import Profile
+from cato.core.topology import RAY_SERVE
+from cato.lab.experiments import printed
+from cato.lab.experiments.bounds import UPPER_BOUND, Capacity, attainable
+from cato.lab.experiments.coding_mixes import ONE_AT_A_TIME
+from cato.lab.experiments.common import (
+    Gap,
+    attainment_gap,
+    chosen_policies,
+    judged_s,
+    metrics_by_task,
+)
+from cato.lab.experiments.routers import ROUTERS
+from cato.policies import schedulers
+from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.metrics import metrics_of
+from cato.sim.plots import curve, figure, legend, lines, save
+from cato.sim.report import Mean, Report, Sample, Setting, Target, compare, summarize
+from cato.sim.tasks import SimTask
+from cato.sim.workloads import (
+    CATO_PRINTED_CLASSES,
+    MODEL_A,
+    MODEL_B,
+    cato_tasks,
+    load_per_task_s,
+)
+
+GROUP = 1
+SOURCE = 'CATO, "SLA-Awareness for AI-assisted coding" (2025)'
+MODELS = (PoolName(MODEL_A), PoolName(MODEL_B))
+UTILIZATIONS = (0.3, 0.5, 0.7, 0.83, 0.9)
+# At a fixed utilization a queue needs longer to settle than the paper's runs last.
+SETTLED_REQUESTS = 600
+PROFILE: Profile = ONE_AT_A_TIME
+# One request at a time there is no batch to know.
+POLICIES = {name: make for name, make in ROUTERS.items() if name != schedulers.KNOWS_BATCHES}
+OPPONENTS = (RAY_SERVE, "round-robin", "cato", "edf-bounded", "sjf-bounded")
+HEADLINES = ("slo_attainment", "utilization", "e2e_s_p95")
+# Of latencies: the points of their distribution that plots show.
+_QUANTILES = tuple(q / 50 for q in range(51))
+RATE, UTILIZATION = "rate_per_s", "utilization"
+
+Distributions = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
+"""Quantiles of the judged latency by workload, task and policy, at the paper's highest rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    workload: str
+    shares: printed.Shares
+    axis: str
+    load: float
+    policy: str
+    seed: int
+
+    @property
+    def setting(self) -> Setting:
+        return {"workload": self.workload, self.axis: self.load}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    sample: Sample
+    judged_s: Mapping[str, list[float]]
+
+
+def tasks_at(shares: printed.Shares, axis: str, load: float, seed: int) -> list[SimTask]:
+    """The tasks of one run: at a rate of the paper's, or at a utilization of the fullest pool."""
+    rate_per_s, count = load, printed.CODING_REQUESTS
+    if axis == UTILIZATION:
+        busy_s = max(load_per_task_s(shares, CATO_PRINTED_CLASSES, PROFILE).values())
+        rate_per_s, count = load * printed.CODING_REPLICAS / busy_s, SETTLED_REQUESTS
+    return cato_tasks(
+        shares,
+        rate_per_s,
+        count,
+        seed,
+        profile=PROFILE,
+        classes=CATO_PRINTED_CLASSES,
+        judged=printed.JUDGED,
+    )
+
+
+def a_fleet(policy: str) -> Fleet:
+    """Six replicas of each model, with that policy."""
+    return Fleet(
+        [
+            PoolSetup(name, (PROFILE,) * printed.CODING_REPLICAS, POLICIES[policy]())
+            for name in MODELS
+        ]
+    )
+
+
+def _run(job: _Job) -> _Ran:
+    tasks = tasks_at(job.shares, job.axis, job.load, job.seed)
+    if job.policy == UPPER_BOUND:
+        pools = dict.fromkeys(MODELS, Capacity(PROFILE, printed.CODING_REPLICAS))
+        bound = {"slo_attainment": attainable(tasks, pools)}
+        return _Ran(Sample(job.setting, job.policy, job.seed, bound), {})
+    fleet = a_fleet(job.policy)
+    outcomes = fleet.run(tasks)
+    metrics = metrics_of(fleet, outcomes) | metrics_by_task(outcomes)
+    return _Ran(Sample(job.setting, job.policy, job.seed, metrics), judged_s(outcomes))
+
+
+def _jobs(paper: printed.Coding, options: Options) -> list[_Job]:
+    policies = chosen_policies(options, {**POLICIES, UPPER_BOUND: schedulers.foresight})
+    loads = [(RATE, r) for r in paper.rates_per_s] + [(UTILIZATION, u) for u in UTILIZATIONS]
+    return [
+        _Job(workload, shares, axis, load, policy, seed)
+        for workload, shares in paper.mixes.items()
+        for axis, load in loads
+        for seed in options.seeds
+        for policy in policies
+    ]
+
+
+def _experiment(name: str, options: Options, progress: Progress) -> Report:
+    paper = printed.CODING[name]
+    jobs = _jobs(paper, options)
+    runs = run_all(_run, jobs, progress, options.jobs)
+    samples = [r.sample for r in runs]
+    highest = [r for r in runs if r.sample.setting.get(RATE) == paper.rates_per_s[-1]]
+    metrics = ("slo_attainment", "goodput_per_s", "e2e_s_p95")
+    return Report(
+        name,
+        options.seeds,
+        (*summarize(samples), *(r.mean for r in paper.results)),
+        compare(samples, schedulers.FORESIGHT, metrics),
+        _targets(paper, samples),
+        {"distributions": _distributions(highest)},
+    )
+
+
+def _distributions(runs: Sequence[_Ran]) -> Distributions:
+    pooled: dict[tuple[str, str, str], list[float]] = {}
+    for r in runs:
+        for task, times in r.judged_s.items():
+            key = (str(r.sample.setting["workload"]), task, r.sample.policy)
+            pooled.setdefault(key, []).extend(times)
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for (workload, task, policy), times in pooled.items():
+        if times:
+            quantiles = [float(q) for q in np.quantile(times, _QUANTILES)]
+            found.setdefault(workload, {}).setdefault(task, {})[policy] = quantiles
+    return found
+
+
+def _targets(paper: printed.Coding, samples: Sequence[Sample]) -> tuple[Target, ...]:
+    """Over every opponent at the paper's rates, over Ray Serve's router at two utilizations."""
+    targets: list[Target] = []
+    for workload in paper.mixes:
+        for rate in paper.rates_per_s:
+            wanted: Setting = {"workload": workload, RATE: rate}
+            gaps = [(_gap(samples, name, wanted), name) for name in OPPONENTS]
+            known = [(gap, name) for gap, name in gaps if gap.points == gap.points]
+            if known:
+                gap, name = min(known, key=lambda g: g[0].points)
+                text = f"{workload} at {rate:g}/s: points over the strongest opponent ({name})"
+                targets.append(Target(GROUP, text, -0.5, gap.points, gap.stderr))
+        for load, goal in ((0.7, 10.0), (0.83, 25.0)):
+            gap = _gap(samples, RAY_SERVE, {"workload": workload, UTILIZATION: load})
+            if gap.points == gap.points:
+                text = f"{workload} at utilization {load:g}: points over {RAY_SERVE}"
+                targets.append(Target(GROUP, text, goal, gap.points, gap.stderr))
+    return tuple(targets)
+
+
+def _gap(samples: Sequence[Sample], baseline: str, wanted: Setting) -> Gap:
+    return attainment_gap(samples, schedulers.FORESIGHT, baseline, wanted.__eq__)
+
+
+# Pictures: the paper's figures
+
+
+def plot(report: Report, folder: Path) -> list[Path]:
+    """Goodput and latencies per task and utilization over the rate, distributions, attainment over
+    the utilization.
+    """
+    paper = printed.CODING[report.experiment]
+    paths: list[Path] = []
+    for workload, shares in paper.mixes.items():
+        end = f"-{workload}" if len(paper.mixes) > 1 else ""
+        means = [m for m in report.means if m.setting["workload"] == workload]
+        over_rates = [m for m in means if RATE in m.setting]
+        paths += plot_tasks(report.experiment, end, over_rates, shares, folder)
+        fig, (left, right) = figure(2)
+        lines(left, [m for m in over_rates if m.metric == "utilization"], RATE, "utilization")
+        loaded = [m for m in means if UTILIZATION in m.setting and m.metric == "slo_attainment"]
+        lines(right, loaded, UTILIZATION, "attainment")
+        legend(fig)
+        paths.append(save(fig, folder, f"{report.experiment}-utilization{end}"))
+        distributions = report.extra.get("distributions", {})
+        assert isinstance(distributions, Mapping)
+        paths.append(_plot_cdf(report.experiment + "-cdf" + end, distributions[workload], folder))
+    return paths
+
+
+def plot_tasks(
+    name: str, end: str, means: Sequence[Mean], shares: printed.Shares, folder: Path
+) -> list[Path]:
+    """Goodput, and the judged latency, of each task over the rate."""
+    goodput = _by_task(means, shares, (("slo_attainment", "share within its SLA"),))
+    times = [(f"judged_s_{s}", f"{s} (s)") for s in ("mean", "p95", "p99")]
+    latency = _by_task(means, shares, times)
+    return [
+        save(goodput, folder, f"{name}-goodput{end}"),
+        save(latency, folder, f"{name}-latency{end}"),
+    ]
+
+
+def _by_task(
+    means: Sequence[Mean], shares: printed.Shares, metrics: Sequence[tuple[str, str]]
+) -> Figure:
+    """A column a task, a row a metric."""
+    fig, axes = figure(len(shares), len(metrics))
+    cells = [(metric, label, task) for metric, label in metrics for task in shares]
+    for axis, (metric, label, task) in zip(axes, cells, strict=True):
+        shown = [m for m in means if m.metric == f"{metric}.{task}"]
+        lines(axis, shown, RATE, f"{label}, {printed.JUDGED[task].value.upper()}")
+        axis.set_title(task, fontsize=9)
+    legend(fig)
+    return fig
+
+
+def _plot_cdf(
+    name: str, distributions: Mapping[str, Mapping[str, list[float]]], folder: Path
+) -> Path:
+    """Share of the tasks that were done within a time, at the paper's highest rate."""
+    fig, axes = figure(len(distributions))
+    for axis, (task, of_policies) in zip(axes, distributions.items(), strict=True):
+        for policy, quantiles in of_policies.items():
+            curve(axis, policy, quantiles, _QUANTILES)
+        axis.set_xlabel(f"{printed.JUDGED[task].value.upper()} (s)")
+        axis.set_ylabel("share of the tasks")
+        axis.set_title(task, fontsize=9)
+        axis.grid(alpha=0.3)
+    legend(fig)
+    return save(fig, folder, name)
+
+
+def _named(name: str, number: int, title: str) -> Experiment:
+    source = f"{SOURCE}, RQ{number}"
+    return Experiment(name, title, source, partial(_experiment, name), plot, HEADLINES)
+
+
+EXPERIMENTS = (
+    _named("cato-rq1", 1, "90 % generation, 10 % translation by router, at the paper's rates"),
+    _named("cato-rq2", 2, "90 % completion, 10 % summarization by router, at the paper's rates"),
+    _named("cato-rq3", 3, "all four coding tasks by router, both of the paper's patterns"),
+)

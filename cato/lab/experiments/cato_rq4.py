@@ -1,0 +1,164 @@
+"""CATO's research question 4 as printed: the coding tasks on one to six replicas of each model.
+
+Mixes, rates, judged metrics and limits are the paper's (`printed.py`): one violation triggers
+CATO's scaling. A method is a router with its scaling; Ray Serve's router and round robin come with
+the autoscaler by queue length, whose 30 s of delay upwards can be left out ("up at once"). As in
+the experiments without scaling replicas serve one request at a time and the SLA is 1.5 × the mean
+on idle replicas; 20 s pass from the order of a replica to its first request (assumed). A run is
+200 requests, as the paper's longest. Utilization is that of replicas that are ready or draining.
+
+Rows named "..., paper" hold the paper's numbers; the rest is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import MappingProxyType
+
+from cato.core.demand import CallKind, FollowUps
+from cato.core.errors import UnknownNameError
+from cato.lab.experiments import cato_rq, printed
+from cato.lab.experiments.coding_scaling import (
+    PAST_SEED,
+    PAST_TASKS,
+    RAY,
+    RAY_UP_AT_ONCE,
+    Method,
+    scaled_fleet,
+)
+from cato.lab.experiments.common import attainment_gap, metrics_by_task
+from cato.policies import schedulers
+from cato.policies.scaling.cato import CatoScaling
+from cato.policies.scaling.forecast import Forecast
+from cato.sim.autoscale import AutoscaledFleet, follow_ups_of
+from cato.sim.experiment import Experiment, Options, Progress, run_all
+from cato.sim.metrics import metrics_of
+from cato.sim.plots import figure, legend, lines, save
+from cato.sim.report import Report, Sample, Setting, Target, compare, summarize
+from cato.sim.workloads import CATO_PRINTED_CLASSES, cato_tasks
+
+NAME = "cato-rq4"
+OURS = "foresight + forecast"
+UP_AT_ONCE = "ray-serve + queue-length, up at once"
+_PUBLISHED = CatoScaling(max_exceeded_times=printed.VIOLATIONS)
+_LITERAL = CatoScaling(max_exceeded_times=printed.VIOLATIONS, is_literal=True)
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        OURS: Method(schedulers.foresight, Forecast()),
+        printed.SCALED_CATO: Method(schedulers.cato, _PUBLISHED),
+        "cato + cato, read literally": Method(schedulers.cato, _LITERAL),
+        printed.SCALED_RAY: Method(schedulers.ray_serve, RAY),
+        UP_AT_ONCE: Method(schedulers.ray_serve, RAY_UP_AT_ONCE),
+        printed.SCALED_ROUND_ROBIN: Method(partial(schedulers.early, "round-robin"), RAY),
+        "power-of-two + queue-length": Method(partial(schedulers.early, "power-of-two"), RAY),
+    }
+)
+HEADLINES = ("slo_attainment", "utilization", "mean_replicas")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    workload: str
+    rate_per_s: float
+    method: str
+    seed: int
+
+
+@cache
+def _follow_ups(workload: str) -> dict[CallKind, FollowUps]:
+    """What policies know of the workload: earlier tasks of it."""
+    past = cato_tasks(
+        printed.CODING[NAME].mixes[workload],
+        1.0,
+        PAST_TASKS,
+        PAST_SEED,
+        classes=CATO_PRINTED_CLASSES,
+        judged=printed.JUDGED,
+    )
+    return follow_ups_of(past, dict.fromkeys(cato_rq.MODELS, cato_rq.PROFILE), 1)
+
+
+def a_fleet(method: str, workload: str) -> AutoscaledFleet:
+    """One replica of each model, with that method; `workload` is what its policies know of."""
+    return scaled_fleet(METHODS[method], cato_rq.MODELS, _follow_ups(workload))
+
+
+def _run(job: _Job) -> Sample:
+    shares = printed.CODING[NAME].mixes[job.workload]
+    tasks = cato_rq.tasks_at(shares, cato_rq.RATE, job.rate_per_s, job.seed)
+    duration_s = tasks[-1].arrived_at_s
+    scaled = a_fleet(job.method, job.workload)
+    outcomes = scaled.run(tasks, duration_s)
+    metrics = metrics_of(scaled.fleet, outcomes) | metrics_by_task(outcomes)
+    metrics["mean_replicas"] = scaled.mean_provisioned(duration_s)
+    setting: Setting = {"workload": job.workload, cato_rq.RATE: job.rate_per_s}
+    return Sample(setting, job.method, job.seed, metrics)
+
+
+def run(options: Options, progress: Progress) -> Report:
+    """All methods in all settings; raise `UnknownNameError` for a method that is not compared."""
+    for name in options.policies:
+        if name not in METHODS:
+            raise UnknownNameError("scaling method", name, tuple(METHODS))
+    paper = printed.CODING[NAME]
+    jobs = [
+        _Job(workload, rate, method, seed)
+        for workload in paper.mixes
+        for rate in paper.rates_per_s
+        for seed in options.seeds
+        for method in METHODS
+        if not options.policies or method in options.policies
+    ]
+    samples = run_all(_run, jobs, progress, options.jobs)
+    return Report(
+        NAME,
+        options.seeds,
+        (*summarize(samples), *(r.mean for r in paper.results)),
+        compare(samples, OURS, ("slo_attainment", "mean_replicas", "e2e_s_p95")),
+        _targets(paper, samples),
+    )
+
+
+def _targets(paper: printed.Coding, samples: Sequence[Sample]) -> tuple[Target, ...]:
+    """At every rate over the paper's method and its baselines."""
+    targets = []
+    for workload in paper.mixes:
+        for rate in paper.rates_per_s:
+            wanted: Setting = {"workload": workload, cato_rq.RATE: rate}
+            for method in (printed.SCALED_CATO, printed.SCALED_RAY):
+                gap = attainment_gap(samples, OURS, method, wanted.__eq__)
+                if gap.points == gap.points:
+                    text = f"{workload} at {rate:g}/s: points over {method}"
+                    targets.append(Target(2, text, -0.5, gap.points, gap.stderr))
+    return tuple(targets)
+
+
+def plot(report: Report, folder: Path) -> list[Path]:
+    """Goodput and latencies of each task, utilization and replicas, over the rate."""
+    paths = []
+    for workload, shares in printed.CODING[NAME].mixes.items():
+        means = [m for m in report.means if m.setting["workload"] == workload]
+        paths += cato_rq.plot_tasks(NAME, f"-{workload}", means, shares, folder)
+        fig, axes = figure(3)
+        for axis, metric in zip(
+            axes, ("slo_attainment", "utilization", "mean_replicas"), strict=True
+        ):
+            shown = [m for m in means if m.metric == metric]
+            label = {"slo_attainment": "SLO attainment", "mean_replicas": "replicas (mean)"}
+            lines(axis, shown, cato_rq.RATE, label.get(metric, metric))
+        legend(fig)
+        paths.append(save(fig, folder, f"{NAME}-utilization-{workload}"))
+    return paths
+
+
+EXPERIMENT = Experiment(
+    NAME,
+    "scaling from one replica of each model to six, both of the paper's patterns",
+    f"{cato_rq.SOURCE}, RQ4",
+    run,
+    plot,
+    HEADLINES,
+)

@@ -1,0 +1,97 @@
+"""What the experiments on schedulers share: one run of one fleet, and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+
+from cato.core.errors import UnknownNameError
+from cato.core.policies import Policies
+from cato.core.slo import SloMetric
+from cato.sim.experiment import Options
+from cato.sim.fleet import Fleet, PoolSetup
+from cato.sim.metrics import metrics_of
+from cato.sim.report import Sample, Setting, mean_and_stderr
+from cato.sim.tasks import Outcome, SimTask
+
+
+def measured(setups: Sequence[PoolSetup], tasks: Sequence[SimTask]) -> dict[str, float]:
+    """Run `tasks` on a fresh fleet to the end."""
+    fleet = Fleet(setups)
+    return metrics_of(fleet, fleet.run(tasks))
+
+
+def judged_s(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Of each task's name, the latencies by which its finished tasks are judged: TTFT or E2E."""
+    found: dict[str, list[float]] = {}
+    for o in outcomes:
+        times = found.setdefault(o.task.name, [])
+        if o.is_finished:
+            times.append(o.ttft_s if o.task.metric is SloMetric.TTFT else o.e2e_s)
+    return dict(sorted(found.items()))
+
+
+def metrics_by_task(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Attainment and judged latency of each task, its name behind the metric's."""
+    metrics: dict[str, float] = {}
+    for name, times in judged_s(outcomes).items():
+        met = [o.is_met for o in outcomes if o.task.name == name]
+        mean, p95, p99 = (
+            (float(np.mean(times)), *map(float, np.quantile(times, (0.95, 0.99))))
+            if times
+            else (nan, nan, nan)
+        )
+        metrics |= {
+            f"slo_attainment.{name}": sum(met) / len(met),
+            f"judged_s_mean.{name}": mean,
+            f"judged_s_p95.{name}": p95,
+            f"judged_s_p99.{name}": p99,
+        }
+    return metrics
+
+
+def chosen_policies(
+    options: Options, known: Mapping[str, Callable[[], Policies]]
+) -> dict[str, Callable[[], Policies]]:
+    """Those that the user asked for; raise `UnknownNameError` for one that is not compared."""
+    for name in options.policies:
+        if name not in known:
+            raise UnknownNameError("policy", name, tuple(known))
+    return {n: p for n, p in known.items() if not options.policies or n in options.policies}
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A paired difference of attainment in percentage points, over any number of settings."""
+
+    points: float
+    stderr: float
+
+
+def attainment_gap(
+    samples: Sequence[Sample],
+    policy: str,
+    baseline: str,
+    wanted: Callable[[Setting], bool],
+) -> Gap:
+    """Mean over the wanted settings of `policy` minus `baseline`, paired by seed.
+
+    The error is that of the mean over seeds of the mean over settings: settings that share a seed
+    are not independent.
+    """
+    by_seed: dict[int, dict[tuple[object, str], float]] = {}
+    for s in samples:
+        if s.policy in (policy, baseline) and wanted(s.setting):
+            key = (tuple(s.setting.items()), s.policy)
+            by_seed.setdefault(s.seed, {})[key] = s.metrics["slo_attainment"]
+    gaps = []
+    for runs in by_seed.values():
+        settings = dict.fromkeys(key for key, _ in runs)
+        both = [k for k in settings if (k, policy) in runs and (k, baseline) in runs]
+        if both:
+            each = [runs[k, policy] - runs[k, baseline] for k in both]
+            gaps.append(100 * sum(each) / len(each))
+    return Gap(*mean_and_stderr(gaps))

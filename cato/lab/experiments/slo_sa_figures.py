@@ -1,0 +1,343 @@
+"""SLO-SA's figures beside its table of mappers: heat, errors of lengths and fits, instances.
+
+Queues, classes and latencies are those of the experiment `slo-sa`; every mapping is valued with the
+true lengths and the paper's latencies. `of_fcfs`: G over that of full batches by arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import fsum
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+
+from cato.core.decision import Route
+from cato.core.ids import DeploymentName, NodeId, PoolName, ReplicaId, RunId, TaskName
+from cato.core.profile import UNMEASURED
+from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot
+from cato.lab.experiments.slo_sa import CLASS_MEAN, EXACT, GAUSSIAN, Queue, a_queue
+from cato.lab.study import Study, Trial
+from cato.policies.mapping.annealing import SimulatedAnnealing
+from cato.policies.mapping.latency import SLO_SA_TABLE_2, Bilinear, LatencyModel
+from cato.policies.mapping.objective import Worth, worth
+from cato.policies.mapping.problem import Mapper, MappingRequest
+from cato.policies.mapping.registry import MAPPERS
+from cato.policies.routing.remaining_memory import RemainingMemory
+from cato.sim import plots
+from cato.sim.experiment import Options
+from cato.sim.report import Mean, Report, Sample, Target
+
+SOURCE = "SLO-Aware Scheduling for Large Language Model Inferences (SC 2025)"
+WORKLOAD = "chat-code"
+ANNEALING, MOORE_SMITH, FCFS = "annealing", "moore-smith", "fcfs"
+ARMS = (ANNEALING, MOORE_SMITH, FCFS)
+DRAWS, QUICK_SEEDS = 10, 10  # queues a seed, as in `slo-sa`
+# Requests and largest batch of the paper's panels A, B and C.
+PANELS = ((10, 1), (20, 2), (40, 4))
+STARTS = (50.0, 100.0, 200.0, 500.0, 1000.0)
+ITERATIONS = (25, 50, 100, 200, 400)
+# Relative errors of the predicted length: uniform up to so much.
+LENGTH_ERRORS = (0.0, 0.025, 0.05, 0.1, 0.3)
+FIT_ERRORS = (-0.5, -0.2, 0.0, 0.2, 0.5)
+TERMS = ("alpha", "beta", "gamma", "delta")
+INSTANCES = (1, 2, 3, 4)
+EACH = 10  # requests an instance
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a mapper of a trial believes: the latencies, and how wrong lengths may be.
+
+    `lengths`: one of those of `slo-sa`, unless there is an `error` of the true ones.
+    """
+
+    n: int
+    max_batch: int
+    mapper: Mapper | None = None
+    lengths: str = EXACT
+    error: float = 0.0
+    latency: LatencyModel = SLO_SA_TABLE_2
+
+
+def _valued(told: Told, arm: str, seed: int) -> dict[str, float]:
+    mapper = told.mapper if told.mapper is not None and arm == ANNEALING else MAPPERS[arm]
+    ours: list[Worth] = []
+    fcfs: list[Worth] = []
+    for draw in range(DRAWS):
+        queue = a_queue(WORKLOAD, told.n, Random(f"{told.n} {told.max_batch} {seed} {draw}"))
+        requests = _believed(queue, told, Random(f"{seed} {draw}"))
+        for chosen, found in ((mapper, ours), (MAPPERS[FCFS], fcfs)):
+            mapping = chosen.map(requests, told.latency, told.max_batch, seed * DRAWS + draw)
+            found.append(worth(mapping.batches, queue.true, SLO_SA_TABLE_2))
+    return _metrics(ours, fcfs, told.n)
+
+
+def _believed(queue: Queue, told: Told, random: Random) -> Sequence[MappingRequest]:
+    if told.error == 0:
+        return queue.told[told.lengths]
+    return [
+        replace(
+            r,
+            expected_tokens=max(
+                1.0, r.expected_tokens * random.uniform(1 - told.error, 1 + told.error)
+            ),
+        )
+        for r in queue.true
+    ]
+
+
+def _metrics(ours: Sequence[Worth], fcfs: Sequence[Worth], n: int) -> dict[str, float]:
+    objective, base = (fsum(v.objective_per_s for v in found) for found in (ours, fcfs))
+    return {
+        "of_fcfs": objective / base if base else 1.0,
+        "objective_per_s": objective / len(ours),
+        "slo_attainment": fsum(v.met for v in ours) / (len(ours) * n),
+        "e2e_s": fsum(v.latency_s for v in ours) / (len(ours) * n),
+    }
+
+
+def _panel(n: int, max_batch: int) -> dict[str, str | float]:
+    return {"requests": n, "max_batch": max_batch}
+
+
+def _heats(options: Options) -> list[Trial]:
+    """One knob at a time around the paper's 500 and 100; quick: the outer values."""
+    starts = (50.0, 500.0, 1000.0) if options.quick else STARTS
+    iterations = (25, 100, 400) if options.quick else ITERATIONS
+    return [
+        Trial(
+            _panel(n, cap) | {"start": start, "iterations": float(each)},
+            partial(_valued, Told(n, cap, SimulatedAnnealing(start=start, iterations=each))),
+            (ANNEALING,),
+        )
+        for (n, cap), start, each in product(PANELS, starts, iterations)
+    ]
+
+
+def _length_errors(options: Options) -> list[Trial]:
+    """Errors of the true length, and what the published predictor would say."""
+    drawn = [
+        Trial(
+            _panel(n, cap) | {"lengths": kind}, partial(_valued, Told(n, cap, lengths=kind)), ARMS
+        )
+        for (n, cap), kind in product(PANELS, (GAUSSIAN, CLASS_MEAN))
+    ]
+    return drawn + [
+        Trial(
+            _panel(n, cap) | {"lengths": f"+-{100 * error:g} %" if error else EXACT},
+            partial(_valued, Told(n, cap, error=error)),
+            ARMS,
+        )
+        for (n, cap), error in product(PANELS, LENGTH_ERRORS)
+    ]
+
+
+def _fit_errors(options: Options) -> list[Trial]:
+    """One coefficient of Table 2 wrong at a time, of prefill and decode alike."""
+    return [
+        Trial(
+            _panel(10, 4) | {"term": term, "error": error},
+            partial(_valued, Told(10, 4, latency=_wrong(place, error))),
+            (ANNEALING, MOORE_SMITH),
+        )
+        for (place, term), error in product(enumerate(TERMS), FIT_ERRORS)
+    ]
+
+
+def _wrong(place: int, error: float) -> LatencyModel:
+    def wrong(terms: Bilinear) -> Bilinear:
+        each = list(terms.coefficients)
+        each[place] *= 1 + error
+        return Bilinear(*each)
+
+    return LatencyModel(wrong(SLO_SA_TABLE_2.prefill), wrong(SLO_SA_TABLE_2.decode))
+
+
+# Instances
+
+
+def _by_memory(requests: Sequence[MappingRequest], instances: int) -> list[int]:
+    """Algorithm 2: each request in turn to the instance with most memory left."""
+    taken = [0] * instances
+    chosen = []
+    for r in requests:
+        replicas = tuple(
+            ReplicaSnapshot(
+                ReplicaId(f"{i}"), DeploymentName("d"), UNMEASURED, 0, 64, 0, queued_tokens=tokens
+            )
+            for i, tokens in enumerate(taken)
+        )
+        tokens = r.prompt_tokens + round(r.expected_tokens)
+        route = RemainingMemory().route(_invocation(r), PoolSnapshot(PoolName("p"), 0.0, replicas))
+        assert isinstance(route, Route), "all instances are open"
+        chosen.append(int(route.replica_id))
+        taken[chosen[-1]] += tokens
+    return chosen
+
+
+def _invocation(r: MappingRequest) -> Invocation:
+    name = str(r.id)
+    tokens = round(r.expected_tokens)
+    return Invocation(
+        r.id, RunId(name), TaskName("t"), NodeId("n"), r.prompt_tokens, tokens, 0.0, 0.0
+    )
+
+
+def _in_turn(requests: Sequence[MappingRequest], instances: int) -> list[int]:
+    return [i % instances for i in range(len(requests))]
+
+
+ASSIGNMENTS: Mapping[str, Callable[[Sequence[MappingRequest], int], list[int]]] = MappingProxyType(
+    {"remaining memory": _by_memory, "in turn": _in_turn}
+)
+
+
+def _assigned(
+    instances: int, max_batch: int, assignment: str, arm: str, seed: int
+) -> dict[str, float]:
+    """G of all instances together; lengths are known exactly."""
+    ours: list[Worth] = []
+    fcfs: list[Worth] = []
+    n = EACH * instances
+    for draw in range(DRAWS):
+        requests = a_queue(WORKLOAD, n, Random(f"{n} {seed} {draw}")).true
+        places = ASSIGNMENTS[assignment](requests, instances)
+        queues = [
+            [r for r, at in zip(requests, places, strict=True) if at == i] for i in range(instances)
+        ]
+        for mapper, found in ((MAPPERS[arm], ours), (MAPPERS[FCFS], fcfs)):
+            each = [
+                worth(
+                    mapper.map(q, SLO_SA_TABLE_2, max_batch, seed * DRAWS + draw).batches,
+                    q,
+                    SLO_SA_TABLE_2,
+                )
+                for q in queues
+            ]
+            found.append(Worth(sum(w.met for w in each), fsum(w.latency_s for w in each)))
+    return _metrics(ours, fcfs, n)
+
+
+def _instances(options: Options) -> list[Trial]:
+    return [
+        Trial(
+            {"instances": count, "max_batch": cap, "assignment": assignment},
+            partial(_assigned, count, cap, assignment),
+        )
+        for cap, count, assignment in product((1, 4), INSTANCES, ASSIGNMENTS)
+    ]
+
+
+def _no_targets(samples: Sequence[Sample]) -> list[Target]:
+    return []
+
+
+# Pictures
+
+
+def _plot_panels(x: str, report: Report, folder: Path) -> list[Path]:
+    """`of_fcfs` by panel: lines over `x` where it is a number, bars where it is a word."""
+    panels = list(
+        dict.fromkeys((m.setting["requests"], m.setting["max_batch"]) for m in report.means)
+    )
+    fig, axes = plots.figure(len(panels))
+    for ax, (n, cap) in zip(axes, panels, strict=True):
+        means = [
+            _labelled(m, x)
+            for m in report.means
+            if m.metric == "of_fcfs"
+            and (m.setting["requests"], m.setting["max_batch"]) == (n, cap)
+            and m.policy != FCFS
+        ]
+        if isinstance(means[0].setting[x], str):
+            groups = list(dict.fromkeys(str(m.setting[x]) for m in means))
+            plots.bars(ax, means, groups, x, "G over that of fcfs")
+        else:
+            plots.lines(ax, means, x, "G over that of fcfs")
+        ax.set_title(f"{n} requests, batches of at most {cap}")
+    plots.legend(fig)
+    return [plots.save(fig, folder, report.experiment)]
+
+
+def _labelled(mean: Mean, x: str) -> Mean:
+    """Lines of what else is varied: iterations, or the term that is wrong."""
+    rest = [f"{mean.setting[k]:g} iterations" for k in ("iterations",) if k in mean.setting]
+    rest += [f"{mean.policy}, {mean.setting[k]}" for k in ("term",) if k in mean.setting]
+    return replace(mean, policy=rest[0]) if rest else mean
+
+
+def _plot_instances(report: Report, folder: Path) -> list[Path]:
+    fig, axes = plots.figure(2)
+    for ax, cap in zip(axes, (1, 4), strict=True):
+        means = [
+            replace(m, policy=f"{m.policy}, {m.setting['assignment']}")
+            for m in report.means
+            if m.metric == "of_fcfs" and m.setting["max_batch"] == cap and m.policy != FCFS
+        ]
+        plots.lines(ax, means, "instances", "G over that of fcfs")
+        ax.set_title(f"{EACH} requests an instance, batches of at most {cap}")
+    plots.legend(fig)
+    return [plots.save(fig, folder, report.experiment)]
+
+
+HEADLINES = ("of_fcfs", "slo_attainment", "e2e_s")
+COMPARED = ("objective_per_s", "slo_attainment")
+
+STUDIES = (
+    Study(
+        "slo-sa-fig8",
+        "annealing: first temperature x iterations at each",
+        f"{SOURCE}, Fig. 8",
+        (ANNEALING,),
+        _heats,
+        _no_targets,
+        partial(_plot_panels, "start"),
+        HEADLINES,
+        COMPARED,
+        quick_seeds=QUICK_SEEDS,
+        reference=ANNEALING,
+    ),
+    Study(
+        "slo-sa-fig9",
+        "how good must a predicted length be?",
+        f"{SOURCE}, Fig. 9",
+        ARMS,
+        _length_errors,
+        _no_targets,
+        partial(_plot_panels, "lengths"),
+        HEADLINES,
+        COMPARED,
+        quick_seeds=QUICK_SEEDS,
+        reference=ANNEALING,
+    ),
+    Study(
+        "slo-sa-fig10",
+        "one coefficient of the latency model wrong at a time",
+        f"{SOURCE}, Fig. 10",
+        (ANNEALING, MOORE_SMITH),
+        _fit_errors,
+        _no_targets,
+        partial(_plot_panels, "error"),
+        HEADLINES,
+        COMPARED,
+        quick_seeds=QUICK_SEEDS,
+        reference=ANNEALING,
+    ),
+    Study(
+        "slo-sa-fig11",
+        "one to four instances: assigned by remaining memory (Algorithm 2) or in turn",
+        f"{SOURCE}, Fig. 11",
+        ARMS,
+        _instances,
+        _no_targets,
+        _plot_instances,
+        HEADLINES,
+        COMPARED,
+        quick_seeds=QUICK_SEEDS,
+        reference=ANNEALING,
+    ),
+)

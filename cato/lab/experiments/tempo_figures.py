@@ -1,0 +1,380 @@
+"""Tempo's figures beside its end-to-end table: types, decay, SLO scale, mixes, bursts, an hour.
+
+Same engine, tasks and schedulers as `tempo-e2e`, whose loads are Fig. 13, and `tempo-ablation`,
+which is Fig. 15. Loads, scales and mixes that only an image of the paper shows are our choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from cato.lab.experiments import printed
+from cato.lab.experiments.tempo import (
+    DENSITY,
+    JITSERVE,
+    POOL,
+    SCHEDULERS,
+    TEMPO,
+    Variant,
+    class_metrics,
+    gain_share,
+    ran,
+)
+from cato.lab.study import Study, Trial
+from cato.policies import schedulers
+from cato.sim import plots
+from cato.sim.experiment import Options
+from cato.sim.metrics import metrics_of
+from cato.sim.report import Report, Sample, Target
+from cato.sim.tasks import Outcome, SimTask
+from cato.sim.traces import load_trace
+from cato.sim.workloads import (
+    ARRIVALS,
+    TEMPO_SHARES,
+    Arrivals,
+    poisson,
+    tempo_rate_per_s,
+    tempo_tasks,
+)
+
+SOURCE = "Tempo: Application-aware LLM Serving with Mixed SLO Requirements (2025)"
+COUNT, QUICK_COUNT, QUICK_SEEDS = 3000, 1000, 3
+LOAD = 1.05
+DECAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
+SLO_SCALES = (0.75, 1.0, 1.5, 2.0, 3.0)
+BURST_LOADS = (0.7, 0.9, 1.05)
+HOUR_S, WINDOW_S = 3600.0, 600.0
+FCFS = "fcfs"
+ARMS = (
+    schedulers.FORESIGHT,
+    TEMPO,
+    JITSERVE,
+    "plas",
+    "sjf",
+    *printed.OPPONENTS,
+    FCFS,
+    "fcfs, prompts whole",
+)
+FEW_ARMS = (schedulers.FORESIGHT, TEMPO, JITSERVE, "plas", "edf-bounded", FCFS)
+MIXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "3:1:1": TEMPO_SHARES,
+        "1:1:1": {"latency": 1 / 3, "throughput": 1 / 3, "collective": 1 / 3},
+        "1:3:1": {"latency": 0.2, "throughput": 0.6, "collective": 0.2},
+        "1:1:3": {"latency": 0.2, "throughput": 0.2, "collective": 0.6},
+        "streams": {"latency": 1.0, "throughput": 0.0, "collective": 0.0},
+        "throughput": {"latency": 0.0, "throughput": 1.0, "collective": 0.0},
+        "collective": {"latency": 0.0, "throughput": 0.0, "collective": 1.0},
+    }
+)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The tasks of a trial; `decay` of the gain, of the metric as of the schedulers' density."""
+
+    load: float
+    count: int
+    mix: str = "3:1:1"
+    slo_scale: float = 1.0
+    decay: float = 1.0
+    arrivals: Arrivals = field(default=poisson)
+
+
+@lru_cache(maxsize=4)
+def tasks_of(traffic: Traffic, seed: int) -> Sequence[SimTask]:
+    """The same for every arm."""
+    tasks = tempo_tasks(
+        traffic.load,
+        traffic.count,
+        seed,
+        POOL,
+        shares=MIXES[traffic.mix],
+        arrivals=traffic.arrivals,
+    )
+    return [
+        replace(
+            t,
+            target_s=traffic.slo_scale * t.target_s,
+            tpot_target_s=traffic.slo_scale * t.tpot_target_s,
+        )
+        for t in tasks
+    ]
+
+
+def _variant(arm: str, decay: float) -> Variant:
+    """That of `tempo-e2e`; Tempo counts with the decay by which it is judged."""
+    if arm == TEMPO and decay != 1.0:
+        return Variant(partial(schedulers.tempo, replace(DENSITY, a=decay)))
+    return SCHEDULERS[arm]
+
+
+def _measured(traffic: Traffic, arm: str, seed: int) -> dict[str, float]:
+    fleet, outcomes = ran(_variant(arm, traffic.decay), tasks_of(traffic, seed))
+    metrics = metrics_of(fleet, outcomes) | class_metrics(outcomes)
+    return metrics | {"gain_share": gain_share(outcomes, traffic.decay)} | _by_type(outcomes)
+
+
+def _by_type(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Medians and tails of what each type is judged by; seconds."""
+    found: dict[str, float] = {}
+    for name in TEMPO_SHARES:
+        mine = [o for o in outcomes if o.task.name == name]
+        judged = {"ttft_s": [o.ttft_s for o in mine], "tpot_s": [o.tpot_s for o in mine]}
+        if name != "latency":
+            judged = {"e2e_s": [o.e2e_s for o in mine]}
+        for metric, values in judged.items():
+            for level in (50, 95) if mine else ():
+                found[f"{metric}_p{level}_{name}"] = float(np.percentile(values, level))
+    return found
+
+
+def _count(options: Options) -> int:
+    return QUICK_COUNT if options.quick else COUNT
+
+
+def _trial(name: str, value: float | str, traffic: Traffic) -> Trial:
+    return Trial({name: value}, partial(_measured, traffic))
+
+
+def _types(options: Options) -> list[Trial]:
+    return [_trial("load", LOAD, Traffic(LOAD, _count(options)))]
+
+
+def _decays(options: Options) -> list[Trial]:
+    return [_trial("decay", a, Traffic(LOAD, _count(options), decay=a)) for a in DECAYS]
+
+
+def _scales(options: Options) -> list[Trial]:
+    return [_trial("slo_scale", x, Traffic(LOAD, _count(options), slo_scale=x)) for x in SLO_SCALES]
+
+
+def _mixes(options: Options) -> list[Trial]:
+    """Collective tasks are nine calls: a run of them alone has a ninth of the tasks."""
+    return [_trial("mix", name, Traffic(LOAD, _calls(options, name), name)) for name in MIXES]
+
+
+def _calls(options: Options, mix: str) -> int:
+    """As many tasks as make about as many calls in every mix."""
+    return round(_count(options) * tempo_rate_per_s(1, MIXES[mix]) / tempo_rate_per_s(1))
+
+
+def _bursts(options: Options) -> list[Trial]:
+    """Generated arrivals, and those of `--trace`, all with the mean rate of the load."""
+    kinds: dict[str, Arrivals] = dict(ARRIVALS)
+    if options.trace is not None:
+        kinds["trace"] = partial(recorded, options.needed("trace"))
+    return [
+        Trial(
+            {"arrivals": name, "load": load},
+            partial(_measured, Traffic(load, _count(options), arrivals=arrivals)),
+        )
+        for name, arrivals in kinds.items()
+        for load in BURST_LOADS
+    ]
+
+
+_loaded = lru_cache(maxsize=1)(load_trace)
+
+
+def recorded(path: Path, rng: np.random.Generator, rate_per_s: float, n: int) -> list[float]:
+    """`n` arrivals of a trace from a random row on, and around, at that mean rate."""
+    at_s = np.array([r.arrived_at_s for r in _loaded(path)])
+    gaps_s = np.diff(at_s, append=at_s[-1] + at_s[-1] / len(at_s))
+    chosen_s = np.resize(np.roll(gaps_s, -int(rng.integers(len(gaps_s)))), n)
+    scale = n / rate_per_s / max(float(chosen_s.sum()), 1e-9)
+    return [float(t) for t in np.cumsum(chosen_s * scale)]
+
+
+# The hour
+
+
+def _windows(load: float, arm: str, seed: int) -> dict[str, float]:
+    """Gain of the tasks that arrived in each ten minutes, and how it changed over the hour."""
+    count = round(HOUR_S * tempo_rate_per_s(load))
+    fleet, outcomes = ran(_variant(arm, 1.0), tasks_of(Traffic(load, count), seed))
+    last = int(HOUR_S // WINDOW_S)
+    windows: list[list[Outcome]] = [[] for _ in range(last)]
+    for o in outcomes:
+        windows[min(last - 1, int(o.task.arrived_at_s // WINDOW_S))].append(o)
+    shares = [gain_share(w) for w in windows]
+    metrics = metrics_of(fleet, outcomes) | class_metrics(outcomes)
+    metrics |= {f"{_WINDOW}{i}": share for i, share in enumerate(shares)}
+    return metrics | {"gain_lost": 1 - shares[-1] / shares[0]}
+
+
+_WINDOW = "gain_share_window_"
+
+
+def _hour(options: Options) -> list[Trial]:
+    return [Trial({"load": LOAD}, partial(_windows, LOAD))]
+
+
+def _over_time(samples: Sequence[Sample]) -> list[Sample]:
+    """The windows as a setting of their own."""
+    return [
+        Sample(
+            {**s.setting, "minutes": (int(name.removeprefix(_WINDOW)) + 0.5) * WINDOW_S / 60},
+            s.policy,
+            s.seed,
+            {"gain_share": value},
+        )
+        for s in samples
+        for name, value in s.metrics.items()
+        if name.startswith(_WINDOW)
+    ]
+
+
+def _no_targets(samples: Sequence[Sample]) -> list[Target]:
+    return []
+
+
+# Pictures
+
+
+def _plot_types(report: Report, folder: Path) -> list[Path]:
+    fig, axes = plots.figure(2, 2)
+    for ax, (metric, name) in zip(
+        axes,
+        (
+            ("ttft_s", "latency"),
+            ("tpot_s", "latency"),
+            ("e2e_s", "throughput"),
+            ("e2e_s", "collective"),
+        ),
+        strict=True,
+    ):
+        means = [
+            replace(m, setting={"level": m.metric.split("_")[2].upper()})
+            for m in report.means
+            if m.metric in (f"{metric}_p50_{name}", f"{metric}_p95_{name}")
+        ]
+        plots.bars(ax, means, ("P50", "P95"), "level", f"{metric.removesuffix('_s').upper()} (s)")
+        ax.set_title(name)
+        ax.set_yscale("log")
+    plots.legend(fig)
+    return [plots.save(fig, folder, report.experiment)]
+
+
+def _plot_lines(x: str, report: Report, folder: Path) -> list[Path]:
+    """Gain and attainment over `x`, and attainment by type."""
+    shown = (
+        ("gain_share", "service gain (% of all)"),
+        ("slo_attainment", "SLO attainment (%)"),
+        *((f"attainment_{k}", f"attainment, {k} (%)") for k in TEMPO_SHARES),
+    )
+    known = {m.metric for m in report.means if x in m.setting}
+    shown = tuple(s for s in shown if s[0] in known)
+    fig, axes = plots.figure(len(shown))
+    for ax, (metric, label) in zip(axes, shown, strict=True):
+        means = [m for m in report.means if m.metric == metric and x in m.setting]
+        plots.lines(ax, means, x, label, 100.0)
+    plots.legend(fig)
+    return [plots.save(fig, folder, report.experiment)]
+
+
+def _plot_bars(by: str, report: Report, folder: Path) -> list[Path]:
+    """Gain and attainment by kind of traffic, a column a load."""
+    loads = list(dict.fromkeys(m.setting.get("load", LOAD) for m in report.means))
+    fig, axes = plots.figure(len(loads), 2)
+    shown = [(m, load) for m in ("gain_share", "slo_attainment") for load in loads]
+    for ax, (metric, load) in zip(axes, shown, strict=True):
+        means = [
+            m
+            for m in report.means
+            if m.metric == metric and m.setting.get("load", LOAD) == load and m.mean == m.mean
+        ]
+        groups = list(dict.fromkeys(str(m.setting[by]) for m in means))
+        plots.bars(ax, means, groups, by, metric.replace("_", " "))
+        ax.set_title(f"load {load:g}")
+    plots.legend(fig)
+    return [plots.save(fig, folder, report.experiment)]
+
+
+HEADLINES = ("slo_attainment", "gain_share")
+
+STUDIES = (
+    Study(
+        "tempo-fig9",
+        "an hour of mixed objectives in overload: service gain by ten minutes",
+        f"{SOURCE}, Fig. 9",
+        ARMS,
+        _hour,
+        _no_targets,
+        partial(_plot_lines, "minutes"),
+        ("slo_attainment", "gain_share", "gain_lost"),
+        ("slo_attainment", "service_gain"),
+        derived=_over_time,
+        quick_arms=FEW_ARMS,
+        quick_seeds=1,
+    ),
+    Study(
+        "tempo-fig14",
+        "medians and tails by type of request",
+        f"{SOURCE}, Fig. 14",
+        ARMS,
+        _types,
+        _no_targets,
+        _plot_types,
+        ("ttft_s_p95_latency", "e2e_s_p50_throughput", "e2e_s_p50_collective"),
+        quick_seeds=QUICK_SEEDS,
+    ),
+    Study(
+        "tempo-fig16",
+        "how fast the gain of late tokens decays: a of min(1, (target/actual)^a)",
+        f"{SOURCE}, Fig. 16",
+        ARMS,
+        _decays,
+        _no_targets,
+        partial(_plot_lines, "decay"),
+        HEADLINES,
+        ("gain_share", "slo_attainment"),
+        quick_arms=FEW_ARMS,
+        quick_seeds=QUICK_SEEDS,
+    ),
+    Study(
+        "tempo-fig17",
+        "all SLOs tightened or relaxed by a factor",
+        f"{SOURCE}, Fig. 17",
+        ARMS,
+        _scales,
+        _no_targets,
+        partial(_plot_lines, "slo_scale"),
+        HEADLINES,
+        ("gain_share", "slo_attainment"),
+        quick_arms=FEW_ARMS,
+        quick_seeds=QUICK_SEEDS,
+    ),
+    Study(
+        "tempo-fig18",
+        "other mixes of streams, throughput calls and collective tasks",
+        f"{SOURCE}, Fig. 18",
+        ARMS,
+        _mixes,
+        _no_targets,
+        partial(_plot_bars, "mix"),
+        HEADLINES,
+        ("gain_share", "slo_attainment"),
+        quick_arms=FEW_ARMS,
+        quick_seeds=QUICK_SEEDS,
+    ),
+    Study(
+        "tempo-fig19",
+        "bursts: generated arrivals, and those of a BurstGPT or Azure trace (--trace)",
+        f"{SOURCE}, Fig. 19",
+        ARMS,
+        _bursts,
+        _no_targets,
+        partial(_plot_bars, "arrivals"),
+        HEADLINES,
+        ("gain_share", "slo_attainment"),
+        quick_arms=FEW_ARMS,
+        quick_seeds=QUICK_SEEDS,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Experiments against a live Serve application (`cato bench live`)."""

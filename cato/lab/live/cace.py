@@ -1,0 +1,587 @@
+"""Many models on few cards, live: CACE's 16 models on 4 simulated slots, over HTTP.
+
+The arrivals are those that `cato simulate` makes of the same seed, and its prediction of them
+stands beside what was measured. All times are multiplied by `slowdown`, which is less than 1, so
+that a run takes minutes; what is reported is divided by it again, and what policies see, too: their
+constants are in seconds. Slots are empty at the begin of each run.
+
+Importing this module imports Ray, which reads its settings then: set the environment first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import ray
+import yaml
+from ray import serve
+from rich.console import Group
+from rich.table import Table
+
+from cato.config.deploy_file import load_deploy_file
+from cato.control import actors
+from cato.core.errors import InputError, UnknownNameError
+from cato.core.ids import ModelName, PoolName
+from cato.core.slots import LoadCounts, SharedPoolPicture
+from cato.core.topology import SharedPoolPolicies
+from cato.lab.bench.client import BenchError
+from cato.lab.experiments.cace import (
+    MEMORY,
+    OVERLOAD_PER_S,
+    PATTERNS,
+    UNDERLOAD_PER_S,
+)
+from cato.lab.live.experiments import scaled_profile
+from cato.lab.live.rounds import Progress
+from cato.lab.live.stage import OwnStage
+from cato.policies.eviction.registry import card_policies, eviction_names
+from cato.profiles.load import profile_name, save_profile
+from cato.profiles.schema import Provenance
+from cato.serve.ingress.hints import DEADLINE_HEADER
+from cato.sim import cards
+from cato.sim.cards import CardArrival
+from cato.sim.report import finite, mean_and_stderr
+
+NAME = "cace"
+POOL = PoolName("cards")
+TASKS = 150
+SLOWDOWN = 0.1
+CALL_TIMEOUT_S = 30.0
+EMPTY_WITHIN_S = 60.0
+POLL_S = 0.1
+# A lost call is reported, not waited for: ten times the longest wait of the slowest arm.
+TIMEOUT = aiohttp.ClientTimeout(total=600.0)
+# Model names of the simulator that no URL or file name can hold.
+_SLUGS = {"C++": "cpp", "C#": "csharp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to decide, under a name of `cato simulate`'s."""
+
+    name: str
+    eviction: str
+    dispatch: str
+    host_memory: str = "none"
+
+    @property
+    def policies(self) -> SharedPoolPolicies:
+        room = MEMORY[self.host_memory]
+        return SharedPoolPolicies(self.eviction, self.dispatch, room, max_queued=100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A rate, and the arms that are compared at it."""
+
+    name: str
+    rate_per_s: float
+    arms: tuple[Arm, ...]
+
+
+IN_ORDER, QUEUE_AWARE = "in-order", "queue-aware"
+CASES: Mapping[str, Case] = {
+    c.name: c
+    for c in (
+        *(
+            Case(
+                f"in-order at {rate:g}/s",
+                rate,
+                tuple(Arm(e, e, IN_ORDER) for e in ("foresight", "lru", "lfu", "cace")),
+            )
+            for rate in UNDERLOAD_PER_S
+        ),
+        Case(
+            "overload",
+            OVERLOAD_PER_S,
+            (
+                Arm("foresight, queue-aware", "foresight", QUEUE_AWARE),
+                Arm("lru, in-order", "lru", IN_ORDER),
+            ),
+        ),
+        Case(
+            "host-memory",
+            UNDERLOAD_PER_S[0],
+            (
+                Arm("foresight, 128 GB", "foresight", QUEUE_AWARE, "128 GB"),
+                Arm("foresight, none", "foresight", QUEUE_AWARE),
+            ),
+        ),
+        Case(
+            # In overload all lose alike: factors can be told apart where cards are idle at times.
+            "ablation",
+            UNDERLOAD_PER_S[1],
+            tuple(Arm(e, e, IN_ORDER) for e in eviction_names() if e.startswith("cace")),
+        ),
+    )
+}
+METRICS = (
+    "hit_rate",
+    "ttft_s_mean",
+    "load_s",
+    "evictions",
+    "loads",
+    "e2e_s_mean",
+    "slo_attainment",
+)
+# What the simulator should predict, and how far off it may be: by a tenth; a hit rate by one call
+# in a hundred, too, as a tenth of the few hits of a policy in overload is no call at all.
+PREDICTED = ("hit_rate", "ttft_s_mean", "load_s")
+SHOWN = (*PREDICTED, "loads", "slo_attainment")
+MOST_OFF = 0.1
+MOST_HITS_OFF = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What must hold between two arms of a case: a difference of hit rates or a ratio."""
+
+    case: str
+    text: str
+    metric: str
+    ours: str
+    theirs: str
+    is_points: bool
+    least: float
+
+
+GOALS = (
+    *(
+        Goal(
+            f"in-order at {rate:g}/s",
+            "hit rate minus LRU's [points]",
+            "hit_rate",
+            "foresight",
+            "lru",
+            True,
+            6.0,
+        )
+        for rate in UNDERLOAD_PER_S
+    ),
+    Goal(
+        "overload",
+        "mean TTFT of LRU in order over ours",
+        "ttft_s_mean",
+        "foresight, queue-aware",
+        "lru, in-order",
+        False,
+        2.5,
+    ),
+    Goal(
+        "host-memory",
+        "load time without over with host memory",
+        "load_s",
+        "foresight, 128 GB",
+        "foresight, none",
+        False,
+        2.5,
+    ),
+)
+
+
+def workload_name(pattern: str, case: str) -> str:
+    return f"{pattern}, {case}"
+
+
+WORKLOADS: Mapping[str, tuple[str, Case]] = {
+    workload_name(p, c.name): (p, c) for p in PATTERNS for c in CASES.values()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much is measured, by which arms (none are all).
+
+    Raise `UnknownNameError` for a workload or an arm that is none, and `InputError` for a workload
+    that has none of the arms.
+    """
+
+    seeds: tuple[int, ...] = (0,)
+    tasks: int = TASKS
+    slowdown: float = SLOWDOWN
+    workloads: tuple[str, ...] = tuple(workload_name("skewed", g.case) for g in GOALS)
+    chosen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.workloads:
+            if name not in WORKLOADS:
+                raise UnknownNameError("workload", name, tuple(WORKLOADS))
+            arms = [a.name for a in WORKLOADS[name][1].arms]
+            if self.chosen and not self.arms_of(name):
+                raise InputError(f"{name!r} has none of these arms; its arms: {', '.join(arms)}")
+        known = {a.name for name in self.workloads for a in WORKLOADS[name][1].arms}
+        for arm in self.chosen:
+            if arm not in known:
+                raise UnknownNameError("arm", arm, tuple(sorted(known)))
+
+    def arms_of(self, workload: str) -> tuple[Arm, ...]:
+        """Those of its arms that were chosen; all when none was."""
+        arms = WORKLOADS[workload][1].arms
+        return tuple(a for a in arms if not self.chosen or a.name in self.chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One call at the client, in its own seconds; `problem` says why it has no whole answer."""
+
+    ttft_s: float
+    e2e_s: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One arm with one seed: what was measured and simulated, both in the experiment's seconds."""
+
+    workload: str
+    arm: str
+    seed: int
+    measured: Mapping[str, float]
+    simulated: Mapping[str, float]
+    problems: tuple[str, ...]
+
+
+def served_name(model: ModelName) -> str:
+    """The simulator's model as clients ask for it."""
+    language, kind = model.rsplit("-", 1)
+    return f"{_SLUGS.get(language, language).lower()}-{kind}"
+
+
+def write_deployment(folder: Path, slowdown: float) -> Path:
+    """A deployment file with the 16 models and its profiles and workflow, in `folder`."""
+    for kind, profile in cards.PROFILES.items():
+        # What a load takes is said by the deployment file, for storage and for memory.
+        fast = replace(scaled_profile(profile, slowdown, 0.0), model=kind, accelerator="bench")
+        path = folder / "profiles" / f"{profile_name(kind, 'bench')}.yaml"
+        note = f"CACE's {kind} model, times x {slowdown:g}"
+        save_profile(path, fast, Provenance(simulated=True, note=note))
+    facts = {served_name(m.name): m for m in cards.models()}
+    kinds = {name: name.rsplit("-", 1)[1] for name in facts}
+    hosted = {
+        name: {
+            "profile": profile_name(kinds[name], "bench"),
+            "load": f"{m.load_s * slowdown:.6f}s",
+            "reload": f"{m.reload_s * slowdown:.6f}s",
+            "weights": m.weights_bytes,
+            "slo": f"{m.slo_s * slowdown:.6f}s",
+        }
+        for name, m in facts.items()
+    }
+    slots = {
+        "count": cards.CARDS,
+        "accelerator": "cpu",
+        "cpus": 0.1,
+        "engine": {"kind": "simulated", "max_num_seqs": 8, "prefix_caching": False},
+    }
+    engines = {
+        "models": {name: {"source": "simulated", "family": "qwen"} for name in facts},
+        "shared_pools": {POOL: {"models": hosted, "slots": slots}},
+    }
+    app = {"route_prefix": None, "external_scaler_enabled": True, "args": engines}
+    file = {
+        "applications": [
+            {"name": "engines", "import_path": "cato.serve.app:build_engines", **app},
+            {"name": "cato", "import_path": "cato.serve.app:build_ingress", "route_prefix": "/"},
+        ]
+    }
+    (folder / "workflows").mkdir(parents=True, exist_ok=True)
+    call = {
+        "type": "llm",
+        "model": next(iter(facts)),
+        "prompt": "{{ text }}",
+        "max_tokens": 16,
+    }
+    # Models are asked for by their names; an ingress has one workflow at least.
+    workflow = {
+        "name": NAME,
+        "sla": {"metric": "ttft", "target": "1s"},
+        "inputs": {"text": "str"},
+        "nodes": {"call": call},
+        "stream": "call",
+        "output": "call",
+    }
+    (folder / "workflows" / f"{NAME}.yaml").write_text(yaml.safe_dump(workflow))
+    path = folder / f"{NAME}.yaml"
+    path.write_text(yaml.safe_dump(file, sort_keys=False))
+    return path
+
+
+def run(
+    settings: Settings,
+    folder: Path,
+    progress: Progress,
+    say: Callable[[str], None],
+    facts: Mapping[str, object],
+    command: str,
+) -> dict[str, Any]:
+    """Measure all; `folder` is for what is made at run time. Returns the report."""
+    deploy = load_deploy_file(write_deployment(folder, settings.slowdown))
+    about = dict(facts)
+    with OwnStage(deploy, folder, say) as stage:
+        runs = [
+            _measure(stage.url, settings, workload, arm, seed, progress)
+            for round_number, seed in enumerate(settings.seeds)
+            for workload in settings.workloads
+            for arm in settings.arms_of(workload)[:: -1 if round_number % 2 else 1]
+        ]
+    return as_json(runs, settings, about, command)
+
+
+def _measure(
+    url: str, settings: Settings, workload: str, arm: Arm, seed: int, progress: Progress
+) -> Run:
+    pattern, case = WORKLOADS[workload]
+    arrivals = cards.arrivals(PATTERNS[pattern], case.rate_per_s, settings.tasks, generator(seed))
+    _begin(arm, settings.slowdown)
+    progress.begin(f"{workload}, {arm.name}, seed {seed}", len(arrivals))
+    seen = asyncio.run(_replay(url, arrivals, settings.slowdown, progress.step))
+    problems = tuple(dict.fromkeys(s.problem for s in seen if s.problem))
+    counts = _picture().counts
+    policies = card_policies(arm.policies)
+    predicted = cards.run(arrivals, *policies, arm.policies.host_memory_bytes).metrics()
+    return Run(
+        workload,
+        arm.name,
+        seed,
+        metrics_of(arrivals, seen, counts, settings.slowdown),
+        {name: predicted[name] for name in METRICS},
+        problems,
+    )
+
+
+def generator(seed: int) -> np.random.Generator:
+    """As the simulator's experiments have it."""
+    return np.random.default_rng(seed)
+
+
+def _begin(arm: Arm, slowdown: float) -> None:
+    """Let `arm` decide, with new books and empty slots; it sees times as they would be without
+    `slowdown`."""
+    policies = arm.policies
+    change = {
+        "eviction": policies.eviction,
+        "dispatch": policies.dispatch,
+        "host_memory": policies.host_memory_bytes,
+        "max_queued": policies.max_queued,
+    }
+    control: Any = serve.get_deployment_handle("control-plane", app_name=actors.ENGINES_APP)
+    asked = control.reconfigure.remote({"shared_pools": {POOL: change}})
+    asked.result(timeout_s=CALL_TIMEOUT_S)
+    manager: Any = actors.get(actors.EVICTION_MANAGER)
+    now = ray.get(manager.policies.remote(POOL), timeout=CALL_TIMEOUT_S)
+    if now != policies:
+        raise BenchError(f"the shared pool decides by {now}, not as {arm.name}")
+    deadline_s = time.monotonic() + EMPTY_WITHIN_S
+    while any(slot.running for slot in _picture().slots):
+        _wait(deadline_s, "calls of the run before still run")
+    ray.get(manager.reset.remote(POOL, slowdown), timeout=CALL_TIMEOUT_S)
+    while not _is_empty(_picture()):
+        _wait(deadline_s, "the slots did not become empty")
+
+
+def _wait(deadline_s: float, problem: str) -> None:
+    if time.monotonic() > deadline_s:
+        raise BenchError(f"{problem} after {EMPTY_WITHIN_S:g} s")
+    time.sleep(POLL_S)
+
+
+def _is_empty(picture: SharedPoolPicture) -> bool:
+    slots = picture.slots
+    return len(slots) == cards.CARDS and all(s.model is None for s in slots)
+
+
+def _picture() -> SharedPoolPicture:
+    manager: Any = actors.get(actors.EVICTION_MANAGER)
+    pictures = ray.get(manager.pictures.remote(), timeout=CALL_TIMEOUT_S)
+    found: SharedPoolPicture = next(p for p in pictures if p.name == POOL)
+    return found
+
+
+async def _replay(
+    url: str, arrivals: Sequence[CardArrival], slowdown: float, done: Callable[[], None]
+) -> list[Seen]:
+    """Every call at its time, whatever became of the others."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
+        start_s = time.perf_counter()
+
+        async def one(arrival: CardArrival) -> Seen:
+            due_s = start_s + arrival.wanted.arrived_at_s * slowdown
+            await asyncio.sleep(due_s - time.perf_counter())
+            seen = await _send(session, url, arrival, due_s, slowdown)
+            done()
+            return seen
+
+        return list(await asyncio.gather(*map(one, arrivals)))
+
+
+async def _send(
+    session: aiohttp.ClientSession,
+    url: str,
+    arrival: CardArrival,
+    due_s: float,
+    slowdown: float,
+) -> Seen:
+    profile = cards.PROFILES[arrival.kind]
+    text = f"# {arrival.wanted.id}\n"
+    body = {
+        "model": served_name(arrival.wanted.model),
+        "prompt": text.ljust(round(arrival.prompt_tokens * profile.chars_per_token), "x"),
+        "max_tokens": arrival.output_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    target_ms = 1000 * cards.SLO_S[arrival.kind] * slowdown
+    headers = {DEADLINE_HEADER: f"{target_ms:.3f}"}
+    first_s, answer = nan, bytearray()
+    try:
+        async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
+            async for part in response.content.iter_any():
+                answer += part
+                if first_s != first_s and b'"text"' in answer:
+                    first_s = time.perf_counter()
+        problem = _problem(response.status, bytes(answer))
+    except (aiohttp.ClientError, TimeoutError) as error:
+        problem = repr(error)
+    return Seen(first_s - due_s, time.perf_counter() - due_s, problem)
+
+
+def _problem(status: int, answer: bytes) -> str:
+    if status == 200 and answer.rstrip().endswith(b"data: [DONE]"):
+        return ""
+    return f"{status}: {answer[-300:].decode(errors='replace')}"
+
+
+def metrics_of(
+    arrivals: Sequence[CardArrival], seen: Sequence[Seen], counts: LoadCounts, slowdown: float
+) -> dict[str, float]:
+    """As `cards.FleetRun.metrics`, in the experiment's seconds."""
+    ttft_s = np.array([s.ttft_s for s in seen]) / slowdown
+    e2e_s = np.array([s.e2e_s for s in seen]) / slowdown
+    met = [
+        not s.problem and t <= cards.SLO_S[a.kind] and e <= cards.E2E_SLO_S[a.kind]
+        for a, s, t, e in zip(arrivals, seen, ttft_s, e2e_s, strict=True)
+    ]
+    return {
+        "hit_rate": counts.hits / max(1, counts.served),
+        "ttft_s_mean": float(np.nanmean(ttft_s)),
+        "load_s": counts.load_s / slowdown,
+        "evictions": float(counts.evictions),
+        "loads": float(counts.loads),
+        "e2e_s_mean": float(e2e_s.mean()),
+        "slo_attainment": float(np.mean(met)),
+    }
+
+
+# Report
+
+
+def as_json(
+    runs: Sequence[Run], settings: Settings, facts: Mapping[str, object], command: str
+) -> dict[str, Any]:
+    return {
+        "experiment": NAME,
+        "command": command,
+        "machine": dict(facts),
+        "simulated_engines": True,
+        "settings": asdict(settings),
+        "runs": [asdict(r) for r in runs],
+        "goals": [g for workload in settings.workloads for g in _goals(runs, workload)],
+        "simulated": [f for workload in settings.workloads for f in _predicted(runs, workload)],
+        "problems": list(dict.fromkeys(p for r in runs for p in r.problems)),
+    }
+
+
+def _predicted(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
+    """What was measured over what was simulated, of each arm: means over the seeds."""
+    mine = [r for r in runs if r.workload == workload]
+    found = []
+    for arm in dict.fromkeys(r.arm for r in mine):
+        of_arm = [r for r in mine if r.arm == arm]
+        measured = {m: float(np.mean([r.measured[m] for r in of_arm])) for m in PREDICTED}
+        simulated = {m: float(np.mean([r.simulated[m] for r in of_arm])) for m in PREDICTED}
+        ratios = {m: measured[m] / simulated[m] if simulated[m] else inf for m in PREDICTED}
+        off = {m for m, ratio in ratios.items() if abs(ratio - 1) > MOST_OFF}
+        if abs(measured["hit_rate"] - simulated["hit_rate"]) <= MOST_HITS_OFF:
+            off.discard("hit_rate")
+        found.append({"workload": workload, "arm": arm, "ratios": ratios, "met": not off})
+    return found
+
+
+def _goals(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
+    mine = [r for r in runs if r.workload == workload]
+    arms = {r.arm for r in mine}
+    return [
+        {
+            "workload": workload,
+            "goal": goal.text,
+            "least": goal.least,
+            "measured": _reached(goal, mine, lambda r: r.measured),
+            "simulated": _reached(goal, mine, lambda r: r.simulated),
+        }
+        for goal in GOALS
+        if goal.case == WORKLOADS[workload][1].name and {goal.ours, goal.theirs} <= arms
+    ]
+
+
+def _reached(
+    goal: Goal, runs: Sequence[Run], of: Callable[[Run], Mapping[str, float]]
+) -> tuple[float, float]:
+    """Mean over the seeds of the difference or the ratio, and its standard error."""
+    by_arm = {(r.arm, r.seed): of(r)[goal.metric] for r in runs}
+    pairs = [
+        (by_arm[goal.ours, seed], by_arm[goal.theirs, seed])
+        for seed in dict.fromkeys(r.seed for r in runs)
+    ]
+    if goal.is_points:
+        return mean_and_stderr([100 * (a - b) for a, b in pairs])
+    return mean_and_stderr([b / max(a, 1e-9) for a, b in pairs])
+
+
+def tables(report: Mapping[str, Any]) -> Group:
+    """Measured and simulated side by side, and the goals."""
+    runs = [_runs_table(report, workload) for workload in report["settings"]["workloads"]]
+    shown = "{:.2f} ± {:.2f}" if len(report["settings"]["seeds"]) > 1 else "{:.2f}, one seed"
+    goals = Table(
+        "workload", "goal", "least", "measured", "simulated", title="Goals", title_style=""
+    )
+    for g in report["goals"]:
+        reached = (shown.format(*g[k]) for k in ("measured", "simulated"))
+        goals.add_row(g["workload"], g["goal"], f"{g['least']:.2f}", *reached)
+    title = f"Measured over simulated; goal: within {MOST_OFF:.0%}"
+    simulated = Table("workload", "arm", *PREDICTED, "met", title=title, title_style="")
+    for f in report["simulated"]:
+        ratios = (f"{f['ratios'][m]:.2f}" for m in PREDICTED)
+        simulated.add_row(f["workload"], f["arm"], *ratios, "yes" if f["met"] else "no")
+    problems = [f"problem: {p}" for p in report["problems"]]
+    parts = [*runs, *([goals] if report["goals"] else []), simulated]
+    return Group("All engines are simulated.", *parts, *problems)
+
+
+def _runs_table(report: Mapping[str, Any], workload: str) -> Table:
+    """Two lines a run; narrow enough for 80 columns."""
+    table = Table(title=f"{workload}; times in the experiment's seconds", title_style="")
+    for column in ("arm", "seed", ""):
+        table.add_column(column, overflow="fold")
+    for column in SHOWN:
+        table.add_column(column, justify="right", no_wrap=True)
+    for r in report["runs"]:
+        if r["workload"] == workload:
+            live = (f"{r['measured'][m]:.4g}" for m in SHOWN)
+            predicted = (f"{r['simulated'][m]:.4g}" for m in SHOWN)
+            table.add_row(r["arm"], str(r["seed"]), "live", *live)
+            table.add_row("", "", "simulated", *predicted, end_section=True)
+    return table
+
+
+def save(report: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(finite(report), indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,60 @@
+"""Tasks of the papers' experiments as they are sent live.
+
+Pools are named as in the deployment files, and all calls of a class have one belief of their
+lengths: live, nothing is predicted of a single call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cato.core.ids import PoolName
+from cato.lab.experiments import cato_rq, printed, slo_sa, tempo
+from cato.sim.tasks import SimTask
+from cato.sim.workloads import (
+    CATO_PRINTED_CLASSES,
+    MODEL_A,
+    MODEL_B,
+    TEMPO_CALL,
+    belief,
+    cato_tasks,
+    tempo_tasks,
+)
+
+# The paper's models, as the deployment's pools are named.
+_POOL_OF = {MODEL_A: PoolName("small"), MODEL_B: PoolName("large")}
+
+
+def coding_tasks(shares: printed.Shares, rate_per_s: float, seed: int, n: int) -> list[SimTask]:
+    made = cato_tasks(
+        shares,
+        rate_per_s,
+        n,
+        seed,
+        profile=cato_rq.PROFILE,
+        classes=CATO_PRINTED_CLASSES,
+        judged=printed.JUDGED,
+    )
+    return [
+        replace(t, nodes=tuple(replace(c, pool=_POOL_OF[c.pool]) for c in t.nodes)) for t in made
+    ]
+
+
+BURST, BURST_EVERY_S = 40, 60.0
+SLO_SA_POOL = PoolName("engine")
+
+
+def burst_tasks(seed: int, n: int) -> list[SimTask]:
+    """The paper's half chat, half code, of which 40 arrive at once every minute."""
+    times = [i // BURST * BURST_EVERY_S for i in range(n)]
+    return slo_sa.arriving("chat-code", times, seed, SLO_SA_POOL)
+
+
+def mixed_tasks(load: float, seed: int, n: int) -> list[SimTask]:
+    """Tempo's mix at a part of what the engine can do."""
+    mean = TEMPO_CALL[1]
+    known = belief(mean)
+    return [
+        replace(t, nodes=tuple(replace(c, expected_tokens=mean, length=known) for c in t.nodes))
+        for t in tempo_tasks(load, n, seed, tempo.POOL)
+    ]

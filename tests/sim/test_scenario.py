@@ -93,9 +93,10 @@ def test_a_cold_fleet_serves_nothing_before_it_has_started() -> None:
     run = run_once(cold, "foresight", tasks_of(cold, 0))
     warm = run_once(a_scenario(), "foresight", tasks_of(cold, 0))
     assert run.metrics["ttft_s_mean"] > 5.0 > warm.metrics["ttft_s_mean"]
-    # Clients wait a minute: what would take longer is refused.
+    # Clients wait a minute; calls that would take longer are refused.
     assert run.metrics["finished"] + run.metrics["refused"] == 1.0
-    assert run.metrics["refused"] < 0.1
+    assert run.metrics["refused"] < 0.2
+    assert run.metrics["slo_attainment"] > 0.7
 
 
 def test_an_unknown_scheduler_is_an_error_that_names_the_known() -> None:

@@ -103,9 +103,10 @@ def _measured(load: float, replicas: int, arm: str, seed: int) -> Mapping[str, f
 
 
 def _cells(options: Options) -> list[Trial]:
-    replicas = QUICK_REPLICAS if options.quick else REPLICAS
+    sizes = (QUICK_REPLICAS,) if options.quick else (QUICK_REPLICAS, REPLICAS)
     return [
         Trial({"replicas": replicas, "load": load}, partial(_measured, load, replicas))
+        for replicas in sizes
         for load in (QUICK_LOADS if options.quick else LOADS)
     ]
 

@@ -13,9 +13,8 @@ import pytest
 
 from cato.control.notices import CLOUDS, look
 
-IN_TWO_MINUTES = datetime.now(UTC) + timedelta(minutes=2)
-ISO = IN_TWO_MINUTES.strftime("%Y-%m-%dT%H:%M:%SZ")
-AMAZONS = IN_TWO_MINUTES.strftime("%d %b %Y %H:%M:%S GMT")
+# Stand for the instant two minutes after the test begins, as each cloud writes it.
+ISO, AMAZONS, RFC_2822 = "<iso>", "<amazon's>", "<rfc 2822>"
 # What each cloud asks for in every question.
 ASKED_WITH = {
     "aws": ("X-aws-ec2-metadata-token", "a-token"),
@@ -60,9 +59,19 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+def in_two_minutes(text: str) -> str:
+    instant = datetime.now(UTC) + timedelta(minutes=2)
+    return (
+        text.replace(ISO, instant.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        .replace(AMAZONS, instant.strftime("%d %b %Y %H:%M:%S GMT"))
+        .replace(RFC_2822, format_datetime(instant, usegmt=True))
+    )
+
+
 @pytest.fixture
 def cloud(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     name, says = request.param
+    says = {path: in_two_minutes(text) for path, text in says.items()}
     with Cloud(name, says) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -87,7 +96,7 @@ GOING = [
     ),
     ("gcp", {PREEMPTED: "TRUE\n", EVENT: "NONE"}),
     ("gcp", {PREEMPTED: "FALSE", EVENT: "TERMINATE_ON_HOST_MAINTENANCE"}),
-    ("azure", an_azure_event("Preempt", format_datetime(IN_TWO_MINUTES, usegmt=True))),
+    ("azure", an_azure_event("Preempt", RFC_2822)),
     ("azure", an_azure_event("Reboot", "")),
 ]
 STAYING = [

@@ -55,7 +55,8 @@ from cato.estimators.output_lengths import OutputLengths
 assert refitted_apart(OutputLengths(), some_due(500), 1, 0).keys
 assert not {"sklearn", "quantile_forest"} & set(sys.modules), "learning was done here"
 """
-    folders = f"{ROOT}:{Path(__file__).parent}:{Path(__file__).parents[1]}"
+    here = Path(__file__)
+    folders = ":".join(map(str, (ROOT, here.parent, here.parents[1], here.parents[2])))
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": folders})
 
 

@@ -295,7 +295,7 @@ def test_a_file_that_was_moved_away_is_begun_anew_at_its_place(
 
 WRITE_AND_TELL = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from store_kit import a_sample
 from cato.store.writer import StoreWriter, WriterSettings
 writer = StoreWriter({path!r}, lambda store: None, WriterSettings(gather_s=0.001, batch=37))
@@ -313,7 +313,10 @@ writer.close(60.0)
 
 def a_process(path: Path, task: str, limit: int | None) -> subprocess.Popen[str]:
     code = WRITE_AND_TELL.format(
-        tests=str(Path(__file__).parents[1]), path=str(path), task=task, limit=limit
+        tests=[str(Path(__file__).parents[n]) for n in (1, 2)],
+        path=str(path),
+        task=task,
+        limit=limit,
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 

@@ -67,8 +67,8 @@ from cato.workflows.work import little_work
 
 log = logging.getLogger("cato.executor")
 
-# Calls of a lost engine continue elsewhere. A call that loses several engines in a row without a new
-# token probably crashes them. A call that has produced tokens is less suspect and may lose more.
+# Calls of a lost engine continue elsewhere. A call that loses several engines in a row without a
+# new token probably crashes them; one that has produced tokens is less suspect and may lose more.
 MAX_LOSSES = 4
 MAX_LOSSES_BEGUN = 6
 # The limit for a stream that makes progress between its losses.

@@ -1,4 +1,4 @@
-"""How far the streams of a replica are, and which of them its pool takes back."""
+"""Progress of a replica's streams, and preemption orders from the pool's router."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from cato.control.links import Told
 from cato.core.events import ReplicaProgressed
 from cato.core.ids import InvocationId, ReplicaId
 
-# Tokens of a stream between two reports of progress, as in the simulator, and the least time from
-# one report to the next: streams that began at different moments share one.
+# A stream is reported every PROGRESS_TOKENS tokens, as in the simulator, but reports are at least
+# PROGRESS_EVERY_S apart: streams share a report.
 PROGRESS_TOKENS = 20
 PROGRESS_EVERY_S = 0.1
-# Orders that came before their calls, which travel another way.
+# Preemption orders may arrive before their calls, which travel over another link.
 MAX_EARLY = 1000
 
 
 class Progress:
-    """What each stream has generated, told to the pool's router, and what the router takes back."""
+    """Reports generated tokens to the pool's router, and takes its preemption orders."""
 
     def __init__(
         self,
@@ -37,21 +37,21 @@ class Progress:
         self._last_s = 0.0
 
     def begin(self, id: InvocationId) -> None:
-        """Of the attempt that the replica holds now."""
+        """Begin counting the current attempt of `id`."""
         self.end(id)
         self._tokens[id] = self._told[id] = 0
         if self._early.pop(id, None) == self._attempts.get(id):
             self._taken_back.add(id)
 
     def stop_of(self, id: InvocationId) -> asyncio.Event:
-        """Set when the router wants the call to stop; for one that shows no progress."""
+        """An event set when the router preempts the call; for non-streamed calls."""
         stop = self._stops.setdefault(id, asyncio.Event())
         if id in self._taken_back:
             stop.set()
         return stop
 
     def stop(self, id: InvocationId, attempt: int) -> None:
-        """The router takes this attempt back."""
+        """The router preempts this attempt."""
         if self._attempts.get(id) != attempt:
             self._early[id] = attempt
             if len(self._early) > MAX_EARLY:
@@ -68,7 +68,7 @@ class Progress:
         self._stops.pop(id, None)
 
     def note(self, id: InvocationId, tokens: int) -> bool:
-        """True when the router wants the stream to stop here."""
+        """Note progress; return True if the router has preempted the stream."""
         self._tokens[id] = tokens
         if tokens - self._told[id] >= PROGRESS_TOKENS and self._timer is None:
             loop = asyncio.get_running_loop()

@@ -47,7 +47,7 @@ class WorkflowFiles:
             self.workflows = load_workflows(self._folder)
         except ConfigError as error:
             self.problem = str(ConfigError(with_lines(error.problems)))
-            log.warning("the workflows stay as they were: %s", self.problem)
+            log.warning("invalid workflow files, keeping the previous workflows: %s", self.problem)
             return True
         self.problem = ""
         log.warning("%d workflows reloaded from %s", len(self.workflows), self._folder)
@@ -61,7 +61,7 @@ class WorkflowFiles:
                 if await asyncio.to_thread(self.look):
                     changed()
             except OSError as error:  # the folder is missing or unreadable, perhaps briefly
-                log.warning("the workflows stay as they were: %s", error)
+                log.warning("cannot read the workflow files, keeping the previous ones: %s", error)
 
 
 def _signature(folder: Path) -> _Signature:

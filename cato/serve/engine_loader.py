@@ -39,7 +39,7 @@ class EngineLoader:
         self._zygote_socket = zygote_socket
         self._asleep: dict[ModelSpec, VllmEngine] = {}
         # A cancelled load may still be putting an engine away when the next one begins.
-        self._putting_away = asyncio.Lock()
+        self._retiring = asyncio.Lock()
 
     async def load(self, order: SlotOrder, previous: Engine | None) -> Engine:
         """Return a ready engine with the ordered model; raise `EngineError`, or `ConfigError` for a
@@ -52,7 +52,7 @@ class EngineLoader:
         if previous is not None and await self._is_swapped(order, previous):
             return previous
         # A newer order must not leave an engine half stopped.
-        await asyncio.shield(self._put_away(order, previous))
+        await asyncio.shield(self._retire(order, previous))
         woken = await self._woken(order.model.model)
         if woken is not None:
             return woken
@@ -76,7 +76,7 @@ class EngineLoader:
         """Stop all sleeping engines except those of `models`."""
 
         async def end_others() -> None:
-            async with self._putting_away:
+            async with self._retiring:
                 await self._end_others(models)
 
         await asyncio.shield(end_others())
@@ -86,9 +86,9 @@ class EngineLoader:
             await self._asleep[model].stop()
             del self._asleep[model]
 
-    async def _put_away(self, order: SlotOrder, previous: Engine | None) -> None:
+    async def _retire(self, order: SlotOrder, previous: Engine | None) -> None:
         """Put `previous` to sleep, else stop it. Makes room in the host's memory first."""
-        async with self._putting_away:
+        async with self._retiring:
             await self._end_others(order.remembered)
             if previous is None:
                 return

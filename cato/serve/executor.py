@@ -333,7 +333,7 @@ class RunningTask:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("run %s: a node broke CATO itself", self.run.id, exc_info=error)
+            log.error("run %s: a node failed with a defect in CATO", self.run.id, exc_info=error)
             self._perform(self.run.handle(RunCancelled(time.monotonic(), f"defect: {error!r}")))
 
     def _pass_deadline(self) -> None:
@@ -545,7 +545,7 @@ class RunningTask:
                     if not answer.can_go_on(call):
                         # Routers preempt only calls that can continue or that were superseded.
                         raise SupersededError("a newer run of the same buffer replaced it")
-                    progress.reasons[-1] += f"; taken back after {answer.extent}"
+                    progress.reasons[-1] += f"; preempted after {answer.extent}"
                     log.info("invocation %s was preempted; it continues from its text", id)
                 return
             except ContextLengthError as error:

@@ -167,7 +167,7 @@ class RayPools:
             raise
         finally:
             if not has_ended:
-                self._withdraw(pool, lease.invocation_id, lease.attempt, "the stream was left")
+                self._withdraw(pool, lease.invocation_id, lease.attempt, "the reader left")
             elif (link := self._links.get(self._led_by(pool))) is not None:
                 link.ended(lease.invocation_id)
 
@@ -245,7 +245,7 @@ class RayPools:
                 # Starting or restarting: the last known state stays valid.
                 log.info("control plane: %s", error)
             except Exception:
-                log.exception("the control plane could not be followed; trying again")
+                log.exception("refreshing from the control plane failed; trying again")
             await self._ask_serve()
             await asyncio.sleep(REFRESH_S)
 

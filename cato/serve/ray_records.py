@@ -210,7 +210,7 @@ class RayRecords:
                 log.info("profiler: %s", error)
                 await self._learn_keys_early()
             except Exception:
-                log.exception("the profiler could not be followed; trying again")
+                log.exception("refreshing from the profiler failed; trying again")
             await asyncio.sleep(REFRESH_S)
 
     async def _learn_keys_early(self) -> None:

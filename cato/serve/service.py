@@ -136,7 +136,7 @@ class Records(Protocol):
         ...
 
     def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
-        """The fraction of a run's remaining time that its next nodes should get, from the most
+        """The fraction of a run's remaining time that its next stage should get, from the most
         similar past run of the task; None when there is none. `executions` are the run's so far.
         Never blocks."""
         ...
@@ -149,8 +149,8 @@ class Records(Protocol):
     async def usage(
         self, tenant: str | None, since: str = "", until: str = LAST_DAY
     ) -> Sequence[Usage]:
-        """Usage of `tenant` (None: all tenants) from `since` to `until`, one entry per day, key,
-        task and model; raise `StoreError` when it cannot be read."""
+        """Usage of `tenant` (None: all tenants) from `since` to `until`, one entry per day, tenant,
+        key, task and model; raise `StoreError` when it cannot be read."""
         ...
 
     async def card_time(self, since: str, until: str) -> Sequence[CardTime]:

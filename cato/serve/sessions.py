@@ -150,7 +150,7 @@ class SessionMemory:
             return  # another call of the session was read meanwhile
         added, seen = reading.uncounted_raw_tokens, known.growth or _within(ratio)
         if not reading.is_corrected:
-            # What a first prompt tells of the model's vocabulary.
+            # First prompt: start with the model's known growth, else with this ratio.
             known.growth = self._growths.get(known.hashing.model, _within(ratio))
         elif added >= LEAST_NEW_TOKENS:
             seen = _within((prompt_tokens - reading.counted_tokens) / added)

@@ -140,7 +140,7 @@ def checked_path(source: str, engine: str) -> str:
         return source
     path = model_path(source)
     if os.path.isdir(path) and not Path(path, "config.json").is_file():
-        raise InputError(f"{path} holds no config.json: it is no model in Hugging Face layout")
+        raise InputError(f"{path} has no config.json: not a model in Hugging Face layout")
     return path
 
 

@@ -33,7 +33,7 @@ def admin(caller: Caller, *, operator: bool = False) -> Caller:
         )  # fmt: skip
     if caller.role is Role.USER or (operator and caller.role is not Role.OPERATOR):
         kind = "operators" if operator else "operators and tenant admins"
-        raise AccessError(403, "admins_only", f"This is for {kind}.")
+        raise AccessError(403, "admins_only", f"Only {kind} may do this.")
     return caller
 
 
@@ -79,7 +79,7 @@ def check_may_give(caller: Caller, key: ApiKey) -> None:
     if not is_within:
         raise AccessError(
             403, "beyond_own_rights",
-            "A tenant admin gives keys of its own tenant alone, with no more rights than its own.",
+            "A tenant admin can only create keys of its own tenant, with at most its own rights.",
         )  # fmt: skip
 
 

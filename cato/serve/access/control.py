@@ -29,13 +29,13 @@ UNKNOWN_RETRY_S = 3.0
 # Running requests may use less than they reserved, and end within seconds.
 RESERVED_RETRY_S = 5.0
 NO_KEYS = (
-    "no API key is configured: only clients of this machine are served; `cato keys create` makes "
+    "no API key is configured: only clients on this machine are served; `cato keys create` creates "
     "the first key"
 )
 
 LOST_KEYS = (
-    "the deployment had API keys and its store has none: nobody is served until the store is "
-    "restored, `cato keys create` makes a key, or `cato keys open` says that none is needed"
+    "the deployment had API keys but its store has none: all requests are refused; restore the "
+    "store, create a key with `cato keys create`, or serve without keys with `cato keys open`"
 )
 
 
@@ -187,8 +187,8 @@ class AccessControl:
         if not self._keys and self._needs_key:
             raise AccessError(
                 503, "keys_lost",
-                "The API keys of this deployment are gone; its operator restores the store, makes "
-                "a key with `cato keys create`, or says `cato keys open`.",
+                "The API keys of this deployment are gone; its operator must restore the store, "
+                "create a key with `cato keys create`, or run `cato keys open`.",
                 UNKNOWN_RETRY_S,
             )  # fmt: skip
         if not self._keys and self._rule is KeyRule.AUTO:
@@ -196,8 +196,8 @@ class AccessControl:
                 return ANYBODY
             raise AccessError(
                 403, "loopback_only",
-                "No API key is configured, so only clients of the server's own machine are "
-                "served; its operator makes a key with `cato keys create`.",
+                "No API key is configured, so only clients on the server's own machine are "
+                "served; its operator can create a key with `cato keys create`.",
             )  # fmt: skip
         return self._as_caller(self._key_of(credentials))
 
@@ -260,7 +260,7 @@ class AccessControl:
         if budget is not None and spent >= budget:
             raise QuotaError("tokens per month", until_next_month_s(now_s), is_budget=True)
         if budget is not None and spent + self._reserved.of(caller.tenant, now_s) >= budget:
-            raise QuotaError("tokens per month, of requests under way", RESERVED_RETRY_S)
+            raise QuotaError("tokens per month, reserved by running requests", RESERVED_RETRY_S)
         wait_s, limit = limits.wait_s(now_s)
         if wait_s > 0:
             raise QuotaError(limit, wait_s)

@@ -82,7 +82,7 @@ async def http(url: str, form: Mapping[str, str] | None = None) -> dict[str, Any
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
         raise HttpProblem(type(error).__name__) from error
     if not isinstance(value, dict):
-        raise HttpProblem("its answer is no object")
+        raise HttpProblem("its answer is not a JSON object")
     return value
 
 
@@ -233,17 +233,17 @@ class SignIn:
         where = self.spec.issuer.rstrip("/") + "/.well-known/openid-configuration"
         about = await self._ask(where)
         if about.get("issuer") != self.spec.issuer:
-            raise HttpProblem("it calls itself by another name")
+            raise HttpProblem("its `issuer` differs from the configured one")
         addresses = {
             name: url
             for name in ("jwks_uri", "authorization_endpoint", "token_endpoint")
             if isinstance(url := about.get(name), str) and is_safe(url, self.spec.issuer)
         }
         if "jwks_uri" not in addresses:
-            raise HttpProblem("it names no jwks_uri with https")
+            raise HttpProblem("it has no jwks_uri with https")
         document = (await self._ask(addresses["jwks_uri"])).get("keys")
         if not isinstance(document, list):
-            raise HttpProblem("its keys are no list")
+            raise HttpProblem("its keys are not a list")
         return _Keys(now_s, addresses, tuple(filter(None, map(_key, document))), document)
 
     # The status page
@@ -265,7 +265,7 @@ class SignIn:
         """Exchange a browser's authorization code for a token; return it and its owner."""
         addresses = (await self._current_keys()).addresses
         if not self.spec.client_id or "token_endpoint" not in addresses:
-            raise AccessError(404, "no_sign_in", "People do not sign in on this page.")
+            raise AccessError(404, "no_sign_in", "Sign-in is not configured for this page.")
         form = {
             "grant_type": "authorization_code",
             "client_id": self.spec.client_id,
@@ -276,9 +276,9 @@ class SignIn:
         try:
             given = await self._ask(addresses["token_endpoint"], form)
         except HttpProblem as problem:
-            log.info("a code was not exchanged: %s", problem)
+            log.info("the code exchange failed: %s", problem)
             raise AccessError(
-                401, INVALID, "The identity provider did not take the code; sign in again."
+                401, INVALID, "The identity provider rejected the code; sign in again."
             ) from None
         refusal: AccessError = _refused("no token for this server")
         # An access token may be for another service or not a JWT; the ID token is for the client.

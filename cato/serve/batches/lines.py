@@ -57,7 +57,7 @@ def _line(raw: bytes, number: int, endpoint: str) -> Line:
     if not isinstance(body, dict):
         raise LineError(f"line {number}: body must be an object")
     if body.get("stream"):
-        raise LineError(f"line {number}: results of a batch are whole; leave `stream` out")
+        raise LineError(f"line {number}: batch requests cannot stream; leave `stream` out")
     return Line(id, body)
 
 
@@ -69,7 +69,7 @@ def checked(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> t
             if line.custom_id in seen:
                 return (
                     0,
-                    f"line {number}: custom_id {line.custom_id!r} is not the first of its name",
+                    f"line {number}: custom_id {line.custom_id!r} is used twice",
                 )
             seen.add(line.custom_id)
             if len(seen) > max_lines:

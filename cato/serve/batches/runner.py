@@ -34,8 +34,8 @@ log = logging.getLogger("cato.batches")
 
 LOOK_S = 1.0
 SWEEP_S = 3600.0
-# A full pool, an exhausted quota, a starting server: the line waits without limit. Other server
-# errors are retried a few times.
+# A full pool, an exhausted quota, a starting server: the line waits until the batch expires. Other
+# server errors are retried a few times.
 WAITS, RETRIED = frozenset({429, 503}), frozenset({500, 502, 504})
 MAX_TRIES = 3
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0

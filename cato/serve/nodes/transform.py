@@ -31,4 +31,4 @@ def run(node: str, settings: TransformSettings, names: Mapping[str, object]) -> 
 
 
 def _refuse_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON value")
+    raise ValueError(f"{constant} is not a JSON value")

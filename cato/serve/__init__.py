@@ -1,1 +1,1 @@
-"""The live drivers on Ray Serve: ingress, executor, nodes and engine replicas."""
+"""Serving on Ray Serve: ingress, executor, workflow nodes and engine replicas."""

@@ -1,6 +1,6 @@
-"""Builders of the two Serve applications; deployment files name them as `import_path`.
+"""Builders of the two Ray Serve applications; deployment files name them as `import_path`.
 
-Annotations are not postponed here: Serve looks at the builder's own to find the pydantic model.
+No `from __future__ import annotations` here: Serve reads the pydantic model from them.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from cato.telemetry import logs
 from cato.telemetry.tracing import from_environment
 from cato.workflows.load import load_workflows
 
-# Nothing waits in Serve's queues: invocations wait in the pool's.
+# High enough that nothing waits in Serve's queues: invocations wait in the pool's.
 MAX_ONGOING = 10_000
 # Longer than the longest generation, so that a stopping replica ends its streams.
 DRAIN_S = 600.0
@@ -52,7 +52,7 @@ PINNED = RequestRouterConfig(request_router_class="cato.control.ray_private:Pinn
 
 
 def build_engines(args: EnginesArgs) -> Application:
-    """The `engines` application: one deployment a resource shape, under the control plane."""
+    """The `engines` application: one deployment per resource shape, under the control plane."""
     check_ray_version()
     topology = args.to_topology()
     profiles = load_profiles(resolve(topology.profiles_dir))
@@ -99,7 +99,7 @@ def build_engines(args: EnginesArgs) -> Application:
 
 
 def _led_by_cato(spec: DeploymentSpec) -> dict[str, Any]:
-    """Options of a deployment whose calls are leased, and whose replicas the provisioner counts."""
+    """Options of a deployment with leased calls, scaled by CATO's provisioner."""
     return {
         "num_replicas": max(1, spec.initial_replicas),
         "max_ongoing_requests": MAX_ONGOING,
@@ -108,8 +108,8 @@ def _led_by_cato(spec: DeploymentSpec) -> dict[str, Any]:
 
 
 def _left_to_serve(spec: DeploymentSpec) -> dict[str, Any]:
-    """Options of the baseline: Serve's own router and queue; its autoscaler, where there is room
-    for one, with the thresholds that Serve has by default.
+    """Options of the baseline: Serve's own router and queue, and its autoscaler with default
+    thresholds if the number of replicas may vary.
     """
     options: dict[str, Any] = {"max_ongoing_requests": spec.engine.max_num_seqs}
     if spec.min_replicas == spec.max_replicas:
@@ -133,7 +133,7 @@ def _hosted_profile(model: HostedModel, profiles: dict[str, Profile]) -> Profile
 
 
 class Ingress:
-    """One ingress replica: workflows, indexes and the way to the pools. Holds no other state."""
+    """One ingress replica: HTTP, workflows, code indexes and access to the pools."""
 
     async def __init__(self, spec: IngressSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.set_up()
@@ -183,7 +183,7 @@ class Ingress:
         return _leaving_request_id_to_serve(self._app)
 
     def _made_app(self) -> FastAPI:
-        """The application, with its batches running behind it."""
+        """The FastAPI application; also starts the batch runner."""
         room = batch_room(self._spec.batches)
         app = create_app(
             self._service,
@@ -221,7 +221,7 @@ class Ingress:
 
 
 def batch_room(spec: BatchSpec | None) -> BatchRoom | None:
-    """Where the files of batches are; None where there are none."""
+    """The batch files' folder and limits; None if batches are off."""
     if spec is None:
         return None
     folder = state_dir() / "batches" if spec.folder is None else Path(spec.folder).expanduser()
@@ -237,7 +237,7 @@ def _nodes(workflows: Workflows) -> dict[TaskName, tuple[NodeId, ...]]:
 
 
 def _leaving_request_id_to_serve(app: Any) -> Any:
-    """Serve gives each request an `x-request-id` and writes it on the answer; once is enough."""
+    """Drop our `x-request-id` when it is Serve's own, which Serve writes itself."""
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         mine = dict(scope.get("headers", ())).get(b"x-request-id")
@@ -256,12 +256,12 @@ def _leaving_request_id_to_serve(app: Any) -> Any:
 def build_ingress(args: IngressArgs) -> Application:
     """The `cato` application: HTTP in front of the workflows."""
     spec = args.to_ingress()
-    load_workflows(resolve(spec.workflows_dir))  # a wrong file fails the deployment, not a replica
+    load_workflows(resolve(spec.workflows_dir))  # an invalid file fails the deployment, no replica
     return ingress_application(spec, {})
 
 
 def ingress_application(spec: IngressSpec, environment: Mapping[str, str]) -> Application:
-    """The ingress alone; `environment` is that of its replicas beside what they inherit."""
+    """The ingress alone; `environment` adds to what its replicas inherit."""
     options: dict[str, Any] = {"num_cpus": 0}  # cores are counted for engines
     if environment:
         options["runtime_env"] = {"env_vars": dict(environment)}

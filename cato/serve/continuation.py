@@ -1,10 +1,10 @@
-"""One answer out of several attempts: what was sent, and how a lost stream goes on elsewhere.
+"""Continuing a lost stream on another engine: one answer out of several attempts.
 
-An engine is asked for the prompt plus the text that was sent. In a completion that is a longer
-prompt; elsewhere it is an unfinished message of the assistant: chat's `continue_final_message`, an
-item `in_progress` of Responses; what was asked in Messages goes on as a chat. The bytes of later
-attempts are read and written once more as more of the first one's stream (`cato.wire.transcript`).
-See `cato/core/decisions/0008-failure-model.md` for what is promised.
+The next engine gets the prompt plus the text sent so far. For a completion that is a longer prompt.
+For chat it is an unfinished assistant message (`continue_final_message`), for Responses an item
+with status `in_progress`; a Messages call continues as a chat. The bytes of later attempts are
+parsed and rewritten as part of the first attempt's stream (`cato.wire.transcript`).
+`cato/core/decisions/0008-failure-model.md` says what is promised.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from cato.wire.events import Event, events_bytes
 from cato.wire.limits import limits_of, shortened
 from cato.wire.transcript import Transcript, deltas_of, events_of, with_usage
 
-# vLLM's, of a completion that names none.
+# vLLM's default `max_tokens` of a completion.
 _DEFAULT_LIMIT = 16
-# Fields whose meaning is lost in the middle of an answer: places and grammars count from its
-# beginning.
+# Fields that rule out a continuation: positions and grammars count from the start of the answer.
 _FROM_THE_BEGINNING = (
     "logprobs", "top_logprobs", "prompt_logprobs", "echo", "response_format", "structured_outputs",
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions",
     "prompt_embeds", "use_beam_search", "return_token_ids", "include_stop_str_in_output",
 )  # fmt: skip
-# Where the formats of Responses and Messages stand.
+# Fields that hold the output format in Responses and Messages.
 _FORMATS = ("text", "output_config")
 
 
 def can_continue(call: EngineCall) -> bool:
-    """Whether another engine can go on in the middle of the answer's text."""
+    """Whether another engine can continue from the middle of the answer's text."""
     body = call.body
     if not call.stream or any(body.get(name) for name in _FROM_THE_BEGINNING):
         return False
@@ -62,7 +61,7 @@ def _has_grammar(options: object) -> bool:
 
 @dataclass(slots=True)
 class Answer:
-    """What one call has sent over all its attempts. Counts are of tokens, -1 where unknown."""
+    """What one call has sent over all its attempts. Counts are in tokens; -1: unknown."""
 
     text: str = ""
     output_tokens: int = 0
@@ -70,21 +69,21 @@ class Answer:
     cached_tokens: int = -1
     finish_reason: str = ""
     has_output: bool = False  # text, or bytes without text such as a tool call
-    is_whole: bool = False  # its end was sent, too
-    # Of a stream whose bytes are passed on: what its client has.
+    is_whole: bool = False  # its end was sent too
+    # The stream as the client has it, for calls whose bytes are passed on.
     _transcript: Transcript | None = None
-    # Text and tokens up to the last character that is no white space.
+    # Text and tokens up to the last non-whitespace character.
     _solid_chars: int = 0
     _solid_tokens: int = 0
-    # Of the present attempt: whether something came before it, its dialect, how many tokens came
-    # before, and text that it repeats.
+    # Current attempt: whether it continues earlier output, its dialect, the tokens sent before it,
+    # and text that it is expected to repeat.
     _goes_on: bool = False
     _dialect: Endpoint = Endpoint.CHAT
     _before: int = 0
     _repeats: str = ""
 
     def next_call(self, call: EngineCall) -> EngineCall:
-        """The call that goes on after what was sent; begins an attempt."""
+        """Begin an attempt: the call that continues after the text sent so far."""
         self._goes_on, self._before, self._repeats = self.has_output, 0, ""
         if call.raw and call.stream and call.endpoint.generates and self._transcript is None:
             self._transcript = Transcript(call.endpoint, call.body)
@@ -94,16 +93,16 @@ class Answer:
 
     @property
     def writer(self) -> AnswerWriter | None:
-        """What goes on with the stream as its client has it; None where nothing was passed on."""
+        """Writer that can extend the client's stream; None if no bytes are passed on."""
         return self._transcript.writer if self._transcript is not None else None
 
     @property
     def extent(self) -> str:
-        """How much was sent, in words."""
+        """How much was sent, as text for reasons and logs."""
         return f"{self.output_tokens} tokens, {len(self.text)} characters"
 
     def can_go_on(self, call: EngineCall) -> bool:
-        """Whether a lost attempt costs the client nothing: it has nothing, or only text."""
+        """Whether a lost attempt can be continued: the client has nothing yet, or only text."""
         if not self.has_output:
             return True
         sent = self._transcript
@@ -112,7 +111,7 @@ class Answer:
         return call.endpoint is not Endpoint.MESSAGES or _as_chat(call) is not None
 
     def add(self, chunk: EngineChunk) -> list[EngineChunk]:
-        """Count a chunk of the present attempt; returns what of it is new to the client."""
+        """Count a chunk of the current attempt; return the chunks that are new to the client."""
         self.output_tokens = self._before + chunk.output_tokens
         if chunk.prompt_tokens >= 0 and self.prompt_tokens < 0:
             self.prompt_tokens = max(0, chunk.prompt_tokens - self._before)
@@ -127,10 +126,10 @@ class Answer:
         return [chunk]
 
     def rest(self, call: EngineCall) -> list[EngineChunk]:
-        """The end of an answer of which only the end was lost; empty while there is more to it.
+        """The closing chunks of an answer that lost only its end; empty if more text is missing.
 
-        An engine that was asked to go on would say more than the first would have. A call of a tool
-        that is whole is an end: the client carries it out and asks again.
+        Another engine would write more than the first one had left to say. A whole tool call is an
+        end: the client runs the tool and calls again.
         """
         sent, reason = self._transcript, ""
         if sent is not None:
@@ -147,7 +146,7 @@ class Answer:
         return self._closing(sent, "", [])
 
     def _more(self, chunk: EngineChunk) -> list[EngineChunk]:
-        """A chunk of a later attempt as more of the first."""
+        """Rewrite a chunk of a later attempt as part of the first one's stream."""
         sent = self._transcript
         if sent is None:
             new = [replace(chunk, text=self._new(chunk.text))]
@@ -166,7 +165,7 @@ class Answer:
         written: list[Event] = []
         came = events_of(chunk.raw) if chunk.raw else []
         told = [usage.get("completion_tokens") or 0 for e in came if (usage := e.get("usage"))]
-        # What the engine counts in the text that came before is in the chunk alone.
+        # Only the chunk's count includes the tokens sent by earlier attempts.
         before = self.output_tokens - max(told, default=0)
         for event in came:
             for delta in deltas_of(self._dialect, event):
@@ -183,7 +182,7 @@ class Answer:
         return "".join(texts), written
 
     def _closing(self, sent: Transcript, text: str, events: list[Event]) -> list[EngineChunk]:
-        """The end of a stream; the last event is alone in its chunk, as engines have it."""
+        """The end of a stream; its last event gets its own chunk, as engines send it."""
         *closing, last = sent.closing(self._ending(self.output_tokens))
         first = self._chunk(text, [*events, *closing], None)
         return [first, self._chunk("", [last], self.finish_reason)]
@@ -203,7 +202,7 @@ class Answer:
             self._solid_chars, self._solid_tokens = len(self.text), self.output_tokens
 
     def _continued_call(self, call: EngineCall) -> EngineCall:
-        """`call` with the text so far as the beginning of its answer."""
+        """`call` with the text so far as the start of its answer."""
         body, endpoint = dict(call.body), call.endpoint
         if endpoint is Endpoint.COMPLETIONS:
             self._before = self.output_tokens
@@ -222,10 +221,10 @@ class Answer:
         return replace(call, body=body, endpoint=endpoint, begun=begun, begun_tokens=self._before)
 
     def _cut_for_a_template(self) -> int:
-        """Where the message breaks off that the next engine is given; sets the tokens up to there.
+        """Where to cut the message for the next engine; sets the token count up to there.
 
-        Templates strip white space from the end of a message, so an engine that was given it
-        would write it once more: it is left out, and what comes of it again is dropped.
+        Chat templates strip trailing whitespace, so the engine would write it again. It is cut off
+        here, and its repetition is dropped.
         """
         cut = len(self.text.rstrip())
         is_known = cut == self._solid_chars or cut == len(self.text)
@@ -234,7 +233,7 @@ class Answer:
         return cut
 
     def _new(self, text: str) -> str:
-        """`text` without what it repeats of what was sent."""
+        """`text` without the part that repeats text already sent."""
         if not self._repeats:
             return text
         same = 0
@@ -254,7 +253,7 @@ def _limits(call: EngineCall) -> dict[str, int]:
 
 
 def _as_chat(call: EngineCall) -> dict[str, Any] | None:
-    """The body of a call in Messages as one of chat; None where it cannot be one."""
+    """The chat body of a Messages call; None if it cannot be converted."""
     try:
         return messages_as_chat(call.body)
     except (InputError, KeyError, TypeError, AttributeError):
@@ -262,7 +261,7 @@ def _as_chat(call: EngineCall) -> dict[str, Any] | None:
 
 
 def _begun_chat(body: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Fields of a chat body whose last message is an answer that has begun with `text`."""
+    """Chat fields whose last message is an unfinished answer starting with `text`."""
     messages = list(body["messages"])
     if body.get("continue_final_message") and messages:
         *messages, last = messages
@@ -276,7 +275,7 @@ def _begun_chat(body: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _begun_response(body: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The same for a body of Responses."""
+    """The same for a Responses body."""
     said = body["input"]
     items = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
     content = [{"type": "output_text", "text": text, "annotations": []}]

@@ -1,4 +1,4 @@
-"""The root of the `engines` application: keeps the control actors alive and told."""
+"""Control plane: creates the control actors and keeps sending them their configuration."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ANSWER_WITHIN_S = 10.0
 
 
 class ControlPlane:
-    """Creates the control actors and asserts the pools' policies to them again and again.
+    """Root deployment of the `engines` application.
 
-    An actor that was restarted has only the arguments it was made with; what changed since comes
-    from here. Policies can be changed at run time through this deployment's `user_config`, which
-    restarts nothing. `engines` are the handles of the engine deployments: binding them here is what
-    makes them part of the application. `hosted` are the profiles of the models of shared pools.
+    A restarted actor knows only its constructor arguments; it gets later changes from here, every
+    `ASSERT_S`. Policies can be changed at run time through this deployment's `user_config`, without
+    a restart. `engines` are handles of the engine deployments: binding them here makes them part of
+    the application. `hosted` are the profiles of models in shared pools.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -53,18 +53,18 @@ class ControlPlane:
         self._scaling: dict[PoolName, PoolScaling] = {p.name: p.scaling for p in topology.pools}
         self._shared = {p.name: p.policies for p in topology.shared_pools}
         actors.create(Profiler, actors.PROFILER, topology.store)
-        # An actor that is there keeps its own secret.
+        # An existing actor keeps its own secret.
         actors.create(EvictionManager, actors.EVICTION_MANAGER, secrets.token_bytes(32))
         actors.create(ResourceProvisioner, actors.PROVISIONER)
         for pool in topology.pools:
             await self._create_routers(pool)
-        await self._assert()  # ingresses hear of the new pools before the routers of others end
+        await self._assert()  # ingresses learn of new pools before old routers end
         actors.remove_routers_but([n for p in topology.pools for n in _routers(p)])
         self._counted_at_s = time.monotonic()
         self._task = asyncio.get_running_loop().create_task(self._assert_forever())
 
     async def _create_routers(self, pool: PoolSpec) -> None:
-        """All shards, with one secret: an actor that is there keeps its own."""
+        """Create all router shards with one secret; an existing actor keeps its own."""
         secret = secrets.token_bytes(32)
         for shard, name in enumerate(_routers(pool)):
             router = actors.create(
@@ -84,7 +84,7 @@ class ControlPlane:
         return replace(pool, policies=self._policies[pool.name]).of_shard
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Serve calls this with `user_config`; a wrong one fails with all its problems."""
+        """Serve calls this with `user_config`; an invalid one fails with all its problems."""
         policies, scaling = pool_changes(user_config, tuple(self._policies))
         for pool in self._topology.pools:
             self._policies[pool.name] = replace(pool.policies, **policies.get(pool.name, {}))
@@ -95,7 +95,7 @@ class ControlPlane:
         await self._assert()
 
     async def _assert(self, within_s: float | None = None) -> None:
-        """Tell all actors; one that fails or stands still keeps it from no other."""
+        """Send the configuration to all actors; one that fails or hangs does not block others."""
 
         async def tell(actor: str, method: str, *args: object) -> None:
             async with asyncio.timeout(within_s):
@@ -130,7 +130,7 @@ class ControlPlane:
                 raise outcome
 
     async def _count_cards(self) -> None:
-        """Let the Profiler know for how long which models held cards, about once a minute."""
+        """Tell the Profiler about once a minute how long models held accelerators."""
         now_s = time.monotonic()
         since_s = now_s - self._counted_at_s
         if since_s < COUNT_S:

@@ -1,8 +1,7 @@
-"""How `cato serve` lets streams end before it stops: files that it and its ingresses share.
+"""Draining: lets running streams end before `cato serve` stops, through files in a shared folder.
 
-`cato serve` asks with one file; every ingress replica then refuses new requests, and has a file of
-its own for as long as it has requests under way. They are in a folder that is named after the mark
-of that `cato serve`.
+`cato serve` creates the folder, named after its mark. Every ingress replica then refuses new
+requests, and keeps a file there while it has running requests.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from cato.serve.keeper import MARK_VARIABLE
 
 POLL_S = 0.2
-# All ingresses have seen within this time that they are asked.
+# All ingresses notice the folder within this time.
 SEEN_WITHIN_S = 1.0
 
 
@@ -25,7 +24,7 @@ def _folder(run_dir: Path, mark: str) -> Path:
 
 
 def drain(run_dir: Path, mark: str, limit_s: float) -> bool:
-    """Ask all ingresses of this host to drain, and wait; whether all requests have ended."""
+    """Make all ingresses of this host drain, and wait; return whether all requests have ended."""
     folder = _folder(run_dir, mark)
     folder.mkdir(exist_ok=True)
     until_s = time.monotonic() + limit_s
@@ -46,8 +45,8 @@ def forget(run_dir: Path, mark: str) -> None:
 
 
 class Drain:
-    """An ingress replica's side. `is_asked`: no new request begins; `under_way` is counted by who
-    takes them in. Without a `mark`, which Serve's own commands do not give, nobody asks."""
+    """An ingress replica's side. While `is_asked`, it refuses new requests; the HTTP layer counts
+    `under_way`. Without a `mark` (deployed by Serve's own commands) it never drains this way."""
 
     def __init__(self, run_dir: Path, mark: str | None = None) -> None:
         mark = os.environ.get(MARK_VARIABLE) if mark is None else mark
@@ -56,7 +55,7 @@ class Drain:
         self._folder = _folder(run_dir, mark) if mark else None
 
     async def follow(self) -> None:
-        """Look for ever."""
+        """Poll for ever."""
         while self._folder is not None:
             self.look()
             await asyncio.sleep(POLL_S)
@@ -67,7 +66,7 @@ class Drain:
             return
         self.is_asked = True
         mine = self._folder / str(os.getpid())
-        with contextlib.suppress(FileNotFoundError):  # it was just forgotten
+        with contextlib.suppress(FileNotFoundError):  # the folder was just removed
             if self.under_way:
                 mine.touch()
             else:

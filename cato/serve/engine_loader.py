@@ -1,4 +1,4 @@
-"""Makes engines, and puts the models of a shared pool into the engine of a slot."""
+"""Creates engines, and loads the models of a shared pool into a slot: swap, wake or start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("cato.engine_loader")
 
 
 class EngineLoader:
-    """Makes engines of the kind that the slots have; `zygote_socket` is asked when they fork."""
+    """Loads models into one slot; `zygote_socket` finds the zygote when engines fork from one."""
 
     def __init__(
         self,
@@ -38,21 +38,21 @@ class EngineLoader:
         self._socket_dir = socket_dir
         self._zygote_socket = zygote_socket
         self._asleep: dict[ModelSpec, VllmEngine] = {}
-        # A load that was cancelled may still put an engine away when the next one begins.
-        self._putting_away = asyncio.Lock()
+        # A cancelled load may still be putting an engine away when the next one begins.
+        self._retiring = asyncio.Lock()
 
     async def load(self, order: SlotOrder, previous: Engine | None) -> Engine:
-        """A ready engine that holds what `order` says; raise `EngineError`, or `ConfigError` for a
-        source that is not there.
+        """Return a ready engine with the ordered model; raise `EngineError`, or `ConfigError` for a
+        missing source.
 
-        It is `previous` with other weights where that can be, or one that sleeps, else a new one;
-        `previous` sleeps or is ended.
+        Swaps the weights of `previous` if possible, else wakes a sleeping engine, else starts a new
+        one. In the last two cases `previous` is put to sleep or stopped.
         """
         assert order.model is not None, "there is something to load"
         if previous is not None and await self._is_swapped(order, previous):
             return previous
         # A newer order must not leave an engine half stopped.
-        await asyncio.shield(self._put_away(order, previous))
+        await asyncio.shield(self._retire(order, previous))
         woken = await self._woken(order.model.model)
         if woken is not None:
             return woken
@@ -61,22 +61,22 @@ class EngineLoader:
         except EngineError as error:
             if not self._asleep or "memory" not in str(error).lower():
                 raise
-            # What sleeps keeps some of the card's memory.
-            log.warning("%s; what sleeps is ended for another try", error)
+            # Sleeping engines keep some accelerator memory.
+            log.warning("%s; trying again without the sleeping engines", error)
             await self.keep(())
             return await started(await self._make(order))
 
     @property
     def asleep(self) -> tuple[ModelName, ...]:
-        """Models whose engines sleep."""
+        """Models with a sleeping engine."""
         alive = (m for m, e in self._asleep.items() if e.state is EngineState.READY)
         return tuple(sorted(m.name for m in alive))
 
     async def keep(self, models: tuple[ModelName, ...]) -> None:
-        """Of what sleeps end all but those of `models`."""
+        """Stop all sleeping engines except those of `models`."""
 
         async def end_others() -> None:
-            async with self._putting_away:
+            async with self._retiring:
                 await self._end_others(models)
 
         await asyncio.shield(end_others())
@@ -86,9 +86,9 @@ class EngineLoader:
             await self._asleep[model].stop()
             del self._asleep[model]
 
-    async def _put_away(self, order: SlotOrder, previous: Engine | None) -> None:
-        """To sleep, if it may and can; there is room in the host's memory first."""
-        async with self._putting_away:
+    async def _retire(self, order: SlotOrder, previous: Engine | None) -> None:
+        """Put `previous` to sleep, else stop it. Makes room in the host's memory first."""
+        async with self._retiring:
             await self._end_others(order.remembered)
             if previous is None:
                 return
@@ -99,7 +99,7 @@ class EngineLoader:
                     self._asleep[previous.model] = previous
                     return
             except EngineError as error:
-                log.warning("%s does not sleep: %s", previous.facts.served_model, error)
+                log.warning("%s could not be put to sleep: %s", previous.facts.served_model, error)
             finally:
                 if previous not in self._asleep.values():
                     await previous.stop()
@@ -120,11 +120,11 @@ class EngineLoader:
         try:
             await engine.wake()
         except EngineError as error:
-            log.warning("%s did not wake, another engine is started: %s", model.name, error)
+            log.warning("%s did not wake, starting another engine: %s", model.name, error)
             await asyncio.shield(engine.stop())
             return None
         except BaseException:
-            await asyncio.shield(engine.stop())  # nobody knows how far it came
+            await asyncio.shield(engine.stop())  # its state is unknown
             raise
         return engine
 
@@ -139,20 +139,20 @@ class EngineLoader:
             return False
         model = order.model.model
         if model.adapters or engine.model.adapters:
-            return False  # they are arguments of the server
+            return False  # adapters are arguments of the server
         try:
             await engine.swap(model, model_path(model.source))
         except InputError as problem:
-            log.info("%s; another engine is started", problem)
+            log.info("%s; starting another engine", problem)
             return False
         except EngineError as error:
-            log.warning("%s was not swapped in, another engine is started: %s", model.name, error)
+            log.warning("%s was not swapped in, starting another engine: %s", model.name, error)
             return False
         except asyncio.CancelledError:
-            await asyncio.shield(engine.stop())  # nobody knows which weights it has now
+            await asyncio.shield(engine.stop())  # its weights are unknown
             raise
-        except Exception:  # of a source that cannot be read, say; it is the other engine's to tell
-            log.exception("%s was not swapped in, another engine is started", model.name)
+        except Exception:  # an unreadable source, say; the new engine will report it
+            log.exception("%s was not swapped in, starting another engine", model.name)
             return False
         return True
 
@@ -160,7 +160,7 @@ class EngineLoader:
         assert order.model is not None, "there is something to load"
         assert order.profile is not None, "the host of a model knows its profile"
         spec, model = self._slots.engine, order.model.model
-        # The profile's load is the one from storage.
+        # The profile's own load time is from storage.
         profile = replace(order.profile, load_s=order.expected_s)
         seeded = replace(spec, seed=simulated_seed(spec.seed, model.name))
         slots = replace(self._slots, engine=seeded)
@@ -174,9 +174,9 @@ async def new_engine(
     socket_dir: str,
     zygote_socket: Callable[[], Awaitable[str]],
 ) -> Engine:
-    """An engine of the kind that `deployment` has, not started; raise `ConfigError` for a source
-    that is not there. `profile` is what a simulated one keeps to, and how long a real one may
-    be silent.
+    """Create an engine of the deployment's kind, not started; raise `ConfigError` for a missing
+    source. `profile` sets the speed of a simulated engine, and how long a real one may be silent
+    before it counts as hung.
     """
     spec = deployment.engine
     if spec.kind == "simulated":

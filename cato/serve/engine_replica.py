@@ -1,4 +1,4 @@
-"""The Serve deployment of an engine: each of its replicas is a `Replica` with an engine process."""
+"""Ray Serve deployment of engines: each Serve replica is a `Replica` with an engine process."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from cato.telemetry.tracing import from_environment
 
 
 def _rank() -> int:
-    """Of this replica among those of its deployment; Serve may change it when others go."""
+    """This replica's rank in its deployment; Serve may change it when other replicas go."""
     return int(serve.get_replica_context().rank.rank)
 
 
 class EngineReplica:
-    """One replica of a pool. The engine is its own process; this one never imports vLLM.
+    """One replica of a pool. The engine is a separate process; this one never imports vLLM.
 
-    Where `may_change` is set it holds what the Eviction Manager orders, and nothing at first.
+    With `may_change` it starts empty and holds the models that the Eviction Manager orders.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -65,8 +65,8 @@ class EngineReplica:
         self._id = ReplicaId(context.replica_id.unique_id)
         self._host = HostId(ray.get_runtime_context().get_node_id())
         self._pool, self._spec, self._profile = pool, spec, profile
-        self._starts_to_fail = 0  # by order of a drill
-        self._tasks: list[asyncio.Task[None]] = []  # none while the first engine starts
+        self._starts_to_fail = 0  # set by a drill
+        self._tasks: list[asyncio.Task[None]] = []  # empty while the first engine starts
         self._own: OwnModel | None = None
         self._residents: ResidentNews | None = None
         self._link = ReplicaLink(pool, spec.name, _rank, is_shared=may_change)
@@ -86,7 +86,7 @@ class EngineReplica:
             self._tasks.append(loop.create_task(task))
 
     async def _begin(self, own: OwnModel) -> None:
-        """Start the engine of a pool with one model."""
+        """Start the engine of a single-model pool."""
         engine = await own.start()
         self._load_s = engine.facts.start_s
         if (tracing := from_environment()) is not None:
@@ -99,14 +99,14 @@ class EngineReplica:
         """A new engine that has answered once."""
         if self._starts_to_fail > 0:
             self._starts_to_fail -= 1
-            raise EngineError("a drill lets this start fail", 503)
+            raise EngineError("a drill makes this start fail", 503)
         folder = str(run_dir())
         return await started(
             await new_engine(self._spec, self._model, self._profile, folder, self._zygote_socket)
         )
 
     async def _zygote_socket(self) -> str:
-        """Raise `EngineError` when there is none: others cannot be told over a link."""
+        """Raise `EngineError` when there is none: links cannot carry Ray's errors."""
         try:
             return await zygote_socket_of(self._host, self._spec.engine.python or sys.executable)
         except RayError as error:
@@ -116,8 +116,8 @@ class EngineReplica:
     async def generate(
         self, request: EngineRequest, cato: dict[str, Any]
     ) -> AsyncGenerator[EngineChunk, None]:
-        """As `Replica.generate`, for ingresses that have no link. `cato` names the replica (for the
-        request router), the invocation, its attempt and, where models change, the model."""
+        """As `Replica.generate`, for ingresses without a link. `cato` names the replica (for the
+        request router), the invocation, its attempt and, in shared pools, the model."""
         id, attempt = InvocationId(cato["invocation"]), int(cato["attempt"])
         asked = Generate(request, id, attempt, cato.get("model", ""))
         async with contextlib.aclosing(self._replica.generate(asked)) as chunks:
@@ -128,11 +128,11 @@ class EngineReplica:
         """Serve's health check: fails when the engine cannot be brought back."""
         if self._own is not None and self._own.broken:
             raise EngineDeadError(self._own.broken)
-        if any(task.done() for task in self._tasks):  # they run for as long as the replica
-            raise EngineDeadError("nobody watches the engine any more")
+        if any(task.done() for task in self._tasks):  # they run until the replica ends
+            raise EngineDeadError("the task that watches the engine has ended")
 
     async def load(self, cato: dict[str, Any] | None = None) -> dict[str, object]:
-        """What the engine itself says it holds, and its process; `cato` may name the replica."""
+        """The engine's load as it reports it, and its process; `cato` may name the replica."""
         engine = self._replica.engine
         if engine is None:
             return {"replica": self._id, "state": "empty"}
@@ -153,21 +153,21 @@ class EngineReplica:
         }
 
     async def template(self, cato: dict[str, Any]) -> TemplateFacts | None:
-        """What the engine's chat template makes of conversations; `cato` names the replica."""
+        """Facts about the engine's chat template; `cato` names the replica."""
         return None if self._replica.engine is None else self._replica.engine.facts.template
 
     async def process_id(self, cato: dict[str, Any]) -> int:
-        """Of the replica that `cato` names, on its host."""
+        """Process id, on its host, of the replica that `cato` names."""
         return os.getpid()
 
     async def engine_process_id(self, cato: dict[str, Any]) -> int | None:
-        """Of the engine; None while it has no process. Asks the engine nothing: it may hang."""
+        """Process id of the engine; None without one. Does not call the engine: it may hang."""
         return None if self._replica.engine is None else self._replica.engine.pid
 
     async def crash_engine(self, cato: dict[str, Any]) -> None:
-        """For drills: kill the engine; it comes back like any that died.
+        """For drills: kill the engine; it is restarted like any that died.
 
-        Its next `cato["failed_starts"]` starts fail too, in a pool with one model.
+        In a single-model pool its next `cato["failed_starts"]` starts fail too.
         """
         self._starts_to_fail = int(cato.get("failed_starts", 0))
         engine = self._replica.engine
@@ -177,8 +177,8 @@ class EngineReplica:
             os.kill(engine.pid, signal.SIGKILL)
 
     async def __del__(self) -> None:
-        # Serve awaits this when it stops the replica, and does not count what links carry.
-        if self._tasks:  # an engine that never got ready was stopped by its own start
+        # Serve awaits this when it stops the replica; it does not count the calls on links.
+        if self._tasks:  # an engine that never became ready was stopped by its start
             await self._replica.drain()
         for task in self._tasks:
             task.cancel()
@@ -209,7 +209,7 @@ class EngineReplica:
 async def _tell_measured(
     pool: PoolName, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError
 ) -> None:
-    """To the Eviction Manager, by an actor call: it is rare."""
+    """Send a measurement to the Eviction Manager; rare, so an actor call is fine."""
     try:
         await actors.get(actors.EVICTION_MANAGER).measured.remote(pool, slot, copy_id, found)
     except (ValueError, RayError) as error:

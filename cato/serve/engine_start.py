@@ -1,4 +1,4 @@
-"""The start of a new engine, to its first answer."""
+"""Starts and warms up a new engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cato.engines.base import Endpoint, Engine, EngineRequest
 
 
 async def started(engine: Engine) -> Engine:
-    """`engine`, ready and warm; it is stopped when it does not get there."""
+    """Start `engine` and warm it up; stop it if that fails or is cancelled."""
     try:
         await engine.start()
         if not engine.facts.simulated:
@@ -21,17 +21,17 @@ async def started(engine: Engine) -> Engine:
     return engine
 
 
-# Prompts of a screen of code, sampled as editors ask for it: a long prompt's first run is slow even
+# Warm-up prompts are a screen of code, as editors send it: the first long prompt is slow even
 # after a short one. Each begins differently, so that none is cached.
 WARM_UPS = 2
 WARM_UP_TEXT = "def first(x):\n    return x[0]\n\n"
 WARM_UP_REPEATS = 12
-# More than a repetition of the text has in any tokenizer.
+# Upper bound on the tokens of one repetition, for any tokenizer.
 REPEAT_TOKENS = 40
 
 
 async def _warm_up(engine: Engine) -> None:
-    """Let it answer: the first answer of all takes half a second more."""
+    """Run warm-up prompts: an engine's first answer takes half a second longer."""
     context = engine.facts.context_tokens or WARM_UP_REPEATS * REPEAT_TOKENS
     repeats = max(1, min(WARM_UP_REPEATS, context // REPEAT_TOKENS - 1))
     for number in range(WARM_UPS):

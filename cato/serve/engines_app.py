@@ -1,4 +1,4 @@
-"""What Serve says of the application `engines` while it comes up. Pure."""
+"""Start-up status of the `engines` application, from Ray Serve's messages. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cato.core.ids import PoolName
 from cato.core.topology import DeploymentSpec
 
 FAILED = "DEPLOY_FAILED"
-"""Serve's status of what it has given up on; applications and deployments have it."""
+"""Serve's status of an application or deployment that it has given up on."""
 
 UNPLACEABLE = "no host can hold a replica of"
-"""How a reason begins that more hosts alone can mend."""
+"""Prefix of a reason that only more hosts can fix."""
 
 _HEALTHY = "HEALTHY"
-# The line of a traceback that says what was raised; what follows belongs to it.
+# The line of a traceback with the exception; the lines after it belong to its message.
 _RAISED = re.compile(r"[\w.]+(Error|Exception|Exit|Interrupt)\b[^:]*:|[\w.]+(Error|Exception)$")
 _MAX_LINES = 20
 
@@ -32,7 +32,7 @@ class ServedPart:
 
 @dataclass(frozen=True, slots=True)
 class ServedApplication:
-    """`args` are those of its deployment file; None where it was not deployed from one."""
+    """`args` are from the deployment file; None if it was not deployed from one."""
 
     itself: ServedPart
     deployments: Mapping[str, ServedPart] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class ServedApplication:
 
     @property
     def failure(self) -> str:
-        """Why it does not come up any more, the first line for everybody; empty while it may."""
+        """Why it failed for good; empty while it may start. The first line is public."""
         failed = {n: d for n, d in self.deployments.items() if d.status == FAILED}
         if self.itself.status != FAILED and not failed:
             return ""
@@ -50,7 +50,7 @@ class ServedApplication:
 
     @property
     def trouble(self) -> str:
-        """What keeps its deployments from coming up, as far as Serve says; empty when nothing."""
+        """What currently delays its deployments, in Serve's words; empty if nothing."""
         return "\n".join(
             _told(name, part)
             for name, part in self.deployments.items()
@@ -61,8 +61,8 @@ class ServedApplication:
 def why_unplaceable(
     pools: Mapping[PoolName, Sequence[DeploymentSpec]], hosts: Sequence[Mapping[str, float]]
 ) -> str:
-    """Which of `pools` can never have a replica on `hosts` (their total resources), and why, the
-    first line for everybody; empty when each can. Serve would wait for ever."""
+    """Which of `pools` can never have a replica on `hosts` (their total resources), and why; empty
+    if all can. Serve would wait for ever. The first line is public."""
     whys: dict[PoolName, list[str]] = {}
     for name, deployments in pools.items():
         found = {d.name: why_infeasible(resource_needs(d), hosts) for d in deployments}
@@ -80,7 +80,7 @@ def _told(name: str, part: ServedPart) -> str:
 
 
 def last_words(message: str) -> str:
-    """What was raised at the end of `message`, without the tracebacks before it."""
+    """The exception at the end of `message`, without the tracebacks before it."""
     lines = message.strip().splitlines()
     raised = [i for i, line in enumerate(lines) if _RAISED.match(line)]
     return "\n".join(lines[raised[-1] if raised else 0 :][-_MAX_LINES:])

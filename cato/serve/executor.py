@@ -1,4 +1,4 @@
-"""Drives one run in real time: performs the commands of `cato.core.runs.Run`."""
+"""Executes one workflow run in real time: carries out the commands of `cato.core.runs.Run`."""
 
 from __future__ import annotations
 
@@ -67,26 +67,25 @@ from cato.workflows.work import little_work
 
 log = logging.getLogger("cato.executor")
 
-# What a lost engine ran goes on elsewhere; engines that die under one invocation again and again,
-# before it has a token more, probably die of it. One that has had tokens has shown that engines can
-# live with it.
+# Calls of a lost engine continue elsewhere. A call that loses several engines in a row without a
+# new token probably crashes them; one that has produced tokens is less suspect and may lose more.
 MAX_LOSSES = 4
 MAX_LOSSES_BEGUN = 6
-# A stream that gets on between its losses may have more of them, but not without end.
+# The limit for a stream that makes progress between its losses.
 MAX_ALL_LOSSES = 20
-# Leases of replicas that turn out to be gone cost nothing but time; routers learn of each.
+# Leases on replicas that turn out to be gone cost only time; the router is told of each.
 MAX_MISSED = 20
-# The length that a receipt promises an output to stay below, with this probability.
+# Probability that an output stays below the length bound in its receipt.
 BOUND_LEVEL = 0.9
 
 
 Lengths = Callable[[TaskName, NodeId, str, int, int], LengthBelief | None]
-"""What is believed of an output: (task, node, model, prompt tokens, max tokens)."""
+"""Predicts an output's length from (task, node, model, prompt tokens, max tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some of the answer: text, and the engine's own bytes for a passed-through request."""
+    """A piece of the answer: text, and the engine's own bytes of a passed-through request."""
 
     text: str
     raw: bytes = b""
@@ -94,7 +93,7 @@ class Piece:
 
 @dataclass(slots=True)
 class _Output:
-    """Text of one execution: kept until it is known to be the streamed one."""
+    """Text of one node execution, buffered until the node is known to be the streamed one."""
 
     pieces: list[Piece] = field(default_factory=list)
     is_live: bool = False
@@ -102,38 +101,38 @@ class _Output:
 
 @dataclass(slots=True)
 class _Progress:
-    """What an invocation has produced over all its attempts."""
+    """State of one invocation over all its attempts."""
 
     answer: Answer = field(default_factory=Answer)
-    asked_tokens: int = 0  # of the prompt, as estimated before an engine has told
+    asked_tokens: int = 0  # prompt tokens, estimated until an engine reports its count
     first_token_s: float | None = None
-    queue_s: float = 0.0  # of the leases that it has waited for
+    queue_s: float = 0.0  # total wait for leases so far
     waits_since_s: float | None = None
     served_since_s: float | None = None
     attempts: int = 0
-    losses: int = 0  # of engines that had the call, since it last got on
+    losses: int = 0  # engines lost since the last new token
     all_losses: int = 0
     tokens_when_lost: int = 0
-    missed: int = 0  # replicas that were gone before it reached them
+    missed: int = 0  # replicas that were gone before the call reached them
     service_s: float = 0.0
     length: LengthBelief | None = None
     expected_tokens: int = 0
     reasons: list[str] = field(default_factory=list)
     lease: Dispatch | None = None
-    home: ReplicaId | None = None  # of its session, at the first lease
-    flight: Flight | None = None  # whose answer it has, or gives to others as its leader
+    home: ReplicaId | None = None  # home replica of its session at the first lease
+    flight: Flight | None = None  # the answer that it reads or, as leader, produces
     leads: bool = False
-    reused: str = ""  # how it came to what it read of another call's answer
+    reused: str = ""  # how it came to share another call's answer
     pool: PoolInfo | None = None
 
     @property
     def waited_s(self) -> float:
-        """For leases, the present one included."""
+        """Total wait for leases, the current one included."""
         return self.queue_s + _since(self.waits_since_s)
 
     @property
     def engine_s(self) -> float:
-        """With engines, the present attempt included."""
+        """Total time at engines, the current attempt included."""
         return self.service_s + _since(self.served_since_s)
 
 
@@ -143,7 +142,7 @@ def _since(at_s: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """Tokens of a run's calls of one model, those that were cancelled included."""
+    """Tokens used by a run's calls of one model, cancelled calls included."""
 
     model: str
     prompt_tokens: int
@@ -152,9 +151,9 @@ class ModelUse:
 
 
 class RunningTask:
-    """A run under way. Iterate for the pieces; afterwards `finish` holds the end.
+    """A running workflow. Iterate over its pieces; then `finish` holds the result.
 
-    Closing the iteration early, or `cancel`, ends every node down to the engine.
+    Closing the iteration early, or `cancel`, stops every node down to the engine.
     """
 
     def __init__(
@@ -177,12 +176,13 @@ class RunningTask:
         reuse: Reuse | None = None,
         instead: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Pools are shared by `tenant` and `weight`, `retries` by all runs of the process.
-        `head_start_s` is how long before its arrival the run stands in the pools' queues;
-        of one `buffer` they serve the latest run alone. `user` names the caller; the client leaves
-        when it has no token after `patience_s`. Prompts of one `salt` share what engines have
-        cached; with `reuse` identical calls share answers. `instead` names the model that answers
-        in the place of another that cannot."""
+        """Pools share capacity by `tenant` and `weight`; all runs of the process share `retries`.
+
+        `head_start_s` backdates the run in the pools' queues. Pools serve only the latest run of a
+        `buffer`. `user` names the caller. The client is expected to leave after `patience_s`
+        without a token. Prompts with the same `salt` share prefix caches; with `reuse`, identical
+        calls share answers. `instead` maps a model to its fallback.
+        """
         self.run = run
         self.head_start_s = head_start_s
         self._buffer = buffer
@@ -193,23 +193,23 @@ class RunningTask:
         self._weight = weight
         self.finish: FinishRun | None = None
         self.error: CatoError | None = None
-        # A client may choose its request id, and use it twice: routers and engines need another.
+        # Clients may choose and repeat request ids; routers and engines need unique ones.
         self._key = f"{run.id}.{secrets.token_hex(4)}"
         self._pools = pools
         self._nodes = nodes
         self._draw = draw
         self._lengths = lengths
-        self._served_s = 0.0  # by engines, for all nodes so far
+        self._served_s = 0.0  # engine time of all nodes so far
         self._queued = 0
         self._reuse = reuse
         self._instead = instead
         self.fell_back = False
         self._leading: set[Flight] = set()
-        self._left = ""  # why nobody waits any more for a run that goes on for others
+        self._left = ""  # why its client left, when the run continues for readers of its answer
         self._calls: list[tuple[str, _Progress]] = []
         self._on_finish = on_finish
         self._retries = retries
-        self._out: list[Piece] = []  # not read yet
+        self._out: list[Piece] = []  # pieces not read yet
         self._reader: asyncio.Future[None] | None = None
         self._has_sent = False
         self._outputs: dict[tuple[NodeId, int], _Output] = {}
@@ -218,15 +218,17 @@ class RunningTask:
         self._under_way: dict[tuple[NodeId, int, int | None], tuple[StartNode, _Progress]] = {}
 
     def start(self) -> None:
-        """Begin; call once, inside the event loop."""
+        """Start the run; call once, inside the event loop."""
         now_s = time.monotonic()
         loop = asyncio.get_running_loop()
         self._watchdog = loop.call_later(self.run.hard_deadline_s - now_s, self._pass_deadline)
         self._perform(self.run.start(now_s))
 
     async def next(self) -> list[Piece]:
-        """All pieces that are there, at least one; empty when the run has finished and all were
-        read. There is one reader; it cancels the run when it leaves early."""
+        """Wait for at least one piece and return all that are ready; empty after the last.
+
+        There is one reader; it cancels the run when it leaves early.
+        """
         if not self._out and self.finish is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -234,7 +236,7 @@ class RunningTask:
         return pieces
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The answer as it comes; ends when the run has finished."""
+        """Stream the answer until the run has finished."""
         try:
             while batch := await self.next():
                 for piece in batch:
@@ -243,7 +245,7 @@ class RunningTask:
             self.cancel(CLIENT_LEFT)
 
     async def wait(self) -> FinishRun:
-        """Drain the pieces and return the end; cancelling the wait cancels the run."""
+        """Drain the pieces and return the result; cancelling the wait cancels the run."""
         async with contextlib.aclosing(self.pieces()) as pieces:
             async for _ in pieces:
                 pass
@@ -252,23 +254,24 @@ class RunningTask:
 
     @property
     def asked_tokens(self) -> int:
-        """Of the longest prompt of its calls, as estimated before an engine counted."""
+        """Estimated tokens of the longest prompt among its calls."""
         return max((progress.asked_tokens for _, progress in self._calls), default=0)
 
     @property
     def writer(self) -> AnswerWriter | None:
-        """What goes on with the stream of a direct call; None while nothing of it was passed on."""
+        """Writer that can extend a direct call's stream; None until something was sent."""
         return self._calls[-1][1].answer.writer if self._calls else None
 
     @property
     def is_queued(self) -> bool:
-        """Whether a call of the run waits for a lease now."""
+        """Whether a call of the run is waiting for a lease."""
         return self._queued > 0
 
     def cancel(self, reason: str) -> None:
-        """End the run; harmless when it has finished.
+        """Cancel the run; a no-op when it has finished.
 
-        While others read an answer that it leads, a run that nobody waits for goes on for them.
+        If the client left but other calls read an answer that this run leads, it continues for
+        them until the last reader leaves.
         """
         if reason in (CLIENT_LEFT, SUPERSEDED) and not self.run.is_finished:
             shared = [flight for flight in self._leading if flight.readers]
@@ -315,7 +318,7 @@ class RunningTask:
     def _used(self) -> list[ModelUse]:
         used = []
         for model in dict.fromkeys(model for model, _ in self._calls):
-            # An engine may tell a prompt's length only at the end; what was leased was computed.
+            # Engines may report a prompt's length only at the end; count every leased call.
             calls = [p for name, p in self._calls if name == model and p.lease is not None]
             used.append(
                 ModelUse(
@@ -330,7 +333,7 @@ class RunningTask:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("run %s: a node broke CATO itself", self.run.id, exc_info=error)
+            log.error("run %s: a node failed with a defect in CATO", self.run.id, exc_info=error)
             self._perform(self.run.handle(RunCancelled(time.monotonic(), f"defect: {error!r}")))
 
     def _pass_deadline(self) -> None:
@@ -349,7 +352,7 @@ class RunningTask:
         return self._outputs.setdefault((node, round), _Output())
 
     def _emit(self, command: StartNode, piece: Piece) -> None:
-        """Text of a node: out at once when it is the streamed one, else kept for later."""
+        """Send text of the streamed node at once; buffer text of other nodes."""
         if command.item is not None:
             return
         output = self._output(command.node.id, command.round)
@@ -380,7 +383,7 @@ class RunningTask:
                 result, llm = await self._node(command, progress)
         except TimeoutError:
             if not command.node.optional and time.monotonic() >= self.run.hard_deadline_s:
-                self._pass_deadline()  # this timer was the first of the two
+                self._pass_deadline()  # this timer fired before the watchdog
                 return
             problem = f"not ready within its {command.limit_s or 0.0:.3f} s"
             if not command.node.optional:
@@ -424,7 +427,7 @@ class RunningTask:
     async def _invoke(
         self, command: StartNode, settings: LlmSettings | CallSettings, progress: _Progress
     ) -> None:
-        """One LLM call, by the model that answers instead where its own gave nothing."""
+        """One LLM call; falls back to another model if its own fails without output."""
         try:
             await self._invoke_model(command, settings, progress)
         except SupersededError:
@@ -433,8 +436,8 @@ class RunningTask:
             other = self._instead.get(settings.model)
             if other is None or progress.answer.has_output:
                 raise
-            log.warning("%s cannot answer (%s); %s does", settings.model, error, other)
-            progress.reasons.append(f"{settings.model} cannot answer: {error}; {other} does")
+            log.warning("%s failed (%s); falling back to %s", settings.model, error, other)
+            progress.reasons.append(f"{settings.model} failed: {error}; fell back to {other}")
             progress.flight, self.fell_back = None, True
             progress.losses = progress.all_losses = progress.missed = 0
             await self._invoke_model(command, replace(settings, model=other), progress)
@@ -442,7 +445,7 @@ class RunningTask:
     async def _invoke_model(
         self, command: StartNode, settings: LlmSettings | CallSettings, progress: _Progress
     ) -> None:
-        """One LLM call, over as many leases as it takes."""
+        """One LLM call to one model, over as many leases as it needs."""
         pool = self._pools.pool_of(settings.model)
         progress.pool = pool
         self._calls = [call for call in self._calls if call[1] is not progress]
@@ -456,18 +459,18 @@ class RunningTask:
             if self._reuse is not None:
                 call = await self._engine_call(settings, command.names, pool, 1.0)
                 key = self._reuse.key(self._tenant, call)
-            if call is None or key is None or not await self._had(command, call, key, progress):
+            if call is None or key is None or not await self._shared(command, call, key, progress):
                 await self._lead(command, settings, pool, id, progress, started_s)
         finally:
             self._retries.end(time.monotonic())
             if self._reuse is not None and call and key and progress.flight is not None:
                 self._reuse.done(self._tenant, key, call, progress.flight)
 
-    async def _had(
+    async def _shared(
         self, command: StartNode, call: EngineCall, key: bytes, progress: _Progress
     ) -> bool:
-        """Read the answer of an identical call; False when this one is to lead, from where the
-        answer is."""
+        """Read the answer of an identical call; False when this call must lead, continuing
+        after the text that was read."""
         assert self._reuse is not None, "answers are not shared"
         flight, how = self._reuse.find(self._tenant, key, call, command.deadline_s)
         answer, read, began_s = progress.answer, 0, time.monotonic()
@@ -506,7 +509,7 @@ class RunningTask:
         progress: _Progress,
         started_s: float,
     ) -> None:
-        """Get the answer from an engine; others may read it meanwhile."""
+        """Get the answer from an engine; identical calls may read it meanwhile."""
         flight, is_whole = progress.flight, False
         if flight is not None:
             flight.has_leader = progress.leads = True
@@ -540,14 +543,14 @@ class RunningTask:
                     command, pool, answer.next_call(call), id, progress, started_s
                 ):
                     if not answer.can_go_on(call):
-                        # Its router takes back what can go on, or what nobody waits for.
+                        # Routers preempt only calls that can continue or that were superseded.
                         raise SupersededError("a newer run of the same buffer replaced it")
-                    progress.reasons[-1] += f"; taken back after {answer.extent}"
-                    log.info("invocation %s was preempted; it goes on from its text", id)
+                    progress.reasons[-1] += f"; preempted after {answer.extent}"
+                    log.info("invocation %s was preempted; it continues from its text", id)
                 return
             except ContextLengthError as error:
-                # Token counts are estimates: an answer's limit gives way to the prompt, and a
-                # prompt that can be cut is cut once more.
+                # Token counts are estimates: lower the output limit to fit the prompt, or cut a
+                # prompt that can be cut further.
                 if isinstance(settings, CallSettings):
                     shorter = with_room(settings, error)
                     if shorter is None or answer.has_output:
@@ -569,10 +572,10 @@ class RunningTask:
                 log.warning("invocation %s: %s; asking for another lease", id, error)
                 lost = error
             except EngineError as error:
-                # A request to go on is CATO's own: when it is refused, the answer was lost.
+                # The continuation request is CATO's own; if it is refused, report the loss.
                 if lost is None or not answer.has_output:
                     raise
-                progress.reasons[-1] += f"; did not go on: {error}"
+                progress.reasons[-1] += f"; could not continue: {error}"
                 raise lost from error
 
     async def _engine_call(
@@ -582,7 +585,7 @@ class RunningTask:
         pool: PoolInfo,
         shrink: float,
     ) -> EngineCall:
-        """The prompt is rendered here when that takes milliseconds, else in a thread."""
+        """Render the prompt here if that takes milliseconds, else in a thread."""
         make = partial(engine_call, settings, names, pool, shrink, self._salt)
         try:
             with little_work():
@@ -591,7 +594,7 @@ class RunningTask:
             return await asyncio.to_thread(make)
 
     def _may_retry(self, progress: _Progress, error: ReplicaLostError | EngineDeadError) -> bool:
-        """Whether a lost attempt may be followed by another; counts it."""
+        """Count a lost attempt; return whether another may follow."""
         if isinstance(error, ReplicaLostError) and not error.was_reached:
             progress.missed += 1
             return progress.missed <= MAX_MISSED
@@ -612,7 +615,7 @@ class RunningTask:
         progress: _Progress,
         started_s: float,
     ) -> bool:
-        """One lease and its stream; False when the pool took the call back before its end."""
+        """One lease and its stream; False when the pool preempted the call."""
         progress.attempts += 1
         now_s = time.monotonic()
         invocation = self._invocation(command, pool, call, id, progress, started_s - now_s)
@@ -692,7 +695,7 @@ class RunningTask:
         progress: _Progress,
         arrived_at_s: float,
     ) -> Invocation:
-        """The call as its pool sees it; what was generated already has become its prompt."""
+        """The call as its pool sees it; text generated so far counts as prompt."""
         run, node = self.run, command.node
         if progress.attempts == 1:
             progress.asked_tokens = call.prompt_tokens
@@ -701,7 +704,7 @@ class RunningTask:
             )
         length = progress.length
         progress.expected_tokens = call.expected_tokens if length is None else round(length.mean)
-        # A pace binds a stream from its first token on, whenever that comes.
+        # A TPOT target applies from the first token on, however late that is.
         is_streamed = node.id in run.workflow.stream
         is_paced = run.slo.metric is SloMetric.TPOT and is_streamed
         pace_s = run.slo.target_s if is_paced else run.slo.tpot_target_s
@@ -779,7 +782,7 @@ class RunningTask:
 
 
 def _placement(settings: LlmSettings | CallSettings, progress: _Progress) -> Placement:
-    """Of its latest lease."""
+    """Where its latest lease placed it, relative to its session's home replica."""
     session = settings.prompt.session if isinstance(settings, CallSettings) else ""
     if not session or progress.lease is None or not progress.lease.replica_id:
         return Placement.NONE
@@ -790,11 +793,11 @@ def _placement(settings: LlmSettings | CallSettings, progress: _Progress) -> Pla
 
 
 def _why_it_waits(pool: PoolInfo, waited_s: float) -> str:
-    """For a call that ended in the queue."""
+    """The reason for a call that ended while queued."""
     if pool.ready_replicas == 0:
-        return f"waited {waited_s:.2f} s: no replica of {pool.name} was ready"
+        return f"queued {waited_s:.2f} s: no replica of {pool.name} was ready"
     queued = pool.queued_per_place
-    return f"waited {waited_s:.2f} s for a place in {pool.name}: {queued:.1f} calls wait for each"
+    return f"queued {waited_s:.2f} s in {pool.name}: {queued:.1f} waiting calls per batch slot"
 
 
 def _excuse(status: str, problem: str, error: CatoError | None) -> Excuse:

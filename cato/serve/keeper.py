@@ -1,8 +1,8 @@
-"""Ends what `cato serve` has started, however that ended itself.
+"""Keeper: stops everything that `cato serve` has started, even if `cato serve` was killed.
 
-Serve, Ray, HAProxy and the engines inherit a mark in their environment. A keeper process waits for
-the end of `cato serve`, which it learns from a pipe that no kill leaves open. Then it asks Serve to
-end in order, and kills whatever still carries the mark after a while: nothing keeps a port.
+Serve, Ray, HAProxy and the engines inherit a mark in their environment. The keeper process notices
+the end of `cato serve` by a pipe, which closes even on SIGKILL. It asks Serve to shut down, and
+after a while kills every process that still has the mark, so that no port stays in use.
 
     python -m cato.serve.keeper MARK PID      # started by `cato serve`
 """
@@ -19,27 +19,27 @@ from collections.abc import Callable
 import psutil
 
 MARK_VARIABLE = "CATO_SERVE_MARK"
-# Serve drains its replicas within this time; so long the keeper waits for it.
+# How long the keeper waits for Serve to drain its replicas.
 STOP_TIMEOUT_S = 60.0
 
 
 def new_mark() -> str:
-    """Names this process, and no other that will ever have its number."""
+    """A name for this process that stays unique when its process id is reused."""
     return f"{os.getpid()}:{psutil.Process().create_time()}"
 
 
 def start_keeper(mark: str, run: int) -> subprocess.Popen[bytes]:
-    """A keeper for what carries `mark` and was started by the process `run`; it acts once its
+    """Start a keeper for processes with `mark` started by the process `run`; it acts once its
     standard input is closed."""
     return subprocess.Popen(
         [sys.executable, "-m", __name__, mark, str(run)],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # no Ctrl-C of ours reaches it
+        start_new_session=True,  # so that Ctrl-C does not reach it
     )
 
 
 def marked(is_wanted: Callable[[str], bool]) -> list[psutil.Process]:
-    """This user's processes whose mark `is_wanted`."""
+    """This user's processes with a mark for which `is_wanted` is true."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -1,9 +1,9 @@
-"""The process of a lane, and the one that starts it again when the kernel has ended it.
+"""Lane worker process: runs jobs under a CPU-time limit, with a parent that forks it again.
 
-Its standard input is a socket. A message is a number and a length in four bytes each, and JSON; an
-answer has the number of the job that it is about. A job that takes more than its CPU time ends the
-process: its parent answers `null` and forks another, which costs 4 ms where a new interpreter would
-cost 300 and more. An end of file ends both.
+Standard input is a socket. A message is a number and a length of four bytes each, then JSON; an
+answer has its job's number. A job over its CPU time kills the worker. The parent then answers
+`null` and forks another worker in 4 ms; a new interpreter would take 300 ms or more. End of file
+ends both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-# Memory grows with what a job builds, and faster than it in those that this is for.
+# Address-space limit: pathological jobs use more memory than their input suggests.
 MEMORY_BYTES = 2 << 30
 
 _HEAD = struct.Struct("!II")
@@ -29,7 +29,7 @@ _NUMBER = struct.Struct("!I")
 
 
 def read_message(socket_: socket.socket) -> tuple[int, bytes]:
-    """The number and the content of one message; raise an `OSError` at the end."""
+    """Number and content of one message; raise `OSError` at end of file."""
     number, length = _HEAD.unpack(_read(socket_, _HEAD.size))
     return number, _read(socket_, length)
 
@@ -48,13 +48,13 @@ def _read(socket_: socket.socket, count: int) -> bytes:
 
 
 def work(do: Callable[[dict[str, Any]], object]) -> None:
-    """`do` the jobs of the lane. What is imported before is shared by all forks; `argv` holds
-    seconds of CPU time for a job, and how nice to be."""
+    """Run the lane's jobs with `do`. Modules imported before are shared by all forks. `argv` has
+    the CPU seconds per job and the nice value."""
     cpu_s = float(sys.argv[1])
     os.nice(int(sys.argv[2]))
     gc.collect()
     gc.freeze()
-    at_work = mmap.mmap(-1, _NUMBER.size)  # shared: the number of the job that is done
+    at_work = mmap.mmap(-1, _NUMBER.size)  # shared with the fork: the current job's number
     with socket.socket(fileno=0) as socket_:
         while True:
             pid = os.fork()
@@ -82,14 +82,14 @@ def _work(
             number, message = read_message(socket_)
             at_work[:] = _NUMBER.pack(number)
             job = json.loads(message)
-            # Its signal ends the process.
+            # SIGPROF kills the process when the CPU time is used up.
             signal.setitimer(signal.ITIMER_PROF, job.get("cpu_s", cpu_s))
             answer = json.dumps(do(job)).encode()
             signal.setitimer(signal.ITIMER_PROF, 0)
             write_message(socket_, number, answer)
     except OSError:
         os._exit(0)
-    except BaseException:  # into the log of the owner
+    except BaseException:  # goes to the owner's log
         traceback.print_exc()
         os.kill(os.getpid(), signal.SIGKILL)
     finally:

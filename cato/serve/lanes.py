@@ -1,8 +1,7 @@
-"""Work in processes that can be stopped, for code of others that cannot: it may take minutes in one
-call, holds the GIL and asks nobody whether it may go on.
+"""Lanes: run third-party code that cannot be interrupted in processes that can be killed.
 
-A lane is one small process that does one job after another; the kernel ends it when a job has used
-its CPU time.
+Such code may take minutes in one call while it holds the GIL. A lane is one small process that runs
+one job after another; the kernel kills it when a job has used up its CPU time.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from cato.serve.lane_worker import read_message, write_message
 
 log = logging.getLogger("cato.lanes")
 
-# A worker that does not answer for so long was stopped, or its machine is out of memory.
+# A worker silent for this long was stopped, or the machine is out of memory.
 ANSWER_WITHIN_S = 10.0
 
 Job = Mapping[str, object]
-"""What a worker does; with `cpu_s` in another CPU time than its lane's."""
+"""A worker's job as JSON; its `cpu_s` overrides the lane's CPU time."""
 
 
 class Lane:
-    """One worker, started by the first job, and the jobs that wait for it.
+    """One worker process, started by the first job, and its queue of jobs.
 
-    `worker` is the module whose `main` works: see `cato.serve.lane_worker.work`. A job that has
-    waited for `wait_s` is not begun.
+    `worker` is a module whose `main` calls `cato.serve.lane_worker.work`. A job that has waited
+    longer than `wait_s` is dropped.
     """
 
     def __init__(
@@ -51,30 +50,30 @@ class Lane:
         self._module, self._cpu_s, self._nice = worker, cpu_s, nice
         self._wait_s, self._answer_within_s = wait_s, answer_within_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lane")
-        # Of the thread alone.
+        # Used by the thread alone.
         self._worker: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self.begun = 0  # jobs, modulo what fits in their number
+        self.begun = 0  # number of jobs begun, modulo 2**32
 
     @property
     def pid(self) -> int | None:
-        """Of the worker, while it runs."""
+        """The worker's process id, while it runs."""
         return None if self._worker is None else self._worker.pid
 
     async def run(self, job: Job) -> dict[str, object] | None:
-        """The result of `job`; None when it took too much CPU time, or waited for too long.
+        """The result of `job`; None if it used too much CPU time or waited too long.
 
-        Cancelled before its turn it is not begun; afterwards its CPU time is its end.
+        Cancelling a waiting job drops it; a running one continues up to its CPU limit.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._do, job, time.monotonic())
 
     def _do(self, job: Job, asked_s: float) -> dict[str, object] | None:
         if time.monotonic() - asked_s > self._wait_s:
-            log.info("%s: a job waited for %g s and is not begun", self._module, self._wait_s)
+            log.info("%s: a job waited for %g s and was dropped", self._module, self._wait_s)
             return None
         message = json.dumps(job).encode()
-        for _ in range(2):  # the worker may have died while it had nothing to do
+        for _ in range(2):  # the worker may have died while idle
             try:
                 return self._answer(message)
             except TimeoutError:
@@ -94,7 +93,7 @@ class Lane:
         write_message(self._socket, self.begun, message)
         while True:
             number, answer = read_message(self._socket)
-            if number == self.begun:  # or one that died after its answer
+            if number == self.begun:  # skip the `null` of a worker that died after its answer
                 return cast("dict[str, object] | None", json.loads(answer))
 
     def _start(self) -> None:
@@ -108,11 +107,11 @@ class Lane:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,  # Ctrl-C is for us; our end is its end of file
+                start_new_session=True,  # no Ctrl-C; it ends with our end of the socket
             )  # fmt: skip
 
     def close(self) -> None:
-        """End the worker; another job would start another."""
+        """Stop the worker; a later job starts another."""
         self._thread.submit(self._end).result()
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""The links of an ingress replica to the router shards of one pool, through their restarts."""
+"""Links of an ingress replica to the router shards of one pool; they survive router restarts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from cato.wire.link.connection import Connection, Handler, Passive
 
 log = logging.getLogger("cato.pools")
 
-# An actor that was killed answers again after a second, on a busy machine after several.
+# A killed actor answers again after a second, on a busy machine after several.
 PATIENCE_S = 10.0
 RETRY_AFTER_S = 5.0
-# Calls of which it is known which shard has them; a note about another goes to all.
+# Calls whose shard is remembered; notes about other calls go to all shards.
 MAX_KNOWN = 20_000
 
 Dial = Callable[[int, Handler], Awaitable[tuple[Connection, bytes]]]
-"""Makes a link to a shard, and knows the pool's secret; raises `LinkError`."""
+"""Connects to a shard; returns the link and the pool's secret. Raises `LinkError`."""
 
 
 class _Shard(Passive):
-    """The link to one shard, and the offers that wait there."""
+    """The link to one shard, and the offers waiting on it."""
 
     def __init__(self, number: int, dial: Dial, told: Callable[[int, ShardLoad], None]) -> None:
         self.number, self._dial, self._told = number, dial, told
@@ -47,13 +47,13 @@ class _Shard(Passive):
         return self.link is not None and self.link.is_open
 
     def connect(self) -> asyncio.Task[None]:
-        """A try to connect; one for all that ask for it."""
+        """One attempt to connect, shared by all callers."""
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
         return self._connecting
 
     def open(self) -> None:
-        """Begin to connect, unless there is a link."""
+        """Start connecting, unless the link is open."""
         if not self.is_open:
             self.connect()
 
@@ -78,25 +78,28 @@ class _Shard(Passive):
 
 
 class LeaseLink:
-    """Opened by `open` or the first offer; offers under way when a link ended are made again, to
-    another shard where there is one. The router of a shared pool leases for all of its models."""
+    """Leases from one pool's router. Connects at `open` or the first offer.
+
+    Offers that were pending when a link broke are repeated, to another shard if there is one. The
+    router of a shared pool leases for all of its models.
+    """
 
     def __init__(self, pool: PoolName, dial: Dial, more_patience_s: float = 0.0) -> None:
-        """A router that has to be told its pools first is waited for `more_patience_s`."""
+        """`more_patience_s`: extra wait for a router that must first be sent its pools."""
         self._pool, self._dial = pool, dial
         self._more_patience_s = more_patience_s
         self._shards = [_Shard(0, dial, self._hear)]
         self._choice = ShardChoice(1)
         self._profile = UNMEASURED
-        self._where: OrderedDict[InvocationId, int] = OrderedDict()  # where there are several
+        self._where: OrderedDict[InvocationId, int] = OrderedDict()  # empty with a single shard
 
     @property
     def secret(self) -> bytes:
-        """Of all links of the pool."""
+        """The secret of all links of the pool."""
         return next((s.secret for s in self._shards if s.secret), b"")
 
     def resize(self, shards: int, profile: Profile) -> None:
-        """The pool's router has so many shards; `profile` says what it costs to move a call."""
+        """Set the number of shards; `profile` gives the cost of moving a call between them."""
         self._profile = profile
         if shards == len(self._shards):
             return
@@ -113,8 +116,9 @@ class LeaseLink:
         self._choice.resize(shards)
 
     async def lease(self, invocation: Invocation, model: str = "") -> Leased:
-        """A lease; raise `CapacityError` when the router refuses, or is not there for long, and
-        `SupersededError`. To cancel the wait is to withdraw the invocation."""
+        """Wait for a lease. Raise `CapacityError` when the router refuses or stays unreachable,
+        `SupersededError` when a newer run of the buffer replaced the call. A caller that cancels
+        the wait withdraws the invocation."""
         was_taken = False
         began_s = away_since_s = time.monotonic()
         while (now_s := time.monotonic()) - away_since_s < PATIENCE_S + self._more_patience_s:
@@ -129,17 +133,17 @@ class LeaseLink:
                     return await _offered(shard.link, mine, model)
                 return await self._offered_to(shard, shard.link, mine, model)
             except (LinkError, _MovedError):
-                # The life that answers next, of the router or of the link, has never heard of it.
+                # The next incarnation of the router does not know this invocation: offer it again.
                 was_taken, away_since_s = True, time.monotonic()
         raise CapacityError(self._pool, "its router does not answer", RETRY_AFTER_S)
 
     def open(self) -> None:
-        """Begin to connect, so that the first offer need not."""
+        """Start connecting, so that the first offer need not wait."""
         for shard in self._shards:
             shard.open()
 
     def withdraw(self, id: InvocationId, attempt: int, reason: str) -> None:
-        """The ingress gives up an attempt that waits or runs."""
+        """Withdraw a waiting or running attempt."""
         note = InvocationWithdrawn(0.0, id, attempt, reason)
         at = self._where.pop(id, None)
         if at is None or at >= len(self._shards):
@@ -148,23 +152,23 @@ class LeaseLink:
             self._shards[at].tell(note)
 
     def tell(self, note: Told | Left) -> None:
-        """To all shards, before the next offer. One that is not there knows nothing of it."""
+        """Send `note` to all connected shards, ahead of the next offer."""
         for shard in self._shards:
             shard.tell(note)
 
     def ended(self, id: InvocationId) -> None:
-        """The call has its whole answer."""
+        """The call's answer is complete: forget its shard."""
         if self._where:
             self._where.pop(id, None)
 
     def close(self) -> None:
-        """Its pool is there no more."""
+        """Close all links: the pool was removed."""
         for shard in self._shards:
             if shard.link is not None:
                 shard.link.close("the pool was removed")
 
     def _shard_for(self, invocation: Invocation) -> _Shard | None:
-        """The shard that gets the call, of those that are connected; None when none is."""
+        """The connected shard that gets the call; None when none is connected."""
         if len(self._shards) == 1:
             return self._shards[0] if self._shards[0].is_open else None
         reached = [shard.number for shard in self._shards if shard.is_open]
@@ -177,7 +181,7 @@ class LeaseLink:
     async def _offered_to(
         self, shard: _Shard, link: Connection, mine: Invocation, model: str
     ) -> Leased:
-        """As `_offered`, and moved when the shard turns out to have no replica."""
+        """As `_offered`; raise `_MovedError` when the shard turns out to have no replica."""
         asking = asyncio.get_running_loop().create_task(_offered(link, mine, model))
         shard.waiting.add(asking)
         self._where[mine.id] = shard.number
@@ -202,17 +206,17 @@ class LeaseLink:
                     asking.cancel()
 
     async def _connected(self) -> None:
-        """Return after a try to connect to any shard."""
+        """Return after the first attempt to connect to any shard."""
         tries = [shard.connect() for shard in self._shards]
         await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
 
 
 class _MovedError(Exception):
-    """An offer that another shard gets instead."""
+    """The offer must go to another shard."""
 
 
 async def _offered(link: Connection, invocation: Invocation, model: str) -> Leased:
-    """Offer with what is new in the session's prefix; all of it where the rest is unknown."""
+    """Offer with only the new part of the session's prefix; with all of it if the router asks."""
     rest, shared_blocks = difference(invocation)
     leased: Leased
     if shared_blocks:

@@ -1,4 +1,4 @@
-"""An application on a free port of this machine, in this process: for drills and tests."""
+"""Serves an ASGI application on a free loopback port, in this process: for drills and tests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ POLL_S = 0.01
 
 @contextlib.asynccontextmanager
 async def served(app: FastAPI) -> AsyncIterator[str]:
-    """Serve `app` while the context is open; gives its URL."""
-    # asyncio sends small writes at once (TCP_NODELAY) where a socket names its protocol; without,
-    # the second piece of an answer waits for the acknowledgement of the first, 40 ms.
+    """Serve `app` while the context is open; yields its URL."""
+    # asyncio sets TCP_NODELAY only on sockets created with an explicit protocol. Without it the
+    # second piece of an answer waits 40 ms for the acknowledgement of the first.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none")

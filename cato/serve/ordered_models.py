@@ -1,4 +1,4 @@
-"""What a slot of a shared pool holds: the model that it is ordered to hold."""
+"""A slot of a shared pool: loads, unloads and measures models as the pool's router orders."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from cato.telemetry.tracing import from_environment
 
 log = logging.getLogger("cato.slot")
 
-# What still runs when another model is ordered ends at once: the order came because nothing should.
-# A cancelled stream needs a moment; what was never cancelled is cut off.
+# A model is replaced only when no call should be running. Cancelled streams get this long to end;
+# others are cut off.
 DRAIN_S = 5.0
-# The keeper of the books is being restarted.
+# Pause before telling a restarting Eviction Manager again.
 RETRY_S = 0.3
-# Minutes of work are told more than once.
+# A measurement takes minutes: try several times to deliver it.
 TELL_TRIES = 10
 
 
 class KeeperGoneError(Exception):
-    """The keeper of the books does not answer now."""
+    """The Eviction Manager does not answer now."""
 
 
 Measured = Callable[[CopyId, Staged | CatoError], Awaitable[None]]
-"""Tells the keeper of the books what was measured; raises `KeeperGoneError`."""
+"""Sends a measurement to the Eviction Manager; raises `KeeperGoneError`."""
 
 
 class Loader(Protocol):
     """Puts a model into an engine."""
 
     async def load(self, order: SlotOrder, previous: Engine | None) -> Engine:
-        """A ready engine that holds what `order` says; raise a `CatoError` or `OSError`.
+        """Return a ready engine that holds the ordered model; raise `CatoError` or `OSError`.
 
-        `previous` is the slot's engine so far. Whatever happens, it is stopped, unless it is the
-        one that is returned, or sleeps.
+        `previous` is the slot's engine so far. It is stopped in every case, unless it is returned
+        or put to sleep.
         """
         ...
 
     @property
     def asleep(self) -> tuple[ModelName, ...]:
-        """Models whose engines sleep."""
+        """Models with a sleeping engine."""
         ...
 
     async def keep(self, models: tuple[ModelName, ...]) -> None:
-        """Of what sleeps end all but those."""
+        """Stop all sleeping engines except those of `models`."""
         ...
 
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
-        """Load a model, measure it, and end its engine."""
+        """Load a model, measure it, and stop its engine."""
         ...
 
 
@@ -77,7 +77,7 @@ class OrderedModels:
         self._load_s = 0.0
         self._tracing = from_environment()
         self._reports = 0
-        self._engine: Engine | None = None  # the replica has it while it may serve
+        self._engine: Engine | None = None  # also set on the replica while it may serve
         self._changing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -108,7 +108,7 @@ class OrderedModels:
         self._orders.put_nowait(order)
 
     async def keep_forever(self) -> None:
-        """Begin to carry out each order at once. One that is repeated changes nothing."""
+        """Start each order at once; a newer one replaces it. A repeated order changes nothing."""
         while True:
             order = await self._orders.get()
             if order.copy_id != self._copy_id:
@@ -121,13 +121,13 @@ class OrderedModels:
         tasks = [t for t in (self._changing, self._watching) if t is not None]
         for task in tasks:
             task.cancel()
-        if tasks:  # an engine that loads or is measured is theirs to stop
+        if tasks:  # they stop an engine that is loading or being measured
             await asyncio.wait(tasks)
         await self._drop_engine()
         await self._loader.keep(())
 
     async def _begin(self, order: SlotOrder) -> None:
-        """Carry out `order` from now on, in place of what was ordered before."""
+        """Start `order` in place of the previous one."""
         if self._changing is not None:
             self._changing.cancel()
             await asyncio.wait((self._changing,))
@@ -163,7 +163,7 @@ class OrderedModels:
                     self._tracing.loaded(order.model.model.name, replica.id, self._load_s)
                 self._watching = asyncio.get_running_loop().create_task(self._watch(engine))
         except Exception as error:
-            # Whatever a checkpoint makes of its engine, a slot that loads for ever serves nobody.
+            # A checkpoint may raise anything; the slot must still leave the state LOADING.
             is_foreseen = isinstance(error, CatoError | OSError)
             problem = str(error) if is_foreseen else f"{type(error).__name__}: {error}"
             model, exc_info = replica.model, not is_foreseen
@@ -179,7 +179,7 @@ class OrderedModels:
         except CatoError as error:
             return error
         except Exception as error:
-            # Whatever a model does to its engine, callers that wait for the answer are told.
+            # A model may raise anything; callers waiting for the measurement need an answer.
             log.exception("slot %s could not measure %s", self._replica.id, model.model.name)
             return EngineError(f"{type(error).__name__}: {error}")
 
@@ -189,7 +189,7 @@ class OrderedModels:
                 await self._measured(copy_id, found)
                 return
             except KeeperGoneError as error:
-                log.warning("slot %s could not tell what it measured: %s", self._replica.id, error)
+                log.warning("slot %s could not send its measurement: %s", self._replica.id, error)
                 await asyncio.sleep(RETRY_S)
 
     async def _drain(self) -> None:
@@ -199,7 +199,7 @@ class OrderedModels:
                 await calls.is_idle.wait()
         except TimeoutError:
             held = ", ".join(calls.attempts)
-            log.error("slot %s unloads while %s run", self._replica.id, held)
+            log.error("slot %s unloads its model while %s still run", self._replica.id, held)
 
     async def _watch(self, engine: Engine) -> None:
         why = await engine.wait_dead()

@@ -1,4 +1,4 @@
-"""The one model of a replica's pool: its engine is started again when it dies."""
+"""Replica of a single-model pool: restarts its engine when that dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cato.serve.replica import Replica
 
 log = logging.getLogger("cato.engine_replica")
 
-# A new engine is tried at once; one that keeps dying gives Serve a reason to move the replica.
+# The first restart is immediate. After the last one fails, Serve replaces the replica.
 RESTART_BACKOFF_S = (0.0, 1.0, 5.0, 15.0)
 
 
@@ -31,19 +31,19 @@ class OwnModel:
         profile: Profile,
         start: Callable[[], Awaitable[Engine]],
     ) -> None:
-        """`start` gives an engine that is ready."""
+        """`start` returns a ready engine."""
         self._model, self._spec, self._profile, self._start = model, spec, profile, start
         self._replica: Replica
-        self.broken = ""  # why the engine cannot be brought back
+        self.broken = ""  # why the engine cannot be restarted
         self.restarts = 0
-        self.lost = ""  # how the last engine ended, in a line
+        self.lost = ""  # how the last engine ended, in one line
 
     def join(self, replica: Replica) -> None:
         self._replica = replica
         replica.model, replica.profile = self._model.name, self._profile
 
     async def start(self) -> Engine:
-        """The first engine; raise what `start` raises."""
+        """Start the first engine; raise what `start` raises."""
         self._replica.engine = engine = await self._start()
         return engine
 
@@ -69,14 +69,14 @@ class OwnModel:
             standby=self._spec.standby,
             accepting=is_ready and not replica.is_draining,
             held=tuple(replica.calls.attempts),
-            # An engine that died has lost what it had cached.
+            # A dead engine has lost its prefix cache.
             prefix_caching=self._spec.engine.prefix_caching and is_ready,
             step_tokens=self._spec.engine.max_num_batched_tokens or 0,
             host_tokens=facts.host_tokens_by(self._profile),
         )
 
     def obey(self, order: SlotOrder) -> None:
-        log.error("replica %s has one model, and is told to hold another", self._replica.id)
+        log.error("replica %s has one model; ignoring an order to load another", self._replica.id)
 
     async def keep_forever(self) -> None:
         while True:
@@ -94,7 +94,7 @@ class OwnModel:
                 await self._engine.stop()
                 self._replica.engine = await self._start()
             except Exception as error:
-                # A full disk, a folder or a host agent that is away: whatever it is may pass.
+                # A full disk, a missing folder or host agent: the cause may be temporary.
                 why, id = str(error) or type(error).__name__, self._replica.id
                 is_ours = isinstance(error, CatoError)
                 log.error("engine of %s did not come back: %s", id, why, exc_info=not is_ours)

@@ -1,4 +1,4 @@
-"""What the executor needs of the pools; on Ray in `ray_pools`, in one process in `local_pools`."""
+"""The executor's interface to pools; on Ray in `cato.serve.ray_pools`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cato.engines.base import EngineChunk, EngineRequest
 class PoolInfo:
     """A pool as the ingress knows it; `profile` is its fastest deployment's.
 
-    `ready_replicas` is 0 while none can take work; `queued_per_place` counts the calls that wait
-    for each place of those that can. While no replica has told its own, `profile` is a guess.
-    `template` is what its engines make of conversations; None while that is not known.
+    `ready_replicas` counts replicas that can take work; `queued_per_place` is the number of waiting
+    calls per batch slot of those. Until a replica has reported its own, `profile` is a guess.
+    `template` has the facts about the chat template; None while unknown.
     """
 
     name: PoolName
@@ -34,12 +34,12 @@ class PoolInfo:
 
     @property
     def context_tokens(self) -> int | None:
-        """The most that a prompt and its answer may have; None while nobody knows."""
+        """Maximum tokens of a prompt and its answer together; None while unknown."""
         return self.profile.context_tokens if self.is_measured else None
 
 
 def pool_named(pools: Iterable[PoolInfo], model: str) -> PoolInfo | None:
-    """The pool that serves `model`, a name or what fits a pattern; None when none does."""
+    """The pool that serves `model`, by name or pattern; None if there is none."""
     known = tuple(pools)
     spec = model_called(model, (pool.model for pool in known))
     return next((pool for pool in known if pool.model is spec), None)
@@ -52,7 +52,7 @@ def is_ready(pools: Iterable[PoolInfo], model: str) -> bool | None:
 
 
 class Pools(Protocol):
-    """The way from an ingress to leases and tokens."""
+    """Leases and token streams for an ingress."""
 
     def all(self) -> Sequence[PoolInfo]: ...
 

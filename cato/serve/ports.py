@@ -5,21 +5,21 @@ from __future__ import annotations
 import random
 import socket
 
-# Below Linux's ephemeral range: a port there can be taken as the source of any connection between
+# Below Linux's ephemeral range: a port in that range can become a connection's source port between
 # this choice and its use (seen: HAProxy then does not start). Serve's own defaults are above.
 PORTS = range(20_000, 29_000)
 TRIES = 50
-# For the replicas of all ingress deployments of one cluster, of each protocol.
+# Ports per protocol for the replicas of all ingress deployments of one cluster.
 INGRESS_PORTS = 50
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """A loopback port that is free now."""
     return free_ports(1)
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on now."""
+    """The first of `count` consecutive ports that are free now."""
     for first in random.sample(range(PORTS.start, PORTS.stop - count), TRIES):
         if all(_is_free(port) for port in range(first, first + count)):
             return first
@@ -36,11 +36,11 @@ def _is_free(port: int) -> bool:
 
 
 def own_cluster(folder: str) -> dict[str, str]:
-    """Serve's settings for a cluster that shares nothing with another one on this machine.
+    """Serve settings that isolate a cluster from other clusters on this machine.
 
-    Without them the HAProxy of one cluster can reach the replicas of the other, for both number
-    their ports from 30000 on, and falls back to port 8500 while it has no replica. `folder` must be
-    short: it holds a Unix socket.
+    Without them both clusters number their ports from 30000 on, so that one's HAProxy can reach
+    the other's replicas; without replicas it falls back to port 8500. `folder` must be short: it
+    holds a Unix socket.
     """
     http = free_ports(2 * INGRESS_PORTS)
     grpc = http + INGRESS_PORTS

@@ -1,7 +1,7 @@
-"""What a deployment file names on this machine, looked at before Ray starts.
+"""Preflight checks: what a deployment file refers to on this machine, checked before Ray starts.
 
-The builders of the Serve applications check the same again, where they run: there an error is told
-minutes later, and to a log.
+The builders of the Serve applications repeat the checks where they run, but there an error appears
+minutes later, in a log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cato.workflows.names import unknown_names
 
 
 def check_files(deploy: DeployFile) -> None:
-    """Raise `ConfigError` with the problems of all that `deploy` names."""
+    """Raise `ConfigError` with all problems of the files and programs that `deploy` names."""
     topology, ingress = deploy.topology, deploy.ingress
     checks: list[Callable[[], object]] = [
         lambda: check_profiles(topology, load_profiles(resolve(topology.profiles_dir))),
@@ -46,11 +46,11 @@ def check_files(deploy: DeployFile) -> None:
 
 
 def problems_of_names(deploy: DeployFile, files: Iterable[Path] = ()) -> list[Problem]:
-    """Models, indexes and checkers that workflows name and that the deployment does not have; of
-    its own workflows when no `files` are given.
+    """Models, indexes and checkers that workflows name but the deployment lacks. Checks the
+    deployment's own workflows if no `files` are given.
 
-    A checked file serves in spite of them: `cato models add` may bring a model later. Until then
-    runs of these workflows fail.
+    They do not prevent serving: `cato models add` may add a model later. Until then runs of these
+    workflows fail.
     """
     own = sorted(resolve(deploy.ingress.workflows_dir).glob("*.yaml"))
     models = models_of(deploy.topology)
@@ -82,7 +82,7 @@ def _check_engines(file: str, topology: Topology) -> None:
 
 
 def _deployments(topology: Topology) -> Iterator[tuple[str, DeploymentSpec, list[ModelSpec]]]:
-    """Each with its place in the file and the models that it loads."""
+    """Each deployment with its path in the file and the models that it loads."""
     for pool in topology.pools:
         for deployment in pool.deployments:
             yield f"pools.{pool.name}.deployments.{deployment.name}", deployment, [pool.model]
@@ -107,7 +107,7 @@ def _problems_of_source(file: str, path: str, source: str) -> Iterator[Problem]:
     except ConfigError as error:
         yield Problem(file, path, repr(source), error.problems[0].rule)
         return
-    # What is no folder here is a Hugging Face id.
+    # Anything that is not a folder here is a Hugging Face id.
     if found.is_dir() and not any(found.glob("*config.json")):
         yield Problem(file, path, repr(source), "a folder without the model's config.json")
 

@@ -1,4 +1,4 @@
-"""From an LLM node's settings to the body its model's engine is asked with."""
+"""Renders an LLM node's settings into the request body for its engine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cato.wire.limits import limits_of
 from cato.wire.prefix import block_chars, chain
 from cato.workflows.fim import fit_fim, render_fim, stop_strings
 
-# Tokens kept free for sentinels, the chat template and the error of the estimated token count.
+# Prompt tokens kept free for sentinels, the chat template and errors of the token estimate.
 MARGIN_TOKENS = 24
 MARGIN_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """An OpenAI body, its dialect, and the tokens it is expected to take. `model` answers it: that
-    of the pool, or one of its adapters. `begun`: see `EngineRequest`."""
+    """A request body, its dialect, and its expected tokens. `model` is the pool's model or one of
+    its adapters. `begun`: see `EngineRequest`."""
 
     endpoint: Endpoint
     body: Mapping[str, object]
@@ -42,7 +42,7 @@ class EngineCall:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether another replica can go on from the prompt and the text so far."""
+        """Whether another replica can continue from the prompt and the text so far."""
         return self.stream and not self.raw and "prompt" in self.body
 
 
@@ -55,9 +55,9 @@ def engine_call(
 ) -> EngineCall:
     """The call for `settings` rendered with `names`.
 
-    A fill-in-the-middle prompt is cut to the model's context, context first; other prompts must
-    fit. `shrink` below 1 asks for a shorter one after the engine found it too long. Engines share
-    what they have cached among prompts of one `salt`.
+    A fill-in-the-middle prompt is cut to the context window, its `context` first; other prompts
+    must fit. `shrink` below 1 makes it shorter, after an engine found it too long. Engines share
+    their prefix cache among prompts with the same `salt`.
     """
     if isinstance(settings, CallSettings):
         return _passthrough(settings, pool, salt)
@@ -108,14 +108,14 @@ def engine_call(
 def fim_stops(stop: object, family: str) -> dict[str, object]:
     """Fields that end a fill-in-the-middle answer: the caller's `stop` and the family's own.
 
-    A family's sentinels are special tokens, which vLLM leaves out of the text, and with it out of
-    what stop strings are matched against, unless told not to.
+    A family's sentinels are special tokens. By default vLLM leaves them out of the text, where stop
+    strings would then never match them.
     """
     return {"stop": [*_strings(stop), *stop_strings(family)], "skip_special_tokens": False}
 
 
 def _salted(body: Mapping[str, object], salt: str) -> Mapping[str, object]:
-    """`body` with `salt` in vLLM's field; a salt that it has itself only separates more."""
+    """`body` with `salt` in vLLM's field, combined with the body's own salt if it has one."""
     if not salt:
         return body
     own = body.get("cache_salt")
@@ -146,9 +146,9 @@ def _passthrough(settings: CallSettings, pool: PoolInfo, salt: str) -> EngineCal
 
 
 def with_room(settings: CallSettings, refused: ContextLengthError) -> CallSettings | None:
-    """`settings` with a limit of tokens that fits behind its prompt, after an engine refused it.
+    """`settings` with a token limit that leaves room for the prompt, after an engine refused it.
 
-    None where it would not help: without a limit, or when the prompt alone is too long.
+    None if that cannot help: there is no limit, or the prompt alone is too long.
     """
     limit, prompt, context = settings.max_tokens, refused.prompt_tokens, refused.context_tokens
     if limit is None or prompt is None or context is None:

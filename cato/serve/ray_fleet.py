@@ -1,4 +1,4 @@
-"""What operators see of the fleet: asked of the control actors, each for itself."""
+"""Fleet state for operators, collected from the control actors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cato.telemetry.overview import DeploymentOverview, FleetState
 
 log = logging.getLogger("cato.fleet")
 
-# A control actor that takes longer is being restarted: the page says so and shows the rest.
+# A slower control actor is probably restarting: it is listed as missing.
 ANSWER_WITHIN_S = 2.0
 
-# Looking one up blocks for a millisecond; a control actor keeps its handle when it restarts.
+# A look-up blocks for a millisecond; a handle stays valid when its actor restarts.
 _handles: dict[str, Any] = {}
 
 _STATE_FIELDS = tuple(f.name for f in fields(DeploymentOverview) if f.name != "name")
 
 
 async def fleet_state(pools: Mapping[PoolName, int]) -> FleetState:
-    """Ask all at once; never raises for one that does not answer. `pools` are the numbers of their
-    router shards."""
+    """Ask all control actors at once; those that do not answer are listed as missing. `pools` maps
+    pools to their number of router shards."""
     routers = [(pool, name) for pool, n in pools.items() for name in actors.router_names(pool, n)]
     provisioned, resident, shared, shared_decided, *decided = await asyncio.gather(
         _answer(actors.PROVISIONER, "state"),
@@ -65,6 +65,6 @@ async def _answer(actor: str, method: str) -> Any:
         call = getattr(_handles[actor], method).remote()
         return await asyncio.wait_for(call, ANSWER_WITHIN_S)
     except (ValueError, TimeoutError, RayError) as error:
-        log.info("%s does not tell its %s: %r", actor, method, error)
-        _handles.pop(actor, None)  # it may have been removed and made again
+        log.info("%s did not answer `%s`: %r", actor, method, error)
+        _handles.pop(actor, None)  # it may have been removed and created again
         return None

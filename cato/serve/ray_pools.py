@@ -1,4 +1,4 @@
-"""The pools as an ingress replica reaches them on Ray."""
+"""Pools on Ray, as seen by an ingress replica: leases, token streams and pool state."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ log = logging.getLogger("cato.pools")
 
 REFRESH_S = 1.0
 TEMPLATE_EVERY_S = 60.0
-# An actor that stands still is left alone until the next time.
+# An actor that does not answer within this time is asked again at the next refresh.
 ANSWER_WITHIN_S = 2.0
-# After a restart of the Eviction Manager the control plane tells it its pools.
+# Extra wait after a restart of the Eviction Manager, until the control plane has sent it its pools.
 KNOWN_WITHIN_S = 5.0
 
 
 class RayPools:
-    """Leases and tokens over links, or through Serve's handles."""
+    """Gets leases and tokens over links, or through Ray Serve handles."""
 
     def __init__(self, calls: Mapping[TaskName, CallsBefore]) -> None:
-        """`calls` of all workflows: the provisioner must know which calls announce others."""
+        """`calls` of all workflows tell the provisioner which calls are followed by others."""
         self._calls = calls
         self._specs: dict[PoolName, PoolSpec] = {}
         self._parts: dict[PoolName, HostedPart] = {}  # models of shared pools
         self._pictures: dict[PoolName, PoolPicture] = {}
         self._models: dict[PoolName, ModelSpec] = {}
         self._pool_by_model: dict[str, PoolName] = {}
-        self._profiles: dict[PoolName, Profile] = {}  # as replicas told them last
+        self._profiles: dict[PoolName, Profile] = {}  # as last reported by replicas
         self._templates: dict[PoolName, TemplateFacts | None] = {}
         self._ask_template_at_s: dict[PoolName, float] = {}
-        self._app: ServedApplication | None = None  # as Serve told it last, while not ready
+        self._app: ServedApplication | None = None  # Serve's last status, while not ready
         self._unplaceable = ""
         self._shapes: dict[PoolName, tuple[DeploymentSpec, ...]] = {}
         self._routers: dict[str, Any] = {}  # by the actors' names
@@ -83,11 +83,11 @@ class RayPools:
         self._refresher: asyncio.Task[None] | None = None
 
     def follow(self, calls: Mapping[TaskName, CallsBefore]) -> None:
-        """The workflows have changed; these are their calls."""
+        """Use the `calls` of changed workflows."""
         self._calls = calls
 
     def start(self) -> None:
-        """Begin to follow the control plane; call once, inside the event loop."""
+        """Start following the control plane; call once, inside the event loop."""
         loop = asyncio.get_running_loop()
         self._refresher = loop.create_task(self._refresh_forever())
 
@@ -111,22 +111,22 @@ class RayPools:
         return list(self._pictures.values())
 
     def shards(self) -> Mapping[PoolName, int]:
-        """How many router shards the pools have that were asked how they are."""
+        """Number of router shards of each pool with a known picture."""
         return {name: self._specs[name].router_shards for name in self._pictures}
 
     @property
     def deployed_args(self) -> Mapping[str, object] | None:
-        """The deployment file's `args` of the engines; None while they are not known."""
+        """The engines' `args` in the deployment file; None until known."""
         return None if self._app is None else self._app.args
 
     def why_stuck(self) -> tuple[str, str]:
-        """Why the engines do not come up any more, and what keeps them from it so far."""
+        """Why the engines will not start (final), and what currently delays them."""
         if self._app is None:
             return "", ""
         return self._app.failure or self._unplaceable, self._app.trouble
 
     def why_not_ready(self) -> str:
-        """What is missing before every pool can serve; empty when nothing is."""
+        """What every pool still needs before it can serve; empty when ready."""
         if not self._specs and not self._parts:
             return "the engines application has not started"
         waiting = [
@@ -167,14 +167,14 @@ class RayPools:
             raise
         finally:
             if not has_ended:
-                self._withdraw(pool, lease.invocation_id, lease.attempt, "the stream was left")
+                self._withdraw(pool, lease.invocation_id, lease.attempt, "the reader left")
             elif (link := self._links.get(self._led_by(pool))) is not None:
                 link.ended(lease.invocation_id)
 
     def _tell_lost(self, pool: PoolName, lease: Dispatch, why: str) -> None:
-        """The retry of this call, too, must not be given to the replica."""
+        """Tell the router that the replica is lost, so that the retry goes elsewhere."""
         if (link := self._links.get(self._led_by(pool))) is not None:
-            # It reports for as long as it drains, which would bring it back.
+            # A draining replica still reports, which would cancel a `ReplicaLost`: send `Left`.
             id, has_left = (
                 lease.replica_id,
                 replica_sets.has_left(lease.deployment, lease.replica_id),
@@ -186,11 +186,11 @@ class RayPools:
             link.withdraw(id, attempt, reason)
 
     def _led_by(self, pool: PoolName) -> PoolName:
-        """The pool whose router leases for it: of a model of a shared pool, that one."""
+        """The pool whose router grants leases: for a model of a shared pool, the shared pool."""
         return self._parts[pool].pool if pool in self._parts else pool
 
     def _model_in(self, pool: PoolName) -> str:
-        """Empty where a pool has but one."""
+        """The model of a shared pool; empty for a pool of one model."""
         return self._parts[pool].model.name if pool in self._parts else ""
 
     def _lease_link(self, pool: PoolName) -> LeaseLink:
@@ -202,7 +202,7 @@ class RayPools:
         return self._links[name]
 
     def _routers_of(self, pool: PoolSpec) -> list[Any]:
-        """The actors of all shards."""
+        """Router actors of all shards."""
         names = actors.router_names(pool.name, pool.router_shards)
         for name in names:
             if name not in self._routers:
@@ -216,7 +216,7 @@ class RayPools:
                 part.model,
                 part.profile,
                 part.simulated,
-                ready_replicas=part.slots,  # each can take any model of the pool
+                ready_replicas=part.slots,  # each slot can load any model of the pool
                 template=part.template,
             )
         spec, picture = self._specs[name], self._pictures.get(name)
@@ -242,15 +242,15 @@ class RayPools:
             try:
                 await self._refresh()
             except (ValueError, RayError, TimeoutError) as error:
-                # Not up yet or restarting: what was known stays valid.
+                # Starting or restarting: the last known state stays valid.
                 log.info("control plane: %s", error)
             except Exception:
-                log.exception("the control plane could not be followed; trying again")
+                log.exception("refreshing from the control plane failed; trying again")
             await self._ask_serve()
             await asyncio.sleep(REFRESH_S)
 
     async def _ask_serve(self) -> None:
-        """What keeps the engines from coming up; nothing once they are."""
+        """Ask Serve why the engines are not ready; skipped once they are."""
         if not self.why_not_ready():
             self._app = None
             return
@@ -263,7 +263,7 @@ class RayPools:
             log.info("Serve's controller: %s", error)
 
     async def _refresh(self) -> None:
-        # One that does not answer must not keep the others from being followed.
+        # An actor that does not answer must not block the others.
         (problem,) = await asyncio.gather(self._refresh_topology(), return_exceptions=True)
         told = [self._refresh_pool(pool) for pool in self._specs.values()]
         others = await asyncio.gather(*told, self._refresh_shared(), return_exceptions=True)
@@ -277,7 +277,7 @@ class RayPools:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             topology: Topology | None = await provisioner.topology.remote()
         if topology is None:
-            return  # a provisioner that was just restarted knows none yet
+            return  # a restarted provisioner knows no topology yet
         before, self._specs = self._specs, {pool.name: pool for pool in topology.pools}
         shared = {pool.name for pool in topology.shared_pools}
         gone = (before.keys() | self._links.keys()) - self._specs.keys() - shared
@@ -305,7 +305,7 @@ class RayPools:
             try:
                 told = await asyncio.gather(*(router.picture.remote() for router in routers))
             except RayActorError:
-                # That of a pool that was removed and is there again is another actor.
+                # A pool that was removed and created again has another actor.
                 self._forget_routers(pool)
                 raise
             self._pictures[pool.name] = merged(pool.name, told)
@@ -323,7 +323,7 @@ class RayPools:
             self._routers.pop(name, None)
 
     async def _learn_template(self, pool: PoolSpec) -> None:
-        """Ask one replica: all of a pool have the same model. An update may bring another."""
+        """Ask one replica of the pool from time to time; an update may change the template."""
         ready = [r for r in self._pictures[pool.name].replicas if r.accepting]
         now_s = time.monotonic()
         if not ready or now_s < self._ask_template_at_s.get(pool.name, 0.0):
@@ -339,7 +339,7 @@ class RayPools:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             manager = actors.get(actors.EVICTION_MANAGER)
             parts: tuple[HostedPart, ...] | None = await manager.parts.remote()
-        if parts is not None:  # a manager that was just restarted knows none yet
+        if parts is not None:  # a restarted manager knows no pools yet
             self._parts = {part.name: part for part in parts}
         for part in self._parts.values():
             self._streams.handle(part.deployment)
@@ -347,7 +347,7 @@ class RayPools:
         self._name_models()
 
     def _name_models(self) -> None:
-        """Adapters and models of shared pools come and go at run time."""
+        """Rebuild the model names: adapters and models of shared pools change at run time."""
         self._models = {pool.name: pool.model for pool in self._specs.values()}
         self._models |= {part.name: part.model for part in self._parts.values()}
         named = self._models.items()
@@ -361,7 +361,7 @@ def _link_to_shard(
 
 
 def _left_to_serve(spec: PoolSpec, invocation: Invocation) -> Dispatch:
-    """No lease: the call waits in Serve's own router, and names no replica."""
+    """A dispatch without a replica: the call waits in Ray Serve's own router."""
     return Dispatch(
         invocation_id=invocation.id,
         attempt=invocation.attempt,

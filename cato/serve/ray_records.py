@@ -1,4 +1,4 @@
-"""Receipts and what was learnt from them, as an ingress replica reaches the Profiler on Ray."""
+"""Receipts, estimates and API keys on Ray: an ingress replica's client of the Profiler actor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RECORD_WITHIN_S = 0.1
 
 
 class RayRecords:
-    """Receipts, what was learnt from them, and API keys, through the Profiler actor."""
+    """See `cato.serve.service.Records`; backed by the Profiler actor."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RayRecords:
         nodes_of: Mapping[TaskName, tuple[NodeId, ...]],
         access: AccessControl,
     ) -> None:
-        """`access` is told the keys as they change."""
+        """`access` gets the API keys as they change."""
         self._pools = pools
         self._access = access
         self._nodes_of = nodes_of
@@ -66,23 +66,23 @@ class RayRecords:
         self._refresher: asyncio.Task[None] | None = None
 
     def follow(self, nodes_of: Mapping[TaskName, tuple[NodeId, ...]]) -> None:
-        """The workflows have changed; these are their nodes."""
+        """Use the nodes of changed workflows."""
         self._nodes_of = nodes_of
 
     def start(self) -> None:
-        """Begin to follow the Profiler; call once, inside the event loop."""
+        """Start following the Profiler; call once, inside the event loop."""
         self._refresher = asyncio.get_running_loop().create_task(self._refresh_forever())
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage]) -> None:
         if self._profiler is None:
-            log.warning("no profiler yet: receipt of %s is not kept", receipt.request_id)
+            log.warning("no profiler yet: the receipt of %s is lost", receipt.request_id)
             return
         self._send_soon()
         self._finished.append((receipt, self._nodes_of.get(receipt.task, ())))
         self._used += usage
 
     def note(self, feedback: Feedback) -> None:
-        """What somebody did with a completion; lost while there is no profiler."""
+        """Record what a user did with a completion; lost while there is no profiler."""
         if self._profiler is not None:
             self._send_soon()
             self._told.append(feedback)
@@ -114,7 +114,7 @@ class RayRecords:
     async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
         if self._profiler is None:
             return None
-        self._send()  # what was just recorded can be asked for
+        self._send()  # flush: the receipt may have just been recorded
         found = await self._profiler.receipt.remote(request_id, tenant)
         receipt: Mapping[str, object] | None = found
         return receipt
@@ -141,7 +141,7 @@ class RayRecords:
         about: ApiKey | Tenant | None = await self._asked(
             lambda p: p.administer.remote(change, by, within)
         )
-        self._access.learn(await self.access())  # here it counts at once
+        self._access.learn(await self.access())  # takes effect at once on this ingress
         return about
 
     async def audit(
@@ -165,7 +165,7 @@ class RayRecords:
         return changed
 
     async def _asked(self, ask: Callable[[Any], Any]) -> Any:
-        """What the profiler answers, with what was just recorded; raise `StoreError`."""
+        """Flush, then ask the profiler; raise `StoreError`."""
         if self._profiler is None:
             raise StoreUnavailableError("", "no profiler yet")
         self._send()
@@ -177,7 +177,7 @@ class RayRecords:
             raise StoreUnavailableError("", "the profiler is being restarted") from error
 
     async def overview(self, tenant: str | None) -> Overview:
-        self._send()  # what was just recorded is shown
+        self._send()  # flush, so that the latest runs are shown
         pictures = self._pools.pictures()
         fleet = await fleet_state(self._pools.shards())
         recent = RecentOverview()
@@ -210,11 +210,11 @@ class RayRecords:
                 log.info("profiler: %s", error)
                 await self._learn_keys_early()
             except Exception:
-                log.exception("the profiler could not be followed; trying again")
+                log.exception("refreshing from the profiler failed; trying again")
             await asyncio.sleep(REFRESH_S)
 
     async def _learn_keys_early(self) -> None:
-        """Who asks before there is a Profiler is judged by the store itself."""
+        """Read the keys from the store itself until there is a Profiler."""
         args = self._pools.deployed_args
         if args is None or not self._access.why_not_ready():
             return

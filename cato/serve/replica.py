@@ -1,6 +1,6 @@
-"""One replica of a pool: the calls that it holds, and the engine that serves them.
+"""One replica of a pool: its running calls and the engine that serves them.
 
-Nothing here knows Ray: `cato.serve.engine_replica` is the Serve deployment around it.
+Independent of Ray: `cato.serve.engine_replica` is the Serve deployment around it.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ Report = ReplicaReported | SlotReport | Left
 
 
 class Holding(Protocol):
-    """What the replica holds, and who decides that: `OwnModel` or `OrderedModels`."""
+    """Decides which model the replica holds: `OwnModel` or `OrderedModels`."""
 
     def join(self, replica: Replica) -> None:
-        """Called once, before all else; sets the engine, model and profile of `replica`."""
+        """Called once, first; sets the engine, model and profile of `replica`."""
         ...
 
     def report(self) -> Report:
-        """What the pool's router must know."""
+        """The state report for the pool's router."""
         ...
 
     def obey(self, order: SlotOrder) -> None:
-        """The router says what to hold."""
+        """Take the router's order of what to hold."""
         ...
 
     async def keep_forever(self) -> None:
-        """Watch the engine, carry out orders."""
+        """Watch the engine and carry out orders."""
         ...
 
     async def stop(self) -> None:
-        """End the engine."""
+        """Stop the engine."""
         ...
 
 
@@ -62,20 +62,20 @@ class Replica:
         holding.join(self)
 
     def report(self) -> None:
-        """Tell the router how the replica is, now."""
+        """Report the current state to the router."""
         self._tell(self._holding.report())
 
     def note(self, note: Stop | SlotOrder) -> None:
-        """What the router says."""
+        """Handle a note from the router."""
         if isinstance(note, Stop):
             self.calls.progress.stop(note.invocation_id, note.attempt)
         else:
             self._holding.obey(note)
 
     async def generate(self, asked: Generate) -> AsyncGenerator[EngineChunk, None]:
-        """Tokens of one invocation; the first at once, then batched when many streams run.
+        """Stream the tokens of one invocation: the first at once, later ones batched under load.
 
-        Raise `ReplicaLostError` when the replica holds another model, or none.
+        Raise `ReplicaLostError` when the replica drains or holds another model or none.
         """
         if self.is_draining:
             raise ReplicaLostError(self.id, "it is shutting down", was_reached=False)
@@ -91,7 +91,7 @@ class Replica:
                 yield chunk
 
     async def drain(self) -> None:
-        """Take no more, and return when nothing is held."""
+        """Accept no more calls, and return when the running ones have ended."""
         self.is_draining = True
         self.report()
         await self.calls.is_idle.wait()

@@ -1,4 +1,4 @@
-"""The links of a replica: to its pool's router, and those of ingresses that read its tokens."""
+"""Links of a replica: to its pool's router, and from ingresses that read its tokens."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from cato.wire.link.endpoints import Listener
 log = logging.getLogger("cato.engine_replica")
 
 REPORT_S = 0.5
-# A shard that is being restarted answers after a second; until then its replicas serve others.
+# A restarting shard answers after a second; until then its replicas join other shards.
 GO_HOME_S = 2.0
 
 
 class ReplicaLink(Passive):
-    """What a replica tells is lost while there is no router; reports say what it holds.
+    """Notes are lost while no router is connected; later reports repeat what the replica holds.
 
-    It belongs to one shard of the router, and to another while that does not answer.
+    The replica has a home shard, and joins another one while that does not answer.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class ReplicaLink(Passive):
         self._shards, self._shard = 1, 0
         self._home_at_s = 0.0  # when to ask for the home shard again
         self._router: Connection | None = None
-        self._is_over = asyncio.Event()  # the present link to the router
+        self._is_over = asyncio.Event()  # set when the current link to the router has ended
         self._listener: Listener | None = None
         self._secret = b""
 
     async def keep_forever(self, replica: Replica) -> None:
-        """Stay connected to whichever life of the router there is, and report to it."""
+        """Stay connected to the router through its restarts, and report to it."""
         self._replica = replica
         while True:
             if not await self._join(self._homes()):
@@ -77,14 +77,14 @@ class ReplicaLink(Passive):
             self._router.note(told)
 
     def close(self) -> None:
-        """Take no more links, and leave the router's."""
+        """Accept no more links, and close the link to the router."""
         if self._listener is not None:
             self._listener.close()
         if self._router is not None:
             self._router.close("the replica has ended")
 
     def _homes(self) -> list[int]:
-        """All shards, the replica's home first; one that has just ended comes last."""
+        """All shards: the home shard first, one whose link has just ended last."""
         homes = homes_of(self._deployment, self._rank(), self._shards)
         if self._is_over.is_set() and self._shard in homes:
             homes.remove(self._shard)
@@ -92,7 +92,7 @@ class ReplicaLink(Passive):
         return homes
 
     async def _join(self, shards: list[int]) -> bool:
-        """Belong to the first of `shards` that answers; False when none does."""
+        """Join the first of `shards` that answers; False when none does."""
         for shard in shards:
             try:
                 await self._connect(shard, 1 if self._shards > 1 else DOOR_TRIES)
@@ -103,7 +103,7 @@ class ReplicaLink(Passive):
         return False
 
     async def _go_home(self) -> None:
-        """Change to the shard that the replica belongs to, if that answers."""
+        """Return to the home shard, if it answers."""
         home = homes_of(self._deployment, self._rank(), self._shards)[0]
         now_s = asyncio.get_running_loop().time()
         if home == self._shard or self._is_over.is_set() or now_s < self._home_at_s:
@@ -118,18 +118,18 @@ class ReplicaLink(Passive):
             self._pool, self, shard, tries, is_shared=self._is_shared
         )
         if self._listener is None or secret != self._secret:
-            # The router of a pool that was removed and is there again has another.
+            # The router of a pool that was removed and created again has another secret.
             if self._listener is not None:
                 self._listener.close()
             self._listener = await take(self, secret, f"a reader of {self._replica.id}")
             self._secret = secret
         self._router, self._shard = link, shard
         self._is_over.clear()
-        if not link.is_open:  # it ended meanwhile
+        if not link.is_open:  # it has ended already
             self._is_over.set()
         link.note(Joined(self._replica.id, self._listener.address))
 
-    # The other ends
+    # Calls and notes from peers
 
     async def stream(self, peer: Connection, asked: object) -> AsyncGenerator[EngineChunk, None]:
         assert isinstance(asked, Generate)

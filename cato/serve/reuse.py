@@ -1,8 +1,8 @@
-"""Answers that several runs of one ingress replica share.
+"""Answer reuse: identical calls of one ingress replica share one answer.
 
-A `Flight` is the answer to one call as it comes. The first run that asks leads: it gets a lease and
-adds chunks. Others read them. When the leader ends before its answer does, the next one that reads
-leads, from where the answer broke off. A flight that is whole may be kept and read again.
+A `Flight` is the answer to one call as it arrives. The first run that asks leads: it gets a lease
+and adds chunks; others read them. If the leader ends early, a reader takes over the lead and
+continues the answer. A complete flight may be kept and read again.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from cato.serve.prompts import EngineCall
 from cato.wire.endpoint import Endpoint
 
 IN_FLIGHT, FROM_MEMORY = "in flight", "memory"
-"""What receipts say of a call that had the answer of another one."""
+"""Sources of a shared answer, as named in receipts."""
 
-# What ended otherwise may go on another time.
+# An answer that ended for another reason may differ next time, so it is not kept.
 KEPT_REASONS = ("stop", "length")
-# Of a chunk beside its text and bytes, and of an answer in the memory's books.
+# Estimated overhead in bytes, per chunk and per kept answer.
 _CHUNK_BYTES, _ANSWER_BYTES = 150, 300
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """The answer to one call: its `chunks` so far, whether that is all, and who is there for it."""
+    """The answer to one call: its `chunks` so far, its leader and its number of readers."""
 
     chunks: list[EngineChunk] = field(default_factory=list)
     is_whole: bool = False
     has_leader: bool = False
     readers: int = 0
-    # The instant by which its first leader had to answer.
+    # Deadline of its first leader.
     due_s: float = inf
-    # The leader's client has left: what ends its run when nobody else reads any more.
+    # Set when the leader's client has left: cancels the leader after the last reader.
     give_up: Callable[[], None] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, chunk: EngineChunk, counts: tuple[int, int, int]) -> None:
-        """What the leader's client gets; `counts` are cumulative over all attempts."""
+        """Add a chunk sent to the leader's client; `counts` are cumulative over all attempts."""
         output_tokens, prompt_tokens, cached_tokens = counts
         reason = None if chunk.finish_reason == PREEMPTED else chunk.finish_reason
         self.chunks.append(
@@ -54,19 +54,19 @@ class Flight:
         self._tell()
 
     def end(self, *, is_whole: bool) -> None:
-        """The leader has ended, with its answer or before."""
+        """The leader has ended; `is_whole`: its answer is complete."""
         self.is_whole, self.has_leader, self.give_up = is_whole, False, None
         self._tell()
 
     def leave(self) -> None:
-        """A reader ends."""
+        """A reader leaves."""
         self.readers -= 1
         if not self.readers and self.give_up is not None:
             self.give_up()
 
     @property
     def reason(self) -> str | None:
-        """Why the answer ended."""
+        """The finish reason of the answer."""
         return self.chunks[-1].finish_reason if self.chunks else None
 
     async def more(self) -> None:
@@ -79,7 +79,7 @@ class Flight:
 
 
 class Reuse:
-    """The flights of one ingress replica, and the completions that are kept."""
+    """The flights of one ingress replica, and its kept completions."""
 
     def __init__(self, limits: ReuseLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._memory: AnswerMemory[tuple[EngineChunk, ...]] = AnswerMemory(limits)
@@ -87,17 +87,17 @@ class Reuse:
         self._flights: dict[tuple[str, bytes], Flight] = {}
 
     def key(self, tenant: str, call: EngineCall) -> bytes | None:
-        """The name of what `call` asks; None for a call whose answer is its own."""
+        """The key of identical calls; None if the answer of `call` cannot be shared."""
         if not call.endpoint.generates or call.calls != 1 or not is_deterministic(call.body):
             return None
         parts = (tenant, call.model, call.endpoint.value, call.stream, call.raw)
-        is_repeated = call.endpoint is Endpoint.RESPONSES  # its answers hold such fields
+        is_repeated = call.endpoint is Endpoint.RESPONSES  # its answers echo these fields
         return reuse_key(parts, call.body, () if is_repeated else OF_THE_CALLER)
 
     def find(self, tenant: str, key: bytes, call: EngineCall, due_s: float) -> tuple[Flight, str]:
-        """The flight to read or to lead, and what a receipt says of one that reads it.
+        """The flight to read or to lead, and how a receipt describes a read of it.
 
-        A call that is due at `due_s` does not wait for one that may begin later.
+        A call does not wait for a flight without chunks whose deadline is after its own `due_s`.
         """
         name = (tenant, key)
         flight = self._flights.get(name)
@@ -113,7 +113,7 @@ class Reuse:
         return self._flights[name], IN_FLIGHT
 
     def done(self, tenant: str, key: bytes, call: EngineCall, flight: Flight) -> None:
-        """A run has left `flight`: keep its answer, and forget it when nobody else is there."""
+        """A run has left `flight`: keep a complete answer, drop a flight without other runs."""
         name = (tenant, key)
         if self._flights.get(name) is not flight:
             return

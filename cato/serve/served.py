@@ -1,7 +1,7 @@
-"""What `cato serve` runs on this host: one small file for each, so that commands find it.
+"""Registry of running `cato serve` processes on this host, so that commands find them.
 
-A file is named after the mark of its `cato serve` and is valid for as long as that process lives;
-files of killed ones are removed by the next reader.
+Each has a small file named after its mark, valid while the process lives. The next reader removes
+files of killed processes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _GCS_ADDRESS = "--gcs-address="
 class Served:
     """One running `cato serve`.
 
-    `address` is its Ray cluster's, `auth_mode` how that cluster knows its clients, `file` the
-    deployment file.
+    `address` is its Ray cluster's address, `auth_mode` that cluster's authentication mode, `file`
+    the deployment file.
     """
 
     mark: str
@@ -47,7 +47,7 @@ def forget(run_dir: Path, mark: str) -> None:
 
 
 def running(run_dir: Path) -> list[Served]:
-    """The newest first."""
+    """All running ones, newest first."""
     found = []
     for path in run_dir.glob(f"{_PREFIX}*.json"):
         try:
@@ -63,12 +63,12 @@ def running(run_dir: Path) -> list[Served]:
 
 
 def cluster_address(mark: str) -> str:
-    """The address of the Ray cluster that the `cato serve` of `mark` started; empty when it joined
-    one that was there before."""
+    """The address of the Ray cluster that the `cato serve` of `mark` started; empty if it joined an
+    existing one."""
     for process in marked(mark.__eq__):
         with contextlib.suppress(psutil.Error):
             for word in process.cmdline():
-                if word.startswith(_GCS_ADDRESS):  # of a raylet
+                if word.startswith(_GCS_ADDRESS):  # a raylet's argument
                     return word.removeprefix(_GCS_ADDRESS)
     return ""
 

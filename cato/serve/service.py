@@ -1,4 +1,4 @@
-"""Tasks as the HTTP dialects see them: what can be asked, and how an answer comes."""
+"""Task service: starts workflow runs and direct model calls for the HTTP dialects."""
 
 from __future__ import annotations
 
@@ -41,35 +41,34 @@ from cato.telemetry.overview import Overview
 from cato.telemetry.tracing import RunTrace, Tracing
 from cato.workflows.load import check_inputs
 
-# Prompt length that a node is expected to have until the profiler has seen runs, in tokens.
+# Expected prompt tokens of a node until the profiler has seen runs.
 PRIOR_PROMPT_TOKENS = 300
-# Output length expected of a passed-through request, in tokens: of a completion without a limit
-# (vLLM's default is 16), and of any turn of a conversation (median of 22,944 agents' turns).
+# Expected output tokens of a passed-through request: a completion without a limit (vLLM's default
+# is 16), and a turn of a conversation (median of 22,944 agent turns).
 PRIOR_OUTPUT_TOKENS = 64
 PRIOR_TURN_TOKENS = 220
 CALL_NODE = NodeId("call")
-# Plain models: the first token of a chat or a completion, as for generation.
+# SLO of a direct model call: TTFT, as for the generation task.
 CALL_SLO = Slo(SloMetric.TTFT, 1.5)
 CALL_DEADLINE_S = 600.0
-# Copies of calls for the canaries of rollouts: so many at once, and in a full pool so much less
-# than a call that somebody waits for.
+# Shadow calls for canaries: how many run at once, and their weight in a full pool relative to a
+# client's call.
 MAX_SHADOWS = 4
 SHADOW_WEIGHT = 0.05
-# Traces and log lines of a run are written so long after its end.
+# Delay between a run's end and its trace and log line.
 TELL_AFTER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose task it is, and which editor's buffer it is about.
+    """Who asks for a task, and for which editor buffer.
 
-    `replaces` is the run of the same buffer that this ingress replica knows; the pools know those
-    of all. `weight` is the tenant's in a full pool; `reserve` is told the tokens that the run is
-    expected to use and the most that it may, before it begins, and `spend` what it has used when it
-    has ended. `user` tells one caller from another, and says nothing else. Prompts of one `salt`
-    share what engines have cached. The client waits `patience_s` for a first token (inf: nobody
-    knows). `session` is what rollouts go by; `drawn` are those that chose the model of a direct
-    call.
+    `replaces` is the run of the same buffer on this ingress replica; pools know the buffers of all
+    ingresses. `weight` is the tenant's share in a full pool. `reserve` gets the expected and the
+    maximum tokens before the run begins, `spend` the tokens used after it has ended. `user` is an
+    opaque caller id. Prompts with the same `salt` share prefix caches. The client waits
+    `patience_s` for a first token (inf: unknown). Rollouts draw by `session`; `drawn` are the draws
+    that chose the model of a direct call.
     """
 
     key: str = ""
@@ -91,10 +90,10 @@ NOBODY = Origin()
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One call of a model by its name, with a body in its engine's dialect.
+    """One direct call of a model, with a body in its engine's dialect.
 
-    `passed` says why no workflow runs; `ended` is told how it went. It asks for `calls` answers at
-    once. `share` is what it has of its session's time.
+    `passed` says why no workflow runs; `ended` gets the receipt. `calls` is the number of answers
+    asked for at once. `share` is its share of the session's SLO.
     """
 
     model: str
@@ -113,17 +112,17 @@ class ModelCall:
 
 
 def _node_of(turn: Turn | None) -> NodeId:
-    """What is learnt of the lengths of answers is learnt for each agent and kind of turn."""
+    """Output lengths are learnt per agent and kind of turn, so each has its node id."""
     if turn is None or not turn.client:
         return CALL_NODE
     return NodeId(turn.client if turn.kind is TurnKind.MAIN else f"{turn.client}-{turn.kind}")
 
 
 class Records(Protocol):
-    """Where receipts go and what was learnt from them comes from; on Ray the Profiler actor."""
+    """Stores receipts and answers from what was learnt from them; on Ray, the Profiler actor."""
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage]) -> None:
-        """Keep `receipt`, and count what its run used. Never blocks."""
+        """Store `receipt` and count the run's usage. Never blocks."""
         ...
 
     def estimates(self, task: TaskName) -> Mapping[NodeId, NodeEstimate]:
@@ -133,33 +132,33 @@ class Records(Protocol):
     def length(
         self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
     ) -> LengthBelief | None:
-        """What is believed of an output's length; None until enough were seen. Never blocks."""
+        """Belief about an output's length; None until enough were seen. Never blocks."""
         ...
 
     def stage_share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
-        """The part of a run's remaining time that its next stage should get, by the most similar
-        past run of the task; None when there is none. `executions` are the run's so far. Never
-        blocks."""
+        """The fraction of a run's remaining time that its next stage should get, from the most
+        similar past run of the task; None when there is none. `executions` are the run's so far.
+        Never blocks."""
         ...
 
     async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
-        """A receipt of `tenant` (None: of anybody) as plain values; None when it is not (or no
-        longer) known."""
+        """A receipt of `tenant` (None: any tenant) as plain values; None when it is unknown or no
+        longer kept."""
         ...
 
     async def usage(
         self, tenant: str | None, since: str = "", until: str = LAST_DAY
     ) -> Sequence[Usage]:
-        """What `tenant` used (None: everybody) from one day to another, by day and the rest of its
-        name; raise `StoreError` when it cannot be read."""
+        """Usage of `tenant` (None: all tenants) from `since` to `until`, one entry per day, tenant,
+        key, task and model; raise `StoreError` when it cannot be read."""
         ...
 
     async def card_time(self, since: str, until: str) -> Sequence[CardTime]:
-        """How long models held cards on those days; raise `StoreError`."""
+        """How long models held accelerators on those days; raise `StoreError`."""
         ...
 
     async def access(self) -> Access:
-        """All keys and tenants as they are now; raise `StoreError`."""
+        """All current keys and tenants; raise `StoreError`."""
         ...
 
     async def administer(
@@ -175,24 +174,24 @@ class Records(Protocol):
         ...
 
     async def turns(self, session: str, tenant: str | None) -> Sequence[TurnUsage]:
-        """What the turns of a session used, oldest first; else as `usage`."""
+        """Usage per turn of a session, oldest first; otherwise as `usage`."""
         ...
 
     def rollouts(self) -> Mapping[str, Rollout]:
-        """All rollouts by the name that they are of, as known now."""
+        """All rollouts known now, by model name."""
         ...
 
     async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
-        """The rollout as the `order` of `by` makes it, kept over restarts and logged; raise
+        """Apply an `order` given by `by`, persist and log it, and return the new rollout; raise
         `InputError`, `UnknownNameError` or `StoreError`."""
         ...
 
     async def overview(self, tenant: str | None) -> Overview:
-        """The fleet now, and what happened lately: what `tenant` may see (None: everything)."""
+        """The fleet and its recent events, as far as `tenant` may see them (None: everything)."""
         ...
 
     async def metrics(self) -> bytes:
-        """All metrics in Prometheus' text form."""
+        """All metrics in the Prometheus text format."""
         ...
 
 
@@ -207,7 +206,7 @@ def new_request_id() -> str:
 
 
 class TaskService:
-    """Starts runs. One per ingress replica; holds no state but what it was given."""
+    """Starts runs; one per ingress replica."""
 
     def __init__(
         self,
@@ -220,7 +219,7 @@ class TaskService:
         brownout: Sequence[BrownoutStep] = (),
         reuse: ReuseLimits | None = None,
     ) -> None:
-        """With `reuse` identical calls share answers."""
+        """With `reuse`, identical calls share answers."""
         self._reuse = None if reuse is None else Reuse(reuse)
         self._workflows = workflows
         self._pools = pools
@@ -239,7 +238,7 @@ class TaskService:
         return self._workflows
 
     def follow(self, workflows: Mapping[TaskName, Workflow], problem: str) -> None:
-        """Runs from now on are of `workflows`; `problem` says why there are no newer ones."""
+        """Use `workflows` for new runs; `problem` says why newer files were not loaded."""
         self._workflows = workflows
         self.workflow_problem = problem
 
@@ -266,7 +265,7 @@ class TaskService:
         slo: Slo | None = None,
         origin: Origin = NOBODY,
     ) -> RunningTask:
-        """Start a workflow. Raise `UnknownNameError` or `InputError`; nothing was started then."""
+        """Start a task's workflow. Raise `UnknownNameError` or `InputError` before it starts."""
         workflow = self.workflow(task)
         return self.run_workflow(workflow, inputs, request_id=request_id, slo=slo, origin=origin)
 
@@ -279,7 +278,7 @@ class TaskService:
         slo: Slo | None = None,
         origin: Origin = NOBODY,
     ) -> RunningTask:
-        """Start `workflow`, a task's own or one made from it. Raise `InputError`."""
+        """Start `workflow`: a task's own or one derived from it. Raise `InputError`."""
         return self._start(workflow, check_inputs(workflow, inputs), request_id, slo, origin)
 
     def run_model(
@@ -287,7 +286,7 @@ class TaskService:
     ) -> RunningTask:
         """Start `call` as a workflow of one node.
 
-        Pieces carry the engine's own bytes: SSE events when it is streamed, else the JSON answer.
+        Pieces carry the engine's own bytes: SSE events when streamed, else the JSON answer.
         Raise `UnknownNameError` when no pool serves the model.
         """
         name = self._pools.pool_of(call.model).model.name
@@ -333,7 +332,7 @@ class TaskService:
         copies = self._copies(workflow, origin, request_id)
         workflow, drawn, instead = self._with_arms(workflow, origin)
         if call is not None and not call.endpoint.generates:
-            drawn = ()  # a count of tokens says nothing of a model
+            drawn = ()  # counting tokens says nothing about a model's quality
         workflow, notes = browned(workflow, self._brownout, self._fullness)
         run = Run(
             id=RunId(request_id),
@@ -383,7 +382,7 @@ class TaskService:
     # Rollouts
 
     def draw(self, model: str, session: str) -> tuple[str, Drawn | None]:
-        """What `model` means to `session` now, and its part in the rollout of that name."""
+        """The model that `session` gets for the name `model`, and its draw in that rollout."""
         rollout = self._records.rollouts().get(model)
         return (model, None) if rollout is None else rollout.draw(session, self._is_ready)
 
@@ -393,8 +392,8 @@ class TaskService:
     def _with_arms(
         self, workflow: Workflow, origin: Origin
     ) -> tuple[Workflow, tuple[Drawn, ...], dict[str, str]]:
-        """`workflow` with the models that its rollouts draw, its part in them, and the stable model
-        in the place of each canary."""
+        """`workflow` with the models drawn by its rollouts, the draws, and the stable model to
+        fall back to from each canary."""
         rollouts = self._records.rollouts()
         if not rollouts:
             return workflow, (), {}
@@ -414,8 +413,8 @@ class TaskService:
     def _copies(
         self, workflow: Workflow, origin: Origin, request_id: str
     ) -> list[tuple[Workflow, Drawn]]:
-        """What canaries get of a run in their shadow step: it whole, where they would serve all of
-        it; no model that serves people gets more work."""
+        """Shadow copies of a run, one per canary in its shadow step. A run is copied only when the
+        canary would serve all of it, so that no serving model gets extra work."""
         copies = []
         for rollout in self._records.rollouts().values():
             is_drawn = any(d.name == rollout.name for d in origin.drawn)
@@ -441,10 +440,10 @@ class TaskService:
         drawn: Drawn,
         origin: Origin,
     ) -> None:
-        """Let the canary answer what `run` was asked, and forget the answer.
+        """Send the request of `run` to the canary and discard its answer.
 
-        It begins when the real answer is complete, so that it never slows it, and only while few
-        others are under way.
+        Starts after the real answer is complete, so that it never slows it, and only while fewer
+        than `MAX_SHADOWS` are running.
         """
         rollout = self._records.rollouts().get(drawn.name)
         is_there = rollout is not None and self._is_ready(rollout.canary)
@@ -493,7 +492,7 @@ class TaskService:
     ) -> None:
         receipt = replace(finish.receipt, tenant=origin.tenant, key=origin.key, rollouts=rollouts)
         if trace is not None or logs.wants_runs():
-            # The last bytes of the answer are on their way: they do not wait for its story.
+            # Send the answer's last bytes first, then write the trace and the log line.
             asyncio.get_running_loop().call_later(TELL_AFTER_S, _tell, trace, receipt)
         day = datetime.now(UTC).date().isoformat()
         usage = [
@@ -509,7 +508,7 @@ class TaskService:
         origin.spend(sum(u.prompt_tokens + u.output_tokens for u in used))
 
     def _estimates(self, workflow: Workflow) -> dict[NodeId, NodeEstimate]:
-        """Measured baselines; for LLM nodes never seen, what the pool's profile predicts."""
+        """Measured baselines; for LLM nodes never seen, the prediction of the pool's profile."""
         known = dict(self._records.estimates(workflow.name))
         for node in workflow.nodes:
             settings = node.settings
@@ -525,7 +524,7 @@ class TaskService:
 
 
 def _is_served_by(workflow: Workflow, models: Set[str]) -> bool:
-    """Whether all that `workflow` does is to have one of `models` generate."""
+    """Whether every node of `workflow` generates with one of `models`."""
     return all(
         isinstance(s := node.settings, LlmSettings | CallSettings)
         and s.model in models
@@ -540,7 +539,7 @@ def _asking(node: Node, model: str) -> Node:
 
 
 def _tokens_of(workflow: Workflow) -> tuple[int, int]:
-    """How many tokens one run is expected to use, and the most that its calls may, once each."""
+    """Expected and maximum tokens of one run, with each node run once."""
     expected = most = 0
     for node in workflow.nodes:
         settings = node.settings
@@ -555,7 +554,7 @@ def _tokens_of(workflow: Workflow) -> tuple[int, int]:
 
 
 def _head_start_s(run: Run, older: RunningTask | None) -> float:
-    """A run takes over the place that the one before it had in its pools' queues."""
+    """A run inherits the queue position of the run that it supersedes."""
     if older is None:
         return 0.0
     gap_s = run.arrived_at_s - older.run.arrived_at_s
@@ -565,8 +564,8 @@ def _head_start_s(run: Run, older: RunningTask | None) -> float:
 def _start_instead(task: RunningTask, older: RunningTask | None) -> None:
     """Start `task` and end the `older` run of its buffer, if there is one.
 
-    A queued one leaves first: the newer must not find a queue that is full because of it. One that
-    runs leaves last: the place that it frees should find the newer one waiting.
+    A queued one is cancelled first, so that it cannot fill the queue for the newer one. A running
+    one is cancelled last, so that the newer one is already queued for the batch slot that it frees.
     """
     if older is not None and older.is_queued:
         older.cancel(SUPERSEDED)

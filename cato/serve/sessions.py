@@ -1,8 +1,8 @@
-"""What an ingress remembers of sessions, so that a turn costs only what is new in it.
+"""Session memory of an ingress: counts and hashes only the new part of each turn's prompt.
 
-Of each session's latest prompt: a digest of every section, estimated tokens, hashes of its blocks,
-and how far the estimate was from the engine's own count. No text is kept. All of it is a hint: an
-ingress that has not seen a session reads its prompt from the start.
+For each session's latest prompt it keeps a digest per section, estimated tokens, block hashes, and
+the ratio of the engine's count to the estimate. It keeps no text. All of it is a cache: an ingress
+that has not seen a session reads the whole prompt.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from cato.wire.prefix import chain
 
 # Sessions of one ingress replica; one of 200,000 tokens takes about 40 kB.
 MOST_SESSIONS = 1_000
-# How far an engine's count may lie from the estimate before it is taken for a misreading. A chat
-# template that leaves out tools and system text comes to a hundredth.
+# Plausible ratios of the engine's count to the estimate; others are ignored. A chat template that
+# leaves out tools and system text gives about 0.01.
 LEAST_RATIO, MOST_RATIO = 0.02, 10.0
-# The same for what a turn adds; of fewer tokens nothing is learnt.
+# The same for the text that a turn adds; smaller additions are not learnt from.
 LEAST_GROWTH, MOST_GROWTH = 0.5, 2.0
 LEAST_NEW_TOKENS = 100.0
-# A turn that adds so many tokens counts for half in what is known of added text.
+# A turn that adds this many tokens has weight 0.5 in the growth ratio.
 GROWTH_TOKENS = 1000.0
-# Sections of earlier prompts whose counts are kept beside those of the latest, at the least.
+# At least this many counts of earlier prompts' sections are kept beside the latest ones.
 SPARE_SECTIONS = 64
-# Weight of a new observation in the ratio of a kind of client.
+# Weight of a new observation in the ratio of a kind of clients.
 _KIND_WEIGHT = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Hashing:
-    """How blocks are hashed: characters of each, and what the first hash covers."""
+    """How blocks are hashed: characters per block, and the model and salt in the first hash."""
 
     block_chars: int
     model: str
@@ -44,10 +44,10 @@ class Hashing:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A prompt as read, with what an engine's count of it will be compared to.
+    """A prompt as read, with the estimates that the engine's count will be compared to.
 
-    `raw_tokens` are estimated before any correction. Of its sections some were counted by an engine
-    before, as `counted_tokens` in all; the others are estimated at `uncounted_raw_tokens`.
+    `raw_tokens` is the estimate without correction. `counted_tokens` is the engine's earlier count
+    of the sections that it has seen; `uncounted_raw_tokens` is the raw estimate of the others.
     """
 
     prompt: Prompt
@@ -62,11 +62,11 @@ class Reading:
 
 @dataclass(slots=True)
 class _Session:
-    """Of the latest prompt: per section its digest, and characters and tokens up to its end.
+    """The latest prompt: per section its digest, and characters and tokens up to its end.
 
-    `counted` has the engine's share of each section by its digest, also of earlier prompts: files
-    move, and a call beside the main loop leaves it as it was. `growth` is the engine's count over
-    the estimate of what turns add.
+    `counted` maps section digests to their share of the engine's count. It includes sections of
+    earlier prompts: files move within prompts, and side calls do not disturb the main loop's.
+    `growth` is the ratio of the engine's count to the estimate for the text that turns add.
     """
 
     hashing: Hashing
@@ -78,13 +78,13 @@ class _Session:
     blocks: array[int] = field(default_factory=lambda: array("Q"))
 
     def raw(self) -> Iterator[tuple[bytes, float]]:
-        """Each section's digest and estimate."""
+        """Each section's digest and token estimate."""
         ends = zip(self.tokens, (0.0, *self.tokens), strict=False)
         return zip(self.digests, (end - begin for end, begin in ends), strict=True)
 
 
 class SessionMemory:
-    """The sessions of one ingress replica; the one used longest ago is forgotten first."""
+    """The sessions of one ingress replica, in an LRU cache."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most = most
@@ -101,11 +101,11 @@ class SessionMemory:
         kind: str,
         scale: float = 1.0,
     ) -> Reading:
-        """The prompt with these sections as the next of `session`.
+        """Read the prompt with these sections as the next one of `session`.
 
-        `kind` names clients whose counts are alike (a client and a model): what was learnt of one
-        session serves the next. `scale` corrects the estimate until anything was learnt. What turns
-        add is mostly what tools say: how a model's tokenizer cuts that is learnt of all clients.
+        `kind` names clients with similar counts (a client and a model): what one session teaches
+        serves the next. `scale` corrects the estimate until something was learnt. Turns add mostly
+        tool output; its ratio is learnt per model over all clients.
         """
         known = self._sessions.get(session)
         if known is None or known.hashing != hashing:
@@ -150,7 +150,7 @@ class SessionMemory:
             return  # another call of the session was read meanwhile
         added, seen = reading.uncounted_raw_tokens, known.growth or _within(ratio)
         if not reading.is_corrected:
-            # What a first prompt tells of the model's vocabulary.
+            # First prompt: start with the model's known growth, else with this ratio.
             known.growth = self._growths.get(known.hashing.model, _within(ratio))
         elif added >= LEAST_NEW_TOKENS:
             seen = _within((prompt_tokens - reading.counted_tokens) / added)
@@ -177,7 +177,7 @@ def _within(growth: float) -> float:
 
 
 def _share(known: _Session, growth: float, prompt_tokens: int) -> None:
-    """Give each section its share of what the engine counted: what it had, else its estimate."""
+    """Split the engine's count over the sections, by their earlier counts or estimates."""
     shares = {d: known.counted.get(d, raw * growth) for d, raw in known.raw()}
     whole = sum(shares[digest] for digest in known.digests)
     known.counted |= {digest: share * prompt_tokens / whole for digest, share in shares.items()}
@@ -186,7 +186,7 @@ def _share(known: _Session, growth: float, prompt_tokens: int) -> None:
 
 
 def _common(digests: Sequence[bytes], known: Sequence[bytes]) -> int:
-    """How many sections, from the first, are as they were."""
+    """How many leading sections are unchanged."""
     same = 0
     while same < min(len(digests), len(known)) and digests[same] == known[same]:
         same += 1
@@ -194,8 +194,8 @@ def _common(digests: Sequence[bytes], known: Sequence[bytes]) -> int:
 
 
 def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same: int) -> int:
-    """Make `known` the prompt of `sections`, of which the first `same` are as they were; returns
-    how many blocks are."""
+    """Make `known` the prompt of `sections`, whose first `same` are unchanged; return the number
+    of unchanged blocks."""
     fresh = sections[same:]
     chars = known.chars[same - 1] if same else 0
     tokens = known.tokens[same - 1] if same else 0.0
@@ -203,7 +203,7 @@ def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same
     kept = min(len(known.blocks), chars // size)
     fresh_chars = sum(map(len, fresh))
     density = 0.0
-    if fresh_chars > SAMPLED_CHARS:  # one estimate for all: of a long text a sample is counted
+    if fresh_chars > SAMPLED_CHARS:  # one estimate for all: long texts are sampled
         density = estimated_tokens("\n".join(fresh)) / fresh_chars
     del known.chars[same:], known.tokens[same:], known.blocks[kept:]
     for section in fresh:
@@ -214,7 +214,7 @@ def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same
         known.tokens.append(tokens)
     known.digests = digests
 
-    # The text behind the last block that is kept may begin inside a section that is not new.
+    # The text after the last kept block may begin inside an unchanged section.
     first = same
     while first and known.chars[first - 1] > kept * size:
         first -= 1
@@ -226,5 +226,5 @@ def _extend(known: _Session, digests: list[bytes], sections: Sequence[str], same
 
 
 def _digest(section: str) -> bytes:
-    # Twice as fast as BLAKE2 where the processor has instructions for it, as all servers' have.
+    # With SHA instructions, as in all servers' processors, twice as fast as BLAKE2.
     return hashlib.sha256(section.encode("utf-8", "replace")).digest()

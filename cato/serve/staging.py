@@ -1,4 +1,4 @@
-"""Measuring a model before it is served: loaded twice, asked, and let go."""
+"""Measures a new model before it is served: load times, speed and memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cato.measure.sweep import Plan, Sweep, Target, evaluate
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.ordered_models import Loader
 
-# Enough to tell a model's speed within a few percent; `cato profile` measures what runs in full.
+# Enough for a model's speed within a few percent; `cato profile` measures in full.
 PLAN = Plan(
     prompt_tokens=(32, 128, 384, 896),
     cached_tokens=(),
@@ -46,8 +46,8 @@ async def measured(
 ) -> Staged:
     """Load the model from storage and once more from memory, and measure its speed.
 
-    `profile` is what a simulated engine keeps to. Raise `InputError` for a source that is none,
-    and `EngineError` with the engine's words when it does not load.
+    `profile` sets the speed of a simulated engine. Raise `InputError` for an invalid source, and
+    `EngineError` with the engine's message when the model does not load.
     """
     path = checked_path(hosted.model.source, slots.engine.kind)
     files = weight_files(path)
@@ -113,7 +113,7 @@ async def _staged(
 
 
 class DirectCaller:
-    """One engine, asked directly; see `cato.measure.sweep.EngineCaller`."""
+    """Calls one engine directly; see `cato.measure.sweep.EngineCaller`."""
 
     def __init__(self, engine: Engine, adapter: AdapterSpec | None = None) -> None:
         self._engine = engine
@@ -135,23 +135,23 @@ class DirectCaller:
 
 
 def checked_path(source: str, engine: str) -> str:
-    """What the engine is told to load; raise `InputError` for a folder that holds no model."""
+    """The path for the engine to load; raise `InputError` for a folder without a model."""
     if engine == "simulated":
         return source
     path = model_path(source)
     if os.path.isdir(path) and not Path(path, "config.json").is_file():
-        raise InputError(f"{path} holds no config.json: it is no model in Hugging Face layout")
+        raise InputError(f"{path} has no config.json: not a model in Hugging Face layout")
     return path
 
 
 def weight_files(path: str) -> list[Path]:
-    """The files with the weights of a model in the folder `path`; none for anything else."""
+    """Weight files in the model folder `path`; empty if it is not a folder."""
     folder = Path(path)
     return [f for pattern in _WEIGHTS for f in sorted(folder.glob(pattern))]
 
 
 def _drop_from_page_cache(files: list[Path]) -> None:
-    """Let the next load read from storage."""
+    """Make the next load read from storage."""
     for file in files:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -159,8 +159,8 @@ def _drop_from_page_cache(files: list[Path]) -> None:
 
 
 def engine_memory_bytes(pid: int | None, before: Sequence[nvidia.Card]) -> int:
-    """What the engine's processes hold: on the cards that were there `before` it was started, or,
-    without cards, in the host's memory. 0 for an engine without a process, or that has ended."""
+    """Memory of the engine's processes: on the GPUs listed `before` its start or, without GPUs, in
+    the host. 0 for an engine without a process or that has ended."""
     if pid is None:
         return 0
     pids = family(pid)

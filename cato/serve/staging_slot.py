@@ -1,5 +1,4 @@
-"""A place of its own in which a model is measured, beside the pool: what fails there disturbs
-nobody."""
+"""Staging slot: measures a model outside the pool, so that a failure does not affect serving."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from cato.serve.engine_loader import EngineLoader
 
 
 class StagingSlot:
-    """A place like a slot of `slots`."""
+    """A slot with the resources and engine of `slots`, outside any pool."""
 
     def __init__(self, slots: DeploymentSpec) -> None:
         self._slots = slots
@@ -23,7 +22,7 @@ class StagingSlot:
         self._loader = EngineLoader(slots, str(run_dir()), self._zygote_socket)
 
     async def ready(self) -> None:
-        """Returns when this place exists."""
+        """Return when this slot exists."""
 
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
         """See `cato.serve.staging.measured`."""

@@ -1,4 +1,4 @@
-"""Tokens from a leased replica to an ingress: over a link, or through Serve where there is none."""
+"""Token streams from leased replicas to an ingress: over a link, else through Ray Serve."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ log = logging.getLogger("cato.pools")
 
 
 class TokenStreams:
-    """Streams of one ingress replica."""
+    """The token streams of one ingress replica."""
 
     def __init__(self, dial: Dial = open_link) -> None:
         self._links = ReplicaLinks(dial)
         self._handles: dict[str, Any] = {}
 
     async def reach(self, lease: Dispatch, address: Address | None, secret: bytes) -> Dispatch:
-        """`lease`, once its replica is connected; its reason says so when it cannot be."""
+        """Connect to the leased replica; if that fails, say so in the returned lease's reason."""
         try:
             if address is None:
-                raise LinkError(f"replica {lease.replica_id}", "it has not told its address")
+                raise LinkError(f"replica {lease.replica_id}", "it has not sent its address")
             await self._links.reach(lease.replica_id, address, secret)
         except LinkError as error:
             return replace(lease, reason=f"{lease.reason}; through Serve's handle: {error}")
@@ -44,7 +44,7 @@ class TokenStreams:
     async def stream(
         self, lease: Dispatch, request: EngineRequest, model: str = ""
     ) -> AsyncGenerator[EngineChunk, None]:
-        """As `Pools.stream`. `model` is the one that the replica must hold, where it may change."""
+        """As `Pools.stream`. `model`: the one that a replica of a shared pool must hold."""
         try:
             link = self._links.get(lease.replica_id)
             chunks: AsyncGenerator[EngineChunk, None]
@@ -63,14 +63,14 @@ class TokenStreams:
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
-                raise  # the client left; otherwise it was the replica that was cancelled
+                raise  # the client left; otherwise the replica's side was cancelled
             translated = _translated(error, lease)
             if translated is error:
                 raise
             raise translated from error
 
     def handle(self, deployment: str) -> Any:
-        """Serve's way to the replicas of `deployment`."""
+        """The Serve handle of `deployment`."""
         if deployment not in self._handles:
             handle = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
             self._handles[deployment] = handle.options(stream=True)
@@ -94,10 +94,9 @@ class TokenStreams:
 
 
 def _translated(error: BaseException, lease: Dispatch) -> BaseException:
-    """What the replica raised without Ray's wrapping; its loss when it raised nothing of ours.
+    """The replica's own `CatoError` without Ray's wrapping; `ReplicaLostError` for anything else.
 
-    A replica that ends raises much: what Ray and Serve say of it, and what their parts say that
-    end before it, gRPC among them.
+    A dying replica can raise many errors: Ray's, Serve's, and those of their parts, such as gRPC.
     """
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, LinkError):

@@ -1,4 +1,4 @@
-"""Workflows that follow their files: an edit needs no restart, and a wrong one does no harm."""
+"""Reloads workflow files when they change; invalid files keep the last good workflows."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ _Signature = tuple[tuple[str, int, int, int], ...]
 class WorkflowFiles:
     """Watches a folder of workflows and their prompts.
 
-    Looks at the files instead of waiting for the system's word: that works for a mounted
-    ConfigMap and a network file system, too. A change counts once two looks agree, for an editor
-    may be in the middle of writing.
+    Polls instead of using inotify, so that mounted ConfigMaps and network file systems work too.
+    A change counts once two polls agree: an editor may still be writing.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raise `ConfigError` when the files are wrong now."""
+        """Raise `ConfigError` if the files are invalid now."""
         self._folder = folder
         self._loaded = self._seen = _signature(folder)
         self.workflows: Workflows = load_workflows(folder)
         self.problem = ""
-        """What is wrong with the files as they are; the workflows are those before it."""
+        """What is wrong with the current files; `workflows` are the last good ones."""
 
     def look(self) -> bool:
-        """Whether `workflows` or `problem` changed. Blocks for the time of reading files."""
+        """Poll once; return whether `workflows` or `problem` changed. Blocks to read files."""
         now = _signature(self._folder)
         is_settled, self._seen = now == self._seen, now
         if now == self._loaded or not is_settled:
@@ -48,25 +47,25 @@ class WorkflowFiles:
             self.workflows = load_workflows(self._folder)
         except ConfigError as error:
             self.problem = str(ConfigError(with_lines(error.problems)))
-            log.warning("the workflows stay as they were: %s", self.problem)
+            log.warning("invalid workflow files, keeping the previous workflows: %s", self.problem)
             return True
         self.problem = ""
         log.warning("%d workflows reloaded from %s", len(self.workflows), self._folder)
         return True
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Look for ever; `changed` is called after every change."""
+        """Poll for ever; call `changed` after every change."""
         while True:
             await asyncio.sleep(POLL_S)
             try:
                 if await asyncio.to_thread(self.look):
                     changed()
-            except OSError as error:  # the folder is gone for a moment, or cannot be read
-                log.warning("the workflows stay as they were: %s", error)
+            except OSError as error:  # the folder is missing or unreadable, perhaps briefly
+                log.warning("cannot read the workflow files, keeping the previous ones: %s", error)
 
 
 def _signature(folder: Path) -> _Signature:
-    """What tells one state of the files from another, without reading them."""
+    """A fingerprint of the files' state, without reading them."""
     found = []
     for path in sorted(p for p in folder.rglob("*") if not p.name.startswith(".")):
         try:

@@ -1,1 +1,1 @@
-"""Who may ask for what, how much of it, and which request takes the place of which."""
+"""Access control: keys, sign-in, tenant limits, usage, and superseded editor requests."""

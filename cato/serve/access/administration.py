@@ -1,4 +1,4 @@
-"""Who may give which rights, and the keys that administration makes."""
+"""Administration rules: who may make which keys, and how often."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cato.serve.access.keys import new_key
 from cato.serve.access.limits import TokenBucket
 
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
-"""Names that stand in paths, logs and spreadsheets as they are."""
+"""Tenant names that need no escaping in paths, logs and spreadsheets."""
 
-# Of one tenant, by its own admins.
+# Limits per tenant for its own admins.
 CHANGES_PER_MINUTE = 60.0
 MOST_KEYS = 500
 
 
 def admin(caller: Caller, *, operator: bool = False) -> Caller:
-    """`caller`, who must be an admin, or with `operator` one of all tenants; raise `AccessError`.
+    """Return `caller` if it is an admin (with `operator`: an operator); raise `AccessError`.
 
-    Without a key or a token nobody is: a change must have an author.
+    Callers without a key or token are never admins: the audit log needs an author.
     """
     if not caller.key:
         raise AccessError(
@@ -33,18 +33,18 @@ def admin(caller: Caller, *, operator: bool = False) -> Caller:
         )  # fmt: skip
     if caller.role is Role.USER or (operator and caller.role is not Role.OPERATOR):
         kind = "operators" if operator else "operators and tenant admins"
-        raise AccessError(403, "admins_only", f"This is for {kind}.")
+        raise AccessError(403, "admins_only", f"Only {kind} may do this.")
     return caller
 
 
 class Changes:
-    """How fast tenants may change what is theirs: each change stays in the log for ever."""
+    """Rate limit of tenants' administrative changes: the audit log keeps each one for ever."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, TokenBucket] = {}
 
     def take(self, caller: Caller, now_s: float) -> None:
-        """Count one of `caller`; raise `QuotaError` when it is too many. Operators are trusted."""
+        """Count one change; raise `QuotaError` above the limit. Operators have none."""
         if caller.role is Role.OPERATOR:
             return
         new = TokenBucket(CHANGES_PER_MINUTE / 60, CHANGES_PER_MINUTE, CHANGES_PER_MINUTE, now_s)
@@ -55,15 +55,15 @@ class Changes:
 
 
 def check_has_room(caller: Caller, keys: Iterable[ApiKey]) -> None:
-    """Raise `InputError` when a tenant admin's tenant has as many of `keys` as it may."""
+    """Raise `InputError` when a tenant admin's tenant already has `MOST_KEYS` keys."""
     has = sum(key.tenant == caller.tenant for key in keys)
     if caller.role is not Role.OPERATOR and has >= MOST_KEYS:
         raise InputError(f"a tenant has at most {MOST_KEYS} keys: delete those that have ended")
 
 
 def check_may_give(caller: Caller, key: ApiKey) -> None:
-    """Raise `AccessError` when `caller` may not make `key`: a tenant admin gives no more than it
-    has, within its tenant."""
+    """Raise `AccessError` when `caller` may not make `key`: a tenant admin grants at most its own
+    rights, within its tenant."""
     if caller.role is Role.OPERATOR:
         return
     is_within = (
@@ -79,16 +79,16 @@ def check_may_give(caller: Caller, key: ApiKey) -> None:
     if not is_within:
         raise AccessError(
             403, "beyond_own_rights",
-            "A tenant admin gives keys of its own tenant alone, with no more rights than its own.",
+            "A tenant admin can only create keys of its own tenant, with at most its own rights.",
         )  # fmt: skip
 
 
 def _is_part(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
-    """Whether `given` names allow no more than `own` do; none allow all."""
+    """Whether the names in `given` allow no more than `own`; an empty list allows all."""
     return not own or (bool(given) and set(given) <= set(own))
 
 
 def with_secret(key: ApiKey, now_s: float) -> tuple[str, ApiKey]:
-    """A fresh key with the rights of `key`, and all of it as its owner needs it."""
+    """A new key with the rights of `key`; the first value is the full key for its owner."""
     secret, id, digest = new_key()
     return secret, replace(key, id=id, digest=digest, created_at_s=now_s)

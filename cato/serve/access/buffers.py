@@ -1,8 +1,8 @@
-"""Supersede: a newer completion of an editor's buffer takes the place of the older one.
+"""Supersede: a newer completion of an editor's buffer replaces the older one.
 
-An ingress replica ends at once what it runs itself. What another one runs is ended by the router of
-their pool, which sees the calls of both: it is told the buffer's name with each. A shared pool so
-ends what waits; what runs in one of its slots for another ingress runs on.
+An ingress replica cancels its own older run at once. Runs of other ingresses are cancelled by the
+pool's router, which gets the buffer's name with every call. A shared pool cancels only waiting
+calls this way; a call of another ingress that already runs in a slot continues.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cato.serve.executor import RunningTask
 from cato.serve.service import Origin
 
 BufferId = tuple[str, ...]
-"""A buffer, with whose it is in front, so that nobody can end the work of anybody else."""
+"""A buffer's name, prefixed with its owner, so that callers cannot cancel each other's runs."""
 
 
 class Buffers:
@@ -31,9 +31,9 @@ class Buffers:
         origin: Origin,
         start: Callable[[Origin], RunningTask],
     ) -> RunningTask:
-        """What `start` starts for `origin`, in the place of the buffer's latest run.
+        """Start a run for `origin` that replaces the buffer's latest run.
 
-        When `start` raises, nothing was replaced.
+        When `start` raises, nothing is replaced.
         """
         if buffer is None:
             return start(origin)
@@ -46,5 +46,5 @@ class Buffers:
 
 
 def _name_of(buffer: BufferId) -> str:
-    """The buffer as pools and their logs know it: no path, no address, no person's name."""
+    """The buffer's name in pools and logs: a hash, so no path, address or person's name leaks."""
     return hashlib.blake2b("\0".join(buffer).encode(), digest_size=12).hexdigest()

@@ -1,8 +1,7 @@
-"""Who may come in: API keys, the limits of their tenants, and what happens without any key.
+"""Access control: API keys, tenant limits, and requests without a key.
 
-The control knows all keys and refreshes them every second, so that a request costs no look-up and
-a store that is down changes nothing for the keys that are known; a revoked key is refused about two
-seconds later.
+Each ingress keeps all keys in memory and refreshes them every second. A request needs no look-up,
+and known keys work while the store is down. A revoked key is refused after about two seconds.
 """
 
 from __future__ import annotations
@@ -27,26 +26,25 @@ from cato.serve.access.sign_in import SignIn, is_token
 log = logging.getLogger("cato.access")
 
 UNKNOWN_RETRY_S = 3.0
-# Requests that are under way may use less than they may, and end within seconds.
+# Running requests may use less than they reserved, and end within seconds.
 RESERVED_RETRY_S = 5.0
 NO_KEYS = (
-    "no API key is configured: only clients of this machine are served; `cato keys create` makes "
+    "no API key is configured: only clients on this machine are served; `cato keys create` creates "
     "the first key"
 )
 
 LOST_KEYS = (
-    "the deployment had API keys and its store has none: nobody is served until the store is "
-    "restored, `cato keys create` makes a key, or `cato keys open` says that none is needed"
+    "the deployment had API keys but its store has none: all requests are refused; restore the "
+    "store, create a key with `cato keys create`, or serve without keys with `cato keys open`"
 )
 
 
 class KeyRule(StrEnum):
     """When a request needs a key.
 
-    `auto`: as soon as there is one, and from then on until an operator says `cato keys open`.
-    Before that, also while the store has never been readable, this machine's own clients are
-    served without. `required`: always. `ignored`: never; for a deployment with its own
-    authentication in front.
+    `auto`: once the first key exists, until an operator runs `cato keys open`. Before that, and
+    while the store has never been readable, only clients of this machine are served without a key.
+    `required`: always. `ignored`: never; for deployments behind their own authentication.
     """
 
     AUTO = "auto"
@@ -56,10 +54,10 @@ class KeyRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is and what it may claim; without a key, everything.
+    """Who sends a request and what it may ask for; without a key, everything.
 
     `key` is the public part of an API key, or `oidc:` and the subject of a token; `name` is for
-    people. `sla_class` is the most urgent one that may be claimed; empty when any may.
+    display. `sla_class` is the most urgent class that it may claim; empty: any.
     """
 
     key: str = ""
@@ -76,7 +74,7 @@ class Caller:
 
     @property
     def who(self) -> str:
-        """Who it is, for the audit log."""
+        """The caller's name in the audit log."""
         if not self.key:
             return "local"
         who = self.key if self.key.startswith("oidc:") else f"key:{self.key}"
@@ -88,7 +86,7 @@ class Caller:
 
     @property
     def sees(self) -> str | None:
-        """The tenant whose runs and usage are shown; None: those of all."""
+        """The tenant whose runs and usage it may see; None: all tenants."""
         return None if self.is_operator else self.tenant
 
     def may_run(self, task: str) -> bool:
@@ -103,10 +101,10 @@ ANYBODY = Caller()
 
 
 class AccessControl:
-    """The keys that one ingress replica knows, and its part of the tenants' limits.
+    """The keys known to one ingress replica, and its share of the tenants' limits.
 
-    `share` is its part of all requests. `clock` gives seconds since the epoch. With `sign_in`
-    people come with tokens, and every request needs one or a key.
+    `share` is its fraction of all requests. `clock` gives seconds since the epoch. With `sign_in`,
+    OIDC tokens are accepted and every request needs a token or a key.
     """
 
     def __init__(
@@ -132,13 +130,13 @@ class AccessControl:
         self._reserved = Reserved()
 
     def learn(self, access: Access | None) -> None:
-        """All keys as the store has them now; None when it has never been readable."""
+        """Take all keys of the store; None: the store has never been readable."""
         if access is None:
             if not self._is_known:
                 log.warning("the API keys cannot be read; %s", NO_KEYS)
             self._is_known = True
             return
-        # An ingress outlives a store, and perhaps all that was written beside it.
+        # The store and its key history may be lost while the ingress lives: remember what it said.
         was_keyed = self._needs_key and access.history is not KeyHistory.OPENED
         needs_key = access.needs_key or was_keyed
         if not access.keys and (self._keys or not self._is_known) and self._rule is KeyRule.AUTO:
@@ -155,27 +153,27 @@ class AccessControl:
                 self._limits[name] = TenantLimits(tenant, self._share, self._clock())
 
     def why_not_ready(self) -> str:
-        """What is missing before requests can be judged; empty when nothing is."""
+        """What is missing before requests can be checked; empty when ready."""
         return (
             "" if self._is_known or self._rule is KeyRule.IGNORED else "no API keys are known yet"
         )
 
     @property
     def serves_by_place(self) -> bool:
-        """Whether clients without a key are served because of where they ask from."""
+        """Whether the client's address decides if it is served without a key."""
         return self._rule is not KeyRule.IGNORED
 
     async def person(self, credentials: str) -> Person | None:
-        """Whose token they are, None for what is no token; raise `AccessError`."""
+        """The owner of the token `credentials`; None if they are no token; raise `AccessError`."""
         if self.sign_in is None or not is_token(credentials):
             return None
         return await self.sign_in.person(credentials)
 
     def caller(self, credentials: str, *, is_local: bool, person: Person | None = None) -> Caller:
-        """Who comes with `credentials` (empty: none), which are the token of `person` if there is
-        one; raise `AccessError`.
+        """The caller with `credentials` (empty: none); raise `AccessError`.
 
-        `is_local`: the client is on this machine.
+        `person`: the owner, if `credentials` are a token. `is_local`: the client is on this
+        machine.
         """
         if self._rule is KeyRule.IGNORED:
             return ANYBODY
@@ -189,8 +187,8 @@ class AccessControl:
         if not self._keys and self._needs_key:
             raise AccessError(
                 503, "keys_lost",
-                "The API keys of this deployment are gone; its operator restores the store, makes "
-                "a key with `cato keys create`, or says `cato keys open`.",
+                "The API keys of this deployment are gone; its operator must restore the store, "
+                "create a key with `cato keys create`, or run `cato keys open`.",
                 UNKNOWN_RETRY_S,
             )  # fmt: skip
         if not self._keys and self._rule is KeyRule.AUTO:
@@ -198,14 +196,14 @@ class AccessControl:
                 return ANYBODY
             raise AccessError(
                 403, "loopback_only",
-                "No API key is configured, so only clients of the server's own machine are "
-                "served; its operator makes a key with `cato keys create`.",
+                "No API key is configured, so only clients on the server's own machine are "
+                "served; its operator can create a key with `cato keys create`.",
             )  # fmt: skip
         return self._as_caller(self._key_of(credentials))
 
     def renewed(self, caller: Caller) -> Caller | None:
-        """`caller`, who was let in some time ago, with the rights of now; None when its key is
-        gone, or it had none and needs one. Who came by other means than a key stays who it was."""
+        """`caller`, admitted earlier, with its current rights; None when its key is gone, or it had
+        none and now needs one. A caller with a token is returned unchanged."""
         if self._rule is KeyRule.IGNORED or ":" in caller.key:
             return caller
         if not caller.key:
@@ -247,12 +245,12 @@ class AccessControl:
         return 1.0 if limits is None else limits.tenant.weight
 
     def left(self, caller: Caller) -> Left | None:
-        """What the tenant of `caller` may still ask for now; None without limits."""
+        """What is left of the limits of the caller's tenant; None without limits."""
         limits = self._limits.get(caller.tenant)
         return None if limits is None else limits.left(self._clock())
 
     def begin(self, caller: Caller, requests: int = 1) -> None:
-        """`caller` begins so many requests; raise `QuotaError` when its tenant may not now."""
+        """Count `requests` that begin; raise `QuotaError` when the tenant is over a limit."""
         limits = self._limits.get(caller.tenant)
         if limits is None:
             return
@@ -262,21 +260,21 @@ class AccessControl:
         if budget is not None and spent >= budget:
             raise QuotaError("tokens per month", until_next_month_s(now_s), is_budget=True)
         if budget is not None and spent + self._reserved.of(caller.tenant, now_s) >= budget:
-            raise QuotaError("tokens per month, of requests under way", RESERVED_RETRY_S)
+            raise QuotaError("tokens per month, reserved by running requests", RESERVED_RETRY_S)
         wait_s, limit = limits.wait_s(now_s)
         if wait_s > 0:
             raise QuotaError(limit, wait_s)
         limits.begin(now_s, requests)
 
     def tell(self, caller: Caller) -> None:
-        """`caller` tells of one event; raise `QuotaError` when its key has told too many."""
+        """Count one feedback event; raise `QuotaError` when the key has sent too many."""
         wait_s = self._events.take(caller.key, self._clock())
         if wait_s > 0:
             raise QuotaError("events per minute", wait_s)
 
     def reserve(self, caller: Caller, expected: int, most: int) -> Callable[[int], None]:
-        """A request of `caller` begins that is expected to use so many tokens, and `most` at the
-        most; to be called with what it has used when it has ended."""
+        """Reserve tokens for a request: `expected` of the rate, `most` of the budget. Call the
+        result with the tokens used when the request has ended."""
         tenant = caller.tenant
         limits = self._limits.get(tenant)
         if limits is None:
@@ -310,7 +308,7 @@ class AccessControl:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine itself reaches `address`."""
+    """Whether `address` can be reached only from this machine."""
     if address == "localhost":
         return True
     try:
@@ -323,7 +321,7 @@ def is_loopback(address: str) -> bool:
 
 @lru_cache(maxsize=256)
 def is_own(address: str) -> bool:
-    """Whether `address` is one of this machine's; where it is not, nobody can listen on it here."""
+    """Whether `address` belongs to this machine, tested by binding a socket to it."""
     if is_loopback(address):
         return True
     try:

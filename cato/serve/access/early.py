@@ -1,4 +1,4 @@
-"""The API keys before there is a Profiler to ask: from the store itself, where it can be read."""
+"""Reads API keys directly from the store before the Profiler runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = logging.getLogger("cato.access")
 
 
 async def stored_access(args: Mapping[str, object], *, is_on_head_node: bool) -> Access | None:
-    """All keys in the store that a deployment with the `args` of `engines` has.
+    """All keys in the store of a deployment with the engines' `args`.
 
-    None when this process cannot say what the Profiler will: that one opens files on the head node.
-    No file there is a store without keys; a deployment may have had some all the same.
+    None when this process may see another store than the Profiler, which opens files on the head
+    node. A missing file is a store without keys; its key history may still say that there were any.
     """
     location = args.get("store") or default_location()
     try:
         url = store_url(str(location))
         if url.get_backend_name() == "sqlite":
-            # Two processes have different working folders, so that a relative path says nothing.
+            # Working directories differ between processes, so a relative path is ambiguous.
             path = Path(str(location)).expanduser()
             if not is_on_head_node or "://" in str(location) or not path.is_absolute():
                 return None

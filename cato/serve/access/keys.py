@@ -1,8 +1,7 @@
-"""API keys: `cato_<id>_<secret>`, of which the store keeps the id and a hash of the secret.
+"""API keys: `cato_<id>_<secret>`. The store keeps the id and a hash of the secret.
 
-The secret is 256 random bits. SHA-256 is enough for that: slow hashes are for passwords, which can
-be guessed; nobody guesses 256 bits, and a slow hash would cost every request its time to first
-token and give anybody a way to keep the ingress busy.
+The secret is 256 random bits, so SHA-256 is enough. Slow hashes protect passwords that can be
+guessed; here one would only add to every request's TTFT and let anybody overload the ingress.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import secrets
 _SECRET_BYTES = 32
 _ID_BYTES = 5
 _FORM = re.compile(r"cato_([0-9a-f]{10})_([A-Za-z0-9_-]{43})")
-# Compared with where there is no such key, so that its absence takes the same time.
+# Compared with when the key does not exist, so that the check takes the same time.
 _NO_DIGEST = "0" * 64
 
 
@@ -26,7 +25,7 @@ def new_key() -> tuple[str, str, str]:
 
 
 def parts(key: str) -> tuple[str, str] | None:
-    """Id and secret; None for what is no key of CATO's."""
+    """Id and secret; None if `key` is not a CATO key."""
     found = _FORM.fullmatch(key)
     return None if found is None else (found[1], found[2])
 
@@ -36,5 +35,5 @@ def digest_of(secret: str) -> str:
 
 
 def is_secret_of(secret: str, digest: str | None) -> bool:
-    """Whether `digest` is that of `secret`, in a time that tells nothing about it."""
+    """Whether `digest` is the hash of `secret`; compares in constant time."""
     return hmac.compare_digest(digest_of(secret), digest or _NO_DIGEST) and digest is not None

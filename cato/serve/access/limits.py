@@ -1,9 +1,9 @@
-"""What a tenant may still ask for: requests and tokens a minute, tokens a month.
+"""Tenant limits: requests and tokens per minute, tokens per month.
 
-Every ingress replica keeps its own buckets, with its share of a tenant's rates. A run takes the
-tokens that it is expected to use when it begins, and the difference when it has ended: a bucket may
-sink below zero, and nothing new begins until it has filled up to zero again. That moment is what
-`Retry-After` says. Of a month's budget a run reserves the most that it may use.
+Every ingress replica has its own token buckets with its share of a tenant's rates. A run takes its
+expected tokens when it begins and settles the difference when it ends. A bucket may go below zero;
+then nothing new begins until it is back at zero, which is the moment in `Retry-After`. A run
+reserves the maximum that it may use from the monthly budget.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from datetime import UTC, datetime, timedelta
 from cato.core.tenancy import Tenant
 
 BURST_S = 10.0
-"""A bucket holds what flows in within this time: a burst of that much passes at once."""
+"""Bucket capacity, as seconds of its fill rate: a burst of this size passes at once."""
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Fills with `rate_per_s` up to `capacity`; full at first. Moments are of one clock."""
+    """Fills at `rate_per_s` up to `capacity`; starts full. All times are of one clock."""
 
     rate_per_s: float
     capacity: float
@@ -35,12 +35,12 @@ class TokenBucket:
         return cls(rate_per_s, capacity, capacity, now_s)
 
     def wait_s(self, now_s: float, needed: float) -> float:
-        """How long until the bucket holds `needed`, if nobody takes any; 0 when it does now."""
+        """How long until the bucket holds `needed` if nothing is taken; 0 if it does now."""
         self._fill(now_s)
         return max(0.0, (needed - self.level) / self.rate_per_s)
 
     def take(self, now_s: float, amount: float) -> None:
-        """Take `amount`, below zero if it must be."""
+        """Take `amount`; the level may go below zero."""
         self._fill(now_s)
         self.level -= amount
 
@@ -51,15 +51,15 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A tenant's rates a minute, what of them may be used at once, and how long until all of that
-    can be again; None where there is no limit."""
+    """Per limit: rate per minute, how much may be used now, and seconds until the bucket is full.
+    None: no limit."""
 
     requests: tuple[int, int, float] | None
     tokens: tuple[int, int, float] | None
 
 
 class TenantLimits:
-    """The buckets of one tenant in one ingress replica that has `share` of its requests."""
+    """One tenant's buckets in an ingress replica that gets `share` of the requests."""
 
     def __init__(self, tenant: Tenant, share: float, now_s: float) -> None:
         self.tenant = tenant
@@ -68,7 +68,7 @@ class TenantLimits:
         self._tokens = _bucket(tenant.tokens_per_minute, share, now_s)
 
     def wait_s(self, now_s: float) -> tuple[float, str]:
-        """How long until one more request may begin, and what it waits for; 0 when it may now."""
+        """How long until another request may begin, and the limit it waits for; 0 if now."""
         waits = [(0.0, "")]
         if self._requests is not None:
             waits.append((self._requests.wait_s(now_s, 1.0), "requests per minute"))
@@ -77,7 +77,7 @@ class TenantLimits:
         return max(waits)
 
     def left(self, now_s: float) -> Left:
-        """Of all replicas together, as far as this one can tell."""
+        """What is left over all ingress replicas, estimated from this one."""
 
         def of(bucket: TokenBucket | None, rate: int | None) -> tuple[int, int, float] | None:
             if bucket is None or rate is None:
@@ -91,20 +91,20 @@ class TenantLimits:
         )
 
     def begin(self, now_s: float, requests: int) -> None:
-        """So many begin at once; the bucket may sink below zero for all but the first."""
+        """Count `requests` that begin together; the bucket may go below zero."""
         if self._requests is not None:
             self._requests.take(now_s, float(requests))
 
     def spend(self, now_s: float, tokens: int) -> None:
-        """A run uses `tokens`; fewer than none were not used after all."""
+        """Count `tokens` of a run; a negative number gives tokens back."""
         if self._tokens is not None:
             self._tokens.take(now_s, float(tokens))
 
 
 class Reserved:
-    """What runs under way may use of their tenants' budgets in one ingress replica.
+    """Tokens reserved from monthly budgets by running runs of one ingress replica.
 
-    What a run has used stays reserved for as long as the store may not have told of it.
+    Tokens that a run has used stay reserved until the store's total is sure to include them.
     """
 
     TOLD_WITHIN_S = 5.0
@@ -125,7 +125,7 @@ class Reserved:
             self._tokens[tenant] = left
 
     def settle(self, tenant: str, reserved: int, used: int, now_s: float) -> None:
-        """A run that had `reserved` tokens has ended and used others."""
+        """A run that had `reserved` tokens has ended and `used` some."""
         self.add(tenant, used - reserved)
         if used:
             self._ended.append((now_s + self.TOLD_WITHIN_S, tenant, used))
@@ -133,9 +133,9 @@ class Reserved:
 
 
 class EventLimits:
-    """How many events each API key may tell in one ingress replica, that of no key included.
+    """Rate limit of feedback events per API key (and for no key) in one ingress replica.
 
-    A team of 100 that accepts a completion every second each stays below it.
+    A team of 100 people who each accept a completion every second stays below it.
     """
 
     PER_MINUTE = 12_000
@@ -144,8 +144,8 @@ class EventLimits:
         self._buckets: dict[str, TokenBucket] = {}
 
     def take(self, key: str, now_s: float) -> float:
-        """Count one event of `key`; how long it must wait, 0 when it was counted. Keys are known
-        ones, so that there are not more of them than the store has."""
+        """Count one event of `key`; return 0, or the wait in seconds if it is over the limit. Only
+        known keys get here, which bounds the number of buckets."""
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = TokenBucket.of(self.PER_MINUTE, now_s)

@@ -1,9 +1,8 @@
-"""Tokens of the team's identity provider (OpenID Connect), beside API keys.
+"""OpenID Connect sign-in: verifies tokens of the team's identity provider, beside API keys.
 
-The provider's public keys are fetched when the first token comes, and again as they grow old or a
-token names an unknown one, but never more often than `ASK_AGAIN_S`. While the provider cannot be
-reached the known keys stay in use for a day. Nothing of a token is kept but a digest, and nothing
-of it is ever logged.
+The provider's public keys are fetched for the first token, and again when they are old or a token
+names an unknown key, but at most every `ASK_AGAIN_S`. While the provider is unreachable the known
+keys stay in use for a day. Of a token only a digest is kept, and nothing is logged.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from cato.core.sign_in import Person, SignInSpec, person_of
 
 log = logging.getLogger("cato.access")
 
-# A key that the provider took back is refused after this.
+# Maximum age of the provider's keys: a revoked key is refused after this.
 KEYS_AGE_S = 300.0
 USABLE_S = 86_400.0
 ASK_AGAIN_S = 10.0
 ANSWER_WITHIN_S = 5.0
 MAX_ANSWER_BYTES = 1_000_000
 MAX_TOKEN_CHARS = 16_384
-# Tokens that were verified lately: a digest and a person each, some hundred bytes.
+# Cache of verified tokens: a digest and a person each, a few hundred bytes.
 KEPT_TOKENS = 2_000
 UNAVAILABLE_RETRY_S = 5.0
 
-# Three parts of base64url, the first of them an object.
+# A JWT: three parts of base64url, the first a JSON object.
 _TOKEN = re.compile(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
-# Access tokens (RFC 9068) and ID tokens; providers issue others, such as for logging out.
+# Access tokens (RFC 9068) and ID tokens; other kinds, such as logout tokens, are refused.
 _TYPES = (None, "jwt", "at+jwt", "application/at+jwt")
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _OF_CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
@@ -53,19 +52,19 @@ INVALID = "invalid_token"
 
 
 class HttpProblem(Exception):
-    """Why the provider gave no answer that can be used."""
+    """The provider gave no usable answer; the message says why."""
 
 
 class Http(Protocol):
-    """How the provider is asked; raise `HttpProblem`."""
+    """An HTTP client for the provider; raises `HttpProblem`."""
 
     async def __call__(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The JSON object at `url`; with a `form` it is posted there."""
+        """Get the JSON object at `url`, or post `form` to it."""
         ...
 
 
 async def http(url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Over the network: bounded in time and size, and without redirects."""
+    """The real client: limited in time and size, without redirects."""
     within = aiohttp.ClientTimeout(total=ANSWER_WITHIN_S)
     try:
         async with (
@@ -83,13 +82,13 @@ async def http(url: str, form: Mapping[str, str] | None = None) -> dict[str, Any
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
         raise HttpProblem(type(error).__name__) from error
     if not isinstance(value, dict):
-        raise HttpProblem("its answer is no object")
+        raise HttpProblem("its answer is not a JSON object")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A public key, and the algorithms of tokens that it may have signed."""
+    """A public key, and the algorithms that it may be used with."""
 
     id: str | None
     algorithms: tuple[str, ...]
@@ -106,18 +105,18 @@ class _Keys:
     document: object
 
     def fit(self, id: str | None, algorithm: str) -> _Key | None:
-        """The key that a token must be signed with; one without a name needs a single candidate."""
+        """The key that must have signed a token; a token without key id needs one candidate."""
         fitting = [k for k in self.keys if algorithm in k.algorithms and id in (None, k.id)]
         return fitting[0] if len(fitting) == 1 else None
 
 
 def is_token(credentials: str) -> bool:
-    """Whether they look like a signed token."""
+    """Whether `credentials` look like a signed token."""
     return len(credentials) <= MAX_TOKEN_CHARS and _TOKEN.fullmatch(credentials) is not None
 
 
 class SignIn:
-    """Verifies tokens for one ingress replica. `clock` counts seconds, from any moment."""
+    """Verifies tokens for one ingress replica. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class SignIn:
         self._verified: OrderedDict[bytes, Person] = OrderedDict()
 
     async def person(self, token: str) -> Person:
-        """Whose token it is; raise `AccessError`."""
+        """The token's owner; raise `AccessError`."""
         keys = await self._current_keys()
         digest = hashlib.sha256(token.encode()).digest()
         known = self._verified.get(digest)
@@ -156,7 +155,7 @@ class SignIn:
         if rights is None:
             raise AccessError(
                 403, "no_group",
-                "The token's person is in no group that this deployment lets in.",
+                "The owner of this token is in no group that this deployment admits.",
             )  # fmt: skip
         person = person_of(claims, rights, float(claims["exp"]) + self.spec.skew_s)
         self._verified[digest] = person
@@ -165,8 +164,8 @@ class SignIn:
         return person
 
     def _header(self, token: str) -> tuple[str | None, str]:
-        """The key's name and the algorithm, as the token itself says: neither is believed before
-        the provider's own keys fit them."""
+        """The key id and algorithm that the token claims. They are trusted only once they match one
+        of the provider's keys."""
         try:
             header = jwt.get_unverified_header(token)
         except _UNREADABLE as error:
@@ -199,7 +198,7 @@ class SignIn:
     # The provider
 
     async def _current_keys(self) -> _Keys:
-        """Keys that are young enough; raise `AccessError` without any."""
+        """Keys that are recent enough; raise `AccessError` if there are none."""
         keys, now_s = self._keys, self._clock()
         if keys is None or now_s - keys.at_s > 2 * KEYS_AGE_S:
             await self._refresh()
@@ -214,7 +213,7 @@ class SignIn:
         return self._keys
 
     async def _refresh(self) -> None:
-        """Ask the provider, unless it was asked a moment ago; keep what is known if it fails."""
+        """Fetch the keys unless that was tried a moment ago; keep the known ones on failure."""
         async with self._asking:
             now_s = self._clock()
             if now_s - self._asked_at_s < ASK_AGAIN_S:
@@ -234,23 +233,23 @@ class SignIn:
         where = self.spec.issuer.rstrip("/") + "/.well-known/openid-configuration"
         about = await self._ask(where)
         if about.get("issuer") != self.spec.issuer:
-            raise HttpProblem("it calls itself by another name")
+            raise HttpProblem("its `issuer` differs from the configured one")
         addresses = {
             name: url
             for name in ("jwks_uri", "authorization_endpoint", "token_endpoint")
             if isinstance(url := about.get(name), str) and is_safe(url, self.spec.issuer)
         }
         if "jwks_uri" not in addresses:
-            raise HttpProblem("it names no jwks_uri with https")
+            raise HttpProblem("it has no jwks_uri with https")
         document = (await self._ask(addresses["jwks_uri"])).get("keys")
         if not isinstance(document, list):
-            raise HttpProblem("its keys are no list")
+            raise HttpProblem("its keys are not a list")
         return _Keys(now_s, addresses, tuple(filter(None, map(_key, document))), document)
 
     # The status page
 
     async def flow(self) -> dict[str, str] | None:
-        """What a browser needs to send a person to the provider; None where it cannot."""
+        """What a browser needs to start a sign-in; None if it is not available."""
         if not self.spec.client_id:
             return None
         addresses = (await self._current_keys()).addresses
@@ -263,10 +262,10 @@ class SignIn:
         }
 
     async def exchange(self, code: str, verifier: str, redirect_uri: str) -> tuple[str, Person]:
-        """The token for a code that the provider gave a browser, and whose it is."""
+        """Exchange a browser's authorization code for a token; return it and its owner."""
         addresses = (await self._current_keys()).addresses
         if not self.spec.client_id or "token_endpoint" not in addresses:
-            raise AccessError(404, "no_sign_in", "People do not sign in on this page.")
+            raise AccessError(404, "no_sign_in", "Sign-in is not configured for this page.")
         form = {
             "grant_type": "authorization_code",
             "client_id": self.spec.client_id,
@@ -277,12 +276,12 @@ class SignIn:
         try:
             given = await self._ask(addresses["token_endpoint"], form)
         except HttpProblem as problem:
-            log.info("a code was not exchanged: %s", problem)
+            log.info("the code exchange failed: %s", problem)
             raise AccessError(
-                401, INVALID, "The identity provider did not take the code; sign in again."
+                401, INVALID, "The identity provider rejected the code; sign in again."
             ) from None
         refusal: AccessError = _refused("no token for this server")
-        # An access token may be for another service, or no JWT; the ID token is for the client.
+        # An access token may be for another service or not a JWT; the ID token is for the client.
         for name in ("access_token", "id_token"):
             token = given.get(name)
             if isinstance(token, str) and is_token(token):
@@ -294,8 +293,8 @@ class SignIn:
 
 
 def is_safe(url: str, issuer: str) -> bool:
-    """Whether what is asked there cannot be read or changed on the way: `https`, or this machine
-    where the issuer is on it too."""
+    """Whether requests to `url` are protected: `https`, or `http` on the issuer's host if the
+    issuer itself uses `http`."""
     parts, home = urlsplit(url), urlsplit(issuer)
     return parts.scheme == "https" or (
         parts.scheme == home.scheme == "http" and parts.hostname == home.hostname
@@ -303,7 +302,7 @@ def is_safe(url: str, issuer: str) -> bool:
 
 
 def _key(value: object) -> _Key | None:
-    """A public key for signatures; None for any other, such as one for encryption."""
+    """A public key for signatures; None for other keys, such as for encryption."""
     if not isinstance(value, dict) or value.get("use", "sig") != "sig":
         return None
     kind, id, only = value.get("kty"), value.get("kid"), value.get("alg")

@@ -1,4 +1,4 @@
-"""What was used and what it costs, in rows for people and other programs."""
+"""Usage and cost as table rows and CSV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from cato.core.tenancy import TurnUsage, Usage
 
 GROUPS = ("day", "tenant", "key", "task", "model")
-"""What rows of usage can be summed up by."""
+"""Columns that usage can be grouped by."""
 SUMS = tuple(f.name for f in fields(Usage) if f.name not in GROUPS)
 TURN_COLUMNS = tuple(f.name for f in fields(TurnUsage))
 
@@ -18,14 +18,14 @@ Row = dict[str, object]
 
 
 def columns(by: Sequence[str]) -> tuple[str, ...]:
-    """The columns of rows that are summed up `by` some of `GROUPS`."""
+    """Columns of usage rows grouped `by` some of `GROUPS`."""
     return (*by, *SUMS, "cost")
 
 
 def summed(
     used: Sequence[Usage], costs: Sequence[float | None], by: Sequence[str] = GROUPS
 ) -> list[Row]:
-    """A row for each value of `by`, in their order. A cost is None where nothing has a price."""
+    """One row per value of `by`, sorted. The cost is None if nothing in it has a price."""
     rows: dict[tuple[str, ...], Row] = {}
     for one, cost in zip(used, costs, strict=True):
         name = tuple(getattr(one, group) for group in by)

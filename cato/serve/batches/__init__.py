@@ -1,1 +1,1 @@
-"""Batches: files of requests that run when there is room, in OpenAI's form."""
+"""OpenAI-compatible batches: files of requests that run when there is spare capacity."""

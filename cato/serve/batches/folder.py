@@ -1,8 +1,8 @@
-"""What batches keep: one folder, in which each tenant has its own files and batches.
+"""Batch storage: one folder with the files and batches of each tenant.
 
-All ingress replicas share it; with several hosts it is on a shared file system. Facts are small
-JSON files that take each other's place whole. An open batch has a file in `open`; who holds its
-lock runs the batch, and a process that ends lets go of it.
+All ingress replicas share it; with several hosts it must be on a shared file system. Metadata are
+small JSON files, replaced atomically. An open batch has a file in `open`. The process that holds
+its lock runs the batch; the lock is released when that process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUTPUT = "batch_output"
 
 @dataclass(frozen=True, slots=True)
 class BatchRoom:
-    """Where files are kept, within which limits; `at_once` lines run in each ingress replica."""
+    """The folder and its limits; each ingress replica runs up to `at_once` lines."""
 
     root: Path
     limits: BatchLimits
@@ -37,7 +37,7 @@ class BatchRoom:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One file; moments are seconds since the epoch."""
+    """Metadata of one file; times are seconds since the epoch."""
 
     id: str
     bytes: int
@@ -48,8 +48,8 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch, and for whom it runs. `errors` say why its file was refused; results so far are in
-    its two files. Moments are seconds since the epoch."""
+    """One batch and its caller. `errors` say why its file was refused; results so far are in its
+    output and error files. Times are seconds since the epoch."""
 
     id: str
     endpoint: str
@@ -77,7 +77,7 @@ def new_id(kind: str) -> str:
 
 
 class TenantFolder:
-    """The files and batches of one tenant. Calls block."""
+    """The files and batches of one tenant. Its methods block."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.path = root / name
@@ -85,7 +85,7 @@ class TenantFolder:
 
     @classmethod
     def of(cls, root: Path, tenant: str) -> TenantFolder:
-        """No tenant's name is in a path: names are anything."""
+        """The folder of `tenant`, named by a hash: tenant names may hold any character."""
         digest = hashlib.blake2b(tenant.encode("utf-8", "replace"), digest_size=16)
         return cls(root, digest.hexdigest())
 
@@ -96,12 +96,12 @@ class TenantFolder:
     # Files
 
     def content(self, id: str) -> Path:
-        """Where the lines of a file are; of one that a batch still writes, so far."""
-        assert _ID.fullmatch(id), f"{id} is no id of ours"
+        """The path of a file's lines; a running batch may still be writing it."""
+        assert _ID.fullmatch(id), f"{id} is not an id made here"
         return self.path / "files" / f"{id}.jsonl"
 
     def keep(self, id: str, filename: str, purpose: str) -> FileFacts:
-        """Show the file whose content was written."""
+        """Publish a file whose content was written."""
         size = self.content(id).stat().st_size
         facts = FileFacts(id, size, int(time.time()), filename, purpose)
         _write(self.path / "files" / f"{id}.json", asdict(facts))
@@ -114,7 +114,7 @@ class TenantFolder:
         return None if found is None else FileFacts(**found)
 
     def files(self) -> list[FileFacts]:
-        """Newest first."""
+        """All files, newest first."""
         found = [FileFacts(**facts) for facts in self._facts("files")]
         return sorted(found, key=lambda f: (f.created_at, f.id), reverse=True)
 
@@ -123,7 +123,7 @@ class TenantFolder:
         self.content(id).unlink(missing_ok=True)
 
     def size(self) -> int:
-        """Bytes of all files, those being written too."""
+        """Total bytes of all files, including those being written."""
         return sum(f.stat().st_size for f in (self.path / "files").glob("*.jsonl"))
 
     # Batches
@@ -135,7 +135,7 @@ class TenantFolder:
         return None if found is None else _batch(found)
 
     def batches(self) -> list[Batch]:
-        """Newest first."""
+        """All batches, newest first."""
         found = [_batch(facts) for facts in self._facts("batches")]
         return sorted(found, key=lambda b: (b.created_at, b.id), reverse=True)
 
@@ -143,7 +143,7 @@ class TenantFolder:
         _write(self.path / "batches" / f"{batch.id}.json", asdict(batch))
 
     def open(self, batch: Batch) -> None:
-        """Have it run."""
+        """Write the batch and open it for runners."""
         self.write(batch)
         (self.path / "open" / batch.id).touch(mode=0o600)
 
@@ -161,14 +161,14 @@ class TenantFolder:
         return (self.path / "open" / f"{id}.cancel").exists()
 
     def close(self, batch: Batch) -> None:
-        """It is over."""
+        """The batch is over: write it and close it for runners."""
         self.write(batch)
         for name in (batch.id, f"{batch.id}.cancel"):
             (self.path / "open" / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def running(self, id: str) -> Iterator[bool]:
-        """Whether this process is the one that runs the batch."""
+        """Try to lock the batch; yields whether this process may run it."""
         try:
             lock = os.open(self.path / "open" / id, os.O_RDWR)
         except FileNotFoundError:  # it just ended
@@ -187,7 +187,7 @@ class TenantFolder:
             os.close(lock)
 
     def sweep(self, before_s: float) -> None:
-        """Forget files and batches from before `before_s`, but none of a batch that is open."""
+        """Delete files and batches older than `before_s`, except those of open batches."""
         is_open = set(self.open_ids())
         kept: set[str] = set()
         for batch in self.batches():
@@ -206,7 +206,7 @@ class TenantFolder:
 
 
 def tenants(root: Path) -> list[TenantFolder]:
-    """All that have ever kept something."""
+    """The folders of all tenants that ever stored a file."""
     try:
         return [TenantFolder(root, name) for name in sorted(os.listdir(root))]
     except FileNotFoundError:
@@ -214,7 +214,7 @@ def tenants(root: Path) -> list[TenantFolder]:
 
 
 def copy_bounded(source: BinaryIO, to: Path, most: int) -> int:
-    """Write what `source` holds; -1, and nothing stays, when that is more than `most` bytes."""
+    """Copy `source`; return its size, or -1 without leaving a file if above `most` bytes."""
     written = 0
     try:
         with to.open("xb") as out:

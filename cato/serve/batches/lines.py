@@ -1,4 +1,4 @@
-"""The lines of a batch's file: read, checked, and told apart from those that are done."""
+"""Lines of a batch file: reads and checks them, and finds those with results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ class Line:
 
 
 class LineError(ValueError):
-    """A line is not what it must be."""
+    """A line is invalid."""
 
 
 def lines_of(path: Path, endpoint: str, max_line_bytes: int) -> Iterator[tuple[int, Line]]:
-    """The lines with their numbers from 1; raise `LineError` at one that is wrong. Empty ones are
-    left out."""
+    """The non-empty lines with their numbers from 1; raise `LineError` at an invalid one."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(max_line_bytes + 2):
@@ -58,19 +57,19 @@ def _line(raw: bytes, number: int, endpoint: str) -> Line:
     if not isinstance(body, dict):
         raise LineError(f"line {number}: body must be an object")
     if body.get("stream"):
-        raise LineError(f"line {number}: results of a batch are whole; leave `stream` out")
+        raise LineError(f"line {number}: batch requests cannot stream; leave `stream` out")
     return Line(id, body)
 
 
 def checked(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> tuple[int, str]:
-    """How many lines there are, and what is wrong with the first bad one; empty when nothing is."""
+    """The number of lines, and the problem of the first invalid one; empty if all are valid."""
     seen: set[str] = set()
     try:
         for number, line in lines_of(path, endpoint, max_line_bytes):
             if line.custom_id in seen:
                 return (
                     0,
-                    f"line {number}: custom_id {line.custom_id!r} is not the first of its name",
+                    f"line {number}: custom_id {line.custom_id!r} is used twice",
                 )
             seen.add(line.custom_id)
             if len(seen) > max_lines:
@@ -81,7 +80,7 @@ def checked(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -> t
 
 
 def done_in(path: Path) -> set[str]:
-    """The ids of the results in a file; one that a crash cut short is taken off."""
+    """The ids of the results in a file; truncates a last result that a crash cut short."""
     done: set[str] = set()
     if not path.exists():
         return done

@@ -1,7 +1,7 @@
-"""Runs batches: each line is a request of its own, of the SLA class `batch`, for their caller.
+"""Batch runner: sends each line of a batch as a request of SLA class `batch` for its caller.
 
-Every ingress replica has a runner. A batch runs in one of them at a time; when that ends, another
-one, or the same after its restart, goes on with the lines that have no result yet.
+Every ingress replica has a runner, and one of them runs a batch at a time. When that one ends,
+another runner, or the same after its restart, continues with the lines that have no result yet.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger("cato.batches")
 
 LOOK_S = 1.0
 SWEEP_S = 3600.0
-# A full pool, a quota that is used up, a server that starts: the line waits. Anything else that is
-# the server's fault is tried again a few times.
+# A full pool, an exhausted quota, a starting server: the line waits until the batch expires. Other
+# server errors are retried a few times.
 WAITS, RETRIED = frozenset({429, 503}), frozenset({500, 502, 504})
 MAX_TRIES = 3
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
@@ -45,7 +45,7 @@ REVOKED = "key_revoked"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one line came to; `error` says why it was not even asked."""
+    """The outcome of one line; `error` says why no request was made."""
 
     status: int = 0
     body: Any = None
@@ -58,10 +58,10 @@ class Answer:
 
 
 class BatchRunner:
-    """The batches in `room`.
+    """Runs the batches in `room`.
 
-    `app` serves a line like any request whose caller is known. `rights` gives what a caller may
-    now, None when its key is gone. While `is_paused` no line runs.
+    `app` serves a line like any authenticated request. `rights` returns a caller with its current
+    rights, None if its key is gone. While `is_paused`, no line runs.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BatchRunner:
         self._swept_at_s = 0.0
 
     async def run(self) -> None:
-        """Look for work for ever."""
+        """Poll for work for ever."""
         while True:
             try:
                 await self.look()
@@ -92,7 +92,7 @@ class BatchRunner:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Begin what is open and runs nowhere."""
+        """Start open batches that no runner runs."""
         now_s = time.time()
         for folder in await asyncio.to_thread(tenants, self._room.root):
             for id in folder.open_ids():
@@ -106,7 +106,7 @@ class BatchRunner:
             self._swept_at_s = now_s
 
     async def close(self) -> None:
-        """Leave what runs to others, or to a later start."""
+        """Stop; other runners or a later start continue the batches."""
         for task in list(self._running.values()):
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
@@ -114,14 +114,14 @@ class BatchRunner:
     def _ended(self, id: str, task: asyncio.Task[None]) -> None:
         self._running.pop(id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("batch %s broke off; it is taken up again", id, exc_info=error)
+            log.error("batch %s failed; it is started again", id, exc_info=error)
 
     async def _run(self, folder: TenantFolder, id: str) -> None:
         with ExitStack() as held:
             if not held.enter_context(folder.running(id)):
                 return
             batch = folder.batch(id)
-            assert batch is not None, "who holds the lock has seen it"
+            assert batch is not None, "checked when its lock was taken"
             run = _BatchRun(folder, batch)
             held.callback(run.close)
             await asyncio.to_thread(run.open)
@@ -189,7 +189,7 @@ class BatchRunner:
 
 
 class _BatchRun:
-    """One batch while this process runs it, with its two files of results."""
+    """A batch run by this process, with its output and error files."""
 
     def __init__(self, folder: TenantFolder, batch: Batch) -> None:
         self.batch = batch
@@ -201,7 +201,7 @@ class _BatchRun:
         self._kept_at_s = 0.0
 
     def open(self) -> None:
-        """Find what is done already."""
+        """Find the lines that have results already."""
         good, bad = (self._folder.content(id) for id in self._result_ids)
         done, failed = done_in(good), done_in(bad)
         self._done = done | failed
@@ -216,17 +216,17 @@ class _BatchRun:
         return self.batch.output_file_id, self.batch.error_file_id
 
     def lines(self, max_line_bytes: int) -> Iterator[Line]:
-        """Those without a result."""
+        """The lines without a result."""
         path = self._folder.content(self.batch.input_file_id)
         try:
             for _, line in lines_of(path, self.batch.endpoint, max_line_bytes):
                 if line.custom_id not in self._done:
                     yield line
-        except (OSError, LineError) as error:  # it was whole and right when the batch was made
+        except (OSError, LineError) as error:  # it was valid when the batch was created
             log.error("batch %s: its file cannot be read any more: %s", self.batch.id, error)
 
     def why_over(self) -> str:
-        """The status of a batch that is to end before its last line; empty for no other."""
+        """The final status if the batch must end before its last line; else empty."""
         if self._folder.is_cancelled(self.batch.id):
             return "cancelled"
         return "expired" if time.time() >= self.batch.expires_at else ""
@@ -257,7 +257,7 @@ class _BatchRun:
             self.batch = replace(self.batch, failed=self.batch.failed + 1)
 
     def keep_progress(self) -> None:
-        """For people; after a restart the results themselves are counted."""
+        """Store the counts for display; after a restart the results themselves are counted."""
         if time.monotonic() - self._kept_at_s >= KEEP_PROGRESS_S:
             self._kept_at_s = time.monotonic()
             self._folder.write(self.batch)

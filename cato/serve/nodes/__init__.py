@@ -1,7 +1,7 @@
-"""The nodes of a workflow that are not LLM calls: retrieve, analyze, validate, transform.
+"""Workflow nodes that are not LLM calls: retrieve, analyze, validate, transform.
 
 Every node is a function `run(node, settings, names)`; `NodeRunner` picks the right one. Nothing
-here imports Ray or FastAPI, and nothing here ever executes the code it looks at.
+here imports Ray or FastAPI, and nothing here executes the code that it reads.
 """
 
 from cato.serve.nodes.code_index import CodeIndex, Refresh, Snippet

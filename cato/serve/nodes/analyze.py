@@ -1,8 +1,8 @@
-"""The analyze node: what a piece of code defines, imports and mentions, and where a cursor is.
+"""The analyze node: definitions, imports, identifiers and chunks of code, and the cursor's scope.
 
-The code comes from an editor, so it is often half-written. Definitions come from the syntax
-tree, which mends small holes; the scope at the cursor, where the hole is, also comes from
-indentation (Python) or from braces left open (other languages).
+Code from an editor is often incomplete. Definitions come from the syntax tree, which recovers from
+small errors. The scope at the cursor, where code is incomplete, also uses indentation (Python) or
+open braces (other languages).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from cato.serve.nodes.rendering import render
 MAX_CHUNK_CHARS = 4000
 MAX_IDENTIFIERS = 32
 MAX_DEFINITIONS = 512
-# A definition's text contains that of its members: this bounds the result to a multiple of
-# the source, however deeply namespaces nest.
+# A definition's text includes its members: this bounds the result to a multiple of the source,
+# however deeply namespaces nest.
 _MAX_NESTING = 8
 
-# Node types of all grammars in one table: where two grammars share a name, they mean the same.
+# Node types of all grammars in one table: a name shared by two grammars means the same in both.
 _KINDS = {
     "function_definition": "function",
     "function_declaration": "function",
@@ -83,7 +83,7 @@ _KINDS = {
     "file_scoped_namespace_declaration": "namespace",
     "internal_module": "namespace",
     "mod_item": "namespace",
-    # Functions only when their value is one; see `_function_value`.
+    # Functions only if their value is one; see `_has_function_value`.
     "variable_declarator": "function",
     "field_definition": "function",
     "public_field_definition": "function",
@@ -94,7 +94,7 @@ _FUNCTION_VALUES = {"arrow_function", "function_expression", "generator_function
 _NEED_BODY = {"class_specifier", "struct_specifier", "union_specifier", "enum_specifier"}
 _CLASS_LIKE = {"class", "interface", "struct", "impl", "enum"}
 _CALLABLE = {"function", "method", "macro"}
-# What stands around a definition and belongs to its text.
+# Nodes around a definition that belong to its text.
 _WRAPPERS = {
     "decorated_definition",
     "export_statement",
@@ -122,7 +122,7 @@ _WORD = re.compile(r"[^\W\d]\w*")
 class _Definition:
     """A definition found in a tree. `start`, `end` and `name_at` are byte offsets.
 
-    `depth` counts the definitions around it; `is_local` says that one of them is a function.
+    `depth` counts the enclosing definitions; `is_local`: one of them is a function.
     """
 
     kind: str
@@ -141,8 +141,8 @@ async def run(
 ) -> dict[str, object]:
     """`{"ok", "language", "definitions", "imports", "scope", "chunks", "identifiers"}`.
 
-    `ok` says that the language is known and the source could be parsed (`parsing.parsed`), not that
-    the code is right. Otherwise chunks are cut at lines and identifiers are its words.
+    `ok` means that the language is known and the source was parsed in time (`parsing.parsed`), not
+    that the code is valid. Otherwise chunks are cut at lines and all words count as identifiers.
     """
     source, wanted, cursor = await asyncio.to_thread(_rendered, node, settings, names)
     language = language_named(wanted)
@@ -162,7 +162,7 @@ def _rendered(
 
 
 def unparsed(source: str, language: str) -> dict[str, object]:
-    """What can be said of any text, in time linear in its length."""
+    """The result for text that was not parsed, in time linear in its length."""
     return {
         "ok": False,
         "language": language,
@@ -175,7 +175,7 @@ def unparsed(source: str, language: str) -> dict[str, object]:
 
 
 def analyzed(source: str, language: str, cursor: int) -> dict[str, object]:
-    """What the syntax tree says; `language` is one of `LANGUAGES`. Takes what time it takes."""
+    """The result from the syntax tree; `language` is one of `LANGUAGES`. Not limited in time."""
     parsed = parse(language, source)
     found = _by_role(parsed.root)
     definitions = list(_definitions(parsed, found["definition"]))
@@ -208,9 +208,9 @@ def _cursor(node: str, settings: AnalyzeSettings, names: Mapping[str, object], e
 
 @cache
 def _role(kind: str) -> str | None:
-    """What a node type tells: a definition (or what wraps one), an import, an identifier.
+    """The role of a node type: a definition or its wrapper, an import, an identifier, or None.
 
-    A name that has parts is not an identifier; its parts are.
+    A compound name is not an identifier; its parts are.
     """
     if kind in _KINDS or kind in _WRAPPERS:
         return "definition"
@@ -223,8 +223,8 @@ def _role(kind: str) -> str | None:
 def _by_role(root: Node) -> dict[str, list[Node]]:
     """The nodes of each role in source order, outer before inner.
 
-    A walk, about 1 us a node, and not tree-sitter's query: that takes time quadratic in the
-    depth of the tree (20,000 nested brackets: 0.4 s, 200,000: 40 s) and keeps the GIL.
+    Walks the tree, about 1 us per node. tree-sitter's query would take time quadratic in the depth
+    of the tree (20,000 nested brackets: 0.4 s, 200,000: 40 s) and hold the GIL.
     """
     found: dict[str, list[Node]] = {"definition": [], "import": [], "identifier": []}
     pending = [root]
@@ -238,7 +238,7 @@ def _by_role(root: Node) -> dict[str, list[Node]]:
 
 
 def _definitions(parsed: Parsed, nodes: Sequence[Node]) -> Iterator[_Definition]:
-    """In source order, outer before inner. `nodes` are definitions and their wrappers."""
+    """Definitions in source order, outer before inner; `nodes` include their wrappers."""
     around: list[_Definition] = []
     wrapped: dict[int, Node] = {}  # the outermost wrapper of a node, by the node's id
     for node in nodes:
@@ -270,7 +270,7 @@ def _definitions(parsed: Parsed, nodes: Sequence[Node]) -> Iterator[_Definition]
 
 
 def _definition(parsed: Parsed, node: Node, whole: Node) -> _Definition | None:
-    """The definition that `node` is, if it is one; `whole` is the node with its wrappers."""
+    """The definition at `node`, or None; `whole` is the node with its wrappers."""
     if node.type in _VALUE_HOLDERS and not _has_function_value(node):
         return None
     if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
@@ -286,7 +286,7 @@ def _definition(parsed: Parsed, node: Node, whole: Node) -> _Definition | None:
         start=whole.start_byte,
         end=whole.end_byte,
         start_row=whole.start_point.row,
-        # A node that ends with its newline ends in the row before.
+        # A node that includes its newline ends in the previous row.
         end_row=end_row - 1 if end_column == 0 and end_row else end_row,
     )
 
@@ -297,7 +297,7 @@ def _has_function_value(node: Node) -> bool:
 
 
 def _name_node(node: Node) -> Node | None:
-    """The name of a definition; C and C++ hide it in nested declarators."""
+    """The name node of a definition; in C and C++ it is inside nested declarators."""
     if node.type == "impl_item":
         return node.child_by_field_name("type")
     found = node.child_by_field_name("name") or node.child_by_field_name("property")
@@ -323,7 +323,7 @@ def _described(definition: _Definition, parsed: Parsed) -> dict[str, object]:
 
 
 def _most_frequent(words: Iterator[str]) -> list[str]:
-    """The most frequent first; among equals the one met first."""
+    """Most frequent first, ties in order of appearance."""
     return [word for word, _ in Counter(words).most_common(MAX_IDENTIFIERS)]
 
 
@@ -336,8 +336,8 @@ _LEADING = ("#", "//", "/*", "*", "@", "[")
 def chunks_of(source: str, definitions: Sequence[_Definition]) -> list[str]:
     """`source` cut before and after its definitions; joined, the chunks are the source.
 
-    Neighbours that fit together in `MAX_CHUNK_CHARS` stay together. What is longer is cut at
-    the definitions inside it, then at lines, and a line that is longer still within it.
+    Neighbours that fit in `MAX_CHUNK_CHARS` are merged. A longer piece is cut at its inner
+    definitions, then at lines; a longer line is cut within.
     """
     lines = [f"{line}\n" for line in source.split("\n")]
     lines[-1] = lines[-1][:-1]
@@ -388,9 +388,9 @@ _PYTHON_HEAD = re.compile(r"\s*(?:(?:async\s+)?def|class)\s+(\w+)(?!\w)")
 def _python_scope(
     source: str, cursor: int, parsed: Parsed, definitions: Sequence[_Definition]
 ) -> list[str]:
-    """By indentation, upwards from the cursor: a body's end is only where the next line says.
+    """By indentation, upwards from the cursor, since only the next line tells where a body ends.
 
-    The tree is asked only whether a line begins in code, not in a string.
+    The tree only tells whether a line begins in code or in a string.
     """
     before = source[:cursor].split("\n")
     rest, *after = source[cursor:].split("\n")
@@ -433,7 +433,7 @@ def _begins_in_code(root: Node, row: int, line: str) -> bool:
 def _brace_scope(
     source: str, cursor: int, parsed: Parsed, definitions: Sequence[_Definition]
 ) -> list[str]:
-    """Definitions of the tree around the cursor and, in broken code, braces left open."""
+    """Definitions around the cursor and, in invalid code, open braces before it."""
     at = len(as_bytes(source[:cursor]))
     is_closed = parsed.data[:at].endswith((b"}", b";"))
     found = {
@@ -450,7 +450,7 @@ def _brace_scope(
     return [found[offset] for offset in sorted(found)]
 
 
-# Longer than any real head; bounds the work for text that is no code.
+# More than any real head has; bounds the work for text that is not code.
 _MAX_HEAD_TOKENS = 200
 # Strings and comments are one token each, so that braces inside them do not count.
 _TOKEN = re.compile(
@@ -470,7 +470,7 @@ _NOT_A_NAME = {
 
 
 def _open_braces(text: str) -> list[tuple[int, str]]:
-    """Offset and name of each definition whose brace is open at the end of `text`."""
+    """Offset and name of each definition with an open brace at the end of `text`."""
     opened: list[tuple[int, str] | None] = []
     head: deque[tuple[int, str]] = deque(maxlen=_MAX_HEAD_TOKENS)
     for match in _TOKEN.finditer(text):
@@ -488,7 +488,7 @@ def _open_braces(text: str) -> list[tuple[int, str]]:
 
 
 def _without_generics(head: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    """`head` less what stands in matching angle brackets; a lone `<` compares and stays."""
+    """`head` without matching angle brackets and their content; a lone `<` is a comparison."""
     kept: list[tuple[int, str]] = []
     angles: list[int] = []
     for offset, token in head:
@@ -502,7 +502,7 @@ def _without_generics(head: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _name_in_head(head: Sequence[tuple[int, str]]) -> tuple[int, str] | None:
-    """The name that the tokens before a brace define, or None for `if (x)` and the like."""
+    """The name defined by the tokens before a brace; None for `if (x)` and the like."""
     words = [word for _, word in head]
     makes_function = "=>" in words or "function" in words
     depth, best = 0, None
@@ -512,14 +512,14 @@ def _name_in_head(head: Sequence[tuple[int, str]]) -> tuple[int, str] | None:
                 i = words.index("for", i)
             return head[i + 1] if _is_name(words[i + 1]) else None
         if depth == 0 and best is not None and word in (":", "->"):
-            break  # constructor initialisers, or the type of the result
+            break  # constructor initialisers or a result type
         if depth == 0 and _is_name(word):
             if following == "=" and makes_function:
                 return head[i]
             if following == "(":
                 best = head[i]
         depth += (word == "(") - (word == ")")
-    return best if depth == 0 else None  # a brace within parentheses is an argument's
+    return best if depth == 0 else None  # a brace within parentheses belongs to an argument
 
 
 def _is_name(word: str) -> bool:

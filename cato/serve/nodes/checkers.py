@@ -1,11 +1,11 @@
-"""Runs a compiler or linter on code that a model wrote.
+"""Checkers: run a compiler or linter on code that a model wrote.
 
-The operator names the command; neither requests nor workflows can change it. It is started without
-a shell, in a folder and a process group of its own, with limits on CPU time, memory and file sizes,
-and the whole group is killed when it ends, when its time is over and when nobody waits any more.
+The operator configures the command; neither requests nor workflows can change it. It runs without a
+shell, in its own folder and process group, with limits on CPU time, memory and file sizes. The
+whole group is killed when the command ends, times out or is cancelled.
 
-Compilers read files that code includes. So only messages about places in the code itself are kept,
-and the command sees no variable of this process but `PATH`.
+Compilers read files that the code includes. So only messages about the code itself are kept, and
+the command inherits no environment variable but `PATH`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from cato.serve.nodes.languages import as_bytes
 
 log = logging.getLogger("cato.nodes")
 
-# In each ingress replica: compilers share its cores with the streams of tokens.
+# Per ingress replica: compilers share its cores with token streaming.
 AT_ONCE = 2
 MAX_ERRORS = 20
 _MAX_OUTPUT = 64 * 1024
 _MAX_MESSAGE_CHARS = 300
 _MAX_FILE_BYTES = 64 << 20
-# What a shell says of a program that it cannot run, and what our launcher says, too.
+# Exit statuses of shells, and of our launcher, for a program that cannot be run.
 _CANNOT_RUN = (126, 127)
 
-# Sets its own limits and becomes the command: code between fork and exec is unsafe with threads.
+# Sets its own limits and execs the command: code between fork and exec is unsafe with threads.
 # The alarm outlives exec, so that the command ends in time even if this process is killed.
 _LAUNCHER = """
 import os, resource as r, signal, sys
@@ -71,11 +71,11 @@ class Checkers:
         return name in self._specs
 
     def of(self, names: Sequence[str], language: str | None) -> tuple[str, ...]:
-        """Those of `names` that check `language`."""
+        """The checkers in `names` that check `language`."""
         return tuple(n for n in names if n in self._specs and self._specs[n].language == language)
 
     async def errors(self, name: str, code: str) -> list[dict[str, object]] | None:
-        """What checker `name` says of `code`; None when it did not come to a verdict."""
+        """The errors that checker `name` finds in `code`; None without a verdict."""
         run = _Run(name, self._specs[name])
         loop = asyncio.get_running_loop()
         try:
@@ -95,7 +95,7 @@ class _Run:
 
     def __call__(self, code: str, asked_s: float) -> list[dict[str, object]] | None:
         if time.monotonic() - asked_s > self._spec.time_s:
-            log.warning("checker %s: other checks took all of its time", self._name)
+            log.warning("checker %s: waited too long for other checks", self._name)
             return None
         folder = Path(tempfile.mkdtemp(prefix="cato-check-"))
         try:
@@ -114,12 +114,12 @@ class _Run:
             shutil.rmtree(folder, ignore_errors=True)
         if status in _CANNOT_RUN or status < 0:
             how = f"signal {-status}" if status < 0 else output.strip()[:_MAX_MESSAGE_CHARS]
-            log.warning("checker %s did not come to an end: %s", self._name, how)
+            log.warning("checker %s failed to run: %s", self._name, how)
             return None
         return [] if status == 0 else errors_in(output, file, self._name, status)
 
     def _status(self, work: Path, output: Path, file: str) -> int | None:
-        """The exit status; None when its time was over or nobody waits for it."""
+        """The exit status; None if it timed out or was cancelled."""
         spec = self._spec
         limits = (math.ceil(spec.time_s), spec.memory_bytes, _MAX_FILE_BYTES)
         command = [word.replace(FILE, file) for word in spec.command]
@@ -155,19 +155,19 @@ class _Run:
         return status
 
     def end(self) -> None:
-        """Kill what runs; what has not begun does not begin."""
+        """Kill the command, or prevent it from starting."""
         with self._lock:
             self._over.set()
             self._kill()
 
     def _kill(self) -> None:
-        """With the lock, and before the leader is waited for: until then its group is its own."""
+        """Call with the lock, before reaping the leader: until then the group id stays ours."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _ends_within(pid: int, seconds: float) -> bool:
-    """Whether a child ends in that time; it is not waited for."""
+    """Whether the child ends within `seconds`; does not reap it."""
     fd = os.pidfd_open(pid)
     try:
         poll = select.poll()
@@ -177,13 +177,13 @@ def _ends_within(pid: int, seconds: float) -> bool:
         os.close(fd)
 
 
-# What checkers print
+# Output of checkers
 
 
 def errors_in(output: str, file: str, checker: str, status: int) -> list[dict[str, object]]:
-    """The places in `file` that `output` names, as the formats of common compilers have them.
+    """The errors in `file` that `output` reports, in the formats of common compilers.
 
-    When it names none, one error with the exit status: the output may be of other files.
+    If there are none, one error with the exit status: the output may be about other files.
     """
     found = list(islice(_places(output.splitlines(), re.escape(file)), MAX_ERRORS * 4))
     grave = [e for e in found if not str(e["message"]).lower().startswith("warning")] or found

@@ -1,10 +1,10 @@
 """An embedded full-text index over a folder of code, kept on disk by Tantivy.
 
-One store per host: processes that open the same folder with the same store share one index.
-The one that refreshes holds a file lock; the others wait for it and then find the work done, so a
-host with several ingress replicas builds an index once and keeps it in the page cache once. A
-search never waits: it reads the snapshot its process loaded last, whose files stay mapped even
-when another process has replaced them. File locks and mapped files call for a local disk.
+Processes of a host that open the same folder with the same store share one index. The process that
+refreshes it holds a file lock; the others wait and then find the work done. So a host with several
+ingress replicas builds an index once and has it in the page cache once. A search never waits: it
+reads the last snapshot that its process loaded, whose files stay mapped even when another process
+has replaced them. File locks and mapped files need a local disk.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from cato.core.errors import ConfigError, Problem
 
 _log = logging.getLogger(__name__)
 
-# Part of the store's name: an index of another format is left alone, not migrated.
+# Part of the store's name: indexes of other formats are ignored, not migrated.
 _FORMAT = "v1"
 MAX_FILE_BYTES = 1_000_000
-# A window is what a prompt gets: about one screen. The overlap keeps a short function whole in
-# one of two neighbouring windows.
+# A window is the unit put into prompts: about one screen. The overlap keeps a short function whole
+# in one of two neighbouring windows.
 WINDOW_LINES = 40
 _OVERLAP_LINES = 8
 _MAX_WINDOW_CHARS = 6000
-# Longer lines on average are written by machines (minified code, data), useless in a prompt.
+# Files with a longer mean line are generated (minified code, data), useless in a prompt.
 _MAX_MEAN_LINE_CHARS = 400
-# The end of a long query is kept: in an editor that is what stands before the cursor.
+# Only the end of a long query is used: in an editor, the text before the cursor.
 _MAX_QUERY_CHARS = 16_384
-# More terms cost time and change little: rare terms decide under BM25.
+# More terms cost time and change little: rare terms dominate BM25.
 MAX_QUERY_TERMS = 32
 MAX_TOP_K = 100
 _MAX_TERM_CHARS = 64
@@ -53,7 +53,7 @@ _WRITER_BYTES = 64_000_000  # of memory, before Tantivy writes a segment
 _VENDORED = {"node_modules", "bower_components", "site-packages", "__pycache__", "vendor", "venv"}
 
 Progress = Callable[[int, int], None]
-"""Called with files done and files to do, now and then while an index is built."""
+"""Called with (files done, files in total) while an index is built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """What a refresh did, in files. `skipped`: binary, too large or written by a machine."""
+    """Numbers of files in a refresh. `skipped`: binary, too large or generated."""
 
     indexed: int
     removed: int
@@ -93,8 +93,8 @@ class CodeIndex:
     def open(cls, folder: Path, store: Path, progress: Progress | None = None) -> CodeIndex:
         """Build the index of `folder` below `store`, or bring it up to date.
 
-        `store` may hold the indexes of many folders. Raise `ConfigError` if `folder` is none;
-        `OSError` if the store cannot be written.
+        `store` may hold the indexes of many folders. Raise `ConfigError` if `folder` does not
+        exist, `OSError` if the store cannot be written.
         """
         root = folder.resolve()
         if not root.is_dir():
@@ -109,7 +109,7 @@ class CodeIndex:
         return self._folder
 
     def refresh(self, progress: Progress | None = None) -> Refresh:
-        """Take in files that are new, changed or gone, by size and modification time."""
+        """Update for new, changed and removed files, found by size and modification time."""
         with self._refreshing, _locked(self._home):
             manifest = self._load()
             assert self._index is not None
@@ -123,8 +123,8 @@ class CodeIndex:
     def search(self, query: str, top_k: int) -> list[Snippet]:
         """At most `top_k` snippets that share terms with `query`, best first.
 
-        `query` is any text, code or prose: it has no syntax. Of windows of one file that
-        overlap, only the best is returned.
+        `query` is any text, code or prose, without query syntax. Of overlapping windows of one file
+        only the best is returned.
         """
         searcher = self._searcher
         assert searcher is not None, "search before open"
@@ -153,7 +153,7 @@ class CodeIndex:
     def _clauses(
         self, searcher: tantivy.Searcher, query: str
     ) -> list[tuple[tantivy.Occur, tantivy.Query]]:
-        """The terms of `query` that say most: rare in the folder, frequent in the query."""
+        """The most significant terms of `query`: rare in the folder, frequent in the query."""
         total = searcher.num_docs
         weighted: list[tuple[float, str, float]] = []
         for term, count in Counter(terms_of(query[-_MAX_QUERY_CHARS:])).items():
@@ -169,10 +169,10 @@ class CodeIndex:
         return clauses
 
     def _load(self) -> dict[str, list[int]]:
-        """The manifest of the store, with `_index` opened; new and empty if anything is amiss.
+        """Open `_index` and return the store's manifest; start empty if anything is damaged.
 
-        The manifest is removed before a commit and written after it: where it is absent, a
-        refresh was cut off and what the index holds is unknown.
+        The manifest is removed before a commit and written after it: if it is missing, a refresh
+        was interrupted and the content of the index is unknown.
         """
         path = self._home / "manifest.json"
         try:
@@ -185,7 +185,7 @@ class CodeIndex:
         except FileNotFoundError:
             pass
         except ValueError as exc:  # broken JSON, or Tantivy's own errors
-            _log.warning("%s: the index is damaged and is rebuilt: %s", self._folder, exc)
+            _log.warning("%s: the index is damaged and will be rebuilt: %s", self._folder, exc)
         path.unlink(missing_ok=True)
         shutil.rmtree(self._home / "index", ignore_errors=True)
         (self._home / "index").mkdir()
@@ -229,7 +229,7 @@ class CodeIndex:
             writer.rollback()
             raise
         finally:
-            writer.wait_merging_threads()  # also gives Tantivy's own lock back
+            writer.wait_merging_threads()  # also releases Tantivy's own lock
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(known), "utf-8")
         fresh.replace(path)
@@ -265,9 +265,9 @@ def _overlap(a: Snippet, b: Snippet) -> bool:
 def _files(folder: Path, store: Path) -> tuple[dict[str, list[int]], int]:
     """Modification time and size of each file to index, by relative path; and how many failed.
 
-    Hidden files are left out: they hold credentials (`.env`) more often than code. Symbolic
-    links are not followed: they may lead out of the folder, and what they show inside it is
-    indexed under its own path.
+    Hidden files are skipped: they hold credentials (`.env`) more often than code. Symbolic links
+    are not followed: they may lead out of the folder, and their targets inside it are indexed
+    under their own paths.
     """
     found: dict[str, list[int]] = {}
     unreadable = 0
@@ -291,18 +291,18 @@ def _files(folder: Path, store: Path) -> tuple[dict[str, list[int]], int]:
                         pending.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     name = os.path.relpath(entry.path, folder)
-                    name.encode()  # a name that is no text cannot be stored
+                    name.encode()  # a name that is not valid text cannot be stored
                     facts = entry.stat(follow_symlinks=False)
                     if facts.st_size <= MAX_FILE_BYTES:
                         found[name.replace(os.sep, "/")] = [facts.st_mtime_ns, facts.st_size]
             except (OSError, UnicodeEncodeError) as exc:
-                _log.debug("%r: left out: %s", entry.path, exc)
+                _log.debug("%r: skipped: %s", entry.path, exc)
                 unreadable += 1
     return found, unreadable
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file, or None if it is not for reading. Raise `OSError` if unreadable."""
+    """The text of a file, None if it should be skipped. Raise `OSError` if unreadable."""
     # Between listing and opening the file may have become a link or a pipe.
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -332,7 +332,7 @@ def _documents(path: str, text: str) -> Iterator[tantivy.Document]:
 
 
 def _windows(lines: list[str]) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that cover all lines, with overlap, within lines and characters."""
+    """Overlapping row ranges that cover all lines, limited in lines and characters."""
     start = 0
     while start < len(lines):
         end, chars = start, 0
@@ -358,8 +358,8 @@ _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\u
 def terms_of(text: str) -> list[str]:
     """The searchable terms of code or prose, in lower case.
 
-    An identifier gives itself and its parts: `parseHTTPHeader` and `parse_http_header` meet in
-    `parse`, `http` and `header`. Scripts without spaces give pairs of characters.
+    An identifier yields itself and its parts: `parseHTTPHeader` and `parse_http_header` share
+    `parse`, `http` and `header`. Scripts without spaces yield pairs of characters.
     """
     return [term for word in _WORD.findall(text) for term in _terms_of_word(word)]
 

@@ -1,4 +1,4 @@
-"""Taking code out of the Markdown a model writes around it."""
+"""Extracts code from Markdown fences in a model's answer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Unfenced:
 def unfenced(text: str) -> Unfenced:
     """The first fenced block of `text`; the rest if it is never closed; all if none is opened.
 
-    When nothing but blanks follows the only fence, it closes a block that the prompt had
-    opened: the code is what stands before it.
+    A single fence with only blanks after it closes a block that the prompt had opened; the code is
+    the text before it.
     """
     lines = text.split("\n")
     opened = next(((i, m) for i, line in enumerate(lines) if (m := _fence(line))), None)

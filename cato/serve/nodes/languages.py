@@ -1,4 +1,4 @@
-"""The programming languages that nodes understand, and their packaged tree-sitter grammars."""
+"""Supported programming languages and their tree-sitter grammars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PARSED_CHARS = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """Where a grammar is packaged, and the names that mean it."""
+    """Where a grammar is packaged, and the aliases of its language."""
 
     module: str
     aliases: tuple[str, ...]
@@ -57,7 +57,7 @@ def as_bytes(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A syntax tree and the UTF-8 it was made from, to which its byte offsets refer."""
+    """A syntax tree and its UTF-8 source, which its byte offsets refer to."""
 
     root: Node
     data: bytes
@@ -67,10 +67,10 @@ class Parsed:
 
 
 def parse(language: str, text: str) -> Parsed:
-    """The syntax tree of `text`. May take minutes, and cannot be stopped: see `parsing.parsed`.
+    """The syntax tree of `text`. May take minutes and cannot be interrupted: see `parsing.parsed`.
 
-    Every call has its own parser: parsers are not thread-safe. A newline is added at the end: the
-    Go grammar calls its absence an error.
+    Each call creates a parser, since parsers are not thread-safe. A newline is appended: the Go
+    grammar reports its absence as an error.
     """
     data = as_bytes(text)
     data = data if data.endswith(b"\n") else data + b"\n"

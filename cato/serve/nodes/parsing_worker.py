@@ -1,4 +1,4 @@
-"""The process that parses."""
+"""Lane worker that parses code for the analyze and validate nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all nodes do first: turn a template into text."""
+"""Renders a node's templates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cato.core.workflow import Template
 
 
 def render(node: str, template: Template, names: Mapping[str, object]) -> str:
-    """The text of `template`; a template that fails makes the node fail. Raise `WorkLimitError` for
-    one that needs more work than is allowed here."""
+    """Render `template`. Raise `NodeError` if that fails, `WorkLimitError` if it needs more work
+    than is allowed here."""
     try:
         return template.render(names)
     except WorkLimitError:

@@ -1,4 +1,4 @@
-"""The retrieve node: snippets of a code folder that fit a text."""
+"""The retrieve node: finds snippets of a code folder that match a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the nodes of a workflow that are not LLM calls."""
+"""Runs workflow nodes that are not LLM calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cato.workflows.work import little_work
 
 
 class NodeRunner:
-    """Holds the opened code indexes and the deployment's checkers, and runs nodes with them."""
+    """Runs nodes with the deployment's code indexes and checkers."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class NodeRunner:
         self._checkers = Checkers(checkers or {})
 
     async def warm_up(self) -> None:
-        """Start the parser and read each index once: the first use of either takes longer than a
-        completion grants it."""
+        """Start the parser and read each index once: their first use takes longer than the time
+        limit of a completion's nodes."""
         await parsing.parsed("analyze", "x = 1\n", language="python", cursor=0)
         for index in self._indexes.values():
             await asyncio.to_thread(index.search, "def read open file return", 2)

@@ -1,4 +1,4 @@
-"""The transform node: text from a template, and with `as_json` the value it spells."""
+"""The transform node: renders a template to text and, with `as_json`, parses it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cato.serve.nodes.rendering import render
 def run(node: str, settings: TransformSettings, names: Mapping[str, object]) -> dict[str, object]:
     """`{"text", "value"}`: `value` is the text itself unless `as_json` is set.
 
-    A Markdown fence around the JSON is taken off, since models like to add one; no valid JSON
-    has a line that starts with a fence, so nothing is lost.
+    A Markdown fence around the JSON is removed, since models like to add one. No valid JSON has a
+    line that starts with a fence, so nothing is lost.
     """
     text = render(node, settings.text, names)
     if not settings.as_json:
@@ -25,10 +25,10 @@ def run(node: str, settings: TransformSettings, names: Mapping[str, object]) -> 
     except json.JSONDecodeError as exc:
         problem = f"not JSON: {exc.msg} at line {exc.lineno} column {exc.colno}"
         raise NodeError(node, problem) from exc
-    except (ValueError, RecursionError) as exc:  # NaN, numbers or nesting beyond any use
+    except (ValueError, RecursionError) as exc:  # NaN, or excessive numbers or nesting
         raise NodeError(node, f"not JSON: {exc}") from exc
     return {"text": text, "value": value}
 
 
 def _refuse_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON value")
+    raise ValueError(f"{constant} is not a JSON value")

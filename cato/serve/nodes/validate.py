@@ -1,6 +1,6 @@
-"""The validate node: is this code free of syntax errors, and what do checkers say of it?
+"""The validate node: checks code for syntax errors and, if configured, with compilers or linters.
 
-It is parsed, and compiled or linted where the workflow and the deployment say so; never executed.
+The code is parsed, and compiled or linted as the workflow and the deployment say; never executed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cato.serve.nodes.rendering import render
 
 _log = logging.getLogger(__name__)
 
-# Enough for a model to mend its answer; one slip makes a grammar report many.
+# Enough for a model to fix its answer; one mistake makes a grammar report many.
 MAX_ERRORS = 20
 _MAX_QUOTED_CHARS = 40
 _FILE = "<validate>"
 _NO_CHECKERS = Checkers({})
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
 
-# CPython's parser warns about odd escapes in the code it is given. Those are not our warnings,
-# and a filter by file name, set once, is thread-safe where `catch_warnings` is not.
+# CPython's parser warns about invalid escapes in the code that it checks: ignore them. Unlike
+# `catch_warnings`, a filter by file name that is set once is thread-safe.
 warnings.filterwarnings("ignore", module=re.escape(_FILE))
 
 
@@ -45,9 +45,9 @@ async def run(
     """`{"ok", "errors", "code", "checked"}`: lines and columns count from 1, in characters.
 
     `code` is the source without Markdown fences. Code in an unknown language, or that could not be
-    parsed (`parsing.parsed`), is `ok` but not `checked`. An empty `language` means the fence's.
-    Code whose syntax is right goes to the checkers of its language; one that comes to no verdict
-    leaves it `ok` but not `checked`.
+    parsed in time (`parsing.parsed`), is `ok` but not `checked`. An empty `language` means the
+    fence's. Code with valid syntax goes to the checkers of its language; if one has no verdict, the
+    code is not `checked`.
     """
     code, wanted = await asyncio.to_thread(_rendered, node, settings, names)
     language = language_named(wanted)
@@ -64,7 +64,7 @@ async def run(
 async def _also_by(
     checkers: Checkers, names: Sequence[str], language: str, found: dict[str, object]
 ) -> dict[str, object]:
-    """`found`, the result for the syntax, with what the checkers say of sound code."""
+    """`found`, the syntax result, with the checkers' errors if the syntax is valid."""
     if not names or not found["ok"]:
         return found
     code, errors, is_checked = str(found["code"]), list[dict[str, object]](), True
@@ -86,15 +86,15 @@ def _rendered(
 
 
 def validated(code: str, language: str) -> dict[str, object]:
-    """The result for code of one of `LANGUAGES`. Takes what time it takes."""
+    """The result for code in one of `LANGUAGES`. Its time is not limited here."""
     return _result(code, syntax_errors(language, code))
 
 
 def syntax_errors(language: str, code: str) -> list[dict[str, object]]:
-    """What is wrong with `code`, at most `MAX_ERRORS`; `language` is one of `LANGUAGES`.
+    """Up to `MAX_ERRORS` syntax errors of `code`; `language` is one of `LANGUAGES`.
 
-    For Python CPython decides, and reports its one error first; the grammar only adds further
-    places, as its idea of the language is wider in some corners and narrower in others.
+    For Python, CPython decides and its one error comes first. The grammar, which is stricter in
+    some cases and laxer in others, only adds further places.
     """
     first = _python_error(code) if language == "python" else None
     if language == "python" and first is None:
@@ -143,7 +143,7 @@ def _grammar_errors(parsed: Parsed) -> Iterator[dict[str, object]]:
 
 
 def _explained(parsed: Parsed, error: Node) -> tuple[Node, str] | None:
-    """Where and what an ERROR is; None when the errors inside it say it better."""
+    """Place and message of an ERROR node; None if the errors inside it are more precise."""
     opened: list[Node] = []
     has_inner_errors = False
     first: Node | None = None
@@ -172,7 +172,7 @@ def _explained(parsed: Parsed, error: Node) -> tuple[Node, str] | None:
 
 
 def _quoted_kind(missing: Node) -> str:
-    """`')'` for a token; a word such as `identifier` for anything the grammar names."""
+    """`')'` for a token; a word such as `identifier` for a named node."""
     if not missing.is_named and "token" not in missing.type:
         return f"'{missing.type}'"
     return "identifier" if "identifier" in missing.type else missing.type.strip("_")

@@ -1,1 +1,1 @@
-"""The status page: one page without a build step, and the JSON that it shows."""
+"""The status page: plain HTML and JavaScript without a build step, and its JSON routes."""

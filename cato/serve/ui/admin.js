@@ -1,5 +1,5 @@
 "use strict";
-// Administration on the status page, for operators and tenant admins; it uses what page.js defines.
+// Administration on the status page, for operators and tenant admins; uses functions of page.js.
 
 const ADMIN_EVERY_MS = 20000;
 const day = (epochS) => new Date(epochS * 1000).toISOString().slice(0, 16).replace("T", " ");
@@ -12,7 +12,7 @@ const say = (text, kind) => {
   at("admin-said").className = kind ?? "soft";
 };
 
-// Does one thing and shows what has become of it.
+// Runs one action and shows its outcome.
 async function act(name, doing) {
   try {
     const made = await doing();
@@ -47,7 +47,7 @@ function tenantRow(tenant) {
 }
 
 function drawLimits(found) {
-  const heads = [["tenant"], ["requests a minute", "number"], ["tokens a minute", "number"], ["tokens a month", "number"], ["weight", "number"], [""], ["tokens this month", "number"], ["valid keys", "number"]];
+  const heads = [["tenant"], ["requests/min", "number"], ["tokens/min", "number"], ["tokens/month", "number"], ["weight", "number"], [""], ["tokens this month", "number"], ["valid keys", "number"]];
   at("limits").replaceChildren(table(heads, found.data.map(tenantRow)));
 }
 
@@ -56,22 +56,22 @@ function drawLimits(found) {
 function showSecret(made) {
   if (!made) return;
   at("new-secret").hidden = false;
-  at("new-secret").replaceChildren("Keep this key; it is shown this once: ", h("span", { class: "code" }, made.secret));
+  at("new-secret").replaceChildren("Copy this key now; it is shown only once: ", h("span", { class: "code" }, made.secret));
 }
 
 function keyRow(key) {
   const rotate = () => act(`rotation of ${key.id}`, () => ask(`v1/admin/keys/${key.id}/rotate`, "POST", {})).then(showSecret);
-  const end = () => confirm(`End the key ${key.id} of ${key.tenant} now?`) && act(`end of ${key.id}`, () => ask(`v1/admin/keys/${key.id}/end`, "POST"));
+  const end = () => confirm(`End the key ${key.id} of ${key.tenant} now? Its clients are refused from then on.`) && act(`end of ${key.id}`, () => ask(`v1/admin/keys/${key.id}/end`, "POST"));
   const forget = () => act(`deletion of ${key.id}`, () => ask(`v1/admin/keys/${key.id}`, "DELETE"));
   const until = key.expires_at_s === null ? NO_VALUE : day(key.expires_at_s);
   return h("tr", null, cell(key.id, "code"), cell(key.tenant), cell(key.name), cell(key.role), cell(key.sla_class),
     cell(key.tasks.join(", ") || "all"), cell(key.models.join(", ") || "all"), cell(day(key.created_at_s)), cell(key.is_valid ? until : `${until} (ended)`),
-    h("td", null, key.is_valid ? [h("button", { onclick: rotate }, "Rotate"), " ", h("button", { onclick: end }, "End")] : h("button", { onclick: forget }, "Forget")));
+    h("td", null, key.is_valid ? [h("button", { onclick: rotate }, "Rotate"), " ", h("button", { onclick: end }, "End")] : h("button", { onclick: forget }, "Delete")));
 }
 
 function drawKeys(found) {
-  const heads = [["id"], ["tenant"], ["name"], ["role"], ["SLA"], ["tasks"], ["models"], ["made"], ["until"], [""]];
-  at("keys").replaceChildren(found.data.length ? table(heads, found.data.map(keyRow)) : h("p", { class: "empty" }, "No API key."));
+  const heads = [["id"], ["tenant"], ["name"], ["role"], ["SLA"], ["tasks"], ["models"], ["created"], ["expires"], [""]];
+  at("keys").replaceChildren(found.data.length ? table(heads, found.data.map(keyRow)) : h("p", { class: "empty" }, "No API keys yet."));
 }
 
 at("key-maker").addEventListener("submit", async (event) => {
@@ -95,7 +95,7 @@ function drawUsage(found) {
   const heads = [...groups.map((g) => [g]), ["requests", "number"], ["prompt tokens", "number"], ["cached", "number"], ["output tokens", "number"], [`cost ${found.currency}`, "number"]];
   const cost = (c) => (c === null ? NO_VALUE : c.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
   const rows = found.data.map((u) => h("tr", null, groups.map((g) => cell(u[g] || NO_VALUE)), numbers.map((n) => cell(whole(u[n]), "number")), cell(cost(u.cost), "number")));
-  at("usage").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "empty" }, "Nothing was used."));
+  at("usage").replaceChildren(rows.length ? table(heads, rows) : h("p", { class: "empty" }, "No usage in this period."));
 }
 
 const showUsage = async () => drawUsage(await ask(`v1/usage?${usageQuery()}`));
@@ -123,7 +123,7 @@ function difference(entry) {
 
 function drawAudit(found) {
   const rows = found.data.map((e) => h("tr", null, cell(day(e.at_s)), cell(e.who), cell(e.action), cell(e.tenant || NO_VALUE), cell(e.target || NO_VALUE, "code"), cell(difference(e))));
-  at("audit").replaceChildren(rows.length ? table([["at"], ["who"], ["what"], ["tenant"], ["of"], ["changed"]], rows) : h("p", { class: "empty" }, "No change."));
+  at("audit").replaceChildren(rows.length ? table([["time"], ["who"], ["action"], ["tenant"], ["target"], ["changed"]], rows) : h("p", { class: "empty" }, "No changes yet."));
 }
 
 async function refreshAdmin() {
@@ -141,7 +141,7 @@ async function refreshAdmin() {
     at("admin").hidden = false;
     document.body.dataset.administered = "yes";
   } catch {
-    at("admin").hidden = true; // a user, or nobody
+    at("admin").hidden = true; // not an admin, or no key
   }
   adminTimer = setTimeout(refreshAdmin, document.hidden ? 5 * ADMIN_EVERY_MS : ADMIN_EVERY_MS);
 }

@@ -1,4 +1,4 @@
-"""`/docs`: the OpenAPI document as one page that loads nothing from elsewhere."""
+"""`/docs`: renders the OpenAPI document as one page without external resources."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ HEAD = """<!doctype html>
 """
 TITLES = {
     "tasks": "Tasks: workflows with an SLA",
-    "openai": "OpenAI's dialect",
-    "anthropic": "Anthropic's dialect",
+    "openai": "OpenAI-compatible API",
+    "anthropic": "Anthropic-compatible API",
     "fim": "Completion for editors",
     "operations": "For operators",
 }
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """The page of an OpenAPI document."""
+    """The HTML page for an OpenAPI document."""
     groups: dict[str, list[str]] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -88,7 +88,7 @@ def _fields(document: Mapping[str, Any], operation: Mapping[str, Any]) -> Iterat
 
 
 def _followed(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema itself, or the one that it refers to."""
+    """The schema itself, or the one behind its `$ref`."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     found: Mapping[str, Any] = document["components"]["schemas"][name] if name else schema
     return found

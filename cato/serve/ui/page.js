@@ -1,12 +1,12 @@
 "use strict";
-// The status page: asks for the state every two seconds and draws it. Text of the server becomes
-// text nodes only, never markup.
+// The status page: polls the state every two seconds and draws it. The server's text becomes text
+// nodes only, never markup.
 
 const POLL_MS = 2000;
 const KEY = "cato-key";
 const THEME = "cato-theme";
 const WINDOW_S = 1800;
-const BIN_S = 30; // of the charts; the server's bins are shorter
+const BIN_S = 30; // bins of the charts; the server's are shorter
 const NO_VALUE = "–";
 
 const at = (id) => document.getElementById(id);
@@ -34,7 +34,7 @@ function table(heads, rows) {
 }
 const cell = (text, kind) => h("td", { class: kind ?? null }, text);
 
-// What to do where there is nothing to show; every second text is something to type.
+// An empty state that says what to do; every second text is code.
 const empty = (kind, ...texts) =>
   h("p", { class: `${kind} empty` }, texts.map((text, i) => (i % 2 ? h("code", null, text) : text)));
 
@@ -96,13 +96,13 @@ function drawFigures(now) {
   at("figures").replaceChildren(
     figure("SLO attainment, 5 min", share === null ? NO_VALUE : percent(share), `${whole(five.met)} of ${whole(five.runs)} runs`, share !== null && share < 0.95 ? "bad" : null),
     figure("Runs, mean of 5 min", `${(five.runs / 5).toFixed(five.runs < 50 ? 1 : 0)} /min`, "ended, any status"),
-    figure("First token, 5 min", `${duration(lately.ttft_p50_s)}`, `median; p95 ${duration(lately.ttft_p95_s)}`),
-    figure("Output, mean of 5 min", `${lately.output_tokens_per_s.toFixed(lately.output_tokens_per_s < 10 ? 1 : 0)} /s`, "tokens of all answers"),
+    figure("TTFT, 5 min", `${duration(lately.ttft_p50_s)}`, `median; p95 ${duration(lately.ttft_p95_s)}`),
+    figure("Output tokens, mean of 5 min", `${lately.output_tokens_per_s.toFixed(lately.output_tokens_per_s < 10 ? 1 : 0)} /s`, "over all answers"),
     figure("Prefix-cache hits, 5 min", cached, `of ${tokens(lately.prompt_tokens)} prompt tokens`),
-    figure("Waiting now", whole(sum(now.pools.map((p) => p.queued))), "LLM calls in queues"),
-    figure("Places taken", `${whole(sum(ready.map((r) => r.held)))} of ${whole(sum(ready.map((r) => r.slots)))}`, "by LLM calls"),
-    figure("Replicas ready", `${ready.length} of ${wanted}`, "that are wanted", ready.length < wanted ? "bad" : null),
-    figure("Least slack, 1 min", duration(worst), "to spare at a dispatch", worst !== null && worst < 0 ? "bad" : null),
+    figure("Queued calls", whole(sum(now.pools.map((p) => p.queued))), "waiting in pools' queues"),
+    figure("Batch slots in use", `${whole(sum(ready.map((r) => r.held)))} of ${whole(sum(ready.map((r) => r.slots)))}`, "of ready replicas"),
+    figure("Replicas ready", `${ready.length} of ${wanted}`, "of the target", ready.length < wanted ? "bad" : null),
+    figure("Least slack, 1 min", duration(worst), "left at dispatch", worst !== null && worst < 0 ? "bad" : null),
   );
 }
 
@@ -111,7 +111,7 @@ function drawFigures(now) {
 function places(replica) {
   const width = 90;
   const share = replica.slots ? Math.min(1, replica.held / replica.slots) : 0;
-  if (!replica.slots) return cell(`${replica.held}`, "number"); // bounded by the model it holds
+  if (!replica.slots) return cell(`${replica.held}`, "number"); // the limit depends on the model it holds
   return h("td", { class: "number" }, h("div", { class: "places-of" },
     svg("svg", { viewBox: `0 0 ${width} 8`, height: 8, "aria-hidden": "true" },
       svg("rect", { class: "places", width, height: 8, rx: 2 }),
@@ -121,7 +121,7 @@ function places(replica) {
 
 function poolRow(pool, deployments) {
   const slack = pool.slack_median_s === null ? "no dispatch in the last minute"
-    : `slack at dispatch: median ${duration(pool.slack_median_s)}, least ${duration(pool.slack_least_s)}`;
+    : `slack at dispatch: median ${duration(pool.slack_median_s)}, minimum ${duration(pool.slack_least_s)}`;
   const lines = deployments.map((d) =>
     h("div", { class: d.problem ? "bad" : "soft" },
       `${d.name}: ${d.running} of ${d.wanted} running` + (d.starting ? `, ${d.starting} starting` : "") +
@@ -154,8 +154,8 @@ function drawFleet(now) {
     const replicas = pool.replicas.map(replicaRow);
     return [poolRow(pool, deployments), ...(replicas.length ? replicas : [empty])];
   });
-  const heads = [["replica"], ["state"], ["deployment"], ["places taken", "number"], ["expected queueing delay", "number"], ["sessions, their contexts", "number"], ["model, notes"]];
-  at("fleet").replaceChildren(rows.length ? h("div", { class: "wide" }, table(heads, rows)) : empty("card", "No pool is known yet. Engines start within a minute or two; ", "cato status", " shows what they wait for, and the log of ", "cato serve", " why one fails."));
+  const heads = [["replica"], ["state"], ["deployment"], ["batch slots", "number"], ["expected queueing delay", "number"], ["sessions, working set", "number"], ["model, notes"]];
+  at("fleet").replaceChildren(rows.length ? h("div", { class: "wide" }, table(heads, rows)) : empty("card", "No pools yet. Engines take a minute or two to start; ", "cato status", " shows what they wait for, and the log of ", "cato serve", " why one fails."));
 }
 
 // Rollouts
@@ -168,7 +168,7 @@ function drawRollouts(now) {
     cell(percent(r.share), "number"),
     cell(`${whole(r.stable_counts.calls)} + ${whole(r.canary_counts.calls)}`, "number"),
     cell(r.outlook)));
-  const heads = [["name"], ["stable → canary"], ["phase"], ["canary's share", "number"], ["calls of both", "number"], ["what the rule says"]];
+  const heads = [["name"], ["stable → canary"], ["phase"], ["canary share", "number"], ["calls, stable + canary", "number"], ["outlook"]];
   at("rollouts-part").hidden = !rows.length;
   at("rollouts").replaceChildren(table(heads, rows));
 }
@@ -179,7 +179,7 @@ function contexts(replica) {
   if (!replica.sessions) return cell(NO_VALUE, "number");
   const memory = replica.kv_tokens + replica.host_tokens;
   const isShort = replica.working_set_tokens > memory;
-  const host = replica.host_tokens ? `, ${tokens(replica.host_tokens)} of them in host memory` : "";
+  const host = replica.host_tokens ? `, ${tokens(replica.host_tokens)} of it in host memory` : "";
   return h("td", { class: `number ${isShort ? "bad" : ""}` },
     `${whole(replica.sessions)} · ${tokens(replica.working_set_tokens)} of ${tokens(memory)} tokens${host}`);
 }
@@ -199,8 +199,8 @@ function drawSessions(now) {
     h("td", { class: `number ${s.slack_s !== null && s.slack_s < 0 ? "bad" : ""}` }, duration(s.slack_s)),
     cell(s.replica ? short(s.replica) : NO_VALUE, "code")));
   const heads = [["last turn", "number"], ["session"], ["client"], ["turns", "number"], ["met", "number"], ["moved", "number"], ["prompt tokens", "number"], ["cached", "number"], ["slack", "number"], ["replica"]];
-  const note = h("p", { class: "legend" }, `${whole(all.count)} sessions; ${share(all)} of ${tokens(all.prompt_tokens)} prompt tokens were cached. Working sets beside memory: above, by replica.`);
-  at("sessions").replaceChildren(...(rows.length ? [note, table(heads, rows)] : [empty("", "No session had a turn in the last 30 minutes. Connect an agent: deployments/clients/ has a file for each; a client names its session with the header ", "X-CATO-Session", ".")]));
+  const note = h("p", { class: "legend" }, `${whole(all.count)} sessions; ${share(all)} of ${tokens(all.prompt_tokens)} prompt tokens were cached. Working sets per replica: see the fleet above.`);
+  at("sessions").replaceChildren(...(rows.length ? [note, table(heads, rows)] : [empty("", "No session had a turn in the last 30 minutes. Connect an agent (files in deployments/clients/); other clients name their session with the header ", "X-CATO-Session", ".")]));
 }
 
 // Tenants
@@ -213,7 +213,7 @@ function drawTenants(now) {
     cell(tokens(t.prompt_tokens), "number"),
     cell(tokens(t.output_tokens), "number")));
   const heads = [["tenant"], ["runs", "number"], ["SLO attainment", "number"], ["prompt tokens", "number"], ["output tokens", "number"]];
-  at("tenants").replaceChildren(rows.length ? table(heads, rows) : empty("", "No tenant asked for anything in the last 5 minutes. ", "cato keys create --tenant NAME", " makes a key for a team."));
+  at("tenants").replaceChildren(rows.length ? table(heads, rows) : empty("", "No requests in the last 5 minutes. ", "cato keys create --tenant NAME", " creates a key for a team."));
 }
 
 // Attainment over time
@@ -268,8 +268,8 @@ function drawTasks(now) {
       chart(task, now.now_s));
   });
   const legend = h("p", { class: "legend" },
-    h("span", null, swatch("point"), "attainment of each half minute (left axis)"),
-    h("span", null, swatch("volume"), "runs that ended (right axis)"));
+    h("span", null, swatch("point"), "attainment per 30 s (left axis)"),
+    h("span", null, swatch("volume"), "runs ended (right axis)"));
   at("tasks").replaceChildren(...(cards.length ? cards : [empty("card", "No task has ended in the last 30 minutes. Try ", "cato task code-completion -i 'prefix=def add(a, b):'", " or point an editor here: deployments/clients/.")]));
   at("tasks").nextElementSibling?.remove();
   if (cards.length) at("tasks").after(legend);
@@ -293,14 +293,14 @@ function runRow(run, nowS) {
 
 function drawRuns(now) {
   if (chosen === null && now.runs.length) choose(now.runs[0].request_id);
-  const heads = [["ended", "number"], ["task"], ["SLO"], ["achieved", "number"], ["target", "number"], ["in queues", "number"]];
+  const heads = [["ended", "number"], ["task"], ["SLO"], ["achieved", "number"], ["target", "number"], ["queued", "number"]];
   const rows = now.runs.map((run) => runRow(run, now.now_s));
   const focused = at("runs").contains(document.activeElement) ? document.activeElement.title : null;
   at("runs").replaceChildren(rows.length ? table(heads, rows) : empty("", "No run has ended in the last 30 minutes. Each request is a run and gets a receipt."));
   if (focused !== null) {
     [...at("runs").querySelectorAll("button")].find((b) => b.title === focused)?.focus({ preventScroll: true });
   }
-  if (!now.runs.length && !chosen) at("receipt").replaceChildren(h("p", { class: "empty" }, "A run's receipt is shown here."));
+  if (!now.runs.length && !chosen) at("receipt").replaceChildren(h("p", { class: "empty" }, "Choose a run to see its receipt."));
 }
 
 async function choose(id) {
@@ -315,7 +315,7 @@ async function choose(id) {
     shownReceipt = id;
     at("receipt").replaceChildren(...receiptParts(receipt));
   } catch (error) {
-    at("receipt").replaceChildren(h("p", { class: "empty" }, `No receipt of ${id}: ${error.message}`));
+    at("receipt").replaceChildren(h("p", { class: "empty" }, `No receipt for ${id}: ${error.message}`));
   }
 }
 
@@ -324,11 +324,11 @@ function receiptParts(r) {
   return [
     h("div", null, h("span", { class: "code" }, r.request_id), ` · ${r.task} · ${r.status}${r.simulated ? " · simulated" : ""}`),
     h("div", null, `${r.metric.toUpperCase()} ${duration(r.achieved_s)} of ${duration(r.target_s)}: `, verdict,
-      ` · end to end ${duration(r.e2e_s)}, of it queues ${duration(r.queue_s)}, CATO ${duration(r.overhead_s)}`),
+      ` · end to end ${duration(r.e2e_s)}, of which queued ${duration(r.queue_s)}, CATO ${duration(r.overhead_s)}`),
     r.problem ? h("div", { class: "bad" }, r.problem) : null,
     waterfall(r),
     h("p", { class: "legend" },
-      [["queue", "in a pool's queue"], ["first", "to the first token"], ["rest", "further tokens"], ["other", "not an LLM call"]]
+      [["queue", "queued"], ["first", "to first token"], ["rest", "further tokens"], ["other", "not an LLM call"]]
         .map(([kind, text]) => h("span", null, swatch(kind), text)),
       h("span", null, svg("svg", { viewBox: "0 0 14 12", "aria-hidden": "true" }, svg("line", { class: "budget", x1: 7, x2: 7, y1: 0, y2: 12 })), "budget of the node"),
       h("span", null, svg("svg", { viewBox: "0 0 14 12", "aria-hidden": "true" }, svg("line", { class: "target", x1: 0, x2: 14, y1: 6, y2: 6 })), "target")),
@@ -394,7 +394,7 @@ function waterfall(r) {
     ];
   });
   const target = isInstant && r.target_s <= end ? svg("line", { class: "target", x1: x(r.target_s), x2: x(r.target_s), y1: top - 4, y2: height }) : null;
-  return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "where the time of the run went" },
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "timeline of the run" },
     marks.map((s) => [
       svg("line", { class: "axis", x1: x(s), x2: x(s), y1: top - 4, y2: height }),
       svg("text", { x: x(s), y: 11, "text-anchor": "middle" }, label(s))]),
@@ -419,11 +419,11 @@ function drawDecisions(now) {
       h("td", { class: `number ${isLate ? "bad" : ""}` }, duration(d.slack_s)),
       cell(d.attempt > 1 ? `attempt ${d.attempt}: ${d.reason}` : d.reason));
   });
-  const heads = [["at", "number"], ["pool"], ["decision"], ["task · node"], ["replica"], ["waited", "number"], ["slack", "number"], ["reason"]];
-  at("decisions").replaceChildren(rows.length ? table(heads, rows) : empty("", "No decision yet: a router decides when a call arrives."));
+  const heads = [["time", "number"], ["pool"], ["decision"], ["task · node"], ["replica"], ["queued", "number"], ["slack", "number"], ["reason"]];
+  at("decisions").replaceChildren(rows.length ? table(heads, rows) : empty("", "No decisions yet: a router decides when a call arrives."));
 }
 
-// Asking
+// Requests
 
 async function fetched(path, method, body) {
   const key = sessionStorage.getItem(KEY);
@@ -457,7 +457,7 @@ async function refresh() {
     at("main").hidden = false;
     at("forget-key").hidden = !hasKey;
     const silent = now.missing.length ? ` — no answer from: ${now.missing.join(", ")}` : "";
-    const wrong = now.problem ? ` — the workflows stay as they were: ${now.problem}` : "";
+    const wrong = now.problem ? ` — workflow files are invalid, still using the previous ones: ${now.problem}` : "";
     const low = now.warnings.map((w) => ` — ${w}`).join("");
     const kind = silent || wrong || low ? "warn" : "good";
     tell(`${kind === "good" ? "●" : "◐"} as of ${clock(now.now_s)}${silent}${wrong}${low}`, kind);
@@ -476,7 +476,7 @@ async function refresh() {
   timer = setTimeout(refresh, document.hidden ? 5 * POLL_MS : POLL_MS);
 }
 
-// Signing in: OpenID Connect's authorization code with PKCE. The server exchanges the code.
+// Sign-in: OpenID Connect authorization code flow with PKCE. The server exchanges the code.
 
 const SIGN_IN = "cato-sign-in";
 const here = () => location.origin + location.pathname;
@@ -494,7 +494,7 @@ async function offerSignIn() {
 }
 
 async function signIn() {
-  if (!window.crypto.subtle) return tell("✕ signing in needs https", "bad");
+  if (!window.crypto.subtle) return tell("✕ sign-in needs https", "bad");
   const flow = await ask("ui/sign-in");
   const [verifier, state] = [32, 16].map((n) => base64url(crypto.getRandomValues(new Uint8Array(n))));
   const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(verifier));

@@ -1,10 +1,9 @@
-"""`/ui`: the status page, and administration for those who may; `/docs`: the API. What `/ui` shows
-and does goes through `/ui/state` and `/v1`.
+"""Routes of the web pages: `/ui`, the status page with administration, and `/docs`, the API.
 
-The page itself holds no data, so it needs no key; a browser could not send one with a link. What
-it asks for goes through the gate like any request, with the key that was typed in or the token of
-a person who signed in. Here the provider's code is exchanged for that token, so that the page asks
-no other host.
+The status page itself holds no data and needs no key; a browser could not send one with a link. Its
+requests to `/ui/state` and `/v1` are checked like any other, with the key that the user typed in
+or the token from signing in. The provider's code is exchanged for that token here, so that the page
+calls no other host.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ FILES = {
     "/ui/admin.js": ("admin.js", "text/javascript; charset=utf-8"),
     "/ui/page.css": ("page.css", "text/css; charset=utf-8"),
 }
-# Nothing comes from elsewhere, and nothing in the page's data can become a script.
+# No external resources, and nothing in the page's data can run as a script.
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (
@@ -48,13 +47,13 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 NO_STORE = {"Cache-Control": "no-store"}
-# Anybody may ask for one, and each asks the identity provider.
+# Exchanges need no key, and each one calls the identity provider.
 MAX_EXCHANGES_PER_MINUTE = 120
 MAX_CODE_BYTES = 16_384
 
 
 def routes(ingress: Ingress) -> APIRouter:
-    """Not in the OpenAPI document: `/ui/state` is the page's own and follows it."""
+    """Not in the OpenAPI document: `/ui/state` is private to the page and changes with it."""
     router = APIRouter(include_in_schema=False)
     exchanges = TokenBucket.of(MAX_EXCHANGES_PER_MINUTE, time.monotonic())
     for path, (name, media_type) in FILES.items():
@@ -62,30 +61,30 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/")
     async def root() -> Response:
-        """People who open the server's bare address are shown what it does."""
+        """Redirect the bare address to the status page."""
         return RedirectResponse("ui")
 
     @router.get("/docs")
     async def api(request: Request) -> Response:
-        """Every path of this server, from its OpenAPI document."""
+        """The API documentation, from the OpenAPI document."""
         html = docs.page(request.app.openapi())
         return Response(html, media_type="text/html; charset=utf-8", headers=HEADERS)
 
     @router.get("/ui/")
     async def with_slash() -> Response:
-        """The page's own links are relative, so that it works behind a proxy's path."""
+        """Redirect to `/ui`: the page's links are relative, to work behind a path prefix."""
         return RedirectResponse("../ui")
 
     @router.get("/ui/sign-in")
     async def flow(request: Request) -> Response:
-        """Where the page sends a person to sign in; empty where nobody does."""
+        """What the page needs to start a sign-in; empty if sign-in is not configured."""
         sign_in = ingress.access.sign_in
         found = None if sign_in is None else await sign_in.flow()
         return JsonAnswer(found or {}, headers=NO_STORE)
 
     @router.post("/ui/sign-in")
     async def exchange(request: Request) -> Response:
-        """A token for the code that the identity provider gave the page."""
+        """Exchange the identity provider's authorization code for a token."""
         if wait_s := exchanges.wait_s(time.monotonic(), 1.0):
             raise QuotaError("sign-ins per minute", wait_s)
         exchanges.take(time.monotonic(), 1.0)
@@ -98,7 +97,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/ui/state")
     async def state(request: Request) -> Response:
-        """The fleet now, and what happened lately to the caller's tenant; for operators to all."""
+        """The fleet's state, and recent events of the caller's tenant; of all, for operators."""
         found = await ingress.service.records.overview(caller_of(request).sees)
         notes = {pool.name: note_of(pool) for pool in ingress.service.pools()}
         pools = tuple(
@@ -124,7 +123,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
 
 def _with_own_target(ingress: Ingress, task: TaskHistory) -> TaskHistory:
-    """With the target of the task's workflow: single requests may ask for another."""
+    """`task` with its workflow's target: single requests may have asked for another."""
     workflow = ingress.service.workflows.get(task.task)
     if workflow is None:  # a direct call of a model, or a task that was removed
         return task

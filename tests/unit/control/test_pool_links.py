@@ -284,7 +284,7 @@ async def test_the_receipt_says_that_a_stream_goes_through_serve(address: Addres
     refused = await streams.reach(a_lease(), address, b"another secret")
     assert refused.reason.startswith("the only one; through Serve's handle: ")
     unknown = await streams.reach(a_lease(), None, SECRET)
-    assert "has not told its address" in unknown.reason
+    assert "has not sent its address" in unknown.reason
 
 
 # What a replica tells of its streams, and what it is told of them

@@ -108,7 +108,7 @@ async def test_a_call_that_waited_until_its_deadline_says_so(tmp_path: Path) -> 
     (node,) = receipt.nodes
     assert node.llm is not None
     assert node.llm.queue_s > 0.3
-    assert "for a place in sim-slow" in node.llm.reasons[-1]
+    assert " s in sim-slow" in node.llm.reasons[-1]
 
 
 async def test_a_refused_call_waited_as_long_as_it_did(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Pressure:
 
     @property
     def missed(self) -> float:
-        """The share of late work of all that began or became late, in [0, 1]."""
+        """Recent share of late work, of all work that started or became late, in [0, 1]."""
         if not self._missed_s:
             return 0.0
         return self._missed_s / (self._missed_s + self._begun_s)

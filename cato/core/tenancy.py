@@ -132,7 +132,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class CardTime:
-    """How long the replicas of a model held cards on one day (UTC), all cards together."""
+    """Time for which a model's replicas held accelerators on one day (UTC), all summed."""
 
     day: str
     model: str

@@ -10,7 +10,8 @@ from cato.core.snapshot import Invocation, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class StaticCap:
-    """At most `cap` at a time, as `--max-num-seqs` does: the baseline of SABER's evaluation."""
+    """Limits a replica to `cap` calls, like `--max-num-seqs`: the baseline of SABER's evaluation.
+    """
 
     cap: int
 

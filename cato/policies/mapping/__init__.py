@@ -1,1 +1,4 @@
-"""In which order and in which batches an engine that runs a batch to its end serves a queue."""
+"""Batch mapping:
+
+order and batches in which an engine that runs each batch to its end serves a queue.
+"""

@@ -169,8 +169,7 @@ class ArrivalRates:
         return recent.count * exp(-max(0.0, now_s - recent.at_s) / self._memory_s)
 
     def rate(self, now_s: float, model: ModelName) -> tuple[float, float]:
-        """Expected arrivals per second from now on, and the number of arrivals behind the estimate.
-        """
+        """Expected arrivals per second from now on, and the number of arrivals behind them."""
         opened_at_s = now_s if self._opened_at_s is None else self._opened_at_s
         watched_s = max(0.0, now_s - opened_at_s) + self._prior_s
         memory_s = self._memory_s * (1 - exp(-watched_s / self._memory_s))

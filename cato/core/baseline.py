@@ -36,5 +36,5 @@ def warning(workflow: Workflow, measured: Mapping[NodeId, NodeEstimate]) -> str:
     return (
         f"{workflow.name}: the {workflow.slo.metric.value} target of "
         f"{workflow.slo.target_s * 1000:.0f} ms is below the measured baseline of "
-        f"{expected_s * 1000:.0f} ms: most runs miss it even when nothing waits"
+        f"{expected_s * 1000:.0f} ms: most runs miss it even without queueing"
     )

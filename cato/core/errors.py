@@ -168,8 +168,7 @@ class AccessError(CatoError):
 
 
 class QuotaError(CatoError):
-    """The tenant's `limit` is used up for `retry_after_s`; `is_budget`: for the rest of the month.
-    """
+    """The tenant's `limit` is used up for `retry_after_s`; `is_budget`: until the month ends."""
 
     def __init__(self, limit: str, retry_after_s: float, is_budget: bool = False) -> None:
         super().__init__(limit, retry_after_s, is_budget)

@@ -84,10 +84,7 @@ class Baselines:
         return tuple(self._value(key) for key in changed)
 
     def restore(self, means: Iterable[NodeMean]) -> None:
-        """Restore what was learned earlier;
-
-        of two means of the same quantity keep the one with more samples.
-        """
+        """Restore what was learned earlier; of two equal means keep the one with more samples."""
         for mean in means:
             key = (mean.task, mean.node, mean.quantity)
             known = self._means.get(key)
@@ -167,8 +164,7 @@ class PredictionErrors:
         return tuple(self._by_pool[pool] for pool in changed)
 
     def restore(self, errors: Iterable[PoolErrors]) -> None:
-        """Restore what was learned earlier; of two values of a pool keep the one with more samples.
-        """
+        """Restore what was learned earlier; per pool keep the value with more samples."""
         for error in errors:
             known = self._by_pool.get(error.pool)
             if known is None or known.samples < error.samples:

@@ -62,8 +62,7 @@ class TokenShares:
         self._served[tenant] = self.served(tenant) + tokens / weight
 
     def bound(self) -> float:
-        """A tenant above this counter yields to the others; inf while fewer than two are waiting.
-        """
+        """A tenant above this counter yields to others; inf while fewer than two are waiting."""
         if len(self._waiting) < 2:
             return inf
         return min(map(self.served, self._waiting)) + CREDIT_TOKENS / 2

@@ -193,10 +193,7 @@ class PoolOrchestrator:
 
     @property
     def unplaced(self) -> Mapping[InvocationId, Waiting]:
-        """Queued calls in order of arrival;
-
-        where calls take turns, only those whose turn is to come.
-        """
+        """Queued calls by arrival; where calls take turns, only those whose turn is to come."""
         return self._backlog.parked.waiting if self._policies.by_turns else self._waiting
 
     @property
@@ -287,10 +284,7 @@ class PoolOrchestrator:
     def _supersede(
         self, older: _Buffer, newer: RunId, commands: list[Command], freed: list[Replica]
     ) -> bool:
-        """End the queued and running calls of `older`'s run in favour of `newer`;
-
-        True if any existed.
-        """
+        """End all calls of `older`'s run in favour of `newer`; True if there were any."""
         has_ended_any = False
         for id in sorted(older.ids):
             waiting, lease = self._waiting.get(id), self._leases.get(id)
@@ -612,16 +606,13 @@ class PoolOrchestrator:
         if policies.strict or is_cut or policies.mapping is not None:
             return self._fill(self._queue, self._open, now_s)
         self._queue.refresh(self._backlog.rank, now_s)
-        assert waiting.rank is not None, "a newcomer has been ranked"
+        assert waiting.rank is not None, "a new call has a rank"
         commands: list[Command] = []
         self._place(waiting, list(self._open), now_s, commands)
         return tuple(commands)
 
     def _fill_freed(self, freed: Sequence[Replica], now_s: float) -> tuple[Command, ...]:
-        """An invocation has left its replica;
-
-        `freed` may hold several after a restart of the router.
-        """
+        """A call has left `freed`: one replica, none, or several after a router's restart."""
         if len(freed) > 1:
             return self._fill_all(now_s)
         return self._fill_one(freed[0], now_s) if freed else ()
@@ -681,8 +672,7 @@ class PoolOrchestrator:
         replicas: Sequence[Replica],
         now_s: float,
     ) -> tuple[Command, ...]:
-        """Start on each of `replicas` what the mapping policy assigns to it from the whole queue.
-        """
+        """Start on each of `replicas` the calls that the mapping policy assigns to it."""
         commands: list[Command] = []
         for replica in replicas:
             if not queue.waiting:
@@ -741,8 +731,7 @@ class PoolOrchestrator:
     def _place(
         self, waiting: Waiting, open_: list[Replica], now_s: float, commands: list[Command]
     ) -> bool:
-        """Dispatch `waiting` to one of `open_` if the policies agree; remove replicas that fill up.
-        """
+        """Dispatch `waiting` to one of `open_` if the policies agree; drop replicas that close."""
         invocation = waiting.invocation
         if waiting.bound_to is not None:
             replica, reason = open_[0], waiting.held_because
@@ -834,7 +823,7 @@ class PoolOrchestrator:
     def _dispatch(self, waiting: Waiting, replica: Replica, reason: str, now_s: float) -> Dispatch:
         invocation, rank = waiting.invocation, waiting.rank
         assert replica.is_open, f"dispatch to {replica.id}, which has no room"
-        assert rank is not None, "what is dispatched has been ranked"
+        assert rank is not None, "a dispatched call has a rank"
         profile, work, batch = replica.profile, waiting.work, replica.batch
         if batch > 1 or len(self._fleet.profiles) > 1 or work is None or invocation.session:
             work = work_alone(invocation, profile, batch)

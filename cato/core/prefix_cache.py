@@ -64,8 +64,7 @@ class _Run:
         return equal
 
     def beginning(self, blocks: int) -> _Run:
-        """Split off its first `blocks` as a new run; this run keeps the rest and its place in line.
-        """
+        """Split off its first `blocks` as a new run; this run keeps the rest and its place."""
         if blocks == len(self.hashes):
             return self
         assert self.parent is not None, "the root has no blocks"
@@ -77,8 +76,7 @@ class _Run:
         return first
 
     def ending(self, blocks: int) -> _Run:
-        """Split off its last `blocks` as a new run; this run keeps the rest and its place in line.
-        """
+        """Split off its last `blocks` as a new run; this run keeps the rest and its place."""
         if blocks == len(self.hashes):
             return self
         last = _Run(self.hashes[-blocks:], self, self.children)
@@ -106,7 +104,7 @@ class _Line:
         self.blocks += len(run.hashes)
 
     def lost(self, most: int) -> Iterator[_Run]:
-        """Evict the ends of runs until at most `most` blocks are left, and return them."""
+        """Evict the ends of runs until at most `most` blocks are left, and yield them."""
         while self.blocks > most:
             first = next(iter(self.runs))
             blocks = min(len(first.hashes), self.blocks - most)

@@ -167,10 +167,7 @@ class FleetOrchestrator:
     def configure(
         self, pool: PoolName, scaling: PoolScaling, policy: ScalingPolicy[Any] | None
     ) -> None:
-        """Change how `pool` is scaled;
-
-        `policy` is the object that `scaling` names. None: keep the present replicas.
-        """
+        """Scale `pool` by `policy`, which `scaling` names. None: keep the present replicas."""
         books = self._pools[pool]
         if scaling != books.scaling or policy != books.policy:
             books.scaling, books.policy = scaling, policy

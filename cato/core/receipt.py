@@ -31,9 +31,9 @@ class Placement(StrEnum):
 
 
 class Excuse(StrEnum):
-    """Why a run that got no answer in time is not an SLO miss:
+    """Why a run without an answer in time is not an SLO miss.
 
-    nobody waited for it, or it asked for something impossible. Our own refusals and failures are no
+    Nobody waited for it, or it asked for something impossible. Our own refusals and failures are no
     excuse.
     """
 
@@ -197,8 +197,7 @@ class SlaReceipt:
         return plain
 
     def without_text(self) -> SlaReceipt:
-        """A copy to store: without problems and notes, because errors may quote a prompt or answer.
-        """
+        """A copy to store, without problems and notes: errors may quote a prompt or answer."""
         nodes = tuple(replace(n, problem=WITHHELD) if n.problem else n for n in self.nodes)
         return replace(
             self,

@@ -27,10 +27,10 @@ _FAILED = frozenset({"failed", "refused", "deadline_exceeded"})
 
 
 class Phase(StrEnum):
-    """`shadow`:
+    """The state of a rollout.
 
-    the canary answers copies of calls, and nobody reads its answers. `canary`: it has a share of
-    the sessions. `promoted`: it has all. `rolled-back`: it has none.
+    `shadow`: the canary answers copies of calls, and nobody reads its answers. `canary`: it has a
+    share of the sessions. `promoted`: it has all. `rolled-back`: it has none.
     """
 
     SHADOW = "shadow"

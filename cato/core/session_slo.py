@@ -41,8 +41,7 @@ MOST_SESSIONS, MOST_KINDS = 4_000, 100
 
 @dataclass(frozen=True, slots=True)
 class SessionBelief:
-    """For a kind of client: the mean number of turns after a turn, and the mean time between turns.
-    """
+    """For a kind of client: mean number of turns after a turn, and mean time between turns."""
 
     left_turns: float = PRIOR_LEFT_TURNS
     think_s: float = PRIOR_THINK_S
@@ -106,10 +105,7 @@ def share_of_turn(
 def turn_times_s(
     profile: Profile, prompt_tokens: int, new_tokens: int, expected_tokens: int
 ) -> tuple[float, float]:
-    """Predicted times, without queueing, of a turn and of a later one:
-
-    their uncached tokens differ.
-    """
+    """Predicted times of a turn and of a later one, alone; their uncached tokens differ."""
 
     def whole_s(uncached_tokens: int) -> float:
         cached_tokens = prompt_tokens - min(uncached_tokens, prompt_tokens)

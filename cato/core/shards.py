@@ -39,8 +39,7 @@ class ShardLoad:
     crowd_s: float = 0.0
 
     def lost_s(self, more: int) -> float:
-        """Delay of a typical call there due to others, if `more` calls were sent since this report.
-        """
+        """Delay of a typical call there due to others, after `more` calls since this report."""
         replicas = max(1, self.replicas)
         queued = max(0, more - max(0, self.places - self.held))
         beside = min(self.places, self.held + more) / replicas

@@ -182,4 +182,4 @@ class SharedOrchestrator:
             ready = {ReplicaId(c.cards[0]) for c in copies if c.model == name and c.is_ready}
             assert set(line.replicas) == ready, f"{name}: {sorted(line.replicas)}"
         used = [card for c in copies for card in c.cards]
-        assert len(used) == len(set(used)), "a card holds one model"
+        assert len(used) == len(set(used)), "an accelerator holds one model"

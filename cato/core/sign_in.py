@@ -74,8 +74,7 @@ class SignInSpec:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The person whose token a request carries. `name` is only for display: people may choose it.
-    """
+    """The person whose token a request carries. `name` is for display: people may choose it."""
 
     subject: str
     rights: GroupRights

@@ -76,10 +76,7 @@ class Invocation:
     leaves_at_s: float = inf
 
     def continued(self, attempt: int, tokens: int) -> Invocation:
-        """The rest of the call after this attempt generated `tokens`:
-
-        they become part of the prompt.
-        """
+        """The rest of the call once this attempt's `tokens` are part of the prompt."""
         return replace(
             self,
             attempt=attempt,

@@ -71,8 +71,7 @@ class ModelSpec:
 
     @property
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the model, then those of each adapter; each group starts with the own name.
-        """
+        """The names of the model, then those of each adapter; the first of each is its own."""
         adapters = ((a.name, *a.aliases) for a in self.adapters)
         return ((self.name, *self.aliases), *adapters)
 
@@ -137,7 +136,7 @@ the 99th percentile of their wait from 1006 to 146 ms on two cores."""
 
 CARD_STEP_TOKENS = 2048
 CARD_PROMPT_TOKENS = 256
-"""Step budget of a vLLM engine on a card, and most of it that one prompt gets beside other calls:
+"""Step budget of a vLLM engine on a GPU or NPU, and one prompt's limit in it beside other calls:
 short prompts then pass long ones (median TTFT 2 s without the cap, 0.1 s with it), and running
 streams are as steady as with a budget of 256 tokens."""
 

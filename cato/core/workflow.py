@@ -75,8 +75,7 @@ class LlmSettings:
     fallback: str | None = None
 
     def limit_of(self, names: Mapping[str, object]) -> int:
-        """The limit on tokens of the answer; raise `ExpressionError` if it evaluates to no count.
-        """
+        """Limit on tokens of the answer; raise `ExpressionError` if it evaluates to no count."""
         limit = None if self.token_limit is None else self.token_limit.evaluate(names)
         if limit is None:
             return self.max_tokens
@@ -124,9 +123,7 @@ class TransformSettings:
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """An OpenAI body that is passed to a model unchanged:
-
-    the only node of a plain model's workflow.
+    """An OpenAI body passed to a model unchanged: the only node of a plain model's workflow.
 
     `endpoint` is the path below `/v1/` in the engine's dialect, `max_tokens` the limit in the body
     (None: no limit of its own). It asks for `calls` answers at once.

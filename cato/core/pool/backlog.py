@@ -185,7 +185,7 @@ class Backlog:
             assert not queued.keys() & replica.queue.waiting.keys()
             queued |= replica.queue.waiting
             bound_to = {w.bound_to for w in replica.queue.waiting.values()}
-            assert bound_to <= {replica.id}, f"not all are bound to {replica.id}"
+            assert bound_to <= {replica.id}, f"some calls are not bound to {replica.id}"
         assert queued == self.waiting, "each call waits in one queue"
         assert self.prompt_tokens == sum(w.prompt_tokens for w in self.waiting.values())
         assert isclose(self.load_s, sum(w.load_s for w in self.waiting.values()), abs_tol=1e-6)

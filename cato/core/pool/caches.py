@@ -155,10 +155,7 @@ class CachePicture:
         return max([nodes for _, nodes in self._found], default=0)
 
     def age_of(self, id: ReplicaId, prefix: Sequence[int], nodes: int) -> int:
-        """The number of the prompt that last used the first `nodes` nodes of this one;
-
-        for `correct`.
-        """
+        """The number of the prompt that last used node `nodes` of this one; for `correct`."""
         run = self._caches[id].runs.get(prefix[nodes - 1]) if nodes else None
         return run.last if run is not None else 0
 
@@ -190,7 +187,7 @@ class CachePicture:
         self._shrink(cache)
 
     def correct(self, id: ReplicaId, believed_tokens: int, age: int, cached_tokens: float) -> None:
-        """Correct the estimate after an answer's cached tokens;
+        """Correct the estimate by the cached tokens of an answer.
 
         `age` is that of the estimated nodes.
 

@@ -233,8 +233,7 @@ class CardFleet:
         return candidates
 
     def may_go(self, copy: Copy, gone: Sequence[Copy] = ()) -> bool:
-        """Whether it may be evicted: not busy and not needed; a load that calls wait for is busy.
-        """
+        """Whether it is neither busy nor needed; a load that calls wait for counts as busy."""
         is_busy = self.held(copy) or not (copy.is_ready or copy.is_prefetch)
         return not is_busy and self.may_leave(copy, gone)
 

@@ -557,9 +557,9 @@ class Placement:
             self._missed.add(cause)
 
     def _prefetch(self, now_s: float) -> Load | None:
-        """Load ahead of demand:
+        """Load one model ahead of demand.
 
-        one model at a time, only while no call waits, so that it delays none.
+        Only one at a time, and only while no call waits, so that it delays none.
         """
         if self._fleet.wanted or any(c.is_prefetch for c in self._fleet.copies.values()):
             return None

@@ -130,7 +130,7 @@ class Queue:
         unranked = {w.invocation.id for w in self._unranked}
         for id, waiting in self.waiting.items():
             assert waiting.version and waiting.invocation.id == id
-            assert id in in_order or id in unranked or id in taken_out, f"{id} is in no order"
+            assert id in in_order or id in unranked or id in taken_out, f"{id} cannot be found"
 
     def _has(self, waiting: Waiting) -> bool:
         return self.waiting.get(waiting.invocation.id) is waiting
@@ -300,7 +300,7 @@ class Head(Sequence[Invocation]):
             raise IndexError(i)
         while len(self._entries) <= i:
             entry = self._queue.pop(self._rank, self._now_s)
-            assert entry is not None, "what waits is in the order"
+            assert entry is not None, "a queued call is in the order"
             self._entries.append(entry)
         return self._entries[i][5].invocation
 

@@ -81,10 +81,12 @@ class Refusal:
     def why_not_queued(self, waiting: Waiting, now_s: float) -> str:
         """Why a new call that found no room is refused; empty if it may wait."""
         if self._is_too_much(waiting.invocation.tenant):
-            return f"{len(self._waiting) - 1} invocations wait, the bound of pool {self._pool!r}"
+            return (
+                f"{len(self._waiting) - 1} invocations are queued, the limit of pool {self._pool!r}"
+            )
         bound = self._backlog.policies.max_queued_tokens
         if bound is not None and self._backlog.prompt_tokens > bound and len(self._waiting) > 1:
-            return f"prompts of {bound} tokens wait, the bound of pool {self._pool!r}"
+            return f"prompts of {bound} tokens are queued, the limit of pool {self._pool!r}"
         if why_not := self._why_in_vain(waiting, now_s):
             return why_not
         if not self._backlog.policies.refuse_late or not self._may_be_shed(waiting):
@@ -109,16 +111,16 @@ class Refusal:
         is_new = invocation.attempt == 1 and invocation.served_s == 0.0
         return is_new and invocation.deadline_s < inf and bool(self._replicas.profiles)
 
-    def _wait_s(self, newcomer: Waiting) -> float:
+    def _wait_s(self, candidate: Waiting) -> float:
         """Expected queueing delay behind running calls and earlier deadlines.
 
         The profile's estimate or the observed drain rate, whichever is longer.
         """
-        deadline_s = newcomer.invocation.deadline_s
+        deadline_s = candidate.invocation.deadline_s
         before = [
             w.load_s
             for w in self._waiting.values()
-            if w is not newcomer and w.invocation.deadline_s <= deadline_s
+            if w is not candidate and w.invocation.deadline_s <= deadline_s
         ]
         wait_s = sum(before) / len(self._accepting)
         if self._queueing_s >= LEAST_DRAIN_S and self._drained > 0:
@@ -180,7 +182,7 @@ class Refusal:
             if waiting.invocation.id in spared:
                 later.append(entry)
                 continue
-            gone.append(self.refuse(waiting, "its client has waited for as long as it does"))
+            gone.append(self.refuse(waiting, "the patience of its client is used up"))
         for entry in later:
             heapq.heappush(self._leaving, entry)
         if now_s >= self._judged_at_s + EVERY_S:
@@ -241,8 +243,7 @@ class Refusal:
         heapq.heappush(self._leaving, (waiting.latest_s, next(self._backlog.versions), waiting))
 
     def hopeless(self, now_s: float) -> tuple[Refuse, ...]:
-        """Refuse calls that would be late even if they ran now, alone: others need the slot more.
-        """
+        """Refuse calls that would be late even if run now, alone: others need the slot more."""
         if not self._backlog.policies.refuse_late:
             return ()
         hopeless = [

@@ -295,8 +295,7 @@ class Replicas:
             _list(self.open, replica, has_room)
 
     def place(self, replica: Replica) -> bool:
-        """Like `touch`, for a change of the replica itself; True when the pool's profiles changed.
-        """
+        """Like `touch`, for a change of the replica itself; True if the pool's profiles changed."""
         self.touch(replica)
         _list(self.accepting, replica, replica.accepting)
         profiles = tuple(dict.fromkeys(r.profile for r in self.accepting))
@@ -313,8 +312,7 @@ class Replicas:
         return Pace(profile)
 
     def most_cached(self, invocation: Invocation) -> int:
-        """Cached tokens of a session's prompt on the replica that is believed to hold most of it.
-        """
+        """Cached tokens of a session's prompt on the replica believed to hold most of it."""
         if not invocation.session:
             return 0
         return max((r.cached_tokens(invocation) for r in self.accepting), default=0)

@@ -71,9 +71,7 @@ def _needed_now(running: Running, quantile: float | None) -> _Need:
 
 @dataclass(frozen=True, slots=True)
 class SaberOrdering:
-    """High-priority queue, then low:
-
-    calls that need more than v(1) are hopeless and go to the low one.
+    """High-priority queue, then low: calls that need more than v(1) are hopeless and go there.
 
     SABER, online phase. Within a queue the order is arrival; the calls in the first `window` are
     tried in random order (`Policies.shuffled`). `quantile`: see `SaberAdmission`.

@@ -10,8 +10,7 @@ from cato.core.snapshot import Invocation, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class StaticCap:
-    """Limits a replica to `cap` calls, like `--max-num-seqs`: the baseline of SABER's evaluation.
-    """
+    """At most `cap` calls per replica, like `--max-num-seqs`: SABER's baseline."""
 
     cap: int
 

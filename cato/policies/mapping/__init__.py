@@ -1,4 +1,1 @@
-"""Batch mapping:
-
-order and batches in which an engine that runs each batch to its end serves a queue.
-"""
+"""Batch mapping: the order and batches of a queue for engines that run a batch to its end."""

@@ -429,7 +429,7 @@ def moore_smith(
 
 @compiled
 def _count(filled: Ints, places: Ints) -> int:
-    """Set the counts; empty rows stand last in `places`."""
+    """The number of non-empty rows; empty rows stand last in `places`."""
     m = places.size
     while m > 0 and filled[places[m - 1]] == 0:
         m -= 1

@@ -39,10 +39,7 @@ class MappedQueue:
     runs_to_end: bool = False
 
     def warmed_up(self) -> MappedQueue:
-        """Warm up the mapper:
-
-        a compiled one's first answer takes half a second, or ten to compile it.
-        """
+        """Warm up the mapper: a compiled one first takes half a second, or ten to compile."""
         self.mapper.map([MappingRequest(InvocationId("i"), 1, 1.0)], _latency(UNMEASURED), 1, 0)
         return self
 

@@ -15,7 +15,7 @@ class AddKey:
 
 @dataclass(frozen=True, slots=True)
 class EndKey:
-    """The key is refused from `at_s` on, or from an earlier end of its own."""
+    """Refuse the key from `at_s` on; if it already ends earlier, that end stays."""
 
     id: str
     at_s: float
@@ -23,7 +23,7 @@ class EndKey:
 
 @dataclass(frozen=True, slots=True)
 class RotateKey:
-    """`key` takes the place of the key `id`, which ends at `at_s`."""
+    """Replace the key `id` by `key`; the old one ends at `at_s`."""
 
     id: str
     key: ApiKey
@@ -32,21 +32,21 @@ class RotateKey:
 
 @dataclass(frozen=True, slots=True)
 class DeleteKey:
-    """The key is forgotten; its usage stays."""
+    """Delete the key; its usage records stay."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetTenant:
-    """These limits take the place of the tenant's earlier ones."""
+    """Replace the tenant's limits."""
 
     tenant: Tenant
 
 
 @dataclass(frozen=True, slots=True)
 class OpenWithoutKeys:
-    """All keys are forgotten, and that there were any: the deployment serves without one again."""
+    """Forget all keys, and that there were any: the deployment serves without keys again."""
 
 
 Change = AddKey | EndKey | RotateKey | DeleteKey | SetTenant | OpenWithoutKeys
@@ -54,10 +54,11 @@ Change = AddKey | EndKey | RotateKey | DeleteKey | SetTenant | OpenWithoutKeys
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One administrative change: who made it, of what, and how that was `before` and `after`.
+    """One administrative change: who made it, its object, and the state `before` and `after`.
 
-    `who` is `key:ID`, `oidc:SUBJECT`, `cli:USER@HOST` or `local`, without a key. `tenant` is
-    empty for a change that is of no single tenant. None: it did not exist.
+    `who` is `key:ID`, `oidc:SUBJECT`, `cli:USER@HOST` or, without a key, `local`. `tenant` is empty
+    if the change concerns no single tenant. `before` or `after` is None where the object did not
+    exist.
     """
 
     id: int
@@ -71,7 +72,7 @@ class AuditEntry:
 
 
 def shown_key(key: ApiKey) -> dict[str, object]:
-    """A key for people: all but the digest of its secret."""
+    """A key without the digest of its secret, for people to read."""
     plain = asdict(key)
     del plain["digest"]
     return {**plain, "bounds": dict(key.bounds)}

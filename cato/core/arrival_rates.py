@@ -1,4 +1,4 @@
-"""How often each model is asked for: lately, at this time of other days, by who is at work."""
+"""Arrival rates of models: from recent traffic, daily patterns and active users."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from math import exp, floor, inf, sqrt
 
 from cato.core.ids import ModelName
 
-# Arrival rates forget with this time constant: long against the gaps between the arrivals of a
-# rare model (a minute), short against the hours in which a team changes what it works on.
+# Time constant of arrival rates: long against the gaps between arrivals of a rare model (a minute),
+# short against the hours after which a team changes what it works on.
 RATE_MEMORY_S = 1800.0
-# Arrivals are counted as if this time had passed before the first: one early arrival is no rate.
+# Rates start as if this time had passed before the first arrival: one early arrival is no rate.
 RATE_PRIOR_S = 60.0
 
 DAY_S = 86_400.0
 SLICE_S = 1800.0
-# What other days show is that of the time from now to so much later: a load is for what comes.
+# The daily pattern is read from now to this much later: a load serves future calls.
 AHEAD_S = 900.0
-# It counts as much as having watched today for so long.
+# The daily pattern weighs as much as having observed today for this long.
 HISTORY_S = 1800.0
-# A mean forgets the days before these.
+# Means forget older days than these.
 MEMORY_DAYS = 10
-# A clock that moved by less is right.
+# A clock that moved by less is not considered adjusted.
 CLOCK_TOLERANCE_S = 2.0
-# Who asks again later than this has begun something else.
+# A longer pause of a user starts a new activity.
 SESSION_S = 600.0
-# Somebody is at work for so many mean gaps after the last call.
+# A user counts as active for this many mean gaps after the last call.
 GAPS = 2.0
 MAX_USERS = 10_000
 _SLICES = int(DAY_S / SLICE_S)
@@ -37,8 +37,10 @@ _FIRST_WEEKDAY = 3
 
 @dataclass(frozen=True, slots=True)
 class UsualArrivals:
-    """Mean arrivals of a model in slice `slice` (of `SLICE_S`, from midnight) of working days or
-    of weekend days, over the last `days` of them."""
+    """Mean arrivals of a model in one time slice of working days or weekend days.
+
+    `slice` counts slices of `SLICE_S` from midnight; the mean is over the last `days` such days.
+    """
 
     model: ModelName
     is_weekend: bool
@@ -56,7 +58,7 @@ class _Recent:
 
 @dataclass(slots=True)
 class _Follow:
-    """What people do after they asked for a model."""
+    """What users do after calling a model."""
 
     calls: int = 0
     gap_s: float = 0.0
@@ -68,20 +70,22 @@ class _Follow:
 
 
 _Key = tuple[bool, int]
-"""Whether a weekend day, and the slice of the day."""
+"""Whether it is a weekend day, and the slice of the day."""
 
 
 class ArrivalRates:
-    """Arrival rates of models. `now_s` is the driver's clock, `local_s` that of the wall: seconds
-    since 1970 of a clock that shows local time, or nothing is learnt of days.
+    """Arrival rates of models, as the mean of a gamma distribution.
 
-    The rate is the mean of a gamma distribution: what was counted lately, decayed, and what came
-    at this time of other days, as if it had been seen for `HISTORY_S`. It is at least what is
-    expected of those who are at work: each asks next for model B with the share of B among the
-    calls that followed one for the model A that was asked for last, and after A's mean gap.
+    `now_s` is the driver's clock. `local_s` is the wall clock: seconds since 1970 of a clock that
+    shows local time; without it no daily pattern is learned.
 
-    `unit_s`: how long one of the constants' seconds is on the driver's clock; the times of day stay
-    those of the wall.
+    The rate combines recent arrivals, decayed, with arrivals at this time of other days, weighted
+    as if observed for `HISTORY_S`. It is at least the rate expected of active users. A user who
+    last called model A next calls model B with B's share of the calls that followed A, after A's
+    mean gap.
+
+    `unit_s`: length of one of the constants' seconds on the driver's clock. Times of day stay those
+    of the wall clock.
     """
 
     def __init__(self, unit_s: float = 1.0) -> None:
@@ -90,26 +94,26 @@ class ArrivalRates:
         self._opened_at_s: float | None = None
         self._recent: dict[ModelName, _Recent] = {}
         self._local_minus_now_s: float | None = None
-        # Of the slice that is watched now: its number since 1970, its arrivals, and whether it
-        # was watched from its beginning.
+        # The current slice: its number since 1970, its arrivals, and whether it was observed in
+        # full.
         self._slice = 0
         self._counts: dict[ModelName, int] = {}
         self._is_whole = False
         self._means: dict[_Key, dict[ModelName, float]] = {}
         self._days: dict[_Key, int] = {}
         self._changed: set[_Key] = set()
-        # By user the last call, the latest at the end.
+        # The last call of each user, latest last.
         self._last: OrderedDict[str, tuple[ModelName, float]] = OrderedDict()
         self._after: dict[ModelName, _Follow] = {}
         self._at_work: tuple[float, dict[ModelName, int]] = (-inf, {})
 
     def open(self, now_s: float) -> None:
-        """Watching begins, if it has not."""
+        """Start observing, unless already started."""
         if self._opened_at_s is None:
             self._opened_at_s = now_s
 
     def note(self, now_s: float, model: ModelName, user: str = "") -> None:
-        """Somebody asks for `model`; `user` is empty where nobody knows who."""
+        """A call for `model` arrived; `user` is empty when unknown."""
         self.open(now_s)
         self._close_slices(now_s)
         recent = self._recent.setdefault(model, _Recent(at_s=now_s))
@@ -130,7 +134,7 @@ class ArrivalRates:
         self._at_work = (-inf, {})
 
     def tell_clock(self, now_s: float, local_s: float) -> None:
-        """What the wall clock shows. One that was put right spoils the slice that is watched."""
+        """Set the wall clock; an adjusted clock invalidates the current slice."""
         offset_s, known_s = local_s - now_s, self._local_minus_now_s
         if known_s is not None and abs(offset_s - known_s) <= CLOCK_TOLERANCE_S:
             self._close_slices(now_s)
@@ -141,14 +145,14 @@ class ArrivalRates:
         self._is_whole = local_s % SLICE_S <= CLOCK_TOLERANCE_S
 
     def remember(self, slices: Iterable[UsualArrivals]) -> None:
-        """What was learnt before; it takes the place of what is known of these slices."""
+        """Load what was learned earlier; it replaces the values of these slices."""
         for s in slices:
             key = (s.is_weekend, s.slice)
             self._means.setdefault(key, {})[s.model] = s.arrivals
             self._days[key] = max(self._days.get(key, 0), s.days)
 
     def learnt(self) -> tuple[UsualArrivals, ...]:
-        """What changed since the last call."""
+        """Changes since the last call."""
         changed = tuple(
             UsualArrivals(model, *key, arrivals, self._days[key])
             for key in sorted(self._changed)
@@ -165,7 +169,7 @@ class ArrivalRates:
         return recent.count * exp(-max(0.0, now_s - recent.at_s) / self._memory_s)
 
     def rate(self, now_s: float, model: ModelName) -> tuple[float, float]:
-        """Arrivals a second that are expected from now on, and the arrivals that this rests on."""
+        """Expected arrivals per second from now on, and the number of arrivals behind them."""
         opened_at_s = now_s if self._opened_at_s is None else self._opened_at_s
         watched_s = max(0.0, now_s - opened_at_s) + self._prior_s
         memory_s = self._memory_s * (1 - exp(-watched_s / self._memory_s))
@@ -179,20 +183,20 @@ class ArrivalRates:
         return (next_per_s, seen) if next_per_s > rate_per_s else (rate_per_s, evidence)
 
     def _next_per_s(self, now_s: float, model: ModelName) -> tuple[float, float]:
-        """What is expected of those at work, and the calls that this rests on."""
+        """The rate expected of active users, and the number of calls behind the estimate."""
         if self._at_work[0] != now_s:
             self._at_work = (now_s, self._count_at_work(now_s))
         rate_per_s, seen = 0.0, 0.0
         for last, users in self._at_work[1].items():
             follow = self._after[last]
             if n := follow.next[model]:
-                # One standard error less: where users cannot be told apart chance follows chance.
+                # Less one standard error: if users cannot be told apart, successions are random.
                 rate_per_s += users * (n - sqrt(n)) / follow.calls / max(follow.gap_s, 1.0)
                 seen += n
         return rate_per_s, seen
 
     def _count_at_work(self, now_s: float) -> dict[ModelName, int]:
-        """By the model that they asked for last."""
+        """Active users, by the model that they called last."""
         found: dict[ModelName, int] = {}
         for model, at_s in reversed(self._last.values()):
             if now_s - at_s > SESSION_S:
@@ -202,7 +206,7 @@ class ArrivalRates:
         return found
 
     def _usual_per_s(self, now_s: float, model: ModelName) -> float | None:
-        """At this time of other days; None when there was none."""
+        """The usual rate at this time of day; None if unknown."""
         if self._local_minus_now_s is None:
             return None
         local_s = now_s + self._local_minus_now_s
@@ -217,14 +221,14 @@ class ArrivalRates:
         return arrivals / SLICE_S
 
     def _close_slices(self, now_s: float) -> None:
-        """Add the slices that have passed to the means of their time of day."""
+        """Add the finished slices to the means of their time of day."""
         if self._local_minus_now_s is None:
             return
         current = floor((now_s + self._local_minus_now_s) / SLICE_S)
         if current <= self._slice:
             return
         if self._is_whole:
-            # Nobody asked in those between; of a long silence a day of them says all.
+            # Slices in between had no arrivals; after a long silence one day of them is enough.
             for number in range(self._slice, min(current, self._slice + _SLICES)):
                 self._add_day(_key(number))
                 self._counts.clear()

@@ -1,7 +1,7 @@
-"""Is a task's SLA realistic? Its target beside the measured baselines of its nodes.
+"""Checks whether a task's SLA is realistic, from the measured baselines of its nodes.
 
-CATO (2025), Profiler: the baselines of a task show whether its SLA can be met on this hardware at
-all, before any call waits.
+CATO (2025), Profiler: a task's baselines show whether this hardware can meet its SLA at all, before
+any call is queued.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from cato.core.workflow import NodeKind, Workflow
 
 
 def baseline_s(workflow: Workflow, measured: Mapping[NodeId, NodeEstimate]) -> float | None:
-    """Expected seconds to the SLO's event when no call waits; None before every LLM node that all
-    runs execute has been measured, and for TPOT objectives, which are a pace.
+    """Expected seconds to the SLO's event without queueing.
+
+    None until every LLM node that all runs execute has been measured. None for TPOT objectives,
+    which are a pace.
     """
     always = (n.id for n in workflow.nodes if n.kind is NodeKind.LLM and n.when is None)
     if workflow.slo.metric is SloMetric.TPOT or any(id not in measured for id in always):
@@ -27,12 +29,12 @@ def baseline_s(workflow: Workflow, measured: Mapping[NodeId, NodeEstimate]) -> f
 
 
 def warning(workflow: Workflow, measured: Mapping[NodeId, NodeEstimate]) -> str:
-    """What is wrong with the target of `workflow`; empty when nothing is, or nothing is known."""
+    """What is wrong with the target of `workflow`; empty if nothing is, or nothing is known."""
     expected_s = baseline_s(workflow, measured)
     if expected_s is None or expected_s <= workflow.slo.target_s:
         return ""
     return (
         f"{workflow.name}: the {workflow.slo.metric.value} target of "
         f"{workflow.slo.target_s * 1000:.0f} ms is below the measured baseline of "
-        f"{expected_s * 1000:.0f} ms: most runs miss it even when nothing waits"
+        f"{expected_s * 1000:.0f} ms: most runs miss it even without queueing"
     )

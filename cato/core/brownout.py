@@ -1,4 +1,4 @@
-"""What runs go without while their pools are full: steps that an operator orders. Pure."""
+"""Brownout: what runs skip while their pools are full, in steps set by an operator. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cato.core.workflow import LlmSettings, Node, Workflow
 
 @dataclass(frozen=True, slots=True)
 class BrownoutStep:
-    """From `queued` on, the calls that wait for each place of a pool, runs that start go without.
+    """A brownout step for runs that start with at least `queued` waiting calls per batch slot.
 
-    They skip optional nodes, have at most `max_rounds` of a repeated node (None: as many as it
-    wants), and ask the `fallback` of a node instead of its model. Steps add up.
+    They skip optional nodes, execute a repeated node at most `max_rounds` times (None: no limit),
+    and call the `fallback` of a node instead of its model. Steps add up.
     """
 
     queued: float
@@ -23,16 +23,16 @@ class BrownoutStep:
 
 
 Fullness = Callable[[str], float]
-"""Calls that wait for each place of the pool of a model; infinite where none serves it."""
+"""Waiting calls per batch slot of a model's pool; infinite if no pool serves it."""
 
 
 def browned(
     workflow: Workflow, steps: Sequence[BrownoutStep], fullness: Fullness
 ) -> tuple[Workflow, tuple[str, ...]]:
-    """`workflow` as a run that starts now has it, and what it goes without, in words.
+    """The reduced `workflow` for a run that starts now, and a description of each reduction.
 
-    The fullest pool of its nodes counts; for a fallback, that of the node itself. A fallback whose
-    own pool is as full is not used.
+    The fullest pool of its nodes counts; for a fallback, the pool of the node itself. A fallback
+    whose own pool is as full is not used.
     """
     models = [n.settings.model for n in workflow.nodes if isinstance(n.settings, LlmSettings)]
     worst = max(map(fullness, models), default=0.0)

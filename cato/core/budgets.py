@@ -46,8 +46,8 @@ def split_slack(
 ) -> dict[K, float]:
     """Budget of each node, in seconds, out of `total_s`.
 
-    Nodes of `needs` that are not in `order` (finished ones) count as nothing. Where nothing is
-    known (the longest path through a node has weight 0), the nodes of the path share evenly.
+    Nodes of `needs` that are not in `order` (finished ones) count 0. If the longest path through a
+    node has weight 0, because nothing is known, its nodes share evenly.
     """
     before = longest_before(order, needs, weight_s)
     after = longest_after(order, needs, weight_s)

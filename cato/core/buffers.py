@@ -1,4 +1,4 @@
-"""Which run of an editor's buffer is the latest: what pools know of superseding."""
+"""The latest run of each editor buffer, which supersedes earlier ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from cato.core.ids import InvocationId, RunId
 from cato.core.snapshot import Invocation
 
-# That are remembered; the one used longest ago is forgotten first.
+# Number of buffers remembered; the least recently used one is dropped first.
 MAX_BUFFERS = 10_000
 
 

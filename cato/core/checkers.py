@@ -1,4 +1,4 @@
-"""Compilers and linters that an operator lets validate nodes run."""
+"""Compilers and linters that an operator allows validate nodes to run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 FILE = "{file}"
-"""Stands for the code's file in a command."""
+"""Placeholder for the code's file in a command."""
 
 FILE_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -23,7 +23,7 @@ FILE_NAMES: Mapping[str, str] = MappingProxyType(
         "rust": "main.rs",
     }
 )
-"""What the code's file is called, by language."""
+"""Name of the code's file, by language."""
 
 
 @dataclass(frozen=True, slots=True)

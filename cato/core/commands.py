@@ -1,4 +1,4 @@
-"""Orders of a pool's orchestrator to its driver."""
+"""Commands of a pool's orchestrator to its driver."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cato.core.record import record
 
 @record
 class Dispatch:
-    """Lease `replica_id` to the invocation. `slack_s` is what was left at the decision.
+    """Lease `replica_id` to the invocation. `slack_s` is the slack at the decision.
 
-    `predicted_queue_s` is how long it was expected to wait in front of the engine, `service_s` how
-    long to run there. `cached_tokens` of its prompt are believed to be in that replica's KV cache.
-    `home` is the replica of its session's last call, as far as that is known and there.
+    `predicted_queue_s` is the predicted queueing delay before the engine, `service_s` the predicted
+    service time. `cached_tokens` of its prompt are believed to be in that replica's KV cache.
+    `home` is the replica of its session's last call, if that is known and still there.
     """
 
     invocation_id: InvocationId
@@ -32,8 +32,11 @@ class Dispatch:
 
 @record
 class Refuse:
-    """Turn the invocation away: the queue's bound is reached, its client would leave before its
-    first token, or a newer run of the same buffer has `superseded` its own."""
+    """Turn the invocation away.
+
+    The queue is full, the client would leave before the first token, or a newer run of the same
+    buffer has `superseded` this one.
+    """
 
     invocation_id: InvocationId
     reason: str
@@ -43,8 +46,10 @@ class Refuse:
 
 @record
 class Preempt:
-    """Take the invocation back from its replica; it waits again, as attempt `attempt` + 1, unless
-    its run was `superseded`."""
+    """Take the invocation back from its replica.
+
+    It returns to the queue as attempt `attempt` + 1, unless its run was `superseded`.
+    """
 
     invocation_id: InvocationId
     attempt: int

@@ -18,7 +18,7 @@ class Route:
 
 @record
 class Hold:
-    """Leave the invocation in the pool's queue; `replica_id`: it waits for that one."""
+    """Leave the invocation in the pool's queue; with `replica_id`, wait for that replica."""
 
     reason: str
     replica_id: ReplicaId | None = None
@@ -33,7 +33,7 @@ class Admit:
 
 @record
 class Defer:
-    """It may not, now. `closes`: nor may any other before something changes on the replica."""
+    """Do not let it join now. `closes`: nor any other until the replica changes."""
 
     reason: str
     closes: bool = False
@@ -41,7 +41,7 @@ class Defer:
 
 @record
 class Batch:
-    """`ids` start now, in this order; none does where it is empty."""
+    """Start `ids` now, in this order; an empty batch starts none."""
 
     ids: tuple[InvocationId, ...]
     reason: str
@@ -51,9 +51,9 @@ class Batch:
 class Rank:
     """Place in the queue: smaller goes first, by `value`, then `key`; ties by arrival, then id.
 
-    The engine receives `value` as its priority. The rank holds until `until_s`, when it is
-    judged again. `worsens`: what follows is never a better place, so that it is judged again
-    only when it comes to the head; deep in a long queue nobody needs it.
+    The engine receives `value` as its priority. The rank is computed again after `until_s`.
+    `worsens`: later ranks are never better, so the rank is computed again only at the head of the
+    queue.
     """
 
     value: int

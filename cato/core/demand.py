@@ -1,8 +1,8 @@
-"""The demand on each pool, counted from the events of its router.
+"""Demand on each pool, measured from the events of its router.
 
-A `PoolMeter` sits beside a pool's orchestrator and sees the same events. What it tells at a look is
-a plain value that may cross a process; `pool_loads` puts the pools together, because a call in one
-pool announces calls in others.
+A `PoolMeter` sits beside a pool's orchestrator and sees the same events. It reports plain values
+that may cross a process. `pool_loads` combines the pools, because a call in one pool announces
+calls in others.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from cato.core.scaling import Arrivals, Finished, PoolLoad, ReplicaLoad
 from cato.core.snapshot import Invocation
 from cato.core.workflow import NodeKind, Workflow
 
-# A call that neither waits nor runs for so long has been lost with its ingress.
+# A call that neither waits nor runs for this long was lost with its ingress.
 FORGET_AFTER_S = 1800.0
-# What earlier calls taught counts half after this time.
+# Half-life of what earlier calls taught.
 HALF_LIFE_S = 3600.0
-# Calls of a kind that must have been seen before they announce others.
+# Calls of a kind needed before they announce others.
 LEAST_CALLS = 5.0
 
 
 class CallKind(NamedTuple):
-    """Which call of which task."""
+    """A call of a task, by node."""
 
     task: TaskName
     node: NodeId
@@ -45,11 +45,11 @@ class CallKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FollowUps:
-    """Expected work of the calls that come after one of some kind, by pool, in replica-seconds.
+    """Expected work after one call of some kind, by pool, in replica-seconds.
 
-    A call that needs several is shared among them, so that the sum over what runs counts it once.
-    `begins`: calls of this kind need no other; `share` is then 1 over how many of those a run has,
-    so that a run counts once.
+    Work of a call that needs several others is shared among those, so that a sum over running calls
+    counts it once. `begins`: calls of this kind need no other; `share` is then 1 over how many of
+    those a run has, so that a run counts once.
     """
 
     work_s: Mapping[PoolName, float] = field(default_factory=dict)
@@ -59,9 +59,10 @@ class FollowUps:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """What a pool's router saw since the last look, and what it has now.
+    """A pool's arrivals and ends since the last look, and its present load.
 
-    `arrived` by kind; `unfinished` counts calls by kind, `queued_s` is the work of those that wait.
+    `arrived` counts by kind; `unfinished` counts calls by kind; `queued_s` is the work of the
+    queued ones.
     """
 
     now_s: float
@@ -76,7 +77,7 @@ class PoolDemand:
 
 
 def together(shards: Sequence[PoolDemand]) -> PoolDemand:
-    """The demand on a pool whose router shards were asked one by one."""
+    """The demand on a whole pool, from the demands on its router shards."""
     if len(shards) == 1:
         return shards[0]
     arrived: dict[CallKind, Arrivals] = {}
@@ -103,7 +104,7 @@ def together(shards: Sequence[PoolDemand]) -> PoolDemand:
 
 @dataclass(slots=True)
 class _Call:
-    """`has_place`: a replica holds it, or drains with it; it waits no more."""
+    """`has_place`: a replica holds it, possibly one that drains; it is not queued."""
 
     invocation: Invocation
     offered_at_s: float
@@ -114,13 +115,13 @@ class _Call:
 
 
 class PoolMeter:
-    """Counts for one pool. A call that is offered again, after a loss, is not a new arrival.
+    """Measures the demand on one pool. A call offered again after a loss is no new arrival.
 
     Where deployments differ, work is measured in replicas of their mean speed.
     """
 
     def __init__(self, profile: Profile, places: int) -> None:
-        """`profile` and `places` hold until the first replica reports its own."""
+        """Use `profile` and `places` until the first replica reports its own."""
         self._first = (profile, places)
         self._shapes: dict[DeploymentName, tuple[Profile, int]] = {}
         self._calls: dict[InvocationId, _Call] = {}
@@ -148,14 +149,14 @@ class PoolMeter:
                 pass
 
     def refused(self, id: InvocationId) -> None:
-        """The pool turned the call away: it is a command of the orchestrator, not an event."""
+        """The pool refused the call: refusals are commands of the orchestrator, not events."""
         self._calls.pop(id, None)
 
     def look(self, picture: PoolPicture, leased: Collection[InvocationId]) -> PoolDemand:
-        """What happened since the last look; `leased` are the calls that replicas hold.
+        """Report what happened since the last look; `leased` are the calls that replicas hold.
 
-        A call that was leased and is no more goes on in a replica that drains, until it is offered
-        again or ends.
+        A call that has lost its lease continues in a draining replica, until it is offered again or
+        ends.
         """
         arrived, self._arrived = self._arrived, {}
         finished, self._finished = self._finished, []
@@ -192,8 +193,8 @@ class PoolMeter:
                 known.has_place = False
             known.invocation, known.seen_at_s = invocation, event.now_s
             return
-        # Of a later attempt the first was seen before a restart, or it ended with its replica; what
-        # an earlier life of the router was offered has arrived then.
+        # The first attempt was seen before a restart, or it ended with its replica. What an earlier
+        # incarnation of the router was offered counts as arrived then.
         work_s = self._work_s(invocation)
         self._calls[invocation.id] = _Call(invocation, event.now_s, work_s, event.now_s)
         if invocation.attempt == 1 and not invocation.was_taken:
@@ -203,7 +204,7 @@ class PoolMeter:
 
     def _end(self, event: InvocationEnded) -> None:
         call = self._calls.get(event.invocation_id)
-        # Late news of an attempt that was replaced; after a preemption the event's is the higher.
+        # A late report of a replaced attempt; after a preemption the event's attempt is the higher.
         if call is None or event.attempt < call.invocation.attempt:
             return
         del self._calls[event.invocation_id]
@@ -228,7 +229,7 @@ class PoolMeter:
         return self._shapes.values() or (self._first,)
 
     def _work_s(self, invocation: Invocation) -> float:
-        """Replica-seconds on a replica of mean speed, which is the harmonic mean of the times."""
+        """Replica-seconds on a replica of mean speed (the harmonic mean of the times)."""
         tokens = invocation.prompt_tokens, invocation.expected_tokens
         times = [p.service_s(*tokens, places) / places for p, places in self._all_shapes()]
         if min(times) <= 0:
@@ -253,7 +254,7 @@ def _kind(invocation: Invocation) -> CallKind:
 
 @dataclass(frozen=True, slots=True)
 class Provision:
-    """What the provisioner itself knows of a pool: bounds, orders under way, and their duration."""
+    """The provisioner's own data of a pool: bounds, pending orders and how long they take."""
 
     min_replicas: int
     max_replicas: int
@@ -266,8 +267,9 @@ def pool_loads(
     provisions: Mapping[PoolName, Provision],
     follow_ups: Mapping[CallKind, FollowUps],
 ) -> dict[PoolName, PoolLoad]:
-    """What each pool's policy is told. A kind that `follow_ups` does not know begins a run of its
-    own and is followed by nothing.
+    """The load that each pool's policy sees.
+
+    A kind unknown to `follow_ups` starts a run of its own and is followed by nothing.
     """
     unknown = FollowUps(begins=True)
     begun = dict.fromkeys(demands, (0.0, 0.0))
@@ -310,11 +312,11 @@ def pool_loads(
 
 
 CallsBefore = dict[NodeId, tuple[NodeId, ...]]
-"""The LLM nodes of a workflow in a topological order, each with those whose end it waits for."""
+"""The LLM nodes of a workflow in topological order, each with the LLM nodes that it waits for."""
 
 
 def calls_before(workflow: Workflow) -> CallsBefore:
-    """The order of a workflow's LLM calls; nodes of other kinds between them are passed over."""
+    """The order of a workflow's LLM calls; nodes of other kinds are skipped."""
     nearest: dict[NodeId, tuple[NodeId, ...]] = {}
     is_call = {n.id: n.kind is NodeKind.LLM for n in workflow.nodes}
     for node in workflow.nodes:
@@ -325,7 +327,7 @@ def calls_before(workflow: Workflow) -> CallsBefore:
 
 @dataclass(slots=True)
 class _Seen:
-    """Arrivals of one kind, older ones less and less; `pool` is where the last came."""
+    """Arrivals of one kind, decayed over time; `pool` is where the last one went."""
 
     pool: PoolName
     count: float = 0.0
@@ -333,8 +335,9 @@ class _Seen:
 
 
 class CallBook:
-    """What arrivals teach of the calls of each task: how many there are per call before them, and
-    their work. So a condition that seldom holds, a loop and a fan-out announce what they come to.
+    """Learns from arrivals how many calls follow each call of a task, and their work.
+
+    Rare conditions, loops and fan-outs are thus announced with the frequency observed.
     """
 
     def __init__(self) -> None:
@@ -355,11 +358,11 @@ class CallBook:
                 seen.work_s += arrivals.work_s
 
     def follow_ups(self, tasks: Mapping[TaskName, CallsBefore]) -> dict[CallKind, FollowUps]:
-        """What comes after a call of each kind of `tasks`. Until a few calls were seen: nothing.
+        """Expected calls after a call of each kind of `tasks`; nothing until a few calls were seen.
 
         Each call announces the calls right after it, n(later)/n(this) of them on average, and what
-        these announce; a call that waits for several is shared among them. The later rounds of a
-        loop are announced with its first.
+        these announce in turn. A call that waits for several is shared among them. The later rounds
+        of a loop are announced with its first.
         """
         table: dict[CallKind, FollowUps] = {}
         for task, calls in tasks.items():

@@ -36,7 +36,7 @@ class CatoError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in a file: where, what was found, and the rule it breaks."""
+    """One problem in a file: where, what was found, and the rule it breaks."""
 
     file: str
     path: str
@@ -76,7 +76,7 @@ class UnknownNameError(CatoError):
 
 
 class InputError(CatoError):
-    """The caller's input cannot be served as it is; `param` names the field when there is one."""
+    """The caller's input cannot be served as it is; `param` names the field, if one is at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message, param)
@@ -90,7 +90,7 @@ class InputError(CatoError):
 class ContextLengthError(InputError):
     """Prompt and output do not fit the model's context.
 
-    The numbers are None where the refusal did not say them.
+    The numbers are None if the engine's refusal did not contain them.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class DeadlineError(CatoError):
 
 
 class AccessError(CatoError):
-    """The caller is not let in; `status` and `code` are those of the HTTP answer.
+    """The caller has no access; `status` and `code` are those of the HTTP answer.
 
     `retry_after_s` is None when the same request never works.
     """
@@ -168,7 +168,7 @@ class AccessError(CatoError):
 
 
 class QuotaError(CatoError):
-    """The tenant's `limit` is used up for `retry_after_s`; `is_budget`: for the rest of a month."""
+    """The tenant's `limit` is used up for `retry_after_s`; `is_budget`: until the month ends."""
 
     def __init__(self, limit: str, retry_after_s: float, is_budget: bool = False) -> None:
         super().__init__(limit, retry_after_s, is_budget)
@@ -181,7 +181,7 @@ class QuotaError(CatoError):
 
 
 class StartingError(CatoError):
-    """The server has just started and cannot say yet what it serves."""
+    """The server has just started and does not know its engines yet."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -205,11 +205,11 @@ class CapacityError(CatoError):
 
 
 class NotLoadedError(CapacityError):
-    """The model does not load, on any card that it was tried on."""
+    """The model failed to load on every accelerator tried."""
 
 
 class PrefixUnknownError(CatoError):
-    """A router was sent what is new in a session's prompt, and does not have the rest."""
+    """A router got the new part of a session's prompt, but does not have the rest."""
 
     def __init__(self, session: str) -> None:
         super().__init__(session)
@@ -220,7 +220,7 @@ class PrefixUnknownError(CatoError):
 
 
 class SupersededError(CatoError):
-    """A newer run of the same editor's buffer has taken the invocation's place."""
+    """A newer run of the same editor buffer has replaced this one."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -231,9 +231,9 @@ class SupersededError(CatoError):
 
 
 class ReplicaLostError(CatoError):
-    """The leased replica is gone; the holder of the lease asks the router for another.
+    """The leased replica is gone; the lease's holder asks the router for another.
 
-    `was_reached` is False when the call certainly never got to its engine.
+    `was_reached` is False if the call certainly never got to its engine.
     """
 
     def __init__(self, replica: str, problem: str, was_reached: bool = True) -> None:
@@ -247,7 +247,7 @@ class ReplicaLostError(CatoError):
 
 
 class LinkError(CatoError):
-    """There is no connection to `peer`, or it ended before the answer did."""
+    """There is no connection to `peer`, or it ended before the answer was complete."""
 
     def __init__(self, peer: str, problem: str) -> None:
         super().__init__(peer, problem)
@@ -259,8 +259,10 @@ class LinkError(CatoError):
 
 
 class EngineError(CatoError):
-    """The engine refused a request or broke; `status` is the HTTP status that fits, `param` the
-    request's field that it refused, when it says."""
+    """The engine refused a request or failed; `status` is the matching HTTP status.
+
+    `param` is the request's field that it refused, if it names one.
+    """
 
     def __init__(self, problem: str, status: int = 502, param: str | None = None) -> None:
         super().__init__(problem, status, param)

@@ -1,6 +1,6 @@
-"""Baselines of nodes and errors of predictions, learnt from receipts: exponentially weighted means.
+"""Baselines of nodes and prediction errors, learned from receipts as exponential means.
 
-What is learnt leaves as values (`NodeMean`, `PoolErrors`) that a store keeps and gives back.
+Results are plain values (`NodeMean`, `PoolErrors`) that a store can keep and restore.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from cato.core.ids import NodeId, PoolName, TaskName
 from cato.core.receipt import LlmFacts, NodeReceipt, SlaReceipt
 from cato.core.runs import NodeEstimate, NodeStatus
 
-# About the last 20 executions count.
+# Means cover about the last 20 executions.
 WEIGHT = 0.1
-# Drift is judged over about the last 100 invocations of a pool: single errors are large.
+# Drift covers about the last 100 invocations of a pool, because single errors are large.
 ERROR_WEIGHT = 0.02
 
 SERVICE_S, FIRST_TOKEN_S, RUNS = "service_s", "first_token_s", "runs"
@@ -37,7 +37,7 @@ def _learn(old: _Mean | None, x: float) -> _Mean:
 
 @dataclass(frozen=True, slots=True)
 class NodeMean:
-    """What is known of one `quantity` of a node: its mean after `samples` executions.
+    """Mean of one `quantity` of a node, after `samples` executions.
 
     Quantities: `service_s`, without queueing; `first_token_s`, at the engine; `runs`, executions
     per run.
@@ -59,7 +59,7 @@ class Baselines:
     def record(self, receipt: SlaReceipt, all_nodes: tuple[NodeId, ...]) -> tuple[NodeMean, ...]:
         """Learn from a run; return what changed.
 
-        Failed and cancelled executions say nothing of service times.
+        Failed and cancelled executions do not count for service times.
         """
         done: dict[NodeId, list[NodeReceipt]] = {id: [] for id in all_nodes}
         for node in receipt.nodes:
@@ -70,7 +70,7 @@ class Baselines:
             samples: list[tuple[str, float]] = []
             for x in executions:
                 if x.llm is not None and x.llm.reused:
-                    continue  # no engine was asked
+                    continue  # no engine was called
                 queue_s = x.llm.queue_s if x.llm else 0.0
                 samples.append((SERVICE_S, x.spent_s - queue_s))
                 if x.llm is not None and x.llm.engine_ttft_s is not None:
@@ -84,7 +84,7 @@ class Baselines:
         return tuple(self._value(key) for key in changed)
 
     def restore(self, means: Iterable[NodeMean]) -> None:
-        """Take in what was learnt earlier; of two means of the same, the one with more samples."""
+        """Restore what was learned earlier; of two equal means keep the one with more samples."""
         for mean in means:
             key = (mean.task, mean.node, mean.quantity)
             known = self._means.get(key)
@@ -92,7 +92,7 @@ class Baselines:
                 self._means[key] = _Mean(mean.value, mean.samples)
 
     def table(self) -> dict[TaskName, dict[NodeId, NodeEstimate]]:
-        """All that is known, by task and node."""
+        """All means, by task and node."""
         known: dict[TaskName, dict[NodeId, NodeEstimate]] = {}
         for (task, node, quantity), mean in self._means.items():
             if quantity != SERVICE_S:
@@ -111,10 +111,10 @@ class Baselines:
 
 @dataclass(frozen=True, slots=True)
 class PoolErrors:
-    """Means of what was predicted for the invocations of a pool, and of what came, in seconds.
+    """Mean predicted and mean actual times of a pool's invocations, in seconds.
 
-    Weighted towards the latest hundred. A ratio of means, not a mean of ratios: one invocation
-    that was served in no time would otherwise outweigh all others.
+    Weighted towards the latest hundred. A ratio of means, not a mean of ratios: otherwise one
+    invocation with almost no service time would outweigh all others.
     """
 
     pool: PoolName
@@ -126,17 +126,17 @@ class PoolErrors:
 
     @property
     def drift(self) -> float | None:
-        """Predicted over actual service time: 1 is right, 0.5 half of what it takes."""
+        """Predicted over actual service time: 1 is exact, 0.5 predicts half the actual time."""
         return self.predicted_service_s / self.service_s if self.service_s > 0.0 else None
 
     @property
     def queue_drift(self) -> float | None:
-        """Predicted over actual queueing delay; None while nothing waited."""
+        """Predicted over actual queueing delay; None if nothing was queued."""
         return self.predicted_queue_s / self.queue_s if self.queue_s > 0.0 else None
 
 
 def predictions(receipt: SlaReceipt) -> Iterable[LlmFacts]:
-    """The invocations of a run whose service was predicted and ended well: what can be judged."""
+    """A run's successful invocations with a predicted service time."""
     for node in receipt.nodes:
         facts = node.llm
         if (
@@ -149,7 +149,7 @@ def predictions(receipt: SlaReceipt) -> Iterable[LlmFacts]:
 
 
 class PredictionErrors:
-    """What was predicted beside what came, by pool."""
+    """Predicted against actual times, by pool."""
 
     def __init__(self) -> None:
         self._by_pool: dict[PoolName, PoolErrors] = {}
@@ -164,7 +164,7 @@ class PredictionErrors:
         return tuple(self._by_pool[pool] for pool in changed)
 
     def restore(self, errors: Iterable[PoolErrors]) -> None:
-        """Take in what was learnt earlier; of two of a pool, the one with more samples."""
+        """Restore what was learned earlier; per pool keep the value with more samples."""
         for error in errors:
             known = self._by_pool.get(error.pool)
             if known is None or known.samples < error.samples:

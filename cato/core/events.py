@@ -1,4 +1,4 @@
-"""Facts that reach a pool's orchestrator. `now_s` is the router's clock."""
+"""Events that reach a pool's orchestrator. `now_s` is the router's clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cato.core.snapshot import Invocation
 
 @record
 class ReplicaReported:
-    """A replica says what it is and what it holds; the first report makes it known.
+    """A replica reports its properties and contents; its first report registers it.
 
-    `held` are the invocations that it has; a lease it does not name after a grace time is free.
-    `prefix_caching`: its engine keeps the beginnings of prompts. `step_tokens`: the prompt tokens
-    that its engine processes in one step at most (0: whole prompts, or unknown). `host_tokens`:
-    what leaves its KV cache stays in the host's memory, so many tokens of it.
+    `held` are its invocations; a lease that it does not name after a grace time ends.
+    `prefix_caching`: its engine caches prefixes. `step_tokens`: the most prompt tokens per engine
+    step (0: whole prompts, or unknown). `host_tokens`: tokens of host memory that hold KV blocks
+    evicted from the KV cache.
     """
 
     now_s: float
@@ -43,7 +43,7 @@ class ReplicaLost:
 
 @record
 class InvocationOffered:
-    """An ingress wants a lease. Offering an id again is harmless."""
+    """An ingress requests a lease. Offering an id again is harmless."""
 
     now_s: float
     invocation: Invocation
@@ -51,9 +51,9 @@ class InvocationOffered:
 
 @record
 class InvocationWithdrawn:
-    """The ingress gave up waiting, or its stream ended without the replica saying so.
+    """The ingress gave up waiting, or its stream ended without an end reported by the replica.
 
-    `attempt` is the one that was given up: it says nothing of a newer one that was offered since.
+    `attempt` is the attempt given up: a newer attempt offered since is not affected.
     """
 
     now_s: float
@@ -83,8 +83,8 @@ class ReplicaProgressed:
 class InvocationEnded:
     """The replica no longer holds the invocation: finished, failed or cancelled.
 
-    `output_tokens` are those of this attempt. `cached_tokens` of `prompt_tokens`: its prompt as its
-    engine counted it (None: it did not say).
+    `output_tokens` are those of this attempt. `cached_tokens` of `prompt_tokens` were cached, as
+    the engine counted (None: it did not report).
     """
 
     now_s: float
@@ -98,7 +98,7 @@ class InvocationEnded:
 
 @record
 class TurnCame:
-    """A call that has waited for its turn may start (see `Policies.by_turns`)."""
+    """A parked call may start now (see `Policies.by_turns`)."""
 
     now_s: float
     invocation_id: InvocationId
@@ -106,15 +106,17 @@ class TurnCame:
 
 @record
 class TurnsEnded:
-    """Room that calls were given their turns for is gone: they wait for their turns again."""
+    """The room behind the current turns is gone: calls wait for their turns again."""
 
     now_s: float
 
 
 @record
 class PoliciesChanged:
-    """The operator changed how the pool decides, or a new measurement did; or what is bound early
-    is to be dealt out again."""
+    """The pool's policies changed, by the operator or a new measurement.
+
+    Also sent to distribute early-bound calls again.
+    """
 
     now_s: float
     policies: Policies
@@ -122,7 +124,7 @@ class PoliciesChanged:
 
 @record
 class Ticked:
-    """Time passed; replicas that were silent too long are lost."""
+    """Time passed; replicas that were silent for too long are lost."""
 
     now_s: float
 

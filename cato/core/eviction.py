@@ -1,6 +1,6 @@
-"""Which model to unload, which to load next: what a policy sees, and what it answers.
+"""Model eviction and loading: the snapshot that policies see, and their answers.
 
-Every answer must be pure: values in, values out, with the reason that an operator reads.
+Every answer must be pure: values in, values out, with the reason shown to operators.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CopyId = NewType("CopyId", str)
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One accelerator of one host. It holds one model, or a part of one, at a time."""
+    """One accelerator of one host. It holds one model, or a shard of one, at a time."""
 
     id: CardId
     host: HostId
@@ -25,7 +25,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Room for weights in a host's memory; 0 bytes: every load comes from storage."""
+    """Room for weights in a host's memory; with 0 bytes every load comes from storage."""
 
     id: HostId
     weights_bytes: int = 0
@@ -35,10 +35,10 @@ class HostMemory:
 class ModelFacts:
     """What it takes to load and serve a model.
 
-    `load_s` from storage, `reload_s` when the weights are in the host's memory. A copy takes
-    `cards` cards of one host and runs at most `max_running` invocations together. At least
-    `min_copies` are kept loaded and at most `max_copies` are loaded. `slo_s` is the time to the
-    first token that its users expect: it says how much a cold start hurts.
+    `load_s` from storage, `reload_s` from the host's memory. A copy takes `cards` accelerators of
+    one host and runs at most `max_running` invocations at once. At least `min_copies` stay loaded;
+    at most `max_copies` are loaded. `slo_s` is the time to first token that its users expect: it
+    determines how much a cold start hurts.
     """
 
     name: ModelName
@@ -54,10 +54,10 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An invocation that waits for a copy of `model`; `value` is what meeting its SLO is worth.
+    """An invocation that waits for a copy of `model`; `value` is the value of meeting its SLO.
 
-    `deadline_s` is the instant of its first token's SLO, `expected_tokens` its expected output.
-    `user` is the one who asks, to predict the next model; empty when unknown.
+    `deadline_s` is when its first token is due, `expected_tokens` its expected output. `user` is
+    the caller, used to predict the next model; empty when unknown.
     """
 
     id: InvocationId
@@ -73,12 +73,12 @@ class Wanted:
 class ModelState:
     """One model at one instant.
 
-    `idle_s`: since its last dispatch, or since the books were opened when there was none.
-    `uses`: dispatches so far. `rate_per_s`: learned arrival rate; `evidence`: the arrivals that
-    it rests on, old ones counting less. `queue_position`: place of its first waiting invocation
-    in the queue of all, from 1; None when none waits. `waiting` are those not given to a copy
-    yet, by arrival. `expected_tokens`: mean expected output of its invocations. `load_s`: what
-    loading it now would take. `copies`: loaded or loading.
+    `idle_s`: since its last dispatch, or since the start if there was none. `uses`: dispatches so
+    far. `rate_per_s`: learned arrival rate; `evidence`: the arrivals behind it, older ones weighted
+    less. `queue_position`: place of its first waiting invocation in the common queue, from 1; None
+    when none waits. `waiting` are those not yet given to a copy, by arrival. `expected_tokens`:
+    mean expected output of its invocations. `load_s`: the time to load it now. `copies`: loaded or
+    loading.
     """
 
     facts: ModelFacts
@@ -95,14 +95,14 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """All models at `now_s`, in a fixed order so that ties break the same way every time."""
+    """All models at `now_s`, in a fixed order so that ties always break the same way."""
 
     now_s: float
     models: Mapping[ModelName, ModelState]
 
 
 def in_units(fleet: FleetSnapshot, unit_s: float) -> FleetSnapshot:
-    """The same fleet with all times in units of `unit_s`."""
+    """The same snapshot with all times in units of `unit_s`."""
     return FleetSnapshot(
         fleet.now_s / unit_s, {name: _in_units(m, unit_s) for name, m in fleet.models.items()}
     )
@@ -130,7 +130,7 @@ def _in_units(state: ModelState, unit_s: float) -> ModelState:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What keeping a copy is worth, in the policy's own unit: the least is evicted first."""
+    """The value of keeping a copy, in the policy's own unit: the least is evicted first."""
 
     worth: float
     reason: str
@@ -138,7 +138,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Load `model` before anybody asks, in place of copies each worth less than `above`."""
+    """Load `model` ahead of demand, in place of copies each worth less than `above`."""
 
     model: ModelName
     above: float
@@ -147,29 +147,29 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Load `model` next, for invocations that wait."""
+    """Load `model` next, for waiting invocations."""
 
     model: ModelName
     reason: str
 
 
 class EvictionPolicy(Protocol):
-    """What is a loaded copy of `model` worth keeping? Must be pure."""
+    """Rates the value of keeping a loaded copy of `model`. Must be pure."""
 
     def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep: ...
 
     def prefetch(self, fleet: FleetSnapshot) -> Prefetch | None:
-        """What to load while cards are idle and nothing waits; None: leave them as they are."""
+        """The model to load while accelerators are idle and nothing waits; None: load nothing."""
         ...
 
 
 class DispatchOrder(Protocol):
-    """Who is served when, and which model is loaded next? Must be pure.
+    """Decides the order of service, and which model to load next. Must be pure.
 
-    `in_order`: only the head of the queue is looked at, and is bound to a copy even while that
-    loads; those behind it wait until the head has its place. Otherwise an invocation whose
-    model is loaded is served at once, past those that wait for a load, and `wants` orders the
-    models that have `waiting` invocations.
+    `in_order`: only the head of the queue is considered, and it is bound to a copy even while that
+    loads; calls behind it wait until it has its slot. Otherwise an invocation whose model is loaded
+    is served at once, ahead of those that wait for a load, and `wants` orders the models that have
+    `waiting` invocations.
     """
 
     @property

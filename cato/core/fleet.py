@@ -1,4 +1,4 @@
-"""How many replicas each deployment may have, and whether the cluster can hold them."""
+"""Replica counts of deployments, and whether the cluster has room for them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from cato.core.ids import DeploymentName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.topology import DeploymentSpec
 
-# A replica that has no process after so long is ordered no longer: the room that it waits for may
-# never come. Long, because a busy host takes most of a minute to start a process.
+# A replica without a process after this long is no longer requested: its room may never come. Long,
+# because a busy host takes most of a minute to start a process.
 PENDING_LIMIT_S = 300.0
-# Ray gives each host so much of the resource that stands for the type of its accelerators.
+# Amount of the accelerator-type resource that Ray gives each host.
 _ACCELERATOR_TYPE_UNITS = 0.001
 # Free resources are sums and differences of floats.
 _ROUNDING = 1e-6
-# A typical call, for comparing what replicas cost.
+# A typical call, for comparing the cost of replicas.
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 300, 64
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Replica counts a deployment may have; `wanted` is what was last asked for."""
+    """Allowed replica counts of a deployment; `wanted` is the count last requested."""
 
     min_replicas: int
     max_replicas: int
@@ -41,7 +41,7 @@ class ScaleTo:
 
 @dataclass(frozen=True, slots=True)
 class HostResources:
-    """Resources of one host by Ray's names: all it has, and what nobody holds."""
+    """Resources of one host, by Ray's names: total and unused."""
 
     total: Mapping[str, float]
     free: Mapping[str, float]
@@ -49,11 +49,11 @@ class HostResources:
 
 @dataclass(frozen=True, slots=True)
 class ServedDeployment:
-    """A deployment as Serve has it.
+    """A deployment's state in Ray Serve.
 
-    `pending` replicas wait for a process on a host with room, `starting` ones have it and are not
-    running yet. `draining` ones take no new work, finish what they hold, and no longer count
-    towards `target`.
+    `pending` replicas wait for a process on a host with room; `starting` ones have it and are not
+    running yet. `draining` ones take no new work, finish their calls, and no longer count towards
+    `target`.
     """
 
     target: int
@@ -69,7 +69,7 @@ class ServedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many replicas a deployment may have now, and what a call costs there."""
+    """How many replicas a deployment may have now, and the cost of a call there."""
 
     deployment: DeploymentName
     low: int
@@ -80,10 +80,10 @@ class Room:
 def reconcile(
     bounds: Mapping[DeploymentName, Bounds], targets: Mapping[DeploymentName, int]
 ) -> tuple[ScaleTo, ...]:
-    """Bring Serve's targets to what is wanted, within the bounds.
+    """Align Serve's targets with the wanted counts, within the bounds.
 
-    A redeploy resets Serve's counts to those of the file; they are asserted again here.
-    Deployments that Serve does not know are left alone.
+    A redeploy resets Serve's counts to those of the file; this restores them. Deployments unknown
+    to Serve are left alone.
     """
     commands = []
     for name in sorted(bounds):
@@ -110,9 +110,9 @@ def resource_needs(spec: DeploymentSpec) -> dict[str, float]:
 
 
 def why_infeasible(needs: Mapping[str, float], hosts: Sequence[Mapping[str, float]]) -> str | None:
-    """Why no host could ever hold a replica that needs `needs`; None when one can.
+    """Why no host can ever hold a replica that needs `needs`; None when one can.
 
-    Serve waits for ever on an impossible request, so this is checked first. `hosts` holds the total
+    Serve waits forever on an impossible request, so this is checked first. `hosts` holds the total
     resources of each host; a replica takes all of its resources on one host.
     """
     if any(all(h.get(r, 0.0) >= n for r, n in needs.items()) for h in hosts):
@@ -133,7 +133,7 @@ def _in_words(resources: Mapping[str, float]) -> str:
 
 
 def more_that_fit(needs: Mapping[str, float], hosts: Iterable[HostResources], most: int) -> int:
-    """How many more replicas find room, at most `most`; each takes all it needs on one host."""
+    """How many more replicas fit, up to `most`; each takes all it needs on one host."""
     found = 0
     for host in hosts:
         each = [(host.free.get(r, 0.0) + _ROUNDING) / n for r, n in needs.items() if n > 0]
@@ -142,10 +142,10 @@ def more_that_fit(needs: Mapping[str, float], hosts: Iterable[HostResources], mo
 
 
 def ceiling(spec: DeploymentSpec, served: ServedDeployment, fit: int, pending_s: float) -> int:
-    """The most replicas that may be asked for now, within the bounds of the file.
+    """The most replicas to request now, within the bounds of the file.
 
-    `fit` more would find room. What was asked for before stands, until replicas are `pending` for
-    too long: `pending_s`. The minimum is asked for in any case: Serve starts it when it can.
+    `fit` more would fit. Earlier requests stand until replicas have been `pending` for too long:
+    `pending_s`. The minimum is always requested: Serve starts it when it can.
     """
     most = served.placed + fit
     if pending_s < PENDING_LIMIT_S:
@@ -154,7 +154,7 @@ def ceiling(spec: DeploymentSpec, served: ServedDeployment, fit: int, pending_s:
 
 
 def call_price(spec: DeploymentSpec, profile: Profile) -> float:
-    """What a typical call costs on a replica of `spec` that is full: its time there × its cost."""
+    """Cost of a typical call on a full replica of `spec`: its time there × the replica's cost."""
     places = max(1, min(spec.engine.max_num_seqs, profile.max_running))
     return spec.cost * profile.service_s(_PROMPT_TOKENS, _OUTPUT_TOKENS, places) / places
 
@@ -162,10 +162,10 @@ def call_price(spec: DeploymentSpec, profile: Profile) -> float:
 def allot(
     replicas: int, wanted: Mapping[DeploymentName, int], rooms: Sequence[Room]
 ) -> dict[DeploymentName, int]:
-    """Bring the sum of `wanted` to `replicas`, as near as the rooms allow.
+    """Bring the sum of `wanted` as close to `replicas` as the rooms allow.
 
-    What is missing goes where a call is cheapest, what is too much leaves where it is dearest.
-    Nothing moves otherwise: the start of a replica costs more than a better place saves.
+    Missing replicas are added where a call is cheapest; excess ones are removed where it is most
+    expensive. Otherwise nothing moves: starting a replica costs more than a better place saves.
     """
     by_price = sorted(rooms, key=lambda r: (r.price, r.deployment))
     goal = {r.deployment: max(r.low, min(r.high, wanted[r.deployment])) for r in rooms}

@@ -1,8 +1,8 @@
-"""When an engine that says nothing is hung: stopped, deadlocked, or waiting for a card for ever.
+"""Detects hung engines: stopped, deadlocked, or waiting forever for an accelerator.
 
-A process that is gone closes its connections; one that stands still keeps them open, and its
-streams would wait for ever. Silence alone proves nothing: a long prompt is computed in silence. An
-engine that has nothing to do is asked now and then, before a call has to wait for it.
+A process that ends closes its connections. A hung one keeps them open, and its streams would wait
+forever. Silence alone proves nothing: a long prompt is computed in silence. An idle engine is
+probed now and then, before a call has to wait for it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 from cato.core.profile import UNMEASURED, Profile
 
-# Of the samples: a thread that answers metrics runs in one or two, one that computes in all.
+# Share of samples with a running thread: one that answers metrics runs in one or two samples, one
+# that computes in all.
 _WORKING_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing came for `silent_s` of any of `running` answers.
+    """No token of `running` answers has arrived for `silent_s`.
 
-    `prompt_tokens` are those of answers that have not begun. Without answers it is since the engine
-    last showed that it lives.
+    `prompt_tokens` are those of answers without a first token. Without answers, the silence counts
+    from the engine's last sign of life.
     """
 
     silent_s: float
@@ -30,10 +31,10 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What a silent engine showed while it was watched.
+    """Signs of life of a silent engine.
 
-    `answered`: a token, or a probe's answer; `counted`: its own counters of tokens moved; `working`
-    is the share of samples in which one of its threads ran.
+    `answered`: a token, or a probe's answer; `counted`: its own token counters moved; `working` is
+    the share of samples in which one of its threads ran.
     """
 
     answered: bool
@@ -43,12 +44,12 @@ class Signs:
 
 @dataclass(frozen=True, slots=True)
 class HungRule:
-    """Ask after a multiple of what the next token is predicted to take; then look at all signs.
+    """Probe after a multiple of the predicted time to the next token; then check all signs.
 
-    Threads that run are given `working_s`, and `working_times` as long as an engine is not asked:
-    kernels are compiled in silence, profiles may be guesses, and on a busy host everything takes
-    longer, while a deadlocked process runs nothing. A process that a signal has stopped computes
-    nothing until another signal continues it: it is given `stopped_s`, whatever it was doing.
+    An engine whose threads run gets at least `working_s`, and `working_times` the silence after
+    which it would be probed: kernels compile in silence, profiles may be guesses, and a busy host
+    slows everything, while a deadlocked process runs nothing. A process stopped by a signal
+    computes nothing until it is continued: it gets `stopped_s`, whatever it was doing.
     """
 
     profile: Profile = UNMEASURED
@@ -61,13 +62,13 @@ class HungRule:
     stopped_s: float = 1.0
 
     def predicted_s(self, silence: Silence) -> float:
-        """Until the next token."""
+        """Predicted time to the next token."""
         if silence.prompt_tokens:
             return self.profile.first_token_s(silence.prompt_tokens, silence.running)
         return self.profile.decode_step_s(silence.running)
 
     def is_due(self, silence: Silence) -> bool:
-        """Whether the engine should be asked for a sign."""
+        """Whether to probe the engine."""
         return silence.silent_s >= self._asked_after_s(silence)
 
     def _asked_after_s(self, silence: Silence) -> float:
@@ -76,13 +77,13 @@ class HungRule:
         return max(self.least_s, self.times * self.predicted_s(silence))
 
     def why_stopped(self, stopped_s: float) -> str:
-        """The reason to give up an engine whose process is stopped; empty while there is none."""
+        """The reason to give up an engine whose process is stopped; empty if there is none."""
         if stopped_s < self.stopped_s:
             return ""
         return f"hung: a signal stopped its process {stopped_s:.1f} s ago"
 
     def why_hung(self, silence: Silence, signs: Signs) -> str:
-        """The reason to give the engine up; empty while there is none."""
+        """The reason to give up the engine; empty if there is none."""
         if signs.answered or signs.counted:
             return ""
         working_s = max(self.working_s, self.working_times * self._asked_after_s(silence))

@@ -1,4 +1,4 @@
-"""What is believed of an output length, before and while it is generated."""
+"""Beliefs about output lengths, before and during generation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from itertools import accumulate
 from math import exp
 from statistics import NormalDist
 
-# An output that outgrew every length believed possible goes on for this share of itself.
+# An output longer than every believed length is expected to continue for this share of itself.
 _OVERRUN = 0.2
-# No estimator knows a length better than this (deviation of its logarithm); lengths that are known
-# so well are worth 6 to 8 points over those of a class, exact ones cost 30
-# (ALGORITHMS.md, section 4).
+# Minimum deviation of the logarithm of a length, since no estimator is better. Lengths known this
+# well gain 6 to 8 points over class means; exact ones lost 30 (ALGORITHMS.md, section 4).
 LEAST_SPREAD = 0.15
-# A belief is as good as a point where this share of it lies within `LEAST_SPREAD` either way.
+# A belief counts as a point if this share of it lies within `LEAST_SPREAD` either way.
 _POINT_SHARE = 0.5
 _SMEARED = tuple(
     exp(NormalDist(-(LEAST_SPREAD**2) / 2, LEAST_SPREAD).inv_cdf((i + 0.5) / 16)) for i in range(16)
@@ -27,8 +26,8 @@ _SMEARED = tuple(
 class LengthBelief:
     """Equally likely total output lengths, in tokens, ascending.
 
-    An estimator gives quantiles at (i + 0.5)/n; what was generated already then conditions them:
-    the length given that it is above g (survival; ALGORITHMS.md, section 6, pitfall d).
+    An estimator gives quantiles at (i + 0.5)/n. They are conditioned on the tokens already
+    generated: the length given that it exceeds g (survival; ALGORITHMS.md, section 6, pitfall d).
     """
 
     points: tuple[float, ...]
@@ -42,7 +41,7 @@ class LengthBelief:
 
     @classmethod
     def of(cls, lengths: Iterable[float], points: int = 32) -> LengthBelief:
-        """Of a sample of lengths, reduced to `points` quantiles."""
+        """From a sample of lengths, reduced to `points` quantiles."""
         ordered = sorted(lengths)
         n = len(ordered)
         if n > points:
@@ -55,10 +54,10 @@ class LengthBelief:
 
     @property
     def wide(self) -> LengthBelief:
-        """The same, at least `LEAST_SPREAD` wide where it is a point: told exactly, or cut off.
+        """This belief, at least `LEAST_SPREAD` wide if it is a point (known exactly, or cut off).
 
-        A chance that is worked out from a point is 0 or 1: a call whose report is some tokens old
-        then counts as lost, and a batch of such calls as one that has nothing to lose.
+        With a point, every probability is 0 or 1: a call whose progress report is a few tokens old
+        would count as lost, and a batch of such calls as having nothing to lose.
         """
         return _widened(self)
 
@@ -99,11 +98,11 @@ class LengthBelief:
 
 @lru_cache(maxsize=4096)
 def _widened(belief: LengthBelief) -> LengthBelief:
-    """`LengthBelief.wide`, kept beside the beliefs: logs hold these, and would hold that, too."""
+    """`LengthBelief.wide`, cached outside the beliefs, because event logs contain the beliefs."""
     return belief._smeared() if belief._has_a_point() else belief
 
 
 @lru_cache(maxsize=4096)
 def around(tokens: int) -> LengthBelief:
-    """What is believed of a length of which only an expected value is known."""
+    """The belief for a length of which only the expected value is known."""
     return LengthBelief((float(max(1, tokens)),)).wide

@@ -1,4 +1,4 @@
-"""The books of one pool, and the only door through which they change."""
+"""The state of one pool: queue, leases and replicas. All changes go through `handle`."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from cato.core.pool.window import learnt_dispatch_s
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaSnapshot, Running
 
-# A lease that its replica does not name this long after the dispatch was never taken up: the
-# message from ingress to replica takes milliseconds, a first connection a second at worst, and for
-# a replica that it does not know yet an ingress looks for 5 s.
+# If a replica still does not report a lease this long after its dispatch, the lease never reached
+# it. The message from ingress to replica takes milliseconds, and a first connection a second at
+# worst. An ingress looks for a replica that it does not know yet for up to 5 s.
 LEASE_GRACE_S = 6.0
-# Replicas report every 0.5 s; a busy host may be late a few times.
+# Replicas report every 0.5 s; a busy host may be late several times in a row.
 SILENCE_S = 5.0
-# A burst of keystrokes; who types on for longer has no claim to the place of its beginning.
+# For editors: a longer burst of keystrokes keeps only its last 10 s of queue priority.
 MAX_HEAD_START_S = 10.0
-# Of how many replicas, spread evenly, a preemption policy is told when the first has a place.
+# Preemption policies see at most this many replicas, evenly spaced in the list.
 PLACES_LOOKED_AT = 16
 
 
 @dataclass(slots=True)
 class _Buffer(LatestRun):
-    """Also since when its calls have waited, those of the runs that it replaced counted."""
+    """The latest run of an editor buffer, and when its first, since superseded, call arrived."""
 
     arrived_at_s: float = 0.0
 
@@ -64,7 +64,7 @@ _BY_ID: Callable[[Replica], ReplicaId] = attrgetter("id")
 
 @dataclass(frozen=True, slots=True)
 class PoolPicture:
-    """What an operator sees of a pool."""
+    """A pool's state for operators."""
 
     name: PoolName
     now_s: float
@@ -75,7 +75,7 @@ class PoolPicture:
 
     @property
     def queued_per_place(self) -> float:
-        """Calls that wait for each place; as if there were one, while there is none."""
+        """Queued calls per batch slot; without an accepting replica the divisor is 1."""
         places = sum(r.max_running for r in self.replicas if r.accepting)
         return self.queued / max(1, places)
 
@@ -83,13 +83,13 @@ class PoolPicture:
 class PoolOrchestrator:
     """Queue, leases and replicas of one pool.
 
-    `handle` is deterministic: the same events give the same commands. Late binding keeps an
-    invocation in the pool's queue until a replica has room; early binding gives it to a
+    `handle` is deterministic: the same events give the same commands. With late binding an
+    invocation stays in the pool's queue until a replica has room. With early binding it goes to a
     replica's own queue on arrival.
     """
 
     def __init__(self, name: PoolName, policies: Policies, silence_s: float = SILENCE_S) -> None:
-        """A replica that has said nothing for `silence_s` is lost."""
+        """A replica that has not reported for `silence_s` is lost."""
         self.name = name
         self._policies = policies
         self._silence_s = silence_s
@@ -109,10 +109,10 @@ class PoolOrchestrator:
         self._refusal = Refusal(name, self._backlog, self._fleet)
         self._leases: dict[InvocationId, Lease] = {}
         self._adopters: dict[InvocationId, set[ReplicaId]] = {}
-        # Preempted attempts whose ingress has not asked again.
+        # Preempted attempts that their ingress has not offered again yet, by invocation.
         self._taken_back: dict[InvocationId, int] = {}
         self._buffers: OrderedDict[str, _Buffer] = OrderedDict()
-        # How much of a dispatch what waits without an SLO has been saving for.
+        # Credit of calls without an SLO towards their reserved share, in dispatches.
         self._saved = 0.0
         self._dispatched = 0
 
@@ -120,7 +120,7 @@ class PoolOrchestrator:
         now_s = self._clock.now_s = event.now_s
         if self._policies.refuse_late:
             self._refusal.watch(now_s)
-        # What is offered again must not be refused in the same breath.
+        # Do not refuse a call while handling its renewed offer.
         if not self._refusal.may_be_due or isinstance(event, InvocationOffered):
             return self._commands(event, now_s)
         refused = self._refusal.impatient(now_s, _is_told_of(event))
@@ -165,11 +165,11 @@ class PoolOrchestrator:
 
     @property
     def leased(self) -> Collection[InvocationId]:
-        """What has been given to replicas and has not ended, as far as this router knows."""
+        """Invocations that replicas hold under a lease, as far as this router knows."""
         return self._leases.keys()
 
     def invocation(self, id: InvocationId) -> Invocation | None:
-        """The call as it was last offered, while it waits or has a lease."""
+        """The call as last offered, while it is queued or leased."""
         waiting = self._waiting.get(id)
         if waiting is not None:
             return waiting.invocation
@@ -178,22 +178,22 @@ class PoolOrchestrator:
 
     @property
     def replicas(self) -> Collection[ReplicaId]:
-        """All that are known, whether they take work or not."""
+        """All known replicas, including those that accept no work."""
         return self._replicas.keys()
 
     @property
     def queued(self) -> int:
-        """How many calls wait."""
+        """Number of queued calls."""
         return len(self._waiting)
 
     @property
     def waiting(self) -> list[Invocation]:
-        """The calls that wait, as they came."""
+        """Queued calls in order of arrival."""
         return [w.invocation for w in self._waiting.values()]
 
     @property
     def unplaced(self) -> Mapping[InvocationId, Waiting]:
-        """What waits, as it came; where calls have turns, that whose turn has not come."""
+        """Queued calls by arrival; where calls take turns, only those whose turn is to come."""
         return self._backlog.parked.waiting if self._policies.by_turns else self._waiting
 
     @property
@@ -203,26 +203,26 @@ class PoolOrchestrator:
 
     @property
     def in_turn(self) -> int:
-        """How many calls wait although their turn has come."""
+        """Queued calls whose turn has already come."""
         return len(self._waiting) - len(self._backlog.parked.waiting)
 
     @property
     def room(self) -> int:
-        """Free places of all replicas."""
+        """Free batch slots of all replicas."""
         return sum(r.max_running + r.standby - r.held for r in self._open)
 
     @property
     def accepting(self) -> Sequence[Replica]:
-        """The replicas that take work, by id."""
+        """Replicas that accept work, sorted by id."""
         return self._accepting
 
     @property
     def backlog_s(self) -> float:
-        """The work of the calls that wait, in replica-seconds."""
+        """Work of the queued calls, in replica-seconds."""
         return self._backlog.load_s
 
     def held_by(self, replica_id: ReplicaId) -> tuple[InvocationId, ...]:
-        """What runs there, as far as is known."""
+        """Invocations known to run on the replica."""
         replica = self._replicas.get(replica_id)
         return () if replica is None else (*replica.leases, *sorted(replica.adopted))
 
@@ -233,7 +233,7 @@ class PoolOrchestrator:
         )
 
     def check_invariants(self) -> None:
-        """Fail where what the pool knows does not agree with itself; for tests."""
+        """Assert that the pool's state is consistent; for tests."""
         self._fleet.check_invariants()
         self._backlog.check_invariants()
         leased = {id: r.id for r in self._replicas.values() for id in r.leases}
@@ -243,7 +243,7 @@ class PoolOrchestrator:
         assert adopters == {(id, r) for id, rs in self._adopters.items() for r in rs}
 
     def why_waiting(self, invocation_id: InvocationId) -> str:
-        """The reason why an invocation waits; empty when it does not."""
+        """Why the invocation is still queued; empty if it is not queued."""
         waiting = self._waiting.get(invocation_id)
         if waiting is None:
             return ""
@@ -274,7 +274,7 @@ class PoolOrchestrator:
             self._buffers[invocation.buffer] = latest
             if len(self._buffers) > MAX_BUFFERS:
                 self._buffers.popitem(last=False)
-        elif invocation.id in latest.ids:  # the same offer again
+        elif invocation.id in latest.ids:  # the same call offered again
             place_s = min(place_s, latest.arrived_at_s)
         self._buffers.move_to_end(invocation.buffer)
         latest.ids.add(invocation.id)
@@ -284,7 +284,7 @@ class PoolOrchestrator:
     def _supersede(
         self, older: _Buffer, newer: RunId, commands: list[Command], freed: list[Replica]
     ) -> bool:
-        """End what waits or runs of `older`'s run, for `newer`; False when that was nothing."""
+        """End all calls of `older`'s run in favour of `newer`; True if there were any."""
         has_ended_any = False
         for id in sorted(older.ids):
             waiting, lease = self._waiting.get(id), self._leases.get(id)
@@ -303,18 +303,18 @@ class PoolOrchestrator:
     def _take(
         self, invocation: Invocation, now_s: float, freed: list[Replica]
     ) -> tuple[Command, ...]:
-        """Queue `invocation`, or lease it a replica; there is new room on what was `freed`."""
+        """Queue `invocation` or lease it to a replica; replicas in `freed` have new room."""
         id = invocation.id
         lease = self._leases.get(id)
         if self._taken_back.get(id, invocation.attempt) < invocation.attempt:
-            del self._taken_back[id]  # its ingress knows
+            del self._taken_back[id]  # its ingress has seen the preemption
         if lease is not None:
             if invocation.attempt <= lease.running.invocation.attempt:
-                return (lease.command,)  # the answer was lost on its way: say it again
+                return (lease.command,)  # the answer was lost: repeat it
             freed += self._release(id)
         known = self._waiting.get(id)
         if known is not None:
-            # A late copy of an earlier attempt says nothing new.
+            # A late duplicate of an earlier attempt changes nothing.
             if invocation.attempt >= known.invocation.attempt:
                 known.invocation, known.work = invocation, None
                 if invocation.generated:
@@ -338,14 +338,15 @@ class PoolOrchestrator:
         if not has_been_asked:
             commands = self._fill_all(now_s) if freed else self._fill_for(waiting, now_s)
         if id not in self._waiting or invocation.attempt > 1 or invocation.was_taken:
-            return commands  # what goes on after a lost replica or router was admitted before
+            # calls that resume after losing their replica or router were admitted before
+            return commands
         why_not = self._refusal.why_not_queued(waiting, now_s)
         return (*commands, self._refusal.refuse(waiting, why_not)) if why_not else commands
 
     def _withdraw(self, event: InvocationWithdrawn) -> tuple[Command, ...]:
         id = event.invocation_id
         known = self.invocation(id)
-        # The ingress that gives up an attempt that was taken back knows of no newer one.
+        # An ingress that withdraws a preempted attempt has not seen a newer one.
         is_late = known is not None and event.attempt < known.attempt
         if is_late and id not in self._taken_back:
             return ()
@@ -359,7 +360,7 @@ class PoolOrchestrator:
         id = event.invocation_id
         freed = self._unadopt(id)
         lease = self._leases.get(id)
-        # Its end and the order to take it back may cross: nobody will come for the next attempt.
+        # The call's end and its preemption may cross; then no next attempt will be offered.
         has_crossed = self._taken_back.get(id) == event.attempt and event.outcome == "done"
         if lease is not None and (lease.command.attempt == event.attempt or has_crossed):
             invocation = lease.running.invocation
@@ -423,7 +424,7 @@ class PoolOrchestrator:
         for id, running in list(replica.leases.items()):
             if id not in held and event.now_s - running.at_s > LEASE_GRACE_S:
                 self._release(id)
-        # What this router leased elsewhere since is the other replica's; the rest is adopted.
+        # Calls leased to another replica since then belong to that one; adopt the rest.
         unknown = (id for id in held if id not in self._leases and id not in self._waiting)
         self._adopt(replica, frozenset(unknown))
         if not replica.accepting:
@@ -479,7 +480,7 @@ class PoolOrchestrator:
         if running.first_token_at_s is None:
             self._see_tokens(replica, running, 1, event.now_s)
         if self._policies.admission is ADMIT_ALWAYS:
-            return ()  # nothing was freed
+            return ()  # no replica has new room
         return self._fill_one(replica, event.now_s)
 
     def _progress(self, event: ReplicaProgressed) -> tuple[Command, ...]:
@@ -491,7 +492,7 @@ class PoolOrchestrator:
             if running is not None and tokens > running.tokens:
                 self._see_tokens(replica, running, tokens, event.now_s)
         preempted = self._preempt(replica, event.now_s)
-        if preempted:  # they may go anywhere
+        if preempted:  # they may run on any replica
             return preempted + self._fill_all(event.now_s)
         return self._fill_one(replica, event.now_s)
 
@@ -502,7 +503,7 @@ class PoolOrchestrator:
         if running.first_token_at_s is None:
             running.first_token_at_s = now_s
             lease = self._leases[running.invocation.id]
-            # The last of its steps gave a token to the others, too.
+            # The call's last step also gave the other streams a token.
             replica.prompts_done_s += max(0.0, lease.prompt_s - replica.profile.step_base_s)
             if lease.went_first and tokens == 1:
                 prompt_tokens = running.invocation.prompt_tokens
@@ -517,7 +518,7 @@ class PoolOrchestrator:
         replica.changed()
 
     def _see_pace(self, replica: Replica, running: Running, tokens: int) -> None:
-        """It has `tokens` now: as soon as predicted?"""
+        """Compare the time of `tokens` so far with the prediction, and learn the pace."""
         if running.first_token_at_s is None or tokens <= running.tokens:
             return
         batch = min(replica.held, max(1, replica.max_running))
@@ -535,9 +536,10 @@ class PoolOrchestrator:
             self._place_replica(replica)
 
     def _release(self, id: InvocationId, output_tokens: int = 0) -> list[Replica]:
-        """End a lease; the replica that it was on, when that is still known.
+        """End a lease; return its replica if that is still known.
 
-        `output_tokens` as far as the caller knows; its tenant pays for no more than it got.
+        `output_tokens` as far as the caller knows: the tenant is charged for the tokens it
+        received.
         """
         lease = self._leases.pop(id, None)
         if lease is not None:
@@ -566,7 +568,7 @@ class PoolOrchestrator:
         return freed
 
     def _adopt(self, replica: Replica, ids: frozenset[InvocationId]) -> None:
-        """`ids` are what the replica holds beyond its leases; nothing else is, any more."""
+        """Record `ids` as the replica's only invocations without a lease."""
         for id in replica.adopted - ids:
             self._adopters[id].discard(replica.id)
             if not self._adopters[id]:
@@ -576,12 +578,12 @@ class PoolOrchestrator:
         replica.adopted = ids
 
     def _join(self, waiting: Waiting) -> None:
-        """It waits from now on."""
+        """Add it to the queue."""
         self._backlog.add(waiting)
         self._refusal.joined(waiting, self._clock.now_s)
 
     def _place_replica(self, replica: Replica) -> bool:
-        """Put a replica that has changed on its lists; True when the pool's profiles changed."""
+        """Update the lists after a replica has changed; True when the pool's profiles changed."""
         is_new_mix = self._fleet.place(replica)
         if is_new_mix:
             self._queue.forget_ranks()
@@ -592,7 +594,7 @@ class PoolOrchestrator:
     # Decisions
 
     def _fill_for(self, waiting: Waiting, now_s: float) -> tuple[Command, ...]:
-        """A newcomer: what waited before it could not be placed, and nothing was freed."""
+        """Place a new call; earlier calls could not be placed and no room was freed."""
         if waiting.queue is self._backlog.parked:
             return ()
         if not self._policies.late_binding:
@@ -604,19 +606,19 @@ class PoolOrchestrator:
         if policies.strict or is_cut or policies.mapping is not None:
             return self._fill(self._queue, self._open, now_s)
         self._queue.refresh(self._backlog.rank, now_s)
-        assert waiting.rank is not None, "a newcomer has been ranked"
+        assert waiting.rank is not None, "a new call has a rank"
         commands: list[Command] = []
         self._place(waiting, list(self._open), now_s, commands)
         return tuple(commands)
 
     def _fill_freed(self, freed: Sequence[Replica], now_s: float) -> tuple[Command, ...]:
-        """An invocation left `freed`: one replica, or none; more after a restart of the router."""
+        """A call has left `freed`: one replica, none, or several after a router's restart."""
         if len(freed) > 1:
             return self._fill_all(now_s)
         return self._fill_one(freed[0], now_s) if freed else ()
 
     def _fill_one(self, replica: Replica | None, now_s: float) -> tuple[Command, ...]:
-        """Something changed on one replica: who may join it?"""
+        """One replica has changed: place calls on it."""
         if replica is None or not replica.is_open:
             return ()
         if self._policies.late_binding:
@@ -636,7 +638,7 @@ class PoolOrchestrator:
     def _fill(
         self, queue: Queue | TenantQueues, replicas: Iterable[Replica], now_s: float
     ) -> tuple[Command, ...]:
-        """Offer what waits, in order, to `replicas`, for as long as one of them takes any."""
+        """Offer queued calls in order to `replicas` until none of them takes another."""
         if not queue.waiting or not self._fleet.profiles:
             return ()
         open_ = list(replicas)
@@ -670,7 +672,7 @@ class PoolOrchestrator:
         replicas: Sequence[Replica],
         now_s: float,
     ) -> tuple[Command, ...]:
-        """Each of `replicas` starts what the mapping of the whole queue gives it."""
+        """Start on each of `replicas` the calls that the mapping policy assigns to it."""
         commands: list[Command] = []
         for replica in replicas:
             if not queue.waiting:
@@ -720,7 +722,7 @@ class PoolOrchestrator:
         return by_call and bool(self._open)
 
     def _place_at_once(self, waiting: Waiting, now_s: float) -> Command | None:
-        """A newcomer when nothing waits: what starts now need not go through the queue."""
+        """Dispatch a new call without queueing it, when the queue is empty."""
         waiting.rank = self._backlog.rank(waiting, now_s)
         commands: list[Command] = []
         self._place(waiting, list(self._open), now_s, commands)
@@ -729,7 +731,7 @@ class PoolOrchestrator:
     def _place(
         self, waiting: Waiting, open_: list[Replica], now_s: float, commands: list[Command]
     ) -> bool:
-        """Dispatch `waiting` to one of `open_` if the policies agree; drop what closes."""
+        """Dispatch `waiting` to one of `open_` if the policies agree; drop replicas that close."""
         invocation = waiting.invocation
         if waiting.bound_to is not None:
             replica, reason = open_[0], waiting.held_because
@@ -771,7 +773,7 @@ class PoolOrchestrator:
         return False
 
     def _place_reserved(self, open_: list[Replica], now_s: float, commands: list[Command]) -> None:
-        """It is the turn of work without an SLO, whatever that costs the others."""
+        """Dispatch calls without an SLO from their reserved share, before all others."""
         waiting = next(iter(self._unbound.values()))
         if not open_ or waiting.queue is not self._queue:
             return
@@ -792,7 +794,7 @@ class PoolOrchestrator:
             open_.remove(replica)
 
     def _bind(self, waiting: Waiting) -> Replica | None:
-        """Early binding: give it to a replica's own queue."""
+        """Early binding: add it to a replica's own queue."""
         invocation = waiting.invocation
         bound = len(self._waiting) - len(self._queue)
         if invocation.session:
@@ -821,7 +823,7 @@ class PoolOrchestrator:
     def _dispatch(self, waiting: Waiting, replica: Replica, reason: str, now_s: float) -> Dispatch:
         invocation, rank = waiting.invocation, waiting.rank
         assert replica.is_open, f"dispatch to {replica.id}, which has no room"
-        assert rank is not None, "what is dispatched has been ranked"
+        assert rank is not None, "a dispatched call has a rank"
         profile, work, batch = replica.profile, waiting.work, replica.batch
         if batch > 1 or len(self._fleet.profiles) > 1 or work is None or invocation.session:
             work = work_alone(invocation, profile, batch)
@@ -852,7 +854,7 @@ class PoolOrchestrator:
                 self._pressure.begins(waiting.load_s, now_s)
             self._backlog.remove(waiting)
             self._refusal.dispatched(waiting, bool(self._waiting), now_s)
-        else:  # it never waited
+        else:  # it was never queued
             if now_s + command.remaining_s <= invocation.deadline_s < inf:
                 self._pressure.begins(load_of(invocation, profile, replica.max_running), now_s)
             self._shares.passed(invocation.tenant)
@@ -865,7 +867,8 @@ class PoolOrchestrator:
         if self._unbound and invocation.deadline_s < inf:
             share = self._policies.reserve
             self._saved = min(1.0, self._saved + share / (1 - share))
-        # A standby starts when a place frees; in a freed place it starts at once.
+        # Standby calls start when a batch slot frees; in an already free slot a call starts at
+        # once.
         start_s = now_s + (replica.wait_s if replica.held >= replica.max_running else 0.0)
         running = Running(invocation, now_s, start_s + command.service_s)
         uncached_tokens = invocation.prompt_tokens - cached
@@ -909,7 +912,7 @@ class PoolOrchestrator:
         )
 
     def _next_place_s(self) -> float:
-        """When the pool has its next place, in seconds from now, as some of its replicas tell."""
+        """Seconds until the pool's next batch slot frees, judged by a sample of its replicas."""
         looked_at = self._accepting[:: max(1, len(self._accepting) // PLACES_LOOKED_AT)]
         return min([r.wait_s for r in looked_at], default=inf)
 
@@ -935,7 +938,7 @@ def _alone_s(invocation: Invocation, profile: Profile) -> float:
 
 
 def _is_told_of(event: Event) -> Collection[InvocationId]:
-    """What `event` says the fate of: a call that left, ended or runs is not refused."""
+    """The call whose fate `event` decides; it must not be refused now."""
     match event:
         case InvocationEnded() | InvocationWithdrawn():
             return (event.invocation_id,)

@@ -1,4 +1,4 @@
-"""The questions a pool asks of its policies. Every answer must be pure: values in, values out."""
+"""Interfaces of a pool's policies. Every answer must be pure: values in, values out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 
 
 class RoutingPolicy(Protocol):
-    """Which replica of `pool` should take `invocation` now?
+    """Chooses the replica of `pool` that takes `invocation` now.
 
-    `pool.replicas` holds only replicas that may be chosen: with late binding those with room.
+    `pool.replicas` holds only the candidates: with late binding those with room.
     """
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold: ...
@@ -26,10 +26,10 @@ class RoutingPolicy(Protocol):
 class Work:
     """Expected seconds of an invocation that starts now, alone, on the pool's fastest replica.
 
-    `remaining_s`: to the SLO event, with what lies downstream. `service_s`: to its last token.
-    `token_s`: for each token more than expected. Of the queue that it stands in: `ahead_s` until
-    all that can still be in time has begun, and the share of work that was `missed` lately.
-    `load_s`: replica-seconds that it takes where all places are full.
+    `remaining_s`: to the SLO event, with downstream nodes. `service_s`: to its last token.
+    `token_s`: per token beyond the expected ones. About its queue: `ahead_s` until all calls that
+    can still be in time have started, and the share of work `missed` lately. `load_s`: its
+    replica-seconds when all batch slots are busy.
     """
 
     remaining_s: float
@@ -41,13 +41,13 @@ class Work:
 
 
 class OrderingPolicy(Protocol):
-    """Where in the queue does `invocation` stand at `now_s`?"""
+    """Ranks `invocation` in the queue at `now_s`."""
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank: ...
 
 
 class AdmissionPolicy(Protocol):
-    """May `invocation` join what `replica` runs now?"""
+    """Decides whether `invocation` may join the running batch of `replica`."""
 
     def admit(
         self, invocation: Invocation, replica: ReplicaView, now_s: float
@@ -55,10 +55,10 @@ class AdmissionPolicy(Protocol):
 
 
 class PreemptionPolicy(Protocol):
-    """Which of the running invocations should give way to those that wait?
+    """Chooses running invocations that should give way to queued ones.
 
-    Asked at every progress report of a replica; `waiting` is the head of the queue, in order, and
-    `place_s()` when the pool's next place is expected to be free, in seconds from now.
+    Called at every progress report of a replica; `waiting` is the head of the queue, in order, and
+    `place_s()` returns the seconds until the pool's next batch slot is expected to be free.
     """
 
     def preempt(
@@ -71,14 +71,14 @@ class PreemptionPolicy(Protocol):
 
 
 class MappingPolicy(Protocol):
-    """Which of `waiting`, who are shown in order, should `replica` start now? It has room."""
+    """Chooses which of `waiting`, in queue order, `replica` should start now. It has room."""
 
     def start(self, waiting: Sequence[Invocation], replica: ReplicaView, now_s: float) -> Batch: ...
 
 
 @dataclass(frozen=True, slots=True)
 class AdmitAlways:
-    """Whatever finds a place joins; the engine's own cap is the only bound."""
+    """Admits everything that finds a slot; the engine's own limit is the only bound."""
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:
         return Admit("has room")
@@ -89,19 +89,19 @@ ADMIT_ALWAYS = AdmitAlways()
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """How one pool decides; see `cato.core.topology.PoolPolicies` for the words.
+    """The policies of one pool; see `cato.core.topology.PoolPolicies` for the settings.
 
-    `window` bounds how many of the queue, in order, are asked about at one event (0: all);
-    `shuffled`: those are tried in the order of their draws instead. `strict`: nothing of a larger
-    rank value is asked about while something of a smaller one is passed over. `reserve`: the share
-    of dispatches that work without an SLO gets while some of it has waited for `reserve_after_s`,
-    so that it never starves; late binding only. `corrects`: profiles and beliefs of lengths are
-    corrected by what is seen (see `cato.core.pool.pace`). `max_queued_tokens`, `refuse_late`
-    and `patience_s` (inf: all may wait) as in `PoolPolicies`. `mapping` chooses of all that waits,
-    who is shown in the order of `ordering`: then nobody asks the admission (nor, with late binding,
-    the routing), and `window` and `reserve` do not count. `retain_s`: so long the KV blocks of an
-    answer that calls a tool are kept from eviction (simulated engines alone: vLLM has no such
-    order). `by_turns`: a call may start only after `TurnCame`, for pools that share their replicas.
+    `window` bounds how many calls of the queue are tried at one event, in order (0: all), or with
+    `shuffled` in the order of their draws. `strict`: while a call is passed over, none with a
+    larger rank value is tried. `reserve`: the share of dispatches for calls without an SLO while
+    one of them has waited for `reserve_after_s`, so that they never starve; late binding only.
+    `corrects`: profiles and beliefs of lengths are corrected by observations (see
+    `cato.core.pool.pace`). `max_queued_tokens`, `refuse_late` and `patience_s` (inf: all may wait)
+    as in `PoolPolicies`. `mapping` chooses from the whole queue, in the order of `ordering`:
+    admission (and, with late binding, routing) is then not asked, and `window` and `reserve` have
+    no effect. `retain_s`: how long the KV blocks of an answer with a tool call are protected from
+    eviction (simulated engines only: vLLM has no such order). `by_turns`: a call may start only
+    after `TurnCame`, for pools that share their replicas.
     """
 
     routing: RoutingPolicy

@@ -1,17 +1,17 @@
-"""KV blocks of one engine, and what of them later prompts can use, after vLLM's block pool.
+"""The prefix cache of one engine: its KV blocks and their reuse, modelled on vLLM's block pool.
 
-A block holds `block_tokens` tokens of a sequence. Its content is named by a hash chained from the
-beginning of the sequence, so that equal hashes mean equal beginnings. A block that no running
-request holds keeps its content until the space is needed: the longest free goes first, of one
-request its last blocks first. Partial blocks are never shared, and the last token of a prompt is
-always computed, since the first token of the answer comes from it.
+A block holds `block_tokens` tokens of a sequence. Its name is a hash chained from the start of the
+sequence, so equal hashes mean equal prefixes. A block without a running request keeps its content
+until the space is needed: the least recently used goes first, and of one request its last blocks go
+first. Partial blocks are never shared. The last token of a prompt is always computed, since it
+produces the first token of the answer.
 
-Host memory behind the cache takes what loses its place, and loses in turn what was longest unused.
-A prompt whose blocks are there takes them back instead of computing them; the engine knows how long
-that takes. Saving them costs nothing: transfers run beside the computation.
+Host memory behind the cache takes evicted blocks and evicts the least recently used in turn. A
+prompt whose blocks are there loads them instead of computing them; the engine knows how long that
+takes. Saving them is free: transfers run beside the computation.
 
-One thing is simpler than in vLLM: two requests that compute the same block at the same time share
-it as soon as it is whole, where vLLM keeps both copies until they end. Hits are the same.
+One simplification: two requests that compute the same block at the same time share it as soon as it
+is complete. vLLM keeps both copies until they end. Hits are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HASH_BYTES = 8
 
 
 def block_hashes(root: str, blocks: Iterable[bytes]) -> list[int]:
-    """The chained hash of each block; `root` keeps apart what must not be shared."""
+    """The chained hash of each block; different `root`s never share blocks."""
     chain = hashlib.blake2b(root.encode("utf-8", "replace"), digest_size=_HASH_BYTES)
     found = []
     for block in blocks:
@@ -38,10 +38,10 @@ def block_hashes(root: str, blocks: Iterable[bytes]) -> list[int]:
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """Whole blocks, one after the other, that the same requests hold, or none does.
+    """Consecutive whole blocks that are held by the same requests, or by none.
 
-    Runs make a tree: what follows on a run in one sequence or another are its `children`, by their
-    first block. Equal hashes mean equal beginnings, so runs are compared by their ends.
+    Runs form a tree: the runs that follow this one in different sequences are its `children`, by
+    their first block. Equal hashes mean equal prefixes, so runs are compared by their ends.
     """
 
     hashes: list[int]
@@ -50,7 +50,7 @@ class _Run:
     holders: int = 0
 
     def shared(self, hashes: Sequence[int], at: int, end: int) -> int:
-        """How many of its blocks are those of `hashes` from `at` on; the first one is."""
+        """How many of its blocks match `hashes` from `at` on; the first one does."""
         most = min(len(self.hashes), end - at)
         if self.hashes[most - 1] == hashes[at + most - 1]:
             return most
@@ -64,7 +64,7 @@ class _Run:
         return equal
 
     def beginning(self, blocks: int) -> _Run:
-        """Its first `blocks` as a run of their own; it keeps the others, and its place in line."""
+        """Split off its first `blocks` as a new run; this run keeps the rest and its place."""
         if blocks == len(self.hashes):
             return self
         assert self.parent is not None, "the root has no blocks"
@@ -76,7 +76,7 @@ class _Run:
         return first
 
     def ending(self, blocks: int) -> _Run:
-        """Its last `blocks` as a run of their own; it keeps the others, and its place in line."""
+        """Split off its last `blocks` as a new run; this run keeps the rest and its place."""
         if blocks == len(self.hashes):
             return self
         last = _Run(self.hashes[-blocks:], self, self.children)
@@ -87,14 +87,14 @@ class _Run:
         return last
 
     def forget(self) -> None:
-        """Nothing follows on it, and nothing will find it."""
+        """Remove it from the tree; it has no children."""
         assert self.parent is not None, "the root is never forgotten"
         del self.parent.children[self.hashes[0]]
 
 
 @dataclass(slots=True)
 class _Line:
-    """Runs that nobody holds, in the order in which they lose their content, and their blocks."""
+    """Runs without a running request in order of eviction, and their number of blocks."""
 
     runs: OrderedDict[_Run, None] = field(default_factory=OrderedDict)
     blocks: int = 0
@@ -104,7 +104,7 @@ class _Line:
         self.blocks += len(run.hashes)
 
     def lost(self, most: int) -> Iterator[_Run]:
-        """The ends of runs that go until at most so many blocks are left."""
+        """Evict the ends of runs until at most `most` blocks are left, and yield them."""
         while self.blocks > most:
             first = next(iter(self.runs))
             blocks = min(len(first.hashes), self.blocks - most)
@@ -118,8 +118,8 @@ class _Line:
 class Holding:
     """The blocks of one running request.
 
-    `hashes` are those of its whole blocks as far as they are known; `cached_tokens` of its prompt
-    were there when it came, `loaded_tokens` of these in host memory. Only `PrefixCache` changes it.
+    `hashes` are those of its whole blocks as far as known; `cached_tokens` of its prompt were
+    cached on arrival, `loaded_tokens` of these in host memory. Only `PrefixCache` mutates it.
     """
 
     hashes: Sequence[int]
@@ -133,9 +133,9 @@ class Holding:
 
 @dataclass(slots=True)
 class PrefixCache:
-    """The blocks of one engine, and those in host memory behind it (`host_tokens`; 0: it has none).
+    """The KV blocks of one engine, and those in the host's memory (`host_tokens`; 0: none).
 
-    Deterministic. Methods cost what there are of runs of blocks, not of blocks.
+    Deterministic. The cost of a method grows with the runs of blocks, not with the blocks.
     """
 
     capacity_tokens: int
@@ -144,7 +144,7 @@ class PrefixCache:
     _root: _Run = field(default_factory=lambda: _Run([]))
     _free: _Line = field(default_factory=_Line)
     _host: _Line = field(default_factory=_Line)
-    # Whole blocks of running requests; beyond them blocks promised to these, and of those in use.
+    # Whole blocks of running requests; blocks promised to them beyond these; and the blocks in use.
     _held: int = 0
     _promised: int = 0
     _partial: int = 0
@@ -159,12 +159,12 @@ class PrefixCache:
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that running requests hold or have been promised."""
+        """Blocks that are held by or promised to running requests."""
         return self._held + self._promised
 
     @property
     def usage(self) -> float:
-        """The fraction of the blocks that is held or promised."""
+        """The fraction of blocks that is held or promised."""
         return self.held_blocks / max(1, self.capacity_blocks)
 
     def blocks_for(self, tokens: int) -> int:
@@ -176,18 +176,20 @@ class PrefixCache:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no running request holds or has been promised."""
+        """Blocks that are neither held by nor promised to a running request."""
         return self.capacity_blocks - self.held_blocks
 
     def needed_blocks(self, hashes: Sequence[int], prompt_tokens: int, tokens: int) -> int:
-        """How many of the free blocks a prompt takes, with `tokens` in all."""
+        """How many of the free blocks a prompt needs, for `tokens` tokens in total."""
         return self.blocks_for(tokens) - sum(
             [n for run, n in self._hits(hashes, prompt_tokens) if run.holders]
         )
 
     def admit(self, hashes: Sequence[int], prompt_tokens: int, tokens: int) -> Holding | None:
-        """Hold what is cached of a prompt and promise blocks for `tokens` in all; None when there
-        is no room for them."""
+        """Hold a prompt's cached blocks and promise blocks for `tokens` tokens in total.
+
+        None when there is no room for them.
+        """
         found = self._hits(hashes, prompt_tokens)
         hits = sum([n for _, n in found])
         unheld = sum([n for run, n in found if not run.holders])
@@ -207,7 +209,7 @@ class PrefixCache:
         return Holding(hashes, hits * size, reserved, hits, hits, from_host * size, last)
 
     def compute(self, holding: Holding, tokens: int) -> None:
-        """From now on the first `tokens` tokens of a request are in its blocks."""
+        """The first `tokens` tokens of a request are now in its blocks."""
         allocated = max(holding.allocated, self.blocks_for(tokens))
         assert allocated <= holding.reserved, "more tokens than were promised"
         self._partial += allocated - holding.allocated
@@ -223,7 +225,7 @@ class PrefixCache:
         while i < whole:
             last = holding._last
             child = last.children.get(hashes[i])
-            if child is not None:  # another has computed it
+            if child is not None:  # another request has computed it
                 n = child.shared(hashes, i, whole)
                 holding._last = self._hold(child, n)
                 i += n
@@ -257,13 +259,13 @@ class PrefixCache:
         holding.reserved = holding.allocated = holding.filled
 
     def clear(self) -> None:
-        """Forget what no running request holds."""
+        """Drop all blocks that no running request holds."""
         for line in (self._free, self._host):
             for run in line.lost(0):
                 run.forget()
 
     def _hits(self, hashes: Sequence[int], prompt_tokens: int) -> list[tuple[_Run, int]]:
-        """The runs that a prompt begins with, and how many blocks of each."""
+        """The runs that match the start of a prompt, and how many blocks of each."""
         most = min(len(hashes), max(0, prompt_tokens - 1) // self.block_tokens)
         found: list[tuple[_Run, int]] = []
         run, i = self._root, 0
@@ -280,7 +282,7 @@ class PrefixCache:
         return found
 
     def _hold(self, run: _Run, blocks: int) -> _Run:
-        """One request more holds the first `blocks` of the run; returns these."""
+        """Hold the first `blocks` of the run for one more request; return them."""
         first = run.beginning(blocks)
         if not run.holders:
             line = self._free if run in self._free.runs else self._host

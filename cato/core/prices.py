@@ -1,8 +1,8 @@
-"""What usage costs: by tokens, or by the hours for which a model held cards.
+"""Cost of usage: per token, or by the hours for which a model held accelerators.
 
-A model with a price per token costs that. Of any other, the card-hours of a day are divided among
-those who used it that day, by the tokens that it computed for them: what it read uncached and
-wrote. Idle hours of a day with any use are so part of its price; a day without use costs nobody.
+A model with a price per token is charged by it. For any other model, the accelerator-hours of a day
+are divided among that day's users, by the tokens computed for them: uncached prompt tokens and
+output tokens. So idle hours on a day with use are charged, and a day without use is not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cato.core.tenancy import CardTime, Usage
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:
-    """Per million tokens; `cached_prompt` for those that were in an engine's KV cache."""
+    """Price per million tokens; `cached_prompt` is for tokens found in an engine's KV cache."""
 
     prompt: float
     output: float
@@ -33,7 +33,7 @@ class TokenPrice:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of models by name, and of an hour of a card; None: that is not charged."""
+    """Prices of models by name, and of an accelerator-hour; None: not charged."""
 
     currency: str = ""
     models: Mapping[str, TokenPrice] = field(default_factory=dict)
@@ -46,9 +46,11 @@ class Prices:
         held: Iterable[CardTime],
         bases: Mapping[str, str],
     ) -> list[float | None]:
-        """What each row of `used` costs; None without a price. `of_all` is the usage of all tenants
-        on those days, `held` the card time. Adapters cost what their `bases` do, unless they have
-        prices of their own."""
+        """The cost of each row of `used`; None without a price.
+
+        `of_all` is the usage of all tenants on those days, `held` the accelerator time. Adapters
+        cost the same as their `bases`, unless they have prices of their own.
+        """
         computed: Counter[tuple[str, str]] = Counter()
         for u in of_all:
             computed[u.day, bases.get(u.model, u.model)] += _computed(u)

@@ -69,12 +69,12 @@ class Profile:
         prompts_ended: int = 0,
         attended: float = 0.0,
     ) -> float:
-        """Time of one step of an engine that mixes pieces of prompts with decoding.
+        """Time of one engine step that mixes pieces of prompts with decoding.
 
         `batch` requests get a token each, `held_tokens` are in the KV cache, `prompt_tokens` are
-        processed beside them, and `attended` are the positions before each of these, added up.
-        What a prompt costs as such comes with the last of its pieces, whose step is also its first
-        token's.
+        processed beside them, and `attended` is the sum of the positions before each of these. A
+        prompt's fixed cost counts in the step of its last piece, which also produces its first
+        token.
         """
         base_s = self.decode_base_s if batch else 0.0
         if prompt_tokens and self.prefill_base_s > base_s:
@@ -97,21 +97,21 @@ class Profile:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it has none of the terms of long contexts."""
+        """Whether it has none of the terms for long contexts."""
         return not (
             self.weights_read_s or self.prefill_per_attended_token_s or self.kv_read_token_s
         )
 
     @property
     def prompt_token_s(self) -> float:
-        """What each token more of a prompt costs."""
+        """Time of each additional prompt token."""
         return self.prefill_per_batch_token_s + self.prefill_per_token_s
 
     def prefill_s(self, prompt_tokens: int, batch: int = 1, cached_tokens: int = 0) -> float:
         """Time to process `batch` prompts of `prompt_tokens` each, together; never negative.
 
-        `cached_tokens` of each are in the KV cache: the others attend to them. Prompts beyond
-        `step_tokens` take several steps; each reads the weights, and all that is held by then.
+        `cached_tokens` of each are in the KV cache, and the others attend to them. Prompts beyond
+        `step_tokens` take several steps; each reads the weights and the KV cache so far.
         """
         tokens = prompt_tokens - cached_tokens
         time_s = (
@@ -134,7 +134,7 @@ class Profile:
     def decode_step_s(self, batch: int, context_tokens: float = 0.0) -> float:
         """Time of one decode step: one more token for each of `batch` running requests.
 
-        `step_s` of a batch without prompts; spelled out, since a router asks for it all the time.
+        Equals `step_s` of a batch without prompts; written out because routers call it constantly.
         """
         held = batch * context_tokens
         time_s = (
@@ -142,7 +142,7 @@ class Profile:
             + self.decode_per_request_s * batch
             + (self.decode_base_s + self.weights_read_s)
         )
-        if self.weights_read_s:  # as `beyond_reads_s` has it
+        if self.weights_read_s:  # same as in `beyond_reads_s`
             computed_s = (
                 self.prefill_per_batch_token_s + self.prefill_per_token_s
             ) * batch + self.prefill_per_attended_token_s * held
@@ -152,17 +152,19 @@ class Profile:
         return time_s if time_s > 0.0 else 0.0
 
     def beyond_reads_s(self, batch: int, held_tokens: float) -> float:
-        """How much longer a decode step computes than it reads, where it reads the weights."""
+        """By how much a decode step's computation exceeds its reads, if it reads the weights."""
         computed_s = self.prompt_token_s * batch + self.prefill_per_attended_token_s * held_tokens
         return max(0.0, computed_s - self.read_s(held_tokens))
 
     def read_s(self, held_tokens: float) -> float:
-        """What a step takes at least, beside its base: weights and KV cache are read."""
+        """Least time of a step beyond its base: reading weights and KV cache."""
         return self.weights_read_s + self.kv_read_token_s * held_tokens
 
     def decodes_evenly(self, batch: int, held_tokens: float) -> bool:
-        """Whether each decode step of `batch` takes `context_token_s * batch` longer than the one
-        before: what is read takes longer than what is computed, now and as contexts grow."""
+        """Whether each decode step takes `context_token_s * batch` longer than the one before.
+
+        True if reads take longer than computation, now and as contexts grow.
+        """
         if not self.weights_read_s:
             return True
         if self.prefill_per_attended_token_s > self.kv_read_token_s:
@@ -170,18 +172,18 @@ class Profile:
         return not self.beyond_reads_s(batch, held_tokens)
 
     def prompt_s(self, prompt_tokens: int, cached_tokens: int, usable_tokens: int) -> float:
-        """Time of a prompt that has `cached_tokens` here, and fetches as many as are `usable`."""
+        """Time of a prompt with `cached_tokens` here that fetches the rest of the `usable` ones."""
         fetch_s = self.fetch_token_s * (usable_tokens - cached_tokens)
         return fetch_s + self.prefill_s(prompt_tokens, 1, usable_tokens)
 
     @property
     def step_base_s(self) -> float:
-        """Of a decode step, whatever is in it."""
+        """Time of a decode step, whatever its batch."""
         return self.decode_base_s + self.weights_read_s
 
     @property
     def context_token_s(self) -> float:
-        """Of a decode step, for each token of context."""
+        """Time of a decode step per token of context."""
         return self.decode_per_context_token_s + self.kv_read_token_s
 
     def service_s(
@@ -203,7 +205,7 @@ class Profile:
         return self.latency_s + self.prefill_s(prompt_tokens, 1, cached_tokens) + others_s
 
     def slowed(self, factor: float) -> Profile:
-        """With all times of service times `factor`; loading takes as long as before."""
+        """The same profile with service times scaled by `factor`; load times stay."""
         return replace(
             self,
             prefill_per_batch_token_s=factor * self.prefill_per_batch_token_s,
@@ -223,7 +225,7 @@ class Profile:
 
     @property
     def typical_call_s(self) -> float:
-        """Alone: 300 prompt tokens, 64 output tokens. For telling the faster of two."""
+        """A lone call with 300 prompt and 64 output tokens, for comparing speeds."""
         return self.service_s(300, 64)
 
     def count_tokens(self, text: str) -> int:
@@ -231,8 +233,8 @@ class Profile:
         return max(1, round(len(text) / self.chars_per_token))
 
 
-# For a deployment that was never measured: a 7B model on a 32 GB card (the reference constants of
-# the simulator). `cato profile` replaces it by what the deployment really does.
+# For deployments that were never measured: a 7B model on a 32 GB GPU (the simulator's reference
+# constants). `cato profile` replaces it with measured values.
 UNMEASURED = Profile(
     model="unmeasured",
     accelerator="unmeasured",

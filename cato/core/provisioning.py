@@ -1,8 +1,8 @@
-"""The books of the Resource Provisioner: what Serve and the routers tell in, orders out.
+"""The Resource Provisioner's state: reports from Serve and the routers in, scaling orders out.
 
-A pool's policy says how many replicas the pool shall have; `allot` spreads them over the pool's
-deployments; what no host can hold is not asked for. The actor gathers what a look needs and gives
-the orders to Serve, which drains a replica before it stops it.
+A pool's policy decides how many replicas the pool has; `allot` distributes them over the pool's
+deployments; replicas that no host can hold are not requested. The actor gathers the inputs of a
+look and passes the orders to Serve, which drains a replica before it stops it.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from cato.core.profile import Profile
 from cato.core.scaling import PoolLoad, ReplicaLoad, ScalingPolicy
 from cato.core.topology import RAY_SERVE, DeploymentSpec, PoolScaling, Topology
 
-# Looks that are kept for plots: half an hour at one a second, about 200 kB a deployment.
+# Looks kept for plots: half an hour at one per second, about 200 kB per deployment.
 HISTORY_LOOKS = 1800
-# A start that was seen weighs as much as all before: the last one is the best guess of the next.
+# A new start time weighs as much as all earlier ones: the last is the best guess of the next.
 START_WEIGHT = 0.5
-# A host with room has the process of a replica after a second or two.
+# A host with room starts the process of a replica within a second or two.
 STUCK_AFTER_S = 10.0
-# Looks are never exactly on time.
+# Tolerance: looks are never exactly on time.
 _EARLY = 0.1
 
 
 class ScalePoint(NamedTuple):
-    """One look at a deployment; `queued` and `running` are calls of its pool. `at_s`: Unix time."""
+    """A deployment at one look; `queued` and `running` are calls of its pool. `at_s`: Unix time."""
 
     at_s: float
     ready: int
@@ -56,10 +56,11 @@ class ScalePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeploymentState:
-    """A deployment as its provisioner has it; `problem` says what stands in the way.
+    """A deployment's state in its provisioner; `problem` says what prevents more replicas.
 
     `target` and `running` are Serve's; `starting` are ordered and take no work yet. A new replica
-    takes `start_s` to do so: the mean of the latest starts, the profile's before one was seen.
+    takes `start_s` until it does: the mean of the latest starts, or the profile's value before the
+    first.
     """
 
     pool: PoolName
@@ -85,9 +86,9 @@ class _Deployment:
     wanted: int
     is_left_to_serve: bool
     is_adopted: bool = False
-    has_started: bool = False  # `start_s` was seen, not read
+    has_started: bool = False  # `start_s` was measured, not taken from the profile
     served: ServedDeployment | None = None  # None: Serve does not have it now
-    fit: int = 0  # so many more find room
+    fit: int = 0  # number of additional replicas that fit
     high: int = 0
     pending_since_s: float | None = None
     is_stuck: bool = False
@@ -113,7 +114,7 @@ class _Pool:
     reason: str = ""
     unmet: int = 0  # replicas that the policy wants and no host can hold
     ready: tuple[ReplicaLoad, ...] = ()
-    was_asked: bool = False  # its router, for its demand
+    was_asked: bool = False  # ask its router for its demand
     decided_at_s: float | None = None
     untold: PoolLoad | None = None
 
@@ -123,7 +124,7 @@ class _Pool:
 
     @property
     def start_s(self) -> float:
-        """Of the deployment that grows next."""
+        """Start time of the deployment that grows next."""
         growing = (d for d in self.deployments if d.wanted < d.high)
         return next(growing, self.deployments[0]).start_s
 
@@ -131,9 +132,9 @@ class _Pool:
 class FleetOrchestrator:
     """Decides how many replicas each deployment of `topology` has. Deterministic.
 
-    After a restart it takes over Serve's targets: they are what it wanted before. Of the arrivals
-    told at the first look of a pool nobody knows over how long they came; they do not count.
-    A pool whose scheduler is Ray Serve's is scaled by Serve or not at all: its router sees no call.
+    After a restart it adopts Serve's targets: they are what it wanted before. Arrivals in a pool's
+    first look are ignored, because they cover an unknown period. A pool with Ray Serve's scheduler
+    is scaled by Serve or not at all: its router sees no call.
     """
 
     def __init__(self, topology: Topology, profiles: Mapping[DeploymentName, Profile]) -> None:
@@ -160,15 +161,13 @@ class FleetOrchestrator:
 
     @property
     def every_s(self) -> float:
-        """Between two looks; each pool's policy is asked every so many."""
+        """Seconds between looks; each pool's policy is called at its own multiple of them."""
         return min(p.scaling.every_s for p in self._pools.values())
 
     def configure(
         self, pool: PoolName, scaling: PoolScaling, policy: ScalingPolicy[Any] | None
     ) -> None:
-        """How `pool` is scaled from now on; `policy` is the one that `scaling` names. None: it
-        keeps the replicas that it has.
-        """
+        """Scale `pool` by `policy`, which `scaling` names. None: keep the present replicas."""
         books = self._pools[pool]
         if scaling != books.scaling or policy != books.policy:
             books.scaling, books.policy = scaling, policy
@@ -176,11 +175,11 @@ class FleetOrchestrator:
             books.reason, books.unmet, books.decided_at_s = "", 0, None
 
     def announce(self, tasks: Mapping[TaskName, CallsBefore]) -> None:
-        """The order of the LLM calls of these tasks, from their workflows."""
+        """Set the order of these tasks' LLM calls, from their workflows."""
         self._tasks.update(tasks)
 
     def ask(self, deployment: str, replicas: int) -> int:
-        """Want `replicas`; returns what the bounds allow. A pool's policy may soon want others.
+        """Request `replicas`; return what the bounds allow. A pool's policy may change it soon.
 
         Raise `UnknownNameError`.
         """
@@ -198,9 +197,9 @@ class FleetOrchestrator:
         hosts: Sequence[HostResources],
         demands: Mapping[PoolName, PoolDemand],
     ) -> tuple[ScaleTo, ...]:
-        """What has to change now. `now_s` is any clock that only goes on, `at_s` is Unix time.
+        """The changes to make now. `now_s` is any monotonic clock, `at_s` is Unix time.
 
-        A pool whose demand is not there, because its router did not answer, stays as it is.
+        A pool without a demand, because its router did not answer, keeps its replicas.
         """
         for deployment in self._deployments.values():
             deployment.served = served.get(deployment.spec.name)
@@ -244,7 +243,7 @@ class FleetOrchestrator:
         deployment.why_never = why_infeasible(needs, [h.total for h in hosts]) or ""
         for id in served.starting | served.pending:
             deployment.starting_since_s.setdefault(id, now_s)
-        if fit == 0:  # a wait for room is not a part of a start
+        if fit == 0:  # waiting for room is not part of a start
             deployment.starting_since_s.update(dict.fromkeys(served.pending, now_s))
 
     def _loads(
@@ -349,8 +348,10 @@ def _problem(d: _Deployment, pool: _Pool) -> str:
 
 
 def _staying(pool: _Pool, ready: Sequence[ReplicaLoad]) -> tuple[ReplicaLoad, ...]:
-    """Replicas of `ready` that do not drain. Serve names those that do a moment after the order;
-    until then the idle ones are taken for them.
+    """Replicas of `ready` that do not drain.
+
+    Serve marks draining replicas a moment after the order; until then the idle ones are assumed to
+    drain.
     """
     served = [d.served for d in pool.deployments if d.served is not None]
     draining = frozenset[ReplicaId]().union(*(s.draining for s in served))

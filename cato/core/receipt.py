@@ -10,7 +10,7 @@ from cato.core.ids import NodeId, RunId, TaskName
 WITHHELD = "not kept: it may quote the request"
 
 SUPERSEDED = "a newer request of the same buffer replaced it"
-"""The problem of a run that was cancelled because the next of its editor buffer came."""
+"""The problem of a run that was superseded by the next one of its editor buffer."""
 
 CLIENT_LEFT = "the client left"
 """The problem of a run whose client closed its connection."""
@@ -20,19 +20,22 @@ DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
 class Placement(StrEnum):
-    """Where a turn went, by where its session was at home: the replica of its last call."""
+    """Where a turn was routed, relative to its session's home: the replica of its last call."""
 
     NONE = ""
-    """It is no turn of a session."""
+    """Not a turn of a session."""
     HOME = "home"
     MOVED = "moved"
     NEW = "new"
-    """The session had no home: its first call, or its replica is gone or was not used for long."""
+    """The session had no home: first call, home replica gone, or not used for a long time."""
 
 
 class Excuse(StrEnum):
-    """Why a run without an answer in time is no miss of its SLO: nobody waited for it, or it asked
-    for what cannot be given. Refusals and failures of ours are none."""
+    """Why a run without an answer in time is not an SLO miss.
+
+    Nobody waited for it, or it asked for something impossible. Our own refusals and failures are no
+    excuse.
+    """
 
     NONE = ""
     SUPERSEDED = "superseded"
@@ -41,7 +44,7 @@ class Excuse(StrEnum):
 
 
 class TrafficArm(StrEnum):
-    """Which of a rollout's models served a run; `shadow` answered a copy that nobody read."""
+    """Which of a rollout's models served a run; a `shadow` run answers a copy that nobody reads."""
 
     STABLE = "stable"
     CANARY = "canary"
@@ -50,7 +53,7 @@ class TrafficArm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A run's part in a rollout: of the step `stage` of the one called `name`.
+    """A run's part in a rollout: in step `stage` of the rollout `name`.
 
     `fell_back`: the canary could not answer, and the stable model did.
     """
@@ -66,12 +69,12 @@ class Drawn:
 class LlmFacts:
     """How an invocation was served. `reasons` holds one decision per attempt.
 
-    `expected_prompt_tokens`, `expected_tokens` and `length_bound_tokens` (0: no belief) were
-    predicted on arrival, the queue, the service and `expected_cached_tokens` (of its prompt, in
-    the replica's KV cache) when it was leased; `service_s` is from the dispatch to the last token.
-    Of the prompt `uncached_prompt_tokens` were computed. `home` is the replica of the session's
-    last call, empty where there was none; the last of `reasons` says why `placement`. `reused`
-    says where the answer is from that no engine was asked for: of a call in flight, or memory.
+    Predicted on arrival: `expected_prompt_tokens`, `expected_tokens` and `length_bound_tokens` (0:
+    no belief). Predicted at the lease: queueing, service and `expected_cached_tokens` (of its
+    prompt, in the replica's KV cache). `service_s` is from the dispatch to the last token.
+    `uncached_prompt_tokens` of the prompt were computed. `home` is the replica of the session's
+    last call, or empty; the last of `reasons` explains `placement`. `reused` names the source of an
+    answer without an engine call: a call in flight, or memory.
     """
 
     model: str
@@ -107,8 +110,8 @@ class LlmFacts:
 class NodeReceipt:
     """One execution of one node; times are seconds since the task arrived.
 
-    `budget_s` is the node's share of the SLO when it started (None off the SLO's path),
-    `limit_s` the longest it was allowed, `spent_s` what it took, queueing included.
+    `budget_s` is the node's share of the SLO at its start (None off the SLO's path), `limit_s` the
+    longest it was allowed, `spent_s` the time it took, including queueing.
     """
 
     node: NodeId
@@ -126,20 +129,22 @@ class NodeReceipt:
 
 @dataclass(frozen=True, slots=True)
 class SlaReceipt:
-    """All of one run. `achieved_s` is None when the SLO's event never happened (a miss).
-    `tpot_target_s` is a second objective, on the pace of the stream; None without one.
+    """The receipt of a whole run.
 
-    `path` names the executions, as indices into `nodes`, whose spans one after the other make up
-    the E2E latency; `overhead_s` is the rest. `key` is the id of the API key, and `tenant`
-    who it belongs to; empty without one. `passed` says why the request went to a model as it is
-    although it named none; empty when a workflow ran, or a model was named. A run with an `excuse`
-    counts neither as met nor as missed.
+    `achieved_s` is None if the SLO's event never happened (a miss). `tpot_target_s` is a second
+    objective, on the pace of the stream; None without one.
 
-    Of a conversation, `session` names it, `turn` counts its calls from 1 and `parent` names the
-    session that started it (`cato.core.session.Turn`); `changes` say what was made stable in its
-    prompt. `think_s` is the time since the turn before, None where there was none. Of a session
-    with a target, `session_slack_s` is what it had to spare when the turn ended: its time left less
-    what is expected of later turns. `rollouts` are those that chose its models.
+    `path` names the executions, as indices into `nodes`, whose consecutive spans make up the E2E
+    latency; `overhead_s` is the rest. `key` is the id of the API key, and `tenant` its owner; empty
+    without one. `passed` says why the request went to a model without a workflow although it named
+    none; empty when a workflow ran, or a model was named. A run with an `excuse` counts neither as
+    met nor as missed.
+
+    For conversations, `session` names the session, `turn` counts its calls from 1 and `parent`
+    names the session that started it (`cato.core.session.Turn`); `changes` lists what was made
+    stable in its prompt. `think_s` is the time since the previous turn, None without one. For a
+    session with a target, `session_slack_s` is its spare time when the turn ended: the time left
+    less the expected time of later turns. `rollouts` are those that chose its models.
     """
 
     request_id: RunId
@@ -178,7 +183,7 @@ class SlaReceipt:
 
     @property
     def is_shadow(self) -> bool:
-        """Whether it is a copy of a run, and nobody waited for it."""
+        """Whether it is a copy of a run whose answer nobody reads."""
         return any(drawn.arm is TrafficArm.SHADOW for drawn in self.rollouts)
 
     def as_dict(self) -> dict[str, object]:
@@ -192,7 +197,7 @@ class SlaReceipt:
         return plain
 
     def without_text(self) -> SlaReceipt:
-        """For keeping: problems and notes are withheld, for errors may quote a prompt or answer."""
+        """A copy to store, without problems and notes: errors may quote a prompt or answer."""
         nodes = tuple(replace(n, problem=WITHHELD) if n.problem else n for n in self.nodes)
         return replace(
             self,
@@ -203,8 +208,10 @@ class SlaReceipt:
 
 
 def _plain(value: SlaReceipt | NodeReceipt | LlmFacts | Drawn) -> dict[str, object]:
-    """Its fields; `dataclasses.asdict`, which also copies what they hold, takes ten times as long.
+    """Its fields as plain values.
 
-    A receipt of each run goes through here.
+    `dataclasses.asdict`, which also copies values, takes ten times as long.
+
+    Every run's receipt passes through here.
     """
     return {name: getattr(value, name) for name in value.__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""Values that are made by the thousand: frozen for the type checker, plain at run time."""
+"""Cheap values for hot paths: frozen for the type checker, mutable at run time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """A slotted dataclass whose instances nobody changes: mypy refuses the assignment.
+    """A slotted dataclass whose instances must not be mutated: mypy refuses the assignment.
 
-    Python would refuse it too, for ten times the price of making one: 1.8 us instead of 0.2 for an
-    `Invocation`, and each call makes a dozen such values.
+    Python could refuse it too, at ten times the cost of creation: 1.8 us instead of 0.2 for an
+    `Invocation`. Each call creates a dozen such values.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)

@@ -1,4 +1,4 @@
-"""Which model sits on which replica."""
+"""Residency: which model is loaded on which replica."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ READY = "ready"
 class Resident:
     """One loaded copy of a model.
 
-    `load_s` is what loading it took, `pid` its engine's process, `lost` how the one before ended.
+    `load_s` is how long it took to load, `pid` its engine's process, `lost` how the previous one
+    ended.
     """
 
     replica_id: ReplicaId
@@ -35,7 +36,7 @@ class Resident:
 
 
 def card_time(residents: Iterable[Resident], day: str, held_s: float) -> tuple[CardTime, ...]:
-    """What `residents` held cards for, each for the last `held_s`; by model."""
+    """Accelerator time of `residents` over the last `held_s`, by model."""
     cards: Counter[ModelName] = Counter()
     for resident in residents:
         cards[resident.model] += resident.cards
@@ -43,7 +44,7 @@ def card_time(residents: Iterable[Resident], day: str, held_s: float) -> tuple[C
 
 
 class Residency:
-    """The book of loaded models; the newest report of a replica counts."""
+    """The loaded models; the newest report of a replica counts."""
 
     def __init__(self) -> None:
         self._residents: dict[ReplicaId, tuple[float, Resident]] = {}

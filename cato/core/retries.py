@@ -1,12 +1,12 @@
-"""How often work may be done again because what served it was lost."""
+"""Retry budget: limits how often work is repeated after a loss."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 
-# A retry repeats a prompt that an engine has computed once, so retries must not multiply load: in
-# any `WINDOW_S` there are at most as many as calls, and the few that an idle system may always do.
+# A retry repeats a prompt that was computed before, so retries must not multiply load. Any
+# `WINDOW_S` allows at most as many retries as calls, plus a few for an idle system.
 WINDOW_S = 10.0
 SHARE = 1.0
 ALWAYS = 10
@@ -14,10 +14,10 @@ ALWAYS = 10
 
 @dataclass(slots=True)
 class RetryBudget:
-    """Retries as a share of traffic: of the calls that ran at some time in the last `window_s`.
+    """Retries as a share of traffic: of the calls that ran at any time in the last `window_s`.
 
-    All that one lost replica ran may go on elsewhere at once; engines that die again and again
-    cannot make everything run more than twice. `now_s` never goes back.
+    All calls of one lost replica may be retried at once, but engines that crash again and again
+    cannot make everything run more than twice. `now_s` never decreases.
     """
 
     share: float = SHARE

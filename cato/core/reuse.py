@@ -1,6 +1,6 @@
-"""Which calls have the same answer, and the answers that are kept for a while.
+"""Answer reuse: detects identical calls, and keeps answers for a while.
 
-Off unless a deployment asks for it: what is kept holds text of answers, in memory alone.
+Off unless a deployment enables it: the memory holds text of answers (never on disk).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Who asks: where answers do not repeat them, nothing of an answer depends on these.
+# Identify the caller. Unless answers repeat these fields, no answer depends on them.
 OF_THE_CALLER = frozenset(
     {"user", "metadata", "client_metadata", "safety_identifier", "prompt_cache_key", "request_id"}
 )
@@ -22,8 +22,11 @@ OF_THE_CALLER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReuseLimits:
-    """Identical calls in flight share one answer. Completions are kept for `age_s`, of each tenant
-    `tenant_bytes` at the most, of all `total_bytes`; 0 keeps none."""
+    """Limits of reuse; identical calls in flight share one answer.
+
+    Completions are kept for `age_s`, up to `tenant_bytes` per tenant and `total_bytes` in all; 0
+    keeps none.
+    """
 
     tenant_bytes: int = 0
     total_bytes: int = 0
@@ -31,7 +34,7 @@ class ReuseLimits:
 
 
 def is_deterministic(body: Mapping[str, object]) -> bool:
-    """Whether asking again gives the same answer: greedy or seeded, and one answer only."""
+    """Whether a repeated call gets the same answer: greedy or seeded, and only one answer."""
     temperature, seed = body.get("temperature"), body.get("seed")
     is_greedy = _is_number(temperature) and temperature == 0
     is_seeded = isinstance(seed, int) and not isinstance(seed, bool)
@@ -42,8 +45,10 @@ def is_deterministic(body: Mapping[str, object]) -> bool:
 def reuse_key(
     parts: Sequence[object], body: Mapping[str, object], but: Collection[str] = OF_THE_CALLER
 ) -> bytes:
-    """Names a call by all that its answer depends on: `parts` (whose it is, model, dialect, form)
-    and its body without the fields of `but`."""
+    """A key for everything that a call's answer depends on.
+
+    `parts` (owner, model, dialect, form) and its body without the fields of `but`.
+    """
     asked = {name: value for name, value in body.items() if name not in but}
     text = json.dumps([*parts, asked], sort_keys=True, ensure_ascii=False, default=repr)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -62,8 +67,11 @@ class _Kept(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class AnswerMemory(Generic[T]):
-    """Answers by tenant and name. What a tenant used longest ago goes first: of one that has too
-    many bytes, and while all have too many, of the one that has most."""
+    """Answers by tenant and key.
+
+    The least recently used answer goes first: of a tenant over its limit, or, when the total is
+    over the limit, of the tenant with the most bytes.
+    """
 
     limits: ReuseLimits
     _kept: dict[str, OrderedDict[bytes, _Kept[T]]] = field(default_factory=dict)
@@ -71,11 +79,11 @@ class AnswerMemory(Generic[T]):
     _total: int = 0
 
     def size(self, tenant: str | None = None) -> int:
-        """Bytes that are kept, of one tenant or of all."""
+        """Bytes stored, for one tenant or in total."""
         return self._total if tenant is None else self._sizes.get(tenant, 0)
 
     def get(self, tenant: str, key: bytes, now_s: float) -> tuple[T, float] | None:
-        """An answer and its age; None where none is kept that is young enough."""
+        """An answer and its age; None if there is none that is young enough."""
         mine = self._kept.get(tenant)
         kept = None if mine is None else mine.get(key)
         if mine is None or kept is None:
@@ -88,7 +96,7 @@ class AnswerMemory(Generic[T]):
         return kept.value, age_s
 
     def put(self, tenant: str, key: bytes, value: T, size: int, now_s: float) -> None:
-        """Keep an answer; one that is too large for its tenant's part is not kept."""
+        """Store an answer, unless it is too large for its tenant's limit."""
         self._forget(tenant, key)
         if size > min(self.limits.tenant_bytes, self.limits.total_bytes):
             return

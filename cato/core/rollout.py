@@ -1,8 +1,7 @@
-"""How a new version of a model goes live, step by step, and the rule that moves it. Pure.
+"""Rollouts: how a new version of a model goes live in steps, and the rule that decides. Pure.
 
-Clients call a name. A rollout points that name at two models: the stable one, and the canary, which
-gets a growing share of the sessions. What both did is compared, and the canary is promoted or
-rolled back.
+Clients call a name. A rollout maps that name to two models: the stable one, and the canary, which
+gets a growing share of the sessions. Both are compared, and the canary is promoted or rolled back.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from math import exp, log, sqrt
 
 from cato.core.receipt import Drawn, Excuse, SlaReceipt, TrafficArm
 
-# Standard errors of the two questions: "is the canary surely worse?", asked again after every call
-# and so with care, and "can it be worse than the limit?", asked until the answer is no.
+# Standard errors for the two questions. "Is the canary surely worse?" is asked again after every
+# call, so the bar is high. "Can it be worse than the limit?" is asked until the answer is no.
 SURELY_Z = 3.5
 LIKELY_Z = 2.0
-# A spread of times says nothing before.
+# Fewer times than this have no meaningful spread.
 LEAST_TIMES = 20
 KEPT_CHANGES = 20
 
@@ -28,8 +27,11 @@ _FAILED = frozenset({"failed", "refused", "deadline_exceeded"})
 
 
 class Phase(StrEnum):
-    """`shadow`: the canary answers copies of calls, and nobody reads it. `canary`: it has a share
-    of the sessions. `promoted`: it has all. `rolled-back`: it has none."""
+    """The state of a rollout.
+
+    `shadow`: the canary answers copies of calls, and nobody reads its answers. `canary`: it has a
+    share of the sessions. `promoted`: it has all. `rolled-back`: it has none.
+    """
 
     SHADOW = "shadow"
     CANARY = "canary"
@@ -45,12 +47,12 @@ class Phase(StrEnum):
 class RolloutRule:
     """When a step ends, and how.
 
-    The canary has each of `shares` of the sessions in turn; before that copies of `shadow_share`
+    The canary gets each of `shares` of the sessions in turn; before that, copies of `shadow_share`
     of the calls (0: no shadow step). A step lasts at least `hold_s` and until each arm has
-    `min_calls`; one that has no answer after `max_calls` of the canary is rolled back. Limits say
-    how much worse the canary may be: in misses of the SLO, errors and completions not taken as
-    fractions of calls, in TTFT as a fraction of the stable model's. Acceptance counts once
-    `min_shown` completions of each arm were shown.
+    `min_calls`; if it is undecided after `max_calls` of the canary, the canary is rolled back.
+    Limits say how much worse the canary may be: SLO misses, errors and rejected completions as
+    fractions of calls, TTFT as a fraction of the stable model's. Acceptance counts once `min_shown`
+    completions of each arm were shown.
     """
 
     shares: tuple[float, ...] = (0.05, 0.25)
@@ -67,7 +69,7 @@ class RolloutRule:
 
 @dataclass(frozen=True, slots=True)
 class ArmCounts:
-    """What the calls of one arm did in one step. TTFTs are kept as sums of their logarithms."""
+    """Results of one arm in one step. TTFTs are kept as sums of their logarithms."""
 
     calls: int = 0
     errors: int = 0
@@ -84,15 +86,16 @@ class ArmCounts:
 
     @property
     def mean_ttft_s(self) -> float | None:
-        """The geometric mean: one slow call does not stand for all."""
+        """The geometric mean: one slow call does not dominate."""
         return exp(self.log_ttft / self.first_tokens) if self.first_tokens else None
 
 
 def counted(receipt: SlaReceipt, drawn: Drawn) -> ArmCounts:
-    """What one run adds to its arm; nothing where nobody waited for its end.
+    """The counts that one run adds to its arm; zero if nobody waited for its end.
 
-    A call that the canary could not answer is its error, though the stable model's answer came. A
-    body that one version refuses and the other takes is an error too, whatever the client thinks.
+    A call that the canary could not answer is its error, even though the stable model answered. A
+    body that one version refuses and the other accepts is an error, too, even if the client is
+    content.
     """
     if receipt.excuse in _GONE:
         return ArmCounts()
@@ -112,9 +115,9 @@ def counted(receipt: SlaReceipt, drawn: Drawn) -> ArmCounts:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One comparison. The canary is worse by `low` to `high` (95 %), and may be by `limit`.
+    """One comparison. The canary is worse by `low` to `high` (95 %), and `limit` is allowed.
 
-    `surely` is what it is worse by at least, beyond reasonable doubt; negative when it may be
+    `surely` is the least by which it is worse, beyond reasonable doubt; negative if it may be
     better.
     """
 
@@ -142,7 +145,7 @@ class Measure:
 
 
 def compared(stable: ArmCounts, canary: ArmCounts, rule: RolloutRule) -> tuple[Measure, ...]:
-    """All that both arms have been seen to do."""
+    """All comparisons for which both arms have data."""
     s, c = stable, canary
     found = [
         _shares("SLO misses", s.promised - s.met, s.promised, c.promised - c.met, c.promised,
@@ -174,7 +177,7 @@ def _shares(name: str, s: int, of_s: int, c: int, of_c: int, limit: float) -> Me
 
 
 def _wilson(p: float, n: int, z: float) -> tuple[float, float]:
-    """Wilson's interval of a share: it says something of 0 in 50 too."""
+    """Wilson's interval of a share; it is informative even for 0 out of 50."""
     middle, spread = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     whole = 1 + z * z / n
     return max(0.0, (middle - spread) / whole), min(1.0, (middle + spread) / whole)
@@ -205,7 +208,7 @@ def _log_mean(counts: ArmCounts) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """To the next step."""
+    """Go to the next step."""
 
     reason: str
 
@@ -223,10 +226,10 @@ class Stay:
 def judged(
     rule: RolloutRule, stable: ArmCounts, canary: ArmCounts, age_s: float
 ) -> Advance | RollBack | Stay:
-    """What the rule says of a step that is `age_s` old.
+    """The rule's verdict on a step that is `age_s` old.
 
-    A canary that is surely worse is rolled back at once. One goes on when it is known not to be
-    worse than the limits; not knowing is no reason to.
+    A canary that is surely worse is rolled back at once. It advances only when it is known not to
+    be worse than the limits; lack of evidence is no reason to advance.
     """
     measures = compared(stable, canary, rule)
     worse = [str(m) for m in measures if m.is_worse]
@@ -247,7 +250,7 @@ def judged(
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`phase` and `share` from `at_s` (since the epoch) on, and why."""
+    """`phase` and `share` from `at_s` (since the epoch) on, and the reason."""
 
     at_s: float
     phase: Phase
@@ -257,10 +260,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One rollout. Moments are seconds since the epoch; `id` tells it from others of its `name`.
+    """One rollout.
 
-    `stage` counts its steps, the shadow step included; `stable_counts` and `canary_counts` are of
-    the present one.
+    Times are seconds since the epoch; `id` distinguishes it from others of its `name`.
+
+    `stage` counts its steps, including the shadow step; `stable_counts` and `canary_counts` cover
+    the present step.
     """
 
     name: str
@@ -285,7 +290,7 @@ class Rollout:
 
     @property
     def share(self) -> float:
-        """Of the sessions that the canary serves."""
+        """Share of sessions that the canary serves."""
         match self.phase:
             case Phase.CANARY:
                 return self.rule.shares[self.stage - (self.rule.shadow_share > 0)]
@@ -295,19 +300,19 @@ class Rollout:
                 return 0.0
 
     def outlook(self, now_s: float) -> str:
-        """What the rule says of the present step, or why the rollout ended."""
+        """The rule's verdict on the present step, or why the rollout ended."""
         if not self.phase.is_under_way:
             return self.history[-1].why
         age_s = now_s - self.since_s
         return judged(self.rule, self.stable_counts, self.canary_counts, age_s).reason
 
     def draw(self, session: str, ready: Callable[[str], bool | None]) -> tuple[str, Drawn | None]:
-        """The model that serves `session`, and its arm; None where its calls are not compared.
+        """The model that serves `session`, and its arm; None if its calls are not compared.
 
-        A session's place is a hash of it: every ingress draws alike, and a session that has the
-        canary keeps it while the share grows. `ready` says whether a model can serve now, None when
-        no pool has it; without its canary a session has the stable model, and without that one what
-        the deployment file means by the name.
+        Sessions are assigned by hash: every ingress assigns alike, and a session of the canary
+        stays there while the share grows. `ready` says whether a model can serve now (None: no pool
+        has it). Without its canary a session gets the stable model; without that, the model that
+        the deployment file gives the name.
         """
         wanted = TrafficArm.CANARY if self._place(session) < self.share else TrafficArm.STABLE
         usual = (self.stable, self.name)
@@ -319,7 +324,7 @@ class Rollout:
         return model, Drawn(self.name, self.id, self.stage, wanted) if is_drawn else None
 
     def is_shadowed(self, call: str) -> bool:
-        """Whether the canary gets a copy of a call, by its own name."""
+        """Whether the canary gets a copy of a call to its own name."""
         return self.phase is Phase.SHADOW and self._place(f"shadow\0{call}") < (
             self.rule.shadow_share
         )
@@ -333,7 +338,7 @@ class Rollout:
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2.0**64
 
     def seen(self, drawn: Drawn, counts: ArmCounts) -> Rollout:
-        """With what a run of it did; runs of an earlier step say nothing of this one."""
+        """With the result of one of its runs; runs of an earlier step do not count for this one."""
         if (drawn.id, drawn.stage) != (self.id, self.stage) or not self.phase.is_under_way:
             return self
         if drawn.arm is TrafficArm.STABLE:
@@ -341,7 +346,7 @@ class Rollout:
         return replace(self, canary_counts=self.canary_counts.plus(counts))
 
     def at(self, now_s: float) -> Rollout:
-        """As the rule has it at `now_s`."""
+        """The rollout after applying the rule at `now_s`."""
         if not self.phase.is_under_way:
             return self
         age_s = now_s - self.since_s
@@ -366,7 +371,7 @@ class Rollout:
     def _changed(self, phase: Phase, stage: int, now_s: float, why: str) -> Rollout:
         changed = replace(self, phase=phase, stage=stage, since_s=now_s)
         change = Change(now_s, phase, changed.share, why)
-        ended = not phase.is_under_way  # the last counts stay, for people
+        ended = not phase.is_under_way  # keep the last counts, for people
         return replace(
             changed,
             stable_counts=self.stable_counts if ended else ArmCounts(),

@@ -1,4 +1,4 @@
-"""All rollouts of a deployment: what operators ask for, what runs did, what the rule says."""
+"""All rollouts of a deployment: orders by operators, results of runs, decisions by the rule."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TAKEN = ArmCounts(taken=1)
 
 @dataclass(frozen=True, slots=True)
 class StartRollout:
-    """Point `name` at `stable`, and step by step at `canary`.
+    """Map `name` to `stable`, and step by step to `canary`.
 
-    Where an earlier rollout of the name was promoted, its canary is what is stable now.
+    If an earlier rollout of the name was promoted, its canary is the stable model now.
     """
 
     name: str
@@ -29,7 +29,7 @@ class StartRollout:
 
 @dataclass(frozen=True, slots=True)
 class PromoteRollout:
-    """To the next step, whatever the comparison says."""
+    """Go to the next step, whatever the comparison says."""
 
     name: str
     why: str = "an operator promoted it"
@@ -37,7 +37,7 @@ class PromoteRollout:
 
 @dataclass(frozen=True, slots=True)
 class RollBackRollout:
-    """All sessions to the stable model; also of a rollout that was promoted."""
+    """Move all sessions to the stable model; works for a promoted rollout, too."""
 
     name: str
     why: str = "an operator rolled it back"
@@ -47,7 +47,7 @@ RolloutOrder = StartRollout | PromoteRollout | RollBackRollout
 
 
 def action_of(order: RolloutOrder) -> str:
-    """The name of what `order` does, in the audit log."""
+    """The audit log's name for `order`."""
     match order:
         case StartRollout():
             return "rollout.start"
@@ -58,13 +58,13 @@ def action_of(order: RolloutOrder) -> str:
 
 
 class RolloutBook:
-    """The rollouts by name: the newest of each."""
+    """The newest rollout of each name."""
 
     def __init__(self) -> None:
         self._rollouts: dict[str, Rollout] = {}
 
     def restore(self, rollouts: Iterable[Rollout]) -> None:
-        """From before a restart; what is known already is newer."""
+        """Restore rollouts from before a restart; known ones are newer and stay."""
         self._rollouts = {r.name: r for r in rollouts} | self._rollouts
 
     @property
@@ -72,7 +72,7 @@ class RolloutBook:
         return self._rollouts
 
     def order(self, order: RolloutOrder, now_s: float) -> Rollout:
-        """The rollout as `order` makes it; raise `InputError` or `UnknownNameError`."""
+        """Apply `order` and return its rollout; raise `InputError` or `UnknownNameError`."""
         match order:
             case StartRollout():
                 changed = self._start(order, now_s)
@@ -118,7 +118,7 @@ class RolloutBook:
             self._rollouts[drawn.name] = known.seen(drawn, counts)
 
     def judge(self, now_s: float) -> tuple[Rollout, ...]:
-        """Let the rule move what it moves; what it moved."""
+        """Apply the rule to all rollouts; return those that changed."""
         moved = []
         for name, known in self._rollouts.items():
             changed = known.at(now_s)

@@ -1,7 +1,7 @@
 """One execution of a workflow, as a state machine: facts in, commands out.
 
-The ingress drives it in real time and the simulator in virtual time; both perform the commands
-and report what happened. Budgets are split again at every start (see `cato.core.budgets`).
+The ingress drives it in real time, the simulator in virtual time. Both carry out the commands and
+report what happened. Budgets are split again at every start of a node (see `cato.core.budgets`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cato.core.session_slo import SessionShare
 from cato.core.slo import Slo, SloMetric, tpot_s
 from cato.core.workflow import Node, NodeKind, Workflow
 
-# Executions that a node with a condition is expected to have, until the profiler has seen runs.
+# Expected executions of a node with a condition, until the profiler has seen runs.
 CONDITIONAL_RUNS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEstimate:
-    """Baseline of a node: seconds per execution, to the first token, and executions per run."""
+    """A node's baseline: seconds per execution, seconds to first token, executions per run."""
 
     mean_s: float
     first_token_s: float
@@ -49,7 +49,7 @@ class NodeStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeDone:
-    """An execution ended well. `llm` is set for an LLM node."""
+    """An execution succeeded. `llm` is set for an LLM node."""
 
     now_s: float
     node: NodeId
@@ -61,7 +61,7 @@ class NodeDone:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailed:
-    """An execution failed; `timed_out` when it passed its limit."""
+    """An execution failed; `timed_out` if it exceeded its limit."""
 
     now_s: float
     node: NodeId
@@ -74,16 +74,17 @@ class NodeFailed:
 
 @dataclass(frozen=True, slots=True)
 class TextSent:
-    """The first text of the answer went to the client."""
+    """The first text of the answer was sent to the client."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunCancelled:
-    """The client left, a newer task replaced this one, or the hard deadline passed (`status`).
+    """The run was cancelled; `status` says why.
 
-    `llm` says how the calls fared that were under way, by node, round and item.
+    Reasons: the client disconnected, a newer task replaced this one, or the hard deadline passed.
+    `llm` holds the outcome of the open calls by node, round and item.
     """
 
     now_s: float
@@ -100,9 +101,9 @@ RunEvent = NodeDone | NodeFailed | TextSent | RunCancelled
 
 @dataclass(frozen=True, slots=True)
 class StartNode:
-    """Execute `node`. `limit_s` bounds it; `budget_s` is its share of the SLO.
+    """Execute `node` for at most `limit_s`; `budget_s` is its share of the SLO.
 
-    `deadline_s` and what follows tell an LLM node's invocation what its pool must know.
+    `deadline_s` and the fields after it go into the invocation of an LLM node, for its pool.
     """
 
     node: Node
@@ -118,7 +119,7 @@ class StartNode:
 
 @dataclass(frozen=True, slots=True)
 class StreamNode:
-    """Send the text of this node to the client, what it has already and what comes."""
+    """Stream this node's text to the client: what exists already and what follows."""
 
     node: NodeId
     round: int
@@ -126,14 +127,14 @@ class StreamNode:
 
 @dataclass(frozen=True, slots=True)
 class AbandonNode:
-    """Cancel what still runs of this node; nobody needs it."""
+    """Cancel this node's open executions; their results are not needed."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class FinishRun:
-    """The run is over. `output` is the result of the output node, None unless `status` is done."""
+    """The run is over. `output` is the result of the output node; None unless `status` is done."""
 
     status: str
     output: object
@@ -145,7 +146,7 @@ RunCommand = StartNode | StreamNode | AbandonNode | FinishRun
 
 
 NextShare = Callable[[Sequence[NodeReceipt]], float | None]
-"""The share of the remaining time that the next LLM stage of the most similar past run took."""
+"""The share of the remaining time that the next LLM node took in the most similar past run."""
 
 
 @dataclass(slots=True)
@@ -166,7 +167,7 @@ class _Execution:
 class _State:
     status: NodeStatus = NodeStatus.PENDING
     round: int = 0
-    result_round: int = 0  # the round that gave the result; a later one may have failed
+    result_round: int = 0  # the round whose result counts; a later round may have failed
     open_items: int = 0
     items: list[Mapping[str, object] | None] = field(default_factory=list)
     redoing: list[NodeId] = field(default_factory=list)
@@ -185,7 +186,7 @@ _SETTLED = frozenset(
 
 
 class Run:
-    """The books of one run. `handle` is deterministic; call `start` once, first."""
+    """The state of one run. `handle` is deterministic; call `start` once, first."""
 
     def __init__(
         self,
@@ -201,9 +202,12 @@ class Run:
         turn: Turn | None = None,
         share: SessionShare | None = None,
     ) -> None:
-        """`estimates` are baselines by node; `next_share` knows what similar runs did; `notes` say
-        what the receipt should of how it was started, `passed` why no workflow runs, `turn` which
-        call of which session it is, `share` what it has of its session's time."""
+        """Set up a run; nothing starts before `start`.
+
+        `estimates` are baselines by node, `next_share` predicts from similar runs. For the receipt:
+        `notes` on how the run was started, and `passed`, why no workflow runs. `turn` is the call's
+        place in its session and `share` its share of the session's time.
+        """
         self.id = id
         self.workflow = workflow
         self.slo = slo
@@ -227,7 +231,7 @@ class Run:
             id: n.id for n in workflow.nodes if n.repeat is not None for id in n.repeat.redo
         }
 
-    # Door
+    # Public interface
 
     def start(self, now_s: float) -> tuple[RunCommand, ...]:
         return self._advance(now_s)
@@ -257,8 +261,9 @@ class Run:
         return self._finished
 
     def expected_s(self) -> float:
-        """From the start to the SLO's event when no call waits: the longest way through the nodes
-        by their baselines.
+        """Seconds from start to the SLO's event without queueing.
+
+        The longest path by the nodes' baselines.
         """
         order = [n.id for n in self.workflow.nodes if n.id in self._event_nodes]
         weight_s = {id: self._weight_s(self._nodes[id]) for id in order}
@@ -285,7 +290,7 @@ class Run:
         return self._item_done(execution, None, event.now_s)
 
     def _close(self, event: NodeDone | NodeFailed, status: NodeStatus) -> _Execution | None:
-        """The open execution that `event` ends; None for a late or repeated report."""
+        """Close and return the execution that `event` ends; None for a late or repeated report."""
         for execution in reversed(self._executions):
             key = (execution.node.id, execution.round, execution.item)
             if key == (event.node, event.round, event.item) and execution.ended_s is None:
@@ -308,7 +313,7 @@ class Run:
         elif result is not None:
             self._settle(node, result)
         elif node.repeat is not None and state.result_round > 0 and state.loop_of is None:
-            # An optional node whose later round failed: what the earlier one made stands.
+            # A later round of an optional node failed: keep the earlier round's result.
             state.status, state.redoing = NodeStatus.DONE, []
             return self._advance(now_s)
         else:
@@ -329,7 +334,7 @@ class Run:
         state.status, state.result_round = NodeStatus.DONE, state.round
 
     def _redo_next(self, owner: NodeId, now_s: float) -> tuple[RunCommand, ...]:
-        """Go on with the loop of `owner`: redo the next node, or judge whether to go round."""
+        """Continue the loop of `owner`: redo the next node, or decide on another round."""
         state, node = self._states[owner], self._nodes[owner]
         assert node.repeat is not None, f"{owner} does not repeat"
         while state.redoing:
@@ -362,9 +367,10 @@ class Run:
         return self._advance(now_s)
 
     def _why_no_round(self, node: Node, now_s: float) -> str:
-        """Why another round of a repeating node would cost the SLO; empty when it would not.
+        """Why another round of a repeating node would miss the SLO; empty if it would not.
 
-        What it made so far is the answer then: late and better is a miss, on time is not.
+        If it would, the current result is the answer: an on-time answer beats a better one that is
+        late.
         """
         assert node.repeat is not None, f"{node.id} does not repeat"
         if node.id not in self._event_nodes:
@@ -390,7 +396,7 @@ class Run:
                 commands += self._begin(node, now_s)
                 if self._finished:
                     return commands
-                # A node that was skipped, or left out for want of time, may free another.
+                # Skipping or leaving out a node may unblock others.
                 progressing = progressing or state.status in _SETTLED
         streamed = self._next_to_stream()
         if streamed is not None:
@@ -405,7 +411,7 @@ class Run:
         return commands
 
     def _begin(self, node: Node, now_s: float) -> tuple[RunCommand, ...]:
-        """Start `node`, or settle it when it need not or cannot run; may finish the run."""
+        """Start `node`, or settle it if it need not or cannot run; may finish the run."""
         try:
             if node.when is not None and not node.when.evaluate(self._names):
                 self._names.pop(node.id, None)
@@ -484,7 +490,7 @@ class Run:
         self._notes.append(f"{node.id} left out: {problem}")
 
     def _next_to_stream(self) -> tuple[NodeId, int] | None:
-        """The node whose text now goes to the client, once it is known which; None if no news."""
+        """The node to stream to the client, once that is decided; None if nothing changed."""
         if self._streaming is not None:
             return None
         for id in self.workflow.stream:
@@ -501,10 +507,10 @@ class Run:
         return None
 
     def _is_final(self, id: NodeId) -> bool:
-        """Whether what `id` is writing now is the answer, unless the run fails.
+        """Whether the text that `id` is writing will be the answer, unless the run fails.
 
-        An optional node may still be left out; then what comes after it in the list, or its own
-        earlier round, takes its place, and text that was sent cannot be taken back.
+        An optional node may still be left out. The next node in the list, or its own earlier round,
+        would then provide the answer, but text that was sent cannot be taken back.
         """
         state, node = self._states[id], self._nodes[id]
         if node.repeat is not None and state.round < node.repeat.max_rounds:
@@ -521,7 +527,7 @@ class Run:
         return owner is not None and self._states[owner].status not in _SETTLED
 
     def _choice(self, preferences: Sequence[NodeId]) -> tuple[bool, NodeId | None]:
-        """Whether it is known which of `preferences` is the first to have a result; and which."""
+        """Whether the first of `preferences` with a result is decided, and which one it is."""
         for id in preferences:
             status = self._states[id].status
             if status not in _SETTLED or self._may_be_redone(id):
@@ -554,7 +560,7 @@ class Run:
         return NodeEstimate(guess_s, guess_s, runs)
 
     def _nodes_before_the_event(self) -> frozenset[NodeId]:
-        """Nodes on the way to the SLO's event: for TTFT up to the streamed node, else all."""
+        """Nodes on the path to the SLO's event: for TTFT up to the streamed node, else all."""
         goals = self.workflow.output
         if self.slo.metric is SloMetric.TTFT and self.workflow.stream:
             goals = self.workflow.stream
@@ -568,7 +574,7 @@ class Run:
         return frozenset(seen)
 
     def _is_first_token_the_event(self, node: Node) -> bool:
-        """True for a node whose text goes out as it is written, with no other instead of it."""
+        """Whether the node streams as it is written and no other node can replace it."""
         stream = self.workflow.stream
         if self.slo.metric is not SloMetric.TTFT or node.id not in stream:
             return False
@@ -591,7 +597,7 @@ class Run:
         return seen
 
     def _open_graph(self, starting: Node) -> tuple[list[NodeId], dict[NodeId, float]]:
-        """What is still to be done before the SLO's event, with expected seconds of each."""
+        """Unfinished nodes before the SLO's event, with the expected seconds of each."""
         order, weight_s = [], {}
         for node in self.workflow.nodes:
             if node.id not in self._event_nodes:
@@ -603,22 +609,22 @@ class Run:
         return order, weight_s
 
     def _weight_s(self, node: Node, *, once: bool = False) -> float:
-        """Expected seconds of the node before the SLO's event; `once`: of one execution."""
+        """Expected seconds of the node before the SLO's event; `once`: for a single execution."""
         estimate = self._estimates[node.id]
         is_event = self._is_first_token_the_event(node)
         mean_s = estimate.first_token_s if is_event else estimate.mean_s
         return mean_s * (1.0 if once else estimate.runs)
 
     def _has_dynamic_path(self) -> bool:
-        """Whether the nodes of the workflow do not say what a run will execute."""
+        """Whether conditions or repeats decide at run time which nodes execute."""
         return any(n.when is not None or n.repeat is not None for n in self.workflow.nodes)
 
     def _split(self, node: Node, now_s: float) -> tuple[float | None, float]:
-        """The node's part of the slack, and the expected time of what follows it.
+        """The node's share of the slack, and the expected time of the nodes after it.
 
-        Both come from the baselines of the nodes. Where the path is decided under way and the whole
-        run has a deadline, the most similar past run knows better how much is to come (Tempo,
-        "DAG matching"). What earlier nodes did not use is split among all that follow.
+        Both come from the nodes' baselines. If the path is decided at run time and the deadline is
+        for the whole run, the most similar past run predicts the remaining time better (Tempo, "DAG
+        matching"). Time that earlier nodes did not use is split among all following nodes.
         """
         budget_s, downstream_s = self._budget_s(node, now_s), self._downstream_s(node)
         is_whole = self.slo.metric is SloMetric.E2E and node.id in self._event_nodes
@@ -653,12 +659,12 @@ class Run:
         return min(deadline_s, self.hard_deadline_s)
 
     def _limit_s(self, node: Node, now_s: float) -> float | None:
-        """The longest `node` may take; an optional one never costs the SLO of the rest."""
+        """The longest time `node` may take; an optional node must not cost the others their SLO."""
         if not node.optional:
             return node.budget_s
         deadline_s = self._deadline_s(node)
         if self._is_first_token_the_event(node):
-            deadline_s = self.hard_deadline_s  # once it streams, the SLO's event is behind it
+            deadline_s = self.hard_deadline_s  # once it streams, the SLO's event has passed
         spare_s = deadline_s - now_s - self._downstream_s(node)
         return spare_s if node.budget_s is None else min(node.budget_s, spare_s)
 
@@ -745,10 +751,10 @@ class Run:
 
 
 def _longest_chain(nodes: Sequence[NodeReceipt], with_cancelled: bool) -> tuple[int, ...]:
-    """Executions, by index, that follow each other and cover the most time up to the last end.
+    """The chain of executions, by index, that covers the most time up to the last end.
 
     Walks back from the execution that ended last to the one that ended latest before its start.
-    What was abandoned held nothing up, unless the run itself was cancelled.
+    Abandoned executions delayed nothing, unless the run itself was cancelled.
     """
     chain: list[int] = []
     eligible = [

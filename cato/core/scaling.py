@@ -1,9 +1,9 @@
-"""How many replicas a pool should have: what a scaling policy is told, and what it answers.
+"""Replica scaling: the load that a scaling policy sees, and its answer.
 
-Everything in a `PoolLoad` can be observed live: the pool's router counts arrivals, knows what waits
-and what runs, and sees every end; times of service come from the profile. Work is counted in
-replica-seconds: the expected service time of a call in a full batch, divided by that batch, so that
-a pool of n replicas does n seconds of work in a second however many calls each runs at a time.
+Everything in a `PoolLoad` can be observed live: the pool's router counts arrivals, knows the queued
+and running calls, and sees every end; service times come from the profile. Work is counted in
+replica-seconds: the expected service time of a call in a full batch, divided by that batch. A pool
+of n replicas thus does n seconds of work per second, whatever its batch size.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What arrived since the last look: how many, and the replica-seconds they should take.
+    """Arrivals since the last look: their number, and their expected replica-seconds.
 
-    A count need not be whole: a run that begins with three calls at once is a third at each.
+    The count may be fractional: a run that begins with three calls at once counts a third for each.
     """
 
     count: float = 0.0
@@ -32,10 +32,10 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A call that came to its part of the SLO event, the first token or the end.
+    """A call that has reached its part of the SLO event, the first token or the end.
 
-    `latency_s` counts from its arrival in the pool, so it holds the queueing delay; `expected_s` is
-    the execution alone, by the profile. `slack_s` was left of the run's deadline when it ended,
+    `latency_s` counts from its arrival in the pool and includes queueing; `expected_s` is the
+    execution alone, by the profile. `slack_s` was left of the run's deadline when it ended;
     `downstream_s` is expected to follow.
     """
 
@@ -47,7 +47,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """A replica that takes work: the calls it holds, and for how long it has held none."""
+    """A replica that takes work: its calls, and how long it has been without one."""
 
     id: ReplicaId
     held: int
@@ -56,14 +56,14 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """One pool at `now_s`, told to its scaling policy at regular looks.
+    """One pool at `now_s`, passed to its scaling policy at regular looks.
 
-    `ready` leaves out replicas that drain; `starting` are ordered and not ready, which takes
-    `start_s` (0 when it was never seen). `places` is how many calls a replica runs at a time.
-    `queued_s` is the work of the `queued` calls, `coming_s` the expected work of the calls that
-    runs in flight, here or in other pools, will still make here. `arrived` are calls of this pool;
-    `begun` are runs that began in any pool and may call this one, with the work of those calls.
-    Arrivals and `finished` are told once, at the first look after they happened.
+    `ready` excludes draining replicas; `starting` are ordered and not ready, which takes `start_s`
+    (0 if never measured). `places` is the number of calls that a replica runs at a time. `queued_s`
+    is the work of the `queued` calls, `coming_s` the expected work here of future calls of runs in
+    flight, in any pool. `arrived` are calls of this pool; `begun` are runs that began in any pool
+    and may call this one, with the work of those calls. Arrivals and `finished` are reported once,
+    at the first look after they happened.
     """
 
     now_s: float
@@ -83,14 +83,14 @@ class PoolLoad:
 
     @property
     def provisioned(self) -> int:
-        """Replicas that are ready or will be."""
+        """Replicas that are ready or starting."""
         return len(self.ready) + self.starting
 
     def bounded(self, replicas: int) -> int:
         return max(self.min_replicas, min(self.max_replicas, replicas))
 
     def since(self, untold: PoolLoad) -> PoolLoad:
-        """This load, with the arrivals and ends of an earlier one that no policy was told."""
+        """This load plus the arrivals and ends of an earlier one that no policy has seen."""
         return replace(
             self,
             arrived=untold.arrived + self.arrived,
@@ -101,8 +101,9 @@ class PoolLoad:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Have `replicas`, those that are starting included. Which one goes is not the policy's choice:
-    Ray Serve takes the newest.
+    """Have `replicas`, including those that are starting.
+
+    The policy does not choose which replica stops: Ray Serve stops the newest.
     """
 
     replicas: int
@@ -110,7 +111,10 @@ class Scale:
 
 
 class ScalingPolicy(Protocol[S]):
-    """How many replicas should a pool have? Must be pure: it remembers in the state it returns."""
+    """Decides how many replicas a pool should have.
+
+    Must be pure: its memory is the state it returns.
+    """
 
     def initial(self) -> S: ...
 

@@ -1,5 +1,4 @@
-"""Sessions: the successive LLM calls of one conversation or agent, and what is known of a prompt
-before an engine has seen it."""
+"""Sessions: the successive LLM calls of one conversation or agent, and estimates of prompts."""
 
 from __future__ import annotations
 
@@ -8,26 +7,25 @@ from enum import StrEnum
 
 
 class TurnKind(StrEnum):
-    """What a call is to its session: its main loop, or a call beside it."""
+    """A call's role in its session: the main loop, or a side call."""
 
     MAIN = "main"
     TITLE = "title"
-    """Names the conversation for a list; a person waits for nothing."""
+    """Names the conversation for a list; no person waits for it."""
     COMPACTION = "compaction"
-    """Sums up the history; the main loop waits for it."""
+    """Summarizes the history; the main loop waits for it."""
     COUNT = "count"
     """Counts tokens; nothing is generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Which call of which session a request is.
+    """The place of a request in its session.
 
     `session` is unique within a tenant; `parent` is the session whose tool call started this one
-    (empty: none). `number` counts from 1: the answers that the conversation holds, and this one.
-    `client` is the agent's name, empty where it is not known. `changes` name the rules that made
-    the prompt stable (`cato.wire.stable`). `think_s` is the time since the turn before, None where
-    none is known.
+    (empty: none). `number` counts from 1: the answers in the conversation, plus this one. `client`
+    is the agent's name, empty if unknown. `changes` name the rules that made the prompt stable
+    (`cato.wire.stable`). `think_s` is the time since the previous turn, None if unknown.
     """
 
     session: str
@@ -41,11 +39,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as estimated before an engine has it.
+    """Estimate of a prompt before an engine has it.
 
     Of its `tokens`, `new_tokens` were not in the session's previous prompt. `prefix` holds hashes
-    of its beginnings, as `Invocation.prefix` does, the first `shared_blocks` of them as in the
-    session's previous prompt; `session` is the session's name across tenants (empty: none).
+    of its prefixes, as `Invocation.prefix` does; the first `shared_blocks` of them equal those of
+    the session's previous prompt. `session` is the session's name across tenants (empty: none).
     """
 
     tokens: int

@@ -1,18 +1,18 @@
-"""Targets for whole sessions: what a turn gets of the time that its session has left.
+"""Session SLOs: each turn's share of the time left to its whole session.
 
-The target counts from the session's first call to the end of its last answer, think times
-included. Each turn gets its part by the proportional rule of `cato.core.budgets`: of what is left
-after the expected think times, as much as its predicted time is of all predicted times to come.
-The split is made again at every turn, so what one turn leaves unused is carried to the next.
+The target covers the time from the session's first call to the end of its last answer, think times
+included. Each turn gets its share by the proportional rule of `cato.core.budgets`: the time left
+after expected think times is split in proportion to predicted times. It is split again at every
+turn, so time that one turn does not use goes to the next.
 
-Assumption: sessions have no memory. In 319 recorded sessions of Claude Code 66 to 72 turns were
-still to come on average, whether a session had had 1 turn or 100. So the number of turns to come is
-geometric, and its mean is learnt for each kind of client as turns that followed another over
-sessions that ended. Turns that could not end in time any more need no part: the median is taken of
-numbers that fit.
+Assumption: sessions have no memory. In 319 recorded sessions of Claude Code 66 to 72 more turns
+were expected on average, whether a session had had 1 turn or 100. So the number of turns to come is
+geometric. Its mean is learned for each kind of client, as turns that followed another over sessions
+that ended. Turns that can no longer end in time need no share: the median is taken of the numbers
+that fit.
 
-A part never makes a turn more urgent than it usually is. Where the session has slack, its turns
-give way to others; where it has none, they have the usual objective.
+A share never makes a turn more urgent than usual. If the session has slack, its turns yield to
+others; if it has none, they have the usual objective.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from math import expm1, log, log1p
 from cato.core.pool.sessions import MEMORY_S
 from cato.core.profile import Profile
 
-# Mean of those recorded sessions: turns to come, and think time between turns of which those above
-# `MEMORY_S` count as that. They weigh like so many sessions and gaps.
+# From those recorded sessions: mean turns to come, and mean think time between turns, capped at
+# `MEMORY_S`. The initial values weigh as much as this many sessions and gaps.
 PRIOR_LEFT_TURNS, PRIOR_SESSIONS = 70.0, 3.0
 PRIOR_THINK_S, PRIOR_GAPS = 45.0, 20.0
-# Tokens of an agent's turn that no earlier one had; median of the recorded ones.
+# New tokens of an agent's turn; median of the recorded ones.
 TURN_TOKENS = 764
-# What was learnt of a kind is halved when so many sessions have ended: usage changes.
+# Learned values of a kind are halved after this many ended sessions: usage changes.
 REMEMBERED_SESSIONS = 400.0
-# Parts are planned for so many turns that more are this unlikely. Planning for more makes early
-# turns as urgent as late ones (0021).
+# Shares are planned for a number of turns that is exceeded with this probability. Planning for more
+# makes early turns as urgent as late ones (0021).
 CONFIDENCE = 0.5
-# Of one ingress replica; each takes about 300 bytes.
+# Sessions per ingress replica; each takes about 300 bytes.
 MOST_SESSIONS, MOST_KINDS = 4_000, 100
 
 
 @dataclass(frozen=True, slots=True)
 class SessionBelief:
-    """Of a kind of client: turns that follow a turn on average, and the mean time in between."""
+    """For a kind of client: mean number of turns after a turn, and mean time between turns."""
 
     left_turns: float = PRIOR_LEFT_TURNS
     think_s: float = PRIOR_THINK_S
 
     def turns_within(self, most: float) -> float:
-        """Turns to come, at the most and with the probability `CONFIDENCE`, given that there are
-        no more than `most`."""
+        """Turns to come that are not exceeded with probability `CONFIDENCE`.
+
+        Given that there are no more than `most`.
+        """
         if self.left_turns <= 0 or most <= 0:
             return 0.0
         goes_on = log(self.left_turns / (1.0 + self.left_turns))
@@ -58,10 +60,10 @@ class SessionBelief:
 
 @dataclass(frozen=True, slots=True)
 class SessionShare:
-    """What a turn gets of its session's time.
+    """A turn's share of its session's time.
 
     At its arrival `left_s` of the session's `target_s` are left, of which the turn may take
-    `budget_s`; None when it cannot end in time any more, even alone. `later_s` are expected to pass
+    `budget_s`; None if it can no longer end in time, even alone. `later_s` are expected to pass
     after it, for `later_turns`.
     """
 
@@ -72,19 +74,21 @@ class SessionShare:
     later_s: float
 
     def first_token_s(self, usual_s: float, answer_s: float) -> float:
-        """The target for the turn's first token, where `usual_s` is usual and the tokens after it
-        may take `answer_s`."""
+        """The target for the turn's first token.
+
+        `usual_s` is the usual target; the tokens after the first may take `answer_s`.
+        """
         return usual_s if self.budget_s is None else max(usual_s, self.budget_s - answer_s)
 
     def slack_s(self, spent_s: float) -> float:
-        """What the session has to spare once the turn has taken `spent_s`."""
+        """The session's spare time once the turn has taken `spent_s`."""
         return self.left_s - spent_s - self.later_s
 
 
 def share_of_turn(
     target_s: float, left_s: float, own_s: float, next_s: float, belief: SessionBelief
 ) -> SessionShare:
-    """The part of a turn that is predicted to take `own_s`, and each after it `next_s`."""
+    """The share of a turn with a predicted time of `own_s`; each later turn takes `next_s`."""
     each_s = next_s + belief.think_s
     if own_s >= left_s:
         later = belief.left_turns
@@ -93,7 +97,7 @@ def share_of_turn(
     later = belief.turns_within(fitting)
     served_s = left_s - later * belief.think_s
     all_s = own_s + later * next_s
-    # Where nothing is known of times, turns share evenly.
+    # If no times are known, turns share evenly.
     budget_s = served_s * own_s / all_s if all_s > 0 else served_s / (1.0 + later)
     return SessionShare(target_s, left_s, budget_s, later, later * each_s)
 
@@ -101,7 +105,7 @@ def share_of_turn(
 def turn_times_s(
     profile: Profile, prompt_tokens: int, new_tokens: int, expected_tokens: int
 ) -> tuple[float, float]:
-    """Predicted times, alone, of a turn and of a later one: they differ in what is not cached."""
+    """Predicted times of a turn and of a later one, alone; their uncached tokens differ."""
 
     def whole_s(uncached_tokens: int) -> float:
         cached_tokens = prompt_tokens - min(uncached_tokens, prompt_tokens)
@@ -112,10 +116,10 @@ def turn_times_s(
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A turn as it begins: its part of its session's time, and how long its client thought.
+    """A turn at its start: its share of the session's time, and the client's think time.
 
-    `share` is None without a target; `think_s` is None for a first turn, beside another one that is
-    under way, and after one that had no answer.
+    `share` is None without a target. `think_s` is None for a first turn, if another turn is
+    running, and if the previous turn had no answer.
     """
 
     began_at_s: float
@@ -143,7 +147,7 @@ class _Learnt:
 
 @dataclass(slots=True, eq=False)
 class SessionBook:
-    """The sessions of one ingress replica, or of a simulated one. Times are of one clock."""
+    """The sessions of one ingress replica, or of a simulated one. All times are from one clock."""
 
     _live: OrderedDict[str, _Session] = field(default_factory=OrderedDict)  # last seen last
     _quiet: OrderedDict[str, _Session] = field(default_factory=OrderedDict)
@@ -171,12 +175,11 @@ class SessionBook:
         target_s: float | None = None,
         parent: str = "",
     ) -> Begun:
-        """A turn of `session` arrives; it is the `number`-th of its conversation, and `times_s` are
-        those of `turn_times_s`.
+        """A turn of `session` arrives, the `number`-th of its conversation.
 
-        A session that is not known here and has had turns elsewhere began so many turns ago. One
-        that another started shares the time of that. A name that comes back after its target and a
-        long silence is that of a new session.
+        `times_s` are those of `turn_times_s`. A session that is unknown here and has had turns
+        elsewhere is assumed to have begun that many turns ago. A session started by another shares
+        that one's time. A name that returns after its target and a long silence is a new session.
         """
         self._forget_silent(now_s)
         starter = self._live.get(parent) or self._quiet.get(parent)
@@ -210,8 +213,11 @@ class SessionBook:
         return Begun(known.began_at_s, think_s, share)
 
     def ended(self, session: str, now_s: float, *, is_answered: bool = True) -> None:
-        """A turn of `session` that began here has ended. One without an answer is asked again: it
-        counts as no turn, and the time until then is no think time."""
+        """A turn of `session` that began here has ended.
+
+        A turn without an answer will be asked again: it does not count, and the time until then is
+        no think time.
+        """
         known = self._live.get(session)
         if known is not None and known.under_way:
             known.under_way -= 1
@@ -220,7 +226,7 @@ class SessionBook:
             self._live.move_to_end(session)
 
     def _forget_silent(self, now_s: float) -> None:
-        """What has been silent for so long counts as ended, until it is heard of again."""
+        """Sessions silent for long count as ended, until they are heard of again."""
         while self._live:
             session, oldest = next(iter(self._live.items()))
             if oldest.seen_at_s >= now_s - MEMORY_S:

@@ -1,7 +1,7 @@
-"""Router shards: which shard of a pool a replica belongs to, and which one gets a call.
+"""Router shards: which shard owns a replica, and which one gets a call.
 
 A pool may have several routers that own disjoint replicas. Ingresses choose the shard of each call
-from what the shards tell of their load; the simulator runs the same choice.
+from the loads that the shards report; the simulator uses the same choice.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS, Invocation
 
-# Prompts of one tenant begin alike; their common part is short.
+# Prompts of one tenant begin alike; the common part is short.
 TENANT_BLOCKS = 4
-# What loads are told in: a call that nothing is known of.
+# The unit of reported loads: a call of which nothing is known.
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 300, 64
 _DRAWS = 1 << 16
 
 
 @record
 class ShardLoad:
-    """What a shard tells of itself, in seconds and counts.
+    """A shard's report of its load, in seconds and counts.
 
-    `replicas` take work; they have `places`, of which `held` are taken. The calls that wait take
-    the replicas `wait_s`. A typical call more adds `call_s` to that, and each call beside it on its
-    replica makes it `crowd_s` slower.
+    `replicas` take work; they have `places` batch slots, of which `held` are taken. Its queue takes
+    the replicas `wait_s`. Another typical call adds `call_s` to that, and each call beside it on
+    its replica slows it by `crowd_s`.
     """
 
     replicas: int = 0
@@ -39,7 +39,7 @@ class ShardLoad:
     crowd_s: float = 0.0
 
     def lost_s(self, more: int) -> float:
-        """What a typical call loses there to others, if `more` were sent since this was told."""
+        """Delay of a typical call there due to others, after `more` calls since this report."""
         replicas = max(1, self.replicas)
         queued = max(0, more - max(0, self.places - self.held))
         beside = min(self.places, self.held + more) / replicas
@@ -50,7 +50,7 @@ NO_LOAD = ShardLoad()
 
 
 def load_now(core: PoolOrchestrator) -> ShardLoad:
-    """The load of the shard whose state is `core`."""
+    """The load of the shard with the state `core`."""
     replicas = core.accepting
     if not replicas:
         return NO_LOAD
@@ -69,48 +69,48 @@ def load_now(core: PoolOrchestrator) -> ShardLoad:
 
 
 def shard_of(key: str, shards: Sequence[int]) -> int:
-    """The home of `key` among `shards`; few keys move when the shards change."""
+    """The home of `key` among `shards`; few keys move when the number of shards changes."""
     return max(shards, key=lambda shard: (crc32(f"{shard}:{key}".encode()), shard))
 
 
 def homes_of(deployment: str, rank: int, shards: int) -> list[int]:
     """The shards that a replica may belong to, its home first.
 
-    `rank` counts the replicas of its deployment from 0: shards have equally many.
+    `rank` counts the replicas of its deployment from 0: all shards get equally many.
     """
     first = (crc32(deployment.encode()) + rank) % shards
     return [(first + n) % shards for n in range(shards)]
 
 
 class ShardChoice:
-    """The shards of one pool as one ingress knows them. Deterministic: draws come from call ids."""
+    """The shards of one pool as one ingress sees them. Deterministic: draws come from call ids."""
 
     def __init__(self, shards: int) -> None:
         self._loads = [NO_LOAD] * shards
-        self._sent = [0] * shards  # calls since the shard last told its load
+        self._sent = [0] * shards  # calls since the shard last reported
 
     def resize(self, shards: int) -> None:
-        """The pool has so many shards now."""
+        """The pool now has this number of shards."""
         more = max(0, shards - len(self._loads))
         self._loads = [*self._loads[:shards], *[NO_LOAD] * more]
         self._sent = [*self._sent[:shards], *[0] * more]
 
     def tell(self, shard: int, load: ShardLoad) -> None:
-        """What the shard says of itself."""
+        """A report of the shard's load."""
         if shard < len(self._loads):
             self._loads[shard], self._sent[shard] = load, 0
 
     def is_stranded(self, shard: int) -> bool:
-        """Whether calls that wait there wait for nothing: the replicas belong to other shards."""
+        """Whether calls queued there wait in vain, because other shards own all replicas."""
         if shard < len(self._loads) and self._loads[shard].replicas:
             return False
         return any(load.replicas for load in self._loads)
 
     def choose(self, invocation: Invocation, shards: Sequence[int], profile: Profile) -> int:
-        """The shard of a call among `shards`, those that can be reached.
+        """The shard of a call among `shards`, the reachable ones.
 
-        A call with a home stays there while it loses less time than moving would cost. Any other
-        goes to the better of two shards, drawn in proportion to their replicas.
+        A call with a home stays there while that loses less time than moving would cost. Any other
+        call goes to the better of two shards, drawn in proportion to their replicas.
         """
         having = [s for s in shards if self._loads[s].replicas] or list(shards)
         if len(having) == 1:
@@ -131,7 +131,7 @@ class ShardChoice:
         return shard
 
     def _drawn(self, draw: int, shards: Sequence[int]) -> int:
-        """By a number in [0, `_DRAWS`), in proportion to the shards' replicas."""
+        """Draw a shard by a number in [0, `_DRAWS`), in proportion to the shards' replicas."""
         total = sum(self._loads[s].replicas for s in shards)
         at = draw * (total or len(shards)) / _DRAWS
         for shard in shards[:-1]:
@@ -145,11 +145,11 @@ class ShardChoice:
 
 
 def _home_of(invocation: Invocation, profile: Profile) -> tuple[str, float]:
-    """What a call is at home by (empty: nothing), and the seconds that leaving its home costs."""
-    if invocation.session:  # its prompt is computed once more
+    """The key of a call's home (empty: none), and the seconds that leaving its home costs."""
+    if invocation.session:  # its prompt is computed again
         shared = min(invocation.prompt_tokens, invocation.shared_blocks * PREFIX_BLOCK_TOKENS)
         return f"s{invocation.session}", profile.prefill_s(shared) if shared else 0.0
-    if invocation.buffer:  # an older run of the buffer is not superseded, and keeps a place
+    if invocation.buffer:  # an older run of the buffer is not superseded, and keeps a slot
         return f"b{invocation.buffer}", profile.typical_call_s / profile.max_running
     if invocation.tenant:
         shared = min(invocation.prompt_tokens, TENANT_BLOCKS * PREFIX_BLOCK_TOKENS)
@@ -158,7 +158,7 @@ def _home_of(invocation: Invocation, profile: Profile) -> tuple[str, float]:
 
 
 def merged(name: PoolName, pictures: Iterable[PoolPicture]) -> PoolPicture:
-    """The pool as its shards see it together. A replica that moves between two counts once."""
+    """The combined state of the pool's shards. A replica that moves between two counts once."""
     pictures = sorted(pictures, key=lambda p: p.now_s)
     replicas = {r.id: r for p in pictures for r in p.replicas}
     return PoolPicture(

@@ -1,7 +1,7 @@
-"""A shared pool: several models whose replicas change between them.
+"""A shared pool: several models take turns on the same accelerators.
 
-Each model has the books of a pool of its own, its *line*; `Placement` gives it replicas and takes
-them away. So all that a pool has, a model of a shared pool has.
+Each model has its own pool state, called its *line*, so every feature of a pool works for a model
+of a shared pool. `Placement` gives replicas to lines and takes them away.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cato.core.pool.placement_events import GiveUp, Load, ModelRemoved, Placemen
 
 @dataclass(frozen=True, slots=True)
 class OfLine:
-    """Something happened to a call or a replica of `model`."""
+    """Pass an event of a call or replica to the line of `model`."""
 
     model: ModelName
     event: Event
@@ -42,8 +42,7 @@ class OfLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelAdded:
-    """The model can be asked for, in the line of that name; of one that is known these are the
-    facts from now on."""
+    """Add a model, with a line of that name. A known model gets these new facts."""
 
     now_s: float
     line: PoolName
@@ -53,7 +52,7 @@ class ModelAdded:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Time has passed for all lines: failed loads may be tried again."""
+    """Time has passed for all lines; failed loads may be retried."""
 
     now_s: float
 
@@ -63,9 +62,9 @@ SharedEvent = PlacementEvent | OfLine | ModelAdded | Looked
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The line of `model` was told of `event` and answered with `commands`.
+    """The line of `model` has handled `event`; its answer is `commands`.
 
-    Those calls have `started`; of them `hits` found their model loaded when their turn came.
+    The calls in `started` were dispatched; `hits` of them found their model loaded at their turn.
     """
 
     model: ModelName
@@ -83,8 +82,8 @@ _NEWS = (FirstTokenSent, ReplicaProgressed)
 class SharedOrchestrator:
     """The lines of a shared pool, and its placement.
 
-    `handle` is deterministic: the same events give the same steps, in the order in which they are
-    to be carried out. `placed` makes the placement, which tells the lines what it decides.
+    `handle` is deterministic: the same events give the same steps, in the order in which to carry
+    them out. `placed` creates the placement, which passes its decisions to the lines.
     """
 
     def __init__(self, placed: Callable[[Callable[[ModelName, Event], None]], Placement]) -> None:
@@ -94,8 +93,10 @@ class SharedOrchestrator:
         self._steps: list[Step] = []
 
     def handle(self, event: SharedEvent) -> tuple[Step, ...]:
-        """Raise `UnknownNameError` for a model that is not known, and `InputError` for one whose
-        facts are impossible or that is in use when it is to be removed."""
+        """Raise `UnknownNameError` for an unknown model.
+
+        Raise `InputError` if a model's facts are impossible, or if a model to be removed is in use.
+        """
         self._steps = []
         self.placement.open(event.now_s)
         match event:
@@ -116,7 +117,7 @@ class SharedOrchestrator:
                 if isinstance(event, ModelRemoved):
                     del self.lines[event.model], self._policies[event.model]
         if isinstance(event, OfLine) and isinstance(event.event, _NEWS) and not self._has_decided():
-            return tuple(self._steps)  # no place is free, and no call has come
+            return tuple(self._steps)  # no room was freed and no call arrived
         self.placement.decide(event.now_s, self._steps.append)
         return tuple(self._steps)
 
@@ -129,7 +130,7 @@ class SharedOrchestrator:
         return self.lines[model]
 
     def _tell(self, model: ModelName, event: Event) -> None:
-        """An event for the line of `model`, from outside or from the placement."""
+        """Pass an event to the line of `model`, from outside or from the placement."""
         line = self.lines[model]
         told_again: InvocationId | None = None
         if isinstance(event, InvocationOffered):
@@ -137,7 +138,7 @@ class SharedOrchestrator:
             if known is None:
                 self.placement.arrived(model, offered, event.now_s)
             elif offered.id in line.leased and offered.attempt <= known.attempt:
-                told_again = offered.id  # the answer was lost on its way
+                told_again = offered.id  # the answer was lost
         commands = line.handle(event)
         self.placement.see_queue(model)
         started = [
@@ -159,7 +160,7 @@ class SharedOrchestrator:
         self._policies[name] = event.policies
         policies = replace(event.policies, by_turns=self.placement.in_order)
         if line is None:
-            # Its replicas are there for as long as the placement says so.
+            # The placement decides when its replicas come and go.
             line = PoolOrchestrator(event.line, policies, silence_s=inf)
             self.placement.serve(event.served, line)
             self.lines[name] = line
@@ -168,17 +169,17 @@ class SharedOrchestrator:
             self._tell(name, PoliciesChanged(event.now_s, policies))
 
     def _change_turns(self, now_s: float) -> None:
-        """Orders of dispatch differ in whether calls have turns."""
+        """Whether calls take turns depends on the dispatch order."""
         for name, policies in self._policies.items():
             changed = replace(policies, by_turns=self.placement.in_order)
             self._tell(name, PoliciesChanged(now_s, changed))
 
     def check_invariants(self) -> None:
-        """Fail where lines and placement do not agree; for tests."""
+        """Assert that lines and placement agree; for tests."""
         copies = self.placement.copies()
         for name, line in self.lines.items():
             line.check_invariants()
             ready = {ReplicaId(c.cards[0]) for c in copies if c.model == name and c.is_ready}
             assert set(line.replicas) == ready, f"{name}: {sorted(line.replicas)}"
         used = [card for c in copies for card in c.cards]
-        assert len(used) == len(set(used)), "a card holds one model"
+        assert len(used) == len(set(used)), "an accelerator holds one model"

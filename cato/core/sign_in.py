@@ -1,4 +1,4 @@
-"""Who may sign in with a token of the team's identity provider, and as what."""
+"""Sign-in with tokens of the team's identity provider: who may, and with which rights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cato.core.tenancy import SLA_CLASSES, Role
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 )  # fmt: skip
-"""Signatures with a public key. One made with a shared secret is never taken: anyone who can check
-it can make it, and a public key could pass for the secret."""
+"""Public-key signatures only. A shared secret is never accepted: anyone who can check such a
+signature can make one, and a public key could pass for the secret."""
 
 DEFAULT_SCOPE = "openid profile email"
 
-# A subject and a name that can stand in a log line and a file for spreadsheets as they are.
+# Subjects and names that are safe in log lines and spreadsheet files.
 _SANE_SUBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@|+-]{0,99}")
 _ODD = re.compile(r"[^A-Za-z0-9._@+ -]")
 _NAME_CHARS = 60
@@ -25,7 +25,7 @@ _NAME_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class GroupRights:
-    """What members of `group` may do, as whose; see `cato.core.tenancy.ApiKey`."""
+    """Rights of the members of `group`; see `cato.core.tenancy.ApiKey`."""
 
     group: str
     tenant: str
@@ -38,11 +38,11 @@ class GroupRights:
 
 @dataclass(frozen=True, slots=True)
 class SignInSpec:
-    """The identity provider `issuer`, and what its tokens give.
+    """The identity provider `issuer`, and the rights that its tokens give.
 
-    A token must be for one of the `audiences`. The first of `groups` that its person is in decides;
-    without one the person is refused. `groups_claim` is a claim, or a path such as
-    `realm_access.roles`. `skew_s` is how far the provider's clock may be off. With a `client_id`
+    A token must be for one of the `audiences`. The first of `groups` that contains the person
+    decides; without one the person is refused. `groups_claim` is a claim, or a path such as
+    `realm_access.roles`. `skew_s` is the allowed clock error of the provider. With a `client_id`
     people sign in on the status page.
     """
 
@@ -56,7 +56,7 @@ class SignInSpec:
     scope: str = DEFAULT_SCOPE
 
     def rights_of(self, claims: Mapping[str, object]) -> GroupRights | None:
-        """What the claims of a token that was verified give; None: nothing."""
+        """The rights of a verified token's claims; None: no access."""
         groups = self._groups_of(claims)
         return next((rights for rights in self.groups if rights.group in groups), None)
 
@@ -74,7 +74,7 @@ class SignInSpec:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Whose token a request carries. `name` is for people only: its owner may have chosen it."""
+    """The person whose token a request carries. `name` is for display: people may choose it."""
 
     subject: str
     rights: GroupRights
@@ -83,7 +83,7 @@ class Person:
 
 
 def person_of(claims: Mapping[str, object], rights: GroupRights, ends_at_s: float) -> Person:
-    """The person of claims that were verified, `sub` among them."""
+    """The person of verified claims, which include `sub`."""
     subject = str(claims["sub"])
     if not _SANE_SUBJECT.fullmatch(subject):
         subject = hashlib.blake2b(subject.encode("utf-8", "replace"), digest_size=12).hexdigest()

@@ -1,4 +1,4 @@
-"""What a slot of a shared pool and the keeper of the pool's books tell each other."""
+"""Messages between a slot of a shared pool and the keeper of the pool's state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class SlotState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotReport:
-    """A slot as it is; a report with a smaller `number` is an older one.
+    """The state of a slot; a report with a smaller `number` is an older one.
 
-    `copy_id` and `model` are what it was last ordered to hold. When that failed or its engine died
-    the slot is empty and `problem` says why. `held` are the invocations that run there, with their
-    attempts. `load_s` is what the last load took. `asleep` are models whose engines sleep there.
-    `template` is what a loaded engine says of its model.
+    `copy_id` and `model` are its last order. If that failed or its engine died, the slot is empty
+    and `problem` says why. `held` are the invocations that run there, with their attempts. `load_s`
+    is the duration of the last load. `asleep` are models whose engines sleep there. `template`
+    describes the chat template of the loaded model.
     """
 
     slot: ReplicaId
@@ -45,9 +45,9 @@ class SlotReport:
 class SlotOrder:
     """Hold `model` as `copy_id` from now on, and nothing else; without a model, hold nothing.
 
-    `measure`: load the model to measure it, say what was found, and hold nothing after that.
-    `remembered`: models whose engines may sleep in this slot; those of others end. An order for
-    the copy that is there already says no more than that.
+    `measure`: load the model to measure it, report the result, then hold nothing. `remembered`:
+    models whose engines may sleep in this slot; engines of others end. An order for the copy that
+    is already loaded only updates this.
     """
 
     copy_id: CopyId
@@ -61,8 +61,10 @@ class SlotOrder:
 
 @dataclass(frozen=True, slots=True)
 class HostedPart:
-    """One model of a shared pool as an ingress knows it. `slots` can hold a model now; `template`
-    is known once a slot has held it."""
+    """One model of a shared pool, for ingresses.
+
+    `slots` can hold a model now; `template` is known once a slot has held it.
+    """
 
     name: PoolName
     pool: PoolName
@@ -76,7 +78,7 @@ class HostedPart:
 
 @dataclass(frozen=True, slots=True)
 class SlotPicture:
-    """A slot as an operator sees it."""
+    """A slot, for operators."""
 
     slot: ReplicaId
     host: HostId
@@ -88,9 +90,9 @@ class SlotPicture:
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """Since the books were opened. A hit found its model loaded when its turn came.
+    """Counts since the keeper started. A hit found its model loaded when its turn came.
 
-    `load_s`: seconds in which a slot loaded, aborted and failed loads included.
+    `load_s`: seconds in which a slot loaded, including aborted and failed loads.
     """
 
     served: int = 0
@@ -105,7 +107,7 @@ class LoadCounts:
 
 @dataclass(frozen=True, slots=True)
 class SharedPoolPicture:
-    """A shared pool as an operator sees it; `in_host_memory` are models whose weights are there."""
+    """A shared pool, for operators; `in_host_memory` are models whose weights are there."""
 
     name: PoolName
     queued: int

@@ -1,4 +1,4 @@
-"""What a policy sees: one invocation, and its pool's replicas at one instant."""
+"""Snapshots for policies: one invocation, and its pool's replicas at one instant."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from cato.core.record import record
 T = TypeVar("T")
 
 PREFIX_BLOCK_TOKENS = 64
-"""Granularity of what is remembered of prompts; engines cache blocks of 16 to 128 tokens."""
+"""Tokens per prefix hash; engines cache blocks of 16 to 128 tokens."""
 
 
 @record
 class Invocation:
     """One LLM call of one node, as offered to a pool.
 
-    `deadline_s` is the instant of the run's SLO event (its hard deadline when the SLO sets none).
-    `until_first_token`: this invocation's first token is that event; otherwise its last token is
-    on the way to it. `downstream_s` is the expected time of the nodes between this one and the
-    event. `draw` is a uniform number in [0, 1) for policies that choose at random. `attempt`
-    counts from 1; a higher one replaces the lease of the one before.
+    `deadline_s` is the instant of the run's SLO event (its hard deadline if the SLO sets none; inf
+    if there is no SLO). `until_first_token`: this invocation's first token is that event; otherwise
+    its last token is on the path to it. `downstream_s` is the expected time of the nodes between
+    this one and the event. `draw` is a uniform number in [0, 1) for randomized policies. `attempt`
+    counts from 1; a higher one replaces the lease of the previous one.
 
-    `tpot_target_s` is the pace that a stream must keep (inf: none). `length` is what is believed
-    of the whole output; `expected_tokens` is what this attempt still has to generate after the
-    `generated` tokens of earlier ones. `served_s` is the service that earlier invocations of the
-    run received. A deadline of inf means that no SLO is set. `resumable`: taken from a replica, it
-    can go on elsewhere from its prompt and its text; only such calls are preempted. `prefix` names
-    the beginnings of its prompt: the i-th value that of `PREFIX_BLOCK_TOKENS` × (i + 1) tokens.
-    `session` names the conversation or agent that it is a turn of, across tenants (empty: none);
-    the first `shared_blocks` values of `prefix` are those of its previous call, as far as known.
-    Under load the pool is shared by `tenant`, in proportion to `weight`.
+    `tpot_target_s` is the pace that a stream must keep (inf: none). `length` is the belief about
+    the whole output; `expected_tokens` is what this attempt has still to generate after the
+    `generated` tokens of earlier attempts. `served_s` is the service that earlier invocations of
+    the run received. `resumable`: after losing its replica it can continue elsewhere from its
+    prompt and text; only such calls are preempted. `prefix` holds hashes of the prompt's prefixes:
+    the i-th value covers `PREFIX_BLOCK_TOKENS` × (i + 1) tokens. `session` is the conversation or
+    agent that it belongs to, across tenants (empty: none); the first `shared_blocks` values of
+    `prefix` equal those of its previous call, as far as known. Under load the pool is shared by
+    `tenant`, in proportion to `weight`.
 
-    `buffer` names the editor's buffer that the run is about (empty: none), `began_at_s` the instant
-    at which the run began: of two runs of a buffer the later one supersedes the earlier.
-    `user` tells callers apart. `was_taken`: the pool's router has had it before and was
-    restarted, so that it is not turned away as a newcomer. It asks for `calls` answers at once: it
-    takes so many places, and its tenant pays for so many. `leaves_at_s` is the instant at which its
-    client gives up, if it has no first token by then (inf: it did not say).
+    `buffer` names the editor buffer of the run (empty: none), `began_at_s` the start of the run: a
+    later run of a buffer supersedes an earlier one. `user` distinguishes callers. `was_taken`: the
+    pool's router accepted it before a restart, so it is not refused as a new call. It asks for
+    `calls` answers at once: it takes that many batch slots, and its tenant pays for as many.
+    `leaves_at_s` is when its client gives up without a first token (inf: the client did not say).
     """
 
     id: InvocationId
@@ -77,7 +76,7 @@ class Invocation:
     leaves_at_s: float = inf
 
     def continued(self, attempt: int, tokens: int) -> Invocation:
-        """What is left once this attempt has generated `tokens`: they become part of the prompt."""
+        """The rest of the call once this attempt's `tokens` are part of the prompt."""
         return replace(
             self,
             attempt=attempt,
@@ -87,7 +86,7 @@ class Invocation:
         )
 
     def on_clock(self, now_s: float) -> Invocation:
-        """The same with times of a clock that shows `now_s`, where they counted from now."""
+        """With times of a clock that shows `now_s`, where they were relative to now."""
         return replace(
             self,
             arrived_at_s=now_s + self.arrived_at_s,
@@ -97,7 +96,7 @@ class Invocation:
         )
 
     def engine_target(self, now_s: float) -> CallTarget:
-        """What an engine that is asked at `now_s` is told of it."""
+        """The target for an engine that gets the call at `now_s`."""
         return CallTarget(
             target_s=self.deadline_s - self.downstream_s - self.arrived_at_s,
             waited_s=now_s - self.arrived_at_s,
@@ -119,16 +118,16 @@ class Invocation:
         return profile.service_s(self.prompt_tokens, self.expected_tokens, batch)
 
     def remaining_s(self, profile: Profile, batch: int = 1) -> float:
-        """Expected time from start to the SLO event: own execution plus what lies downstream."""
+        """Expected time from start to the SLO event: own execution plus downstream nodes."""
         return self.own_s(profile, batch) + self.downstream_s
 
 
 @dataclass(slots=True)
 class Running:
-    """An invocation that a replica holds. Policies read it; the orchestrator alone writes it.
+    """An invocation on a replica. Policies read it; only the orchestrator mutates it.
 
-    `tokens` were generated as last reported; `first_token_at_s` is None while
-    the prompt waits in the engine or is processed.
+    `tokens` were generated as last reported; `first_token_at_s` is None while the prompt waits in
+    the engine or is processed.
     """
 
     invocation: Invocation
@@ -137,16 +136,16 @@ class Running:
     tokens: int = 0
     first_token_at_s: float | None = None
     _derived: object = None
-    # Of the latest report, from which the end is expected: instant, and time of a step.
+    # From the latest report, for predicting the end: its time, and the time of a step.
     seen_at_s: float = 0.0
     _step_s: float | None = None
-    # The same time of a step, and the replica's prompts that others had by then.
+    # The corresponding step time, and the prefill time of the replica's other prompts until then.
     pace_step_s: float = 0.0
     prompts_seen_s: float = 0.0
 
     @property
     def expected_end_s(self) -> float:
-        """When the last token is expected: worked out when it is asked for, as most are not."""
+        """When the last token is expected; computed on demand, because it is rarely needed."""
         if self._step_s is not None:
             left_tokens = self.invocation.left_tokens(self.tokens)
             self._end_s = self.seen_at_s + left_tokens * self._step_s
@@ -154,7 +153,7 @@ class Running:
         return self._end_s
 
     def saw(self, tokens: int, now_s: float, batch: int, profile: Profile) -> None:
-        """It has generated `tokens` by `now_s`, in a batch of `batch`."""
+        """Record that it has generated `tokens` by `now_s`, in a batch of `batch`."""
         if tokens > self.tokens:
             self.tokens = tokens
         self._derived = None
@@ -164,7 +163,7 @@ class Running:
         )
 
     def derived(self, derive: Callable[[Running], T]) -> T:
-        """`derive(self)`, computed once until tokens are seen; one `derive` for all callers."""
+        """`derive(self)`, cached until the tokens change; use one `derive` for all callers."""
         value = self._derived
         if value is None:
             value = self._derived = derive(self)
@@ -180,20 +179,19 @@ class Running:
 
 
 class ReplicaView(Protocol):
-    """One replica as the router's books have it: what policies see.
+    """One replica for policies, as the router knows it.
 
-    `held` counts leases (running in the engine or standing by before it), `queued` what is
-    bound to it but not sent (early binding only), with prompts of `queued_tokens`. `wait_s` is the
-    expected queueing time of a newcomer, `serial_s` what it would be if all that is there ran
-    alone, one after another.
-    `prefilling` counts what it holds that has no token yet, `prompt_tokens_ahead` the tokens of
-    those prompts that are not believed to be cached, and `prompts_ahead_s` the time that the engine
-    is expected to need for them from now on. `context_tokens` are those of all that it holds.
-    `step_tokens` is the engine's own budget of prompt tokens a step (0: it has none),
-    `host_tokens` what its host's memory holds beside the KV cache (0: nothing), `dispatch_s`
-    the measured delay between router and engine. `running` lists the leases; what was leased before
-    a restart of the router is counted in `held` alone. `sessions` were there lately, with contexts
-    of `working_set_tokens`; `awaited_s` is the prompt work that waits in the pool for this replica.
+    `held` counts leases (running in the engine, or standing by before it), `queued` the calls bound
+    to it but not sent (early binding only), with prompts of `queued_tokens`. `wait_s` is the
+    expected queueing delay of a new call, `serial_s` the delay if all its calls ran alone, one
+    after another. `prefilling` counts its calls without a token, `prompt_tokens_ahead` the uncached
+    tokens of their prompts, as far as known, and `prompts_ahead_s` the engine's expected time for
+    them from now on. `context_tokens` are those of all its calls. `step_tokens` is the engine's own
+    limit of prompt tokens per step (0: none), `host_tokens` the capacity of its host's memory
+    beside the KV cache (0: none), `dispatch_s` the measured delay between router and engine.
+    `running` lists the leases; leases from before a restart of the router count in `held` only.
+    `sessions` were there lately, with contexts of `working_set_tokens`; `awaited_s` is the prompt
+    work that waits in the pool for this replica.
     """
 
     @property
@@ -248,21 +246,21 @@ class ReplicaView(Protocol):
         ...
 
     def cached_tokens(self, invocation: Invocation) -> int:
-        """Tokens of the prompt that the engine has probably cached, from earlier prompts."""
+        """Tokens of the prompt that the engine has probably cached."""
         ...
 
     def usable_tokens(self, invocation: Invocation) -> int:
-        """Those, or more where the engine can fetch them from another replica's memory."""
+        """The cached tokens, plus those that the engine can fetch from another replica's memory."""
         ...
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
-        """`derive(self, now_s)`, computed once for as long as neither argument changes."""
+        """`derive(self, now_s)`, cached while neither argument changes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
-    """A frozen `ReplicaView`: for pictures of a pool, and for tests of policies."""
+    """A frozen `ReplicaView`, for operators' pictures of a pool and for tests of policies."""
 
     id: ReplicaId
     deployment: DeploymentName
@@ -286,8 +284,8 @@ class ReplicaSnapshot:
     working_set_tokens: int = 0
     awaited_s: float = 0.0
     queued_tokens: int = 0
-    # Of tests of policies: the sessions at home there, and what of any prompt is cached there
-    # and can be fetched.
+    # For tests of policies: sessions whose home it is, and cached and fetchable tokens of any
+    # prompt.
     homes: frozenset[str] = frozenset()
     cached_prompt_tokens: int = 0
     elsewhere_tokens: int = 0
@@ -298,7 +296,7 @@ class ReplicaSnapshot:
 
     @property
     def batch(self) -> int:
-        """Batch size a newcomer would run in."""
+        """Batch size in which a new call would run."""
         return min(self.held + 1, max(1, self.max_running))
 
     def is_home(self, invocation: Invocation) -> bool:
@@ -317,11 +315,11 @@ class ReplicaSnapshot:
 
 @record
 class PoolSnapshot:
-    """Replicas that may be chosen at `now_s`, ordered by id; `dispatched` counts since start.
+    """The candidate replicas at `now_s`, ordered by id; `dispatched` counts since start.
 
-    `is_uniform`: all are known to have one profile. `accepting` are all that take work, with room
-    or not: a call may wait for one of them. `with_room` counts those with room, offered or not, and
-    `in_time` is the share of all replicas' time that work which began in time took lately.
+    `is_uniform`: all known ones have the same profile. `accepting` are all that take work, with
+    room or not: a call may wait for one of them. `with_room` counts those with room, candidates or
+    not. `in_time` is the share of all replicas' time used lately by work that started in time.
     """
 
     name: PoolName

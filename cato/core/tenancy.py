@@ -1,4 +1,4 @@
-"""Tenants, their API keys and what they used: what the store keeps and an ingress checks."""
+"""Tenants, their API keys and usage, as kept by the store and checked by an ingress."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ SLA_CLASSES = ("interactive", "standard", "batch")
 
 
 class Role(StrEnum):
-    """What a caller sees and changes: a user sees what its tenant did, a tenant admin manages its
-    tenant's keys too; an operator sees and manages all, and reads the deployment's metrics."""
+    """Rights of a caller.
+
+    A user sees its tenant's activity. A tenant admin also manages the tenant's keys. An operator
+    sees and manages everything, and reads the deployment's metrics.
+    """
 
     USER = "user"
     TENANT_ADMIN = "tenant-admin"
@@ -22,9 +25,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who pays; None sets no limit. Tokens are those of prompts and outputs together.
+    """A tenant, the unit of billing; None sets no limit. Tokens are prompt plus output tokens.
 
-    Where several wait for a pool, each is served in proportion to its `weight`.
+    When several tenants wait for a pool, each is served in proportion to its `weight`.
     """
 
     name: str
@@ -36,14 +39,14 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What the store knows of a key; the key itself is shown once, to the one who makes it.
+    """What the store knows of a key; the key itself is shown only once, to its creator.
 
-    `id` is its public part. `sla_class` is the most urgent one that it may claim; empty `tasks` and
-    `models` allow all; a conversation that names no task is one of `default_task`. Moments are
+    `id` is its public part. `sla_class` is the most urgent class that it may claim. Empty `tasks`
+    and `models` allow all. A conversation that names no task is one of `default_task`. Times are
     seconds since the epoch; `expires_at_s` is None for a key that stays valid, and in the past for
-    one that was revoked. `bounds` says what one call may ask of an engine where that is not the
-    usual, by the names of `cato.serve.ingress.bounds.Bounds`. `session_target_s` is for whole
-    sessions that name none themselves; None without one.
+    a revoked one. `bounds` are limits of one call that differ from the usual ones, by the names of
+    `cato.serve.ingress.bounds.Bounds`. `session_target_s` is for whole sessions that name none
+    themselves; None without one.
     """
 
     id: str
@@ -65,9 +68,9 @@ class ApiKey:
 
 
 class KeyHistory(StrEnum):
-    """Whether a deployment has had an API key, whatever its store holds now.
+    """Whether a deployment has ever had an API key, whatever its store holds now.
 
-    `OPENED`: it had, and an operator said since that it is to serve without.
+    `OPENED`: it had, and an operator has since chosen to serve without.
     """
 
     NEVER = "never"
@@ -77,7 +80,7 @@ class KeyHistory(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """All keys and tenants, and the tokens that each tenant used in the running month (UTC)."""
+    """All keys and tenants, and each tenant's tokens in the current month (UTC)."""
 
     keys: tuple[ApiKey, ...] = ()
     tenants: tuple[Tenant, ...] = ()
@@ -86,17 +89,17 @@ class Access:
 
     @property
     def needs_key(self) -> bool:
-        """Whether a request needs a key where that is not decided otherwise."""
+        """Whether a request needs a key, unless configured otherwise."""
         return bool(self.keys) or self.history is KeyHistory.KEYED
 
 
 LAST_DAY = "9999-12-31"
-"""Days are texts such as 2026-11-21, which are ordered as days are; none is later than this."""
+"""Days are ISO dates such as 2026-11-21, which sort as text; none is later than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a key used of a model for a task on one day (UTC, as 2026-11-21).
+    """One key's usage of a model for a task on one day (UTC, as 2026-11-21).
 
     `requests` are those that called the model; a request that calls two counts for both.
     """
@@ -116,7 +119,7 @@ class Usage:
         return self.day, self.tenant, self.key, self.task, self.model
 
     def plus(self, other: Usage) -> Usage:
-        """Both together; of one name."""
+        """The sum of two records of the same name."""
         assert self.name == other.name, f"{other.name} added to {self.name}"
         return replace(
             self,
@@ -129,7 +132,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class CardTime:
-    """How long the replicas of a model held cards on one day (UTC), all cards together."""
+    """Time for which a model's replicas held accelerators on one day (UTC), all summed."""
 
     day: str
     model: str
@@ -138,10 +141,10 @@ class CardTime:
 
 @dataclass(frozen=True, slots=True)
 class TurnUsage:
-    """What one turn of a session used, and how it went; see `cato.core.session.Turn`.
+    """The usage and outcome of one session turn; see `cato.core.session.Turn`.
 
-    `home` is the replica of the turn before; `reason` says why it went to `replica`, and so does
-    `placement` (`cato.core.receipt.Placement`).
+    `home` is the replica of the previous turn; `reason` and `placement` say why it went to
+    `replica` (`cato.core.receipt.Placement`).
     """
 
     request_id: str
@@ -169,7 +172,7 @@ class TurnUsage:
 
 
 def turn_usage(receipt: Mapping[str, Any]) -> TurnUsage:
-    """Of a receipt as plain values; raise `LookupError` or `TypeError` when it is none."""
+    """From a receipt as plain values; raise `LookupError` or `TypeError` if it is none."""
     calls = [node["llm"] for node in receipt["nodes"] if node["llm"] is not None]
     last = calls[-1] if calls else {}
     prompt_tokens = sum(call["prompt_tokens"] for call in calls)

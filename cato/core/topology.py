@@ -1,4 +1,4 @@
-"""What a deployment file says, as frozen values: models, pools, deployments, engines."""
+"""A deployment file's contents as frozen values: models, pools, deployments, engines."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ RESERVED_PREFIX = "cato-"
 """Model names under which the HTTP interface offers workflows, such as `cato-code-completion`."""
 
 MAX_CALLED_CHARS = 256
-"""A longer name fits no pattern: names come from clients."""
+"""Longest model name matched against patterns, because names come from clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """A LoRA adapter: a fine-tune that its base model's replicas serve too, called like a model.
+    """A LoRA adapter: a fine-tune served by its base model's replicas and called like a model.
 
-    `source`: a folder or a Hugging Face id. `version`: 0 for those that the engines start with;
-    one that was added later has another than any before of its name.
+    `source`: a folder or a Hugging Face id. `version`: 0 for adapters that the engines start with;
+    one added later has a version that no earlier adapter of its name had.
     """
 
     name: ModelName
@@ -39,7 +39,7 @@ class AdapterSpec:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What of a conversation the model's chat template renders.
+    """What the model's chat template supports.
 
     `is_system_first`: its system text comes before the tools. `takes_late_system`: a system text
     among the messages stays in its place; otherwise it is refused, dropped or moved.
@@ -55,10 +55,10 @@ class TemplateFacts:
 class ModelSpec:
     """A model and the names it answers to.
 
-    `source`: a folder, `demo` for the model that ships with CATO, or a Hugging Face id.
-    `family` names the fill-in-the-middle form (see `cato.workflows.fim`). `adapter_places`: how
-    many adapters may be added to those that the engines start with. `patterns` are aliases with
-    `*` or `?`, such as `claude-*`: names that clients may call without being told them.
+    `source`: a folder, `demo` for the model that ships with CATO, or a Hugging Face id. `family`
+    names the fill-in-the-middle form (see `cato.workflows.fim`). `adapter_places`: how many
+    adapters may be added to those that the engines start with. `patterns` are aliases with `*` or
+    `?`, such as `claude-*`; clients may call them, but lists of models do not show them.
     """
 
     name: ModelName
@@ -77,21 +77,23 @@ class ModelSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that clients are told of, adapters too."""
+        """All names shown to clients, including adapters."""
         return tuple(name for group in self.groups for name in group)
 
     def called(self, name: str) -> ModelName:
-        """What answers to `name`: one of the adapters, or this model, whose patterns fit more."""
+        """The adapter called `name`, or else this model."""
         return ModelName(next((g[0] for g in self.groups if name in g), self.name))
 
     def adapter(self, name: ModelName) -> AdapterSpec | None:
-        """The adapter of that name; None when it is this model's own."""
+        """The adapter of that name; None if the name is this model's own."""
         return next((a for a in self.adapters if a.name == name), None)
 
 
 def model_called(name: str, models: Iterable[ModelSpec]) -> ModelSpec | None:
-    """The model that answers to `name`: the one of that name, else the one with the longest pattern
-    that fits. No pattern fits the names of workflows."""
+    """The model that answers to `name`: by name, else by the longest pattern that fits.
+
+    No pattern fits the names of workflows.
+    """
     known = tuple(models)
     for model in known:
         if name in model.names:
@@ -99,18 +101,18 @@ def model_called(name: str, models: Iterable[ModelSpec]) -> ModelSpec | None:
     if len(name) > MAX_CALLED_CHARS or name.rpartition(":")[2].startswith(RESERVED_PREFIX):
         return None
     fitting = [(p, m) for m in known for p in m.patterns if fnmatchcase(name, p)]
-    # Patterns of one length that fit the same name are refused with the deployment file.
+    # The deployment file may not contain patterns of equal length that fit the same name.
     return max(fitting, key=lambda found: (len(found[0]), found[0]))[1] if fitting else None
 
 
 def is_pattern(alias: str) -> bool:
-    """Whether `alias` stands for many names."""
+    """Whether `alias` contains a wildcard."""
     return "*" in alias or "?" in alias
 
 
 def patterns_meet(one: str, other: str) -> bool:
-    """Whether there is a name that both patterns fit."""
-    # ends[j]: the rest of `one` from the present place on and `other[j:]` have such a name.
+    """Whether any name fits both patterns."""
+    # ends[j]: whether some name fits both the rest of `one` from here on and `other[j:]`.
     ends = [not other[j:].strip("*") for j in range(len(other) + 1)]
     for i in range(len(one) - 1, -1, -1):
         after, ends = ends, [False] * (len(other) + 1)
@@ -126,45 +128,45 @@ def patterns_meet(one: str, other: str) -> bool:
 
 
 CPU_KV_CACHE_BYTES = 1 << 30
-"""KV cache of a vLLM engine on a CPU: without a number vLLM takes 92 % of the host's memory."""
+"""KV cache of a vLLM engine on a CPU: by default vLLM takes 92 % of the host's memory."""
 
 CPU_STEP_TOKENS = 256
-"""Step budget of a vLLM engine on a CPU: running streams wait for whole steps, and this brought
-their 99th percentile from 1006 to 146 ms on two cores."""
+"""Step budget of a vLLM engine on a CPU. Running streams wait for whole steps; this budget reduced
+the 99th percentile of their wait from 1006 to 146 ms on two cores."""
 
 CARD_STEP_TOKENS = 2048
 CARD_PROMPT_TOKENS = 256
-"""Step budget of a vLLM engine on a card, and most of it that one prompt gets beside other calls:
+"""Step budget of a vLLM engine on a GPU or NPU, and one prompt's limit in it beside other calls:
 short prompts then pass long ones (median TTFT 2 s without the cap, 0.1 s with it), and running
 streams are as steady as with a budget of 256 tokens."""
 
 
 OFFLOADING_FLAGS = ("--kv-offloading-size", "--kv-transfer-config")
-"""Arguments of vLLM by which an operator sets up its offloading alone."""
+"""vLLM arguments with which an operator configures offloading directly."""
 
 
 DUE_DATE = "due-date"
-"""The scheduler inside an engine whose rule is `cato.core.pool.prefill`."""
+"""The engine-internal scheduler with the rule of `cato.core.pool.prefill`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """How a replica starts its engine; `args` and `env` go to a vLLM server as they are.
+    """How a replica starts its engine; `args` and `env` are passed to a vLLM server unchanged.
 
     `kind` is `vllm`, `simulated` or `scripted`. `python` names the interpreter that has vLLM (None:
     the replica's own). `zygote` forks engines from a preloaded process (CPU only).
-    `max_num_batched_tokens` is the budget of a step, `long_prefill_token_threshold` the most of it
-    that one prompt gets beside other calls (0: all of it). `scheduler`: the one inside the engine,
-    `DUE_DATE` (whose are then the only bounds on a prompt) or its own (None); `prefill_step_s` is
-    the most that `DUE_DATE` takes for prompts in a step beside streams. `host_memory`: KV blocks
-    that leave the cache stay in the host's memory, in so many bytes or (True) in as many as there
-    are: for a simulated engine those of its profile, for vLLM its share of what is free at its
-    start. None: True for vLLM on a GPU, else False.
-    `profile` and `seed` belong to the simulated engine: its timings and its text. `script` is the
-    file by which the scripted engine answers; of a profile it has the sizes. `swap`: weights of
-    checkpoints of one architecture take each other's place in a running vLLM, for slots of shared
-    pools. `sleep`: a model that leaves a slot keeps its vLLM engine, which sleeps with the weights
-    in the host's memory, as far as the pool's `host_memory` goes (GPU and NPU).
+    `max_num_batched_tokens` is the token budget of a step, `long_prefill_token_threshold` the most
+    of it that one prompt gets beside other calls (0: all of it). `scheduler`: the scheduler inside
+    the engine, `DUE_DATE` (then only its own limits apply to prompts) or the engine's own (None);
+    `prefill_step_s` is the most that `DUE_DATE` takes for prompts in a step beside streams.
+    `host_memory`: KV blocks evicted from the cache stay in the host's memory, in this many bytes.
+    True: as many as available, for a simulated engine those of its profile, for vLLM its share of
+    the free memory at its start. None: True for vLLM on a GPU, else False. `profile` and `seed`
+    belong to the simulated engine: its timings and its text. `script` is the file with the scripted
+    engine's answers; it takes its sizes from the profile. `swap`: checkpoints of one architecture
+    replace each other's weights in a running vLLM, for slots of shared pools. `sleep`: a model that
+    leaves a slot keeps its vLLM engine, which sleeps with the weights in the host's memory, within
+    the limit of the pool's `host_memory` (GPU and NPU).
     """
 
     kind: str
@@ -194,7 +196,7 @@ class EngineSpec:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether no model computes what it answers."""
+        """Whether its answers come without a model."""
         return self.kind != "vllm"
 
     def on(self, accelerator: str) -> EngineSpec:
@@ -203,9 +205,9 @@ class EngineSpec:
             return self
         is_cpu = accelerator == "cpu"
         step, prompt = self.max_num_batched_tokens, self.long_prefill_token_threshold
-        # Where the engine falls back on its own scheduler, these are what bounds its steps.
+        # Limits for steps in case the engine falls back to its own scheduler.
         is_small = is_cpu and self.scheduler is None
-        if step is None:  # vLLM refuses less than the places
+        if step is None:  # vLLM requires at least as many tokens as batch slots
             step = max(CPU_STEP_TOKENS if is_small else CARD_STEP_TOKENS, self.max_num_seqs)
         if prompt is None:
             prompt = 0 if is_small else min(CARD_PROMPT_TOKENS, self.max_model_len or step)
@@ -220,10 +222,10 @@ class EngineSpec:
         )
 
     def _offloads(self, accelerator: str) -> bool | int:
-        """Where nothing is set: vLLM's own offloading needs an NVIDIA card and a prefix cache.
+        """Default for offloading: vLLM's needs an NVIDIA GPU and a prefix cache.
 
-        Memory of engines that sleep is another's, and KV blocks of weights that were swapped out
-        are wrong for those that took their place.
+        A sleeping engine's memory belongs to others, and KV blocks of swapped-out weights are wrong
+        for the weights that replaced them.
         """
         if self.host_memory is not None:
             return self.host_memory
@@ -234,12 +236,12 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """One Serve deployment: one resource shape. A replica takes `cards` cards of one host.
+    """One Serve deployment: one resource shape. A replica takes `cards` accelerators of one host.
 
-    `accelerator` is `cpu`, `gpu` or `npu`; `accelerator_type` Ray's type label, if it matters.
-    `standby`: invocations a replica may hold beyond `engine.max_num_seqs`, to hide the message
-    gap. `profile` is the name of a file in the profiles folder, without `.yaml`. `cost` is what
-    a replica costs in a time, in any unit that all deployments of the pool share.
+    `accelerator` is `cpu`, `gpu` or `npu`; `accelerator_type` is Ray's type label, if it matters.
+    `standby`: invocations that a replica may hold beyond `engine.max_num_seqs`, to hide the message
+    delay. `profile` is the name of a file in the profiles folder, without `.yaml`. `cost` is a
+    replica's cost per time, in any unit shared by all deployments of the pool.
     """
 
     name: DeploymentName
@@ -258,27 +260,27 @@ class DeploymentSpec:
 
 
 RAY_SERVE = "ray-serve"
-"""The scheduler of a pool that CATO leaves to Ray Serve: its router, its queue. A baseline."""
+"""The scheduler of a pool that uses Ray Serve's own router and queue. A baseline."""
 
 
-# Of a person who waits, and of most HTTP clients and proxies.
+# Patience of a person, and of most HTTP clients and proxies.
 PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPolicies:
-    """Named policies of a pool; changeable at run time through `user_config`.
+    """The policies of a pool, by name; changeable at run time through `user_config`.
 
-    `scheduler` names a whole; the other names replace parts of it (None: its own). `binding` is
-    `late` (wait in the pool's queue) or `early` (bound to a replica's queue on arrival, as the
-    published methods do). `cap` is how many a replica runs, for the schedulers that bound it (None:
-    its profile's bound). `max_queued` and `max_queued_tokens` (of prompts; None: no bound) bound
-    the pool's queue. With `refuse_late` work that will miss its SLO is refused: on arrival when too
-    much is before it, in the queue once it could not even meet it alone; what was admitted is
-    served by its deadline, unless `ordering` says otherwise. A call whose client would
-    leave before its first token is refused: clients leave when they said they would, the others
-    after `patience_s`, and not before their SLO (None: all may wait without end). `by_turns` is
-    said by a shared pool whose models are served in one order.
+    `scheduler` names a whole scheduler; the other names replace parts of it (None: its own).
+    `binding` is `late` (wait in the pool's queue) or `early` (bound to a replica's queue on
+    arrival, as in the published methods). `cap` is how many calls a replica runs, for schedulers
+    that limit it (None: its profile's bound). `max_queued` and `max_queued_tokens` (of prompts;
+    None: no bound) bound the pool's queue. With `refuse_late` calls that will miss their SLO are
+    refused: on arrival if too much work is ahead, in the queue once they could not meet it even
+    alone. Admitted calls are served by deadline, unless `ordering` says otherwise. A call whose
+    client would leave before its first token is refused: clients leave when they announced it, the
+    others after `patience_s`, and not before their SLO (None: all may wait without limit).
+    `by_turns` is set by a shared pool that serves all its models in one order.
     """
 
     scheduler: str = "foresight"
@@ -295,11 +297,11 @@ class PoolPolicies:
 
 @dataclass(frozen=True, slots=True)
 class PoolScaling:
-    """How the replicas of a pool follow its demand; changeable at run time through `user_config`.
+    """How the replicas of a pool follow demand; changeable at run time through `user_config`.
 
-    `policy` is a name of `cato.policies.scaling.registry`; it is asked `every_s`. A pool whose
-    minimum is 0 has no replica once it had no work for `idle_timeout_s`. The policy `cato` also
-    lets each single replica go that was idle for so long.
+    `policy` is a name of `cato.policies.scaling.registry`, called `every_s`. A pool with a minimum
+    of 0 has no replicas after `idle_timeout_s` without work. The policy `cato` also stops each
+    single replica that was idle for this long.
     """
 
     policy: str = "forecast"
@@ -311,7 +313,7 @@ class PoolScaling:
 class PoolSpec:
     """All deployments that serve one model, possibly on different accelerators.
 
-    `router_shards` is how many router actors it has; they own disjoint replicas.
+    `router_shards` is the number of its router actors; they own disjoint replicas.
     """
 
     name: PoolName
@@ -323,12 +325,12 @@ class PoolSpec:
 
     @property
     def may_be_empty(self) -> bool:
-        """Without work it has no replica; the first call starts one."""
+        """Whether it may have no replicas without work; the first call then starts one."""
         return all(d.min_replicas == 0 for d in self.deployments)
 
     @property
     def of_shard(self) -> PoolPolicies:
-        """What each router shard is told: its part of the bounds of the queue."""
+        """The policies for each router shard: with its share of the queue bounds."""
         tokens = self.policies.max_queued_tokens
         return replace(
             self.policies,
@@ -337,18 +339,18 @@ class PoolSpec:
         )
 
     def fastest(self, profiles: Mapping[DeploymentName, Profile]) -> Profile:
-        """The profile of its fastest deployment: the one that its router is given."""
+        """The profile of its fastest deployment, which its router uses."""
         return min((profiles[d.name] for d in self.deployments), key=attrgetter("typical_call_s"))
 
 
 @dataclass(frozen=True, slots=True)
 class HostedModel:
-    """A model of a shared pool: what it takes to load it, and how fast it is then.
+    """A model of a shared pool: the cost of loading it, and its speed.
 
     `profile` as of a deployment. `load_s` from storage and `reload_s` from the host's memory (None:
-    the profile's, and no faster than from storage). `slo_s` is the time to the first token that its
-    users expect: it says how much a load hurts. At least `min_copies` stay loaded, at most
-    `max_copies` are.
+    the profile's value, at most the storage value). `slo_s` is the time to first token that its
+    users expect: it determines how much a load hurts. At least `min_copies` stay loaded; at most
+    `max_copies` are loaded.
     """
 
     model: ModelSpec
@@ -363,11 +365,11 @@ class HostedModel:
 
 @dataclass(frozen=True, slots=True)
 class SharedPoolPolicies:
-    """Which model a shared pool keeps and which it loads next; changeable at run time.
+    """Which models a shared pool keeps and loads next; changeable at run time.
 
     `eviction` and `dispatch` are names of `cato.policies.eviction.registry`. `host_memory_bytes` is
-    the room of each host for the weights of models that are not loaded. The rest is of each model's
-    queue, as in `PoolPolicies`.
+    the room of each host for the weights of models that are not loaded. The other fields apply to
+    each model's queue, as in `PoolPolicies`.
     """
 
     eviction: str = "foresight"
@@ -380,7 +382,7 @@ class SharedPoolPolicies:
 
     @property
     def of_models(self) -> PoolPolicies:
-        """How the queue of each model decides."""
+        """The policies of each model's queue."""
         return PoolPolicies(
             scheduler=self.scheduler,
             max_queued=self.max_queued,
@@ -391,9 +393,9 @@ class SharedPoolPolicies:
 
 @dataclass(frozen=True, slots=True)
 class SharedPoolSpec:
-    """Slots that any of several models may occupy, one at a time each.
+    """Slots that several models share, one model at a time each.
 
-    `slots` is the deployment whose replicas are the slots; it has as many as it starts with.
+    `slots` is the deployment whose replicas are the slots; its number of replicas is fixed.
     """
 
     name: PoolName
@@ -402,7 +404,7 @@ class SharedPoolSpec:
     policies: SharedPoolPolicies = SharedPoolPolicies()
 
     def part_of(self, model: ModelName) -> PoolName:
-        """What the pool is called where one model of it is meant: ingress, receipts, metrics."""
+        """Name of one model's part of the pool: for ingresses, receipts and metrics."""
         return PoolName(f"{self.name}/{model}")
 
 
@@ -414,9 +416,9 @@ RECEIPTS_PER_S = 1000.0
 class Topology:
     """Everything the `engines` application runs.
 
-    `event_log`: the folder where every router logs its events and commands (None: it does not).
-    `store`: file or URL of the metadata store (None: `cato.store.location.default_location`).
-    Receipts of at most `receipts_per_s` runs are kept and learnt from; all are counted.
+    `event_log`: the folder where every router logs its events and commands (None: no log). `store`:
+    file or URL of the metadata store (None: `cato.store.location.default_location`). Receipts of at
+    most `receipts_per_s` runs are kept and learned from; all runs are counted.
     """
 
     pools: tuple[PoolSpec, ...]
@@ -427,7 +429,7 @@ class Topology:
     receipts_per_s: float = RECEIPTS_PER_S
 
     def with_adapters(self, added: Mapping[ModelName, Sequence[AdapterSpec]]) -> Topology:
-        """The same with what was `added` to each base, as far as it has names and places for it."""
+        """With adapters `added` to each base, as far as their names and places are free."""
         taken = {name for pool in self.pools for name in pool.model.names}
         pools = []
         for pool in self.pools:
@@ -440,10 +442,10 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class OutputCaps:
-    """The most output tokens of a call that a client makes of a model itself, by what it is.
+    """Output-token limits of calls that a client sends to a model directly, by kind.
 
-    A task's caps stand in its workflow. Without a cap a model that does not stop would write until
-    its context is full: Codex, for one, sends no limit.
+    The caps of a task are in its workflow. Without a cap a model that does not stop would write
+    until its context is full: Codex, for one, sends no limit.
     """
 
     completion: int = 8192
@@ -453,9 +455,11 @@ class OutputCaps:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a tenant may keep for batches. `file_bytes` are of one upload, `lines` of one file,
-    `total_bytes` of all its files; results count too, but are never cut short. Files go after
-    `keep_s`."""
+    """Limits on a tenant's batches.
+
+    `file_bytes` is per upload, `lines` per file, `total_bytes` for all its files; results count
+    too, but are never cut short. Files are deleted after `keep_s`.
+    """
 
     file_bytes: int = 100_000_000
     total_bytes: int = 1_000_000_000
@@ -466,8 +470,11 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Files and batches; prompts and answers are kept in `folder` (None: in the state folder, which
-    is one host's). `at_once` lines run in each ingress replica."""
+    """Files and batches; `folder` holds prompts and answers.
+
+    None: in the state folder, which belongs to one host. `at_once` lines run in each ingress
+    replica.
+    """
 
     folder: str | None = None
     limits: BatchLimits = BatchLimits()
@@ -479,16 +486,15 @@ class IngressSpec:
     """Everything the `cato` application (the HTTP ingress) needs.
 
     `indexes` maps an index name of a retrieve node to a folder of code, `checkers` a checker's name
-    of a validate node to a command. `max_body_bytes`
-    bounds a request. `keys` says when one needs an API key; see
-    `cato.serve.access.control.KeyRule`. `output_caps` bounds what one call may write. `brownout`
-    says what runs go without while their pools are full. `prompt_rules_off` names rules of
-    `cato.wire.stable` that are not applied. `proxies` are the addresses and networks of proxies
-    that are believed when they say for whom they ask. `origins` are those of web pages that may
-    ask, `hosts` further names by which clients without an API key call the server. With
-    `shared_prompts` a tenant's prompts use what engines have cached of another's. With `reuse`
-    identical deterministic calls of a tenant share answers. Without `batches` no files are kept.
-    `prices` say what usage costs. With `sign_in` people come with tokens of an identity provider.
+    of a validate node to a command. `max_body_bytes` limits a request. `keys` says when a request
+    needs an API key; see `cato.serve.access.control.KeyRule`. `output_caps` limits the output of
+    one call. `brownout` says what runs skip while their pools are full. `prompt_rules_off` names
+    disabled rules of `cato.wire.stable`. `proxies` are the addresses and networks of proxies whose
+    client addresses are trusted. `origins` are those of web pages that may call the API, `hosts`
+    further names by which clients without an API key may call the server. With `shared_prompts` a
+    tenant's prompts use engines' caches of other tenants' prompts. With `reuse` identical
+    deterministic calls of a tenant share answers. Without `batches` no files are kept. `prices`
+    gives the cost of usage. With `sign_in` people sign in with tokens of an identity provider.
     """
 
     workflows_dir: str = "workflows"

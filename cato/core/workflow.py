@@ -75,7 +75,7 @@ class LlmSettings:
     fallback: str | None = None
 
     def limit_of(self, names: Mapping[str, object]) -> int:
-        """Most tokens of the answer; raise `ExpressionError` for a limit that is no count."""
+        """Limit on tokens of the answer; raise `ExpressionError` if it evaluates to no count."""
         limit = None if self.token_limit is None else self.token_limit.evaluate(names)
         if limit is None:
             return self.max_tokens
@@ -106,7 +106,7 @@ class AnalyzeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ValidateSettings:
-    """Check the syntax of `source`, then what the named `checkers` say of it; it is never run."""
+    """Check the syntax of `source`, then run the named `checkers` on it; it is never executed."""
 
     source: Template
     language: Template
@@ -123,10 +123,10 @@ class TransformSettings:
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """An OpenAI body passed to a model as it is: the one node of a plain model's workflow.
+    """An OpenAI body passed to a model unchanged: the only node of a plain model's workflow.
 
-    `endpoint` is the path below `/v1/` in the engine's dialect, `max_tokens` what the body asks for
-    at the most (None: no limit of its own). It asks for `calls` answers at once.
+    `endpoint` is the path below `/v1/` in the engine's dialect, `max_tokens` the limit in the body
+    (None: no limit of its own). It asks for `calls` answers at once.
     """
 
     model: str
@@ -166,10 +166,10 @@ class Repeat:
 class Node:
     """One vertex of a workflow.
 
-    `when`: the node is skipped unless it holds. `each`: the node runs once per item of the
-    list it evaluates to (`item` and `index` are names inside), its result is the list of
-    results. `optional`: failure or a passed budget counts as an absent result, not as failure
-    of the run. `budget_s`: the longest it may take; None means the share of the SLO decides.
+    `when`: the node is skipped unless it holds. `each`: the node runs once per item of the list
+    that it evaluates to (`item` and `index` are names inside); its result is the list of results.
+    `optional`: if it fails or exceeds its budget, its result is absent and the run continues.
+    `budget_s`: the longest it may take; None means the share of the SLO decides.
     """
 
     id: NodeId
@@ -199,10 +199,10 @@ class InputSpec:
 class Workflow:
     """A task's DAG; `nodes` are in a topological order.
 
-    `stream` and `output` are preferences: the first node of the list that ran to an end
-    counts ("refine else draft"). `stream` is empty for a workflow that streams nothing before
-    its end. `hard_deadline_s` ends a run that nobody waits for any more. `session_target_s` is for
-    whole sessions of conversations that go to the task's model; None without one.
+    `stream` and `output` are preferences: the first node of the list that completed counts ("refine
+    else draft"). `stream` is empty if nothing is streamed before the end. `hard_deadline_s` ends a
+    run that nobody waits for any more. `session_target_s` is for whole sessions of conversations
+    with the task's model; None without one.
     """
 
     name: TaskName

@@ -1,1 +1,1 @@
-"""Named policies, one rule a file; `registry` maps names to them. README.md has the table."""
+"""Named policies, one rule per file; `registry` maps names to them. README.md has the table."""

@@ -1,4 +1,4 @@
-"""By when the last token of an invocation must have come, for its SLO to hold."""
+"""Deadlines for an invocation's last token, as implied by its SLO."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from cato.core.snapshot import Invocation, Running
 
 
 def due_s(invocation: Invocation, first_token_at_s: float | None, output_tokens: float) -> float:
-    """The instant; inf when its last token decides nothing.
+    """The deadline; inf when the last token does not matter.
 
-    A deadline on the last token counts what lies downstream. One on the first token binds the rest
-    by the pace only: TPOT = (E2E - TTFT)/(tokens - 1), from the first token on.
+    A deadline on the last token includes the downstream time. One on the first token constrains the
+    rest only by the pace: TPOT = (E2E - TTFT)/(tokens - 1), from the first token on.
     """
     if not invocation.until_first_token:
         return invocation.deadline_s - invocation.downstream_s
@@ -22,7 +22,7 @@ def due_s(invocation: Invocation, first_token_at_s: float | None, output_tokens:
 
 
 def running_due_s(running: Running) -> float:
-    """The same for one that runs, with the length that is expected now."""
+    """The same for a running invocation, with its currently expected length."""
     invocation = running.invocation
     tokens = invocation.generated + running.tokens + running.left_tokens
     return due_s(invocation, running.first_token_at_s, tokens)

@@ -1,4 +1,4 @@
-"""The outlook of a running set: how likely is each of its SLOs met, if nobody joins later?"""
+"""The outlook of a running set: how likely each SLO is met if no other call joins."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from cato.core.record import record
 from cato.core.snapshot import Invocation, ReplicaView, Running
 from cato.policies.due import due_s
 
-# A newcomer must bring this many times what it takes from those that run: calls that will arrive
-# pay too. Chosen on seeds 0-9 of SABER's workloads and rows 1-2,500 of the trace.
+# A candidate must gain this many times what the running calls lose: future arrivals pay, too.
+# Chosen on seeds 0-9 of SABER's workloads and rows 1-2,500 of the trace.
 PRICE = 3.0
-# Of SLOs: predictions are not good enough for less to say anything; then the load decides. On two
-# replicas, SABER's W3 at half load, beliefs of half the true lengths (seeds 0-5): 93.1 %, as simple
-# rules have, and 92.4 with differences of 0.01.
+# Least meaningful difference in SLOs: predictions cannot resolve less; below it the load decides.
+# On two replicas, SABER's W3 at half load, beliefs of half the true lengths (seeds 0-5): 93.1 %,
+# the same as simple rules, against 92.4 with differences of 0.01.
 LEAST_DIFFERENCE = 0.1
-# With a smaller chance to be in time alone, a call is hopeless.
+# A call is hopeless if its chance to be in time alone is smaller than this.
 UNLIKELY = 0.3
 _LEAST_STEP_S = 1e-9
 
 
 @dataclass(slots=True)
 class Prospect:
-    """One of a running set. `left_tokens` and `context_tokens` are expected values, `due_s` is the
-    instant by which its last token must have come (inf: its SLO is settled, or there is none).
-    `points` of `length` from `first` on are those above `generated`. Not frozen, because
-    thousands are made a second; nobody changes one.
+    """One call of a running set.
+
+    `left_tokens` and `context_tokens` are expected values, `due_s` is the deadline of its last
+    token (inf: its SLO is settled, or there is none). `points` of `length` from `first` on are
+    those above `generated`. Not frozen, because thousands are created per second; they are not
+    mutated.
     """
 
     left_tokens: float
@@ -66,15 +68,17 @@ def _prospect(invocation: Invocation, tokens: int, first_token_at_s: float | Non
 
 
 def believed(invocation: Invocation) -> LengthBelief:
-    """Of its whole output; never a point: see `LengthBelief.wide`."""
+    """The belief about its whole output; never a point: see `LengthBelief.wide`."""
     if invocation.length is not None:
         return invocation.length.wide
     return around(invocation.generated + invocation.expected_tokens)
 
 
 def chance_alone(invocation: Invocation, slack_s: float, token_s: float) -> float:
-    """That its last token is in time if it starts now, alone, `token_s` a token; `slack_s` is what
-    an output of the expected length would leave."""
+    """Chance that its last token is in time if it starts now, alone, at `token_s` per token.
+
+    `slack_s` is the slack that an output of the expected length would leave.
+    """
     length = believed(invocation)
     tokens = length.left_mean(invocation.generated) + slack_s / token_s
     return length.chance_within(tokens, invocation.generated)
@@ -84,18 +88,18 @@ BY_TOKENS_LEFT = attrgetter("left_tokens")
 
 
 def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> list[float]:
-    """Probability of each that its last token comes in time; `prospects` ascend by tokens left.
+    """Chance of each call that its last token is in time; `prospects` ascend by tokens left.
 
-    0 where nothing is due: what can neither be won nor lost counts as nothing. All get a token per
-    step. Those expected to be done leave, and the steps of the others become shorter:
-    step(b, S) = base + per_request · b + per_context_token · S, and more where a batch is so large
-    that it computes for longer than it reads.
+    0 where nothing is due: calls that can neither win nor lose do not count. All get a token per
+    step. Calls that reach their expected end leave, and the steps of the others become shorter:
+    step(b, S) = base + per_request · b + per_context_token · S, and more if the batch is so large
+    that computation exceeds the reads.
     """
     batch = len(prospects)
     context = 0.0
     for p in prospects:
         context += p.context_tokens
-    # A profile may say that steps take no time at all; tokens per second are finite.
+    # A profile may contain steps that take no time; this keeps tokens per second finite.
     base_s, request_s = profile.step_base_s or _LEAST_STEP_S, profile.decode_per_request_s
     token_s, reads = profile.context_token_s, profile.weights_read_s > 0.0
     knots_s, knot_tokens, steps_s = [start_s], [0.0], []
@@ -127,7 +131,7 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
         tokens = knot_tokens[i] + (due - knots_s[i]) / steps_s[i]
         points, first = p.points, p.first
         n = len(points) - first
-        if n > 0:  # `chance` without the call: a router makes some thirty of them for a dispatch
+        if n > 0:  # inlined `chance`: a router evaluates about thirty per dispatch
             found.append((bisect_right(points, p.generated + tokens, first) - first) / n)
         else:
             found.append(p.chance(tokens))
@@ -136,7 +140,7 @@ def chances(profile: Profile, start_s: float, prospects: Sequence[Prospect]) -> 
 
 @record
 class Outlook:
-    """A running set at one instant: its prospects by tokens left, and their chances."""
+    """A running set at one instant: its calls by tokens left, and their chances."""
 
     prospects: tuple[Prospect, ...]
     chances: tuple[float, ...]
@@ -144,15 +148,15 @@ class Outlook:
 
 
 def outlook_of(replica: ReplicaView, now_s: float) -> Outlook:
-    """Of what `replica` runs; ask for it by `replica.derived(outlook_of, now_s)`."""
+    """The outlook of the running set of `replica`; use `replica.derived(outlook_of, now_s)`."""
     prospects = sorted([r.derived(prospect_of) for r in replica.running], key=BY_TOKENS_LEFT)
-    # Decoding stands still, or nearly so, while the prompts that are ahead are processed.
+    # Decoding almost stops while the prompts ahead are processed.
     each = chances(replica.profile, now_s + replica.prompts_ahead_s, prospects)
     return Outlook(tuple(prospects), tuple(each), sum(each))
 
 
 def saved_s(invocation: Invocation, replica: ReplicaView) -> float:
-    """The part of its prompt processing that the replica's prefix cache is predicted to save."""
+    """Predicted saving in its prefill time from the replica's prefix cache."""
     cached = replica.cached_tokens(invocation)
     if not cached:
         return 0.0
@@ -162,19 +166,19 @@ def saved_s(invocation: Invocation, replica: ReplicaView) -> float:
 
 @record
 class Joining:
-    """What it would mean to let an invocation join: its own chance, and what the others lose."""
+    """The effect of letting a call join: its own chance, and the loss of the others."""
 
     own: float
     loss: float
 
 
 def net_cost(join: Joining, price: float) -> int:
-    """SLOs that joining costs the others, less what it brings; in steps of `LEAST_DIFFERENCE`."""
+    """SLOs that the others lose by it, less those gained; in steps of `LEAST_DIFFERENCE`."""
     return round((price * join.loss - join.own) / LEAST_DIFFERENCE)
 
 
 def joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joining:
-    """Project the running set with the newcomer in it; its prompt delays all others."""
+    """Project the running set with the candidate in it; its prompt delays all others."""
     profile = replica.profile
     outlook = replica.derived(outlook_of, now_s)
     mine = prospect_of_newcomer(invocation)
@@ -185,15 +189,15 @@ def joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joini
 
 
 def beside(
-    profile: Profile, running: Sequence[Prospect], newcomer: Prospect, start_s: float
+    profile: Profile, running: Sequence[Prospect], candidate: Prospect, start_s: float
 ) -> tuple[float, float]:
-    """The newcomer's chance in a batch with `running`, all from `start_s` on; the sum of theirs."""
-    at = bisect_right(running, newcomer.left_tokens, key=BY_TOKENS_LEFT)
-    each = chances(profile, start_s, [*running[:at], newcomer, *running[at:]])
+    """The candidate's chance in a batch with `running` from `start_s` on; the sum of theirs."""
+    at = bisect_right(running, candidate.left_tokens, key=BY_TOKENS_LEFT)
+    each = chances(profile, start_s, [*running[:at], candidate, *running[at:]])
     own = each[at]
     others = sum(each) - own
-    invocation = newcomer.invocation
+    invocation = candidate.invocation
     if invocation.until_first_token:
         in_time = start_s + profile.latency_s <= invocation.deadline_s
-        own = (own if newcomer.due_s < inf else 1.0) if in_time else 0.0
+        own = (own if candidate.due_s < inf else 1.0) if in_time else 0.0
     return own, others

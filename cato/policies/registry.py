@@ -1,4 +1,4 @@
-"""Names of policies, as deployment files write them: a whole scheduler, or parts of one."""
+"""Names of policies in deployment files: whole schedulers, and parts of one."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def scheduler_names() -> tuple[str, ...]:
 
 
 def shared_scheduler_names() -> tuple[str, ...]:
-    """Those that a model of a shared pool may have."""
+    """Schedulers available for the models of a shared pool."""
     return tuple(name for name in scheduler_names() if name != RAY_SERVE)
 
 
 def capped_scheduler_names() -> tuple[str, ...]:
-    """Those that a `cap` belongs to."""
+    """Schedulers for which `cap` can be set."""
     return schedulers.CAPPED
 
 
@@ -72,7 +72,7 @@ def ordering_names() -> tuple[str, ...]:
 def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
     """The policy objects that `names` name, for replicas of `profile`.
 
-    Raise `UnknownNameError` for a name that is none.
+    Raise `UnknownNameError` for an unknown name.
     """
     if names.scheduler not in schedulers.OF_PROFILE:
         raise UnknownNameError("scheduler", names.scheduler, scheduler_names())
@@ -85,7 +85,7 @@ def policies_of(names: PoolPolicies, profile: Profile = UNMEASURED) -> Policies:
     chosen = schedulers.OF_PROFILE[names.scheduler](profile, names.cap or profile.max_running)
     ordering = names.ordering
     if ordering is None and names.refuse_late and chosen.late_binding:
-        ordering = "edf"  # what was promised comes before what would count more
+        ordering = "edf"  # promised SLOs come before calls that would count more
     return replace(
         chosen,
         routing=chosen.routing if names.routing is None else ROUTING[names.routing],

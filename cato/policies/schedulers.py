@@ -1,4 +1,4 @@
-"""Whole schedulers under one name: the published methods as they are compared, and the default.
+"""Whole schedulers by name: the published methods as they are compared, and the default.
 
 `cato.policies.registry` names the parts; an experiment, or a pool, chooses a combination here.
 """
@@ -43,29 +43,30 @@ from cato.policies.routing.remaining_memory import RemainingMemory
 from cato.policies.routing.round_robin import RoundRobin
 from cato.policies.routing.sticky import SessionHash, SmallestWorkingSet, Sticky
 
-# Experiments count what is missed themselves; a bound on the queue would hide it.
+# No queue bound: experiments count misses themselves, and a bound would hide them.
 UNBOUNDED = 1_000_000_000
-# Context at which a fitted speed holds: the mean of coding tasks, prompt and half the answer.
+# Context for which a fitted speed holds: the mean of coding tasks, prompt plus half the answer.
 TYPICAL_CONTEXT_TOKENS = 512
 
 # Continuum's fixed time limit of KV blocks after a tool call, as it is usually compared.
 CONTINUUM_S = 30.0
 
-# Calls that are mapped at a time; of those that are valued in every order, as many as take 1 ms.
+# Calls mapped at a time; for the exhaustive search, as many as take 1 ms.
 MAPPED, EXHAUSTED = 40, 6
 
 KNOWS_BATCHES = "cato-batched"
-"""`cato` told that a batch runs together: where batches run or replicas differ in speed, the
-stronger opponent.
-"""
+"""`cato` with knowledge of batching: the stronger baseline where engines batch or replicas differ
+in speed."""
 
 FORESIGHT = "foresight"
 """The default: see `foresight()`."""
 
 
 def foresight() -> Policies:
-    """CATO's default: late binding, hopeless last, urgent feasible first, the whole running set
-    projected for every newcomer, prompts joining by a window. One set of constants for everything.
+    """CATO's default: late binding, hopeless last, urgent feasible first.
+
+    Every new call is projected onto the whole running set, and prompts join by a window. One set of
+    constants for everything.
     """
     return Policies(
         ForesightRouting(),
@@ -82,7 +83,7 @@ def foresight() -> Policies:
 
 
 def early(routing: str) -> Policies:
-    """A router of the literature: bound on arrival, then first come, first served per replica."""
+    """A router from the literature: bound on arrival, then first come, first served per replica."""
     rules: dict[str, RoutingPolicy] = {
         "round-robin": RoundRobin(),
         "power-of-two": PowerOfTwo(),
@@ -108,7 +109,7 @@ def cato(knows_batches: bool = False) -> Policies:
 
 
 def static_cap(cap: int) -> Policies:
-    """First come, first served under a cap on what runs, least-loaded replica first."""
+    """First come, first served with a cap on running calls, least-loaded replica first."""
     return Policies(
         LeastWait(), FirstComeFirstServed(), admission=StaticCap(cap), max_queued=UNBOUNDED
     )
@@ -128,7 +129,7 @@ def saber(model: SpeedModel, window: int = 10) -> Policies:
 
 
 def in_order(ordering: OrderingPolicy) -> Policies:
-    """One shared queue in this order, least-loaded replica first; the engine's cap alone bounds."""
+    """One shared queue in this order, least-loaded replica first; only the engine's cap applies."""
     return Policies(LeastWait(), ordering, max_queued=UNBOUNDED)
 
 
@@ -143,35 +144,38 @@ def edf() -> Policies:
 
 
 def bounded(ordering: OrderingPolicy) -> Policies:
-    """That order as a careful engineer would build it: late-bound to the replica that holds least,
-    hopeless last, and no more prompts in a replica than its next steps can take.
+    """The order as a careful engineer would use it.
+
+    Late-bound to the least loaded replica, hopeless last, and no more prompts on a replica than its
+    next steps can take.
     """
     return replace(in_order(HopelessLast(ordering)), admission=PromptWindow())
 
 
 def ray_serve() -> Policies:
-    """What Ray Serve does: the power of two choices among replicas with room, and what exceeds
-    `max_ongoing_requests` waits in the handle, first come, first served.
+    """Ray Serve's behaviour: the power of two choices among replicas with room.
+
+    Calls beyond `max_ongoing_requests` wait in the handle, first come, first served.
     """
     return Policies(PowerOfTwo(), FirstComeFirstServed(), max_queued=UNBOUNDED)
 
 
 def prefix_affinity() -> Policies:
-    """Ray Serve LLM's router over prefixes: what exceeds the replicas' room waits in the handle."""
+    """Ray Serve LLM's prefix-aware router; calls beyond the replicas' room wait in the handle."""
     return replace(ray_serve(), routing=PrefixAffinity())
 
 
 def continuum() -> Policies:
     """Sticky sessions whose KV blocks are kept for a time after each tool call.
 
-    Continuum (arXiv 2511.02230). Its order, programs by their arrival, is left out: sessions that
-    stay where they are wait at their engine, first come, first served.
+    Continuum (arXiv 2511.02230). Its order, programs by their arrival, is left out: sticky sessions
+    wait at their engine, first come, first served.
     """
     return replace(early("sticky"), retain_s=CONTINUUM_S)
 
 
 def working_set() -> Policies:
-    """Sticky sessions; new ones wait for as long as KV caches have no room for their contexts."""
+    """Sticky sessions; new ones wait until KV caches have room for their contexts."""
     return Policies(
         SmallestWorkingSet(),
         FirstComeFirstServed(),
@@ -187,12 +191,12 @@ def plas(profile: Profile) -> Policies:
 
 
 def plas_waiting(profile: Profile) -> Policies:
-    """`plas` among what waits alone: what runs goes on to its end."""
+    """`plas` without preemption: only the queue is ordered by attained service."""
     return replace(plas(profile), preemption=None)
 
 
 def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> Policies:
-    """Tempo: densest gain first, preempted by what gains more, a reserve for work without SLO."""
+    """Tempo: densest gain first, preempted by larger gains, a reserve for calls without SLO."""
     return Policies(
         LeastWait(),
         TempoOrdering(density, fairness),
@@ -203,7 +207,7 @@ def tempo(density: GainDensity, reserve: float = 0.1, fairness: float = 0.1) -> 
 
 
 def jitserve(profile: Profile, frame_s: float = 1.0, group: float = 1.25) -> Policies:
-    """JITServe: Tempo with hard goodput in place of a gain that decays, just in time."""
+    """JITServe: Tempo with hard goodput in place of a decaying gain, just in time."""
     hard = GainDensity(profile, a=inf)
     return replace(tempo(hard), ordering=JitServeOrdering(hard, frame_s, group))
 
@@ -211,9 +215,9 @@ def jitserve(profile: Profile, frame_s: float = 1.0, group: float = 1.25) -> Pol
 def mapped(mapper: str, cap: int, looked_at: int = MAPPED) -> Policies:
     """SLO-SA with that mapper: on arrival the least-loaded replica, whose queue is mapped.
 
-    `cap`: so many run together. `looked_at`: so many of what waits are mapped.
+    `cap`: maximum batch size. `looked_at`: how many queued calls are mapped.
     """
-    # Here, because numba would make a restart of a router half a second longer.
+    # Imported here: numba would make a router's restart half a second longer.
     from cato.policies.mapping.queue import MappedQueue
     from cato.policies.mapping.registry import MAPPERS
 
@@ -227,7 +231,7 @@ def mapped(mapper: str, cap: int, looked_at: int = MAPPED) -> Policies:
 
 
 def slo_sa(cap: int) -> Policies:
-    """SLO-SA whole, its Algorithm 2: instances by remaining memory, each queue by annealing."""
+    """Complete SLO-SA, its Algorithm 2: instances by remaining memory, each queue by annealing."""
     return replace(mapped("annealing", cap), routing=RemainingMemory())
 
 
@@ -238,12 +242,12 @@ BY_NAME: Mapping[str, Callable[[], Policies]] = MappingProxyType(
         **{name: partial(early, name) for name in ("power-of-two", "least-wait", "round-robin")},
     }
 )
-"""Those that need no model of the engine."""
+"""Schedulers that need no model of the engine."""
 
 
 def speed_model(profile: Profile) -> SpeedModel:
     """SABER's USL, fitted to the decode speeds that a measured profile predicts."""
-    # Here, because scipy would make a restart of a router half a second longer.
+    # Imported here: scipy would make a router's restart half a second longer.
     from cato.estimators.usl import SpeedSample, fit_usl
 
     batches = range(1, max(4, profile.max_running) + 1)
@@ -285,7 +289,7 @@ OF_PROFILE: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType(
         "exhaustive": lambda profile, cap: mapped("exhaustive", cap, EXHAUSTED),
     }
 )
-"""All, for a pool whose replicas have that profile; the number is the cap of those in `CAPPED`."""
+"""All schedulers, for replicas with that profile; the number is the cap of those in `CAPPED`."""
 
 CAPPED = ("static-cap", "slo-sa", "annealing", "moore-smith", "exhaustive")
-"""Schedulers with a bound of their own on what runs together."""
+"""Schedulers with their own cap on running calls."""

@@ -1,4 +1,4 @@
-"""The three classes of slack of CATO, Algorithm 1, shared by its routing and its ordering."""
+"""The three slack classes of CATO, Algorithm 1, shared by its routing and its ordering."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ FEASIBLE = 2
 
 
 def slack_class(slack_s: float, wait_s: float, remaining_s: float) -> int:
-    """0: the deadline has passed. 1: it cannot be met any more. 2: it can."""
+    """0: the deadline has passed. 1: it can no longer be met. 2: it can."""
     if slack_s < 0:
         return LATE
     return FEASIBLE if wait_s + remaining_s <= slack_s else TIGHT
 
 
 def holds_until_s(cls: int, deadline_s: float, remaining_s: float) -> float:
-    """When the class of something that waits must be judged again; classes only get worse."""
+    """When the class of a queued call must be computed again; classes only get worse."""
     if cls == LATE or deadline_s == inf:
         return inf
     # A little early, so that rounding does not keep a class for too long.

@@ -1,1 +1,1 @@
-"""Parts of a pool's router, each a pure rule over plain values."""
+"""Parts of a pool's router, mostly pure rules over plain values."""

@@ -1,4 +1,4 @@
-"""The backlog of a pool: what waits, how much work that is, and how urgent each call is."""
+"""The backlog of a pool: queued calls, their work and their urgency."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _BY_REMAINING: Callable[[Work], float] = attrgetter("remaining_s")
 
 
 def load_of(invocation: Invocation, profile: Profile, places: int, cached_tokens: int = 0) -> float:
-    """Replica-seconds that a call takes where `places` are full: prompts go one after another, the
-    steps are shared."""
+    """Replica-seconds of a call when all `places` batch slots are busy.
+
+    Prompts are processed one after another; decode steps are shared by the batch.
+    """
     prompt, tokens = invocation.prompt_tokens, invocation.expected_tokens
     step_s = profile.decode_step_s(places, prompt + tokens / 2)
     return profile.prefill_s(prompt, 1, cached_tokens) + (tokens - 1) * step_s / places
@@ -41,9 +43,9 @@ def work_alone(
 
 
 class Backlog:
-    """What waits in a pool, whether in its own queue or in that of a replica.
+    """All queued calls of a pool, in its own queue or in those of its replicas.
 
-    `load_s` is its work in replica-seconds: the time in full batches, shared among their places.
+    `load_s` is their work in replica-seconds: the time in full batches, shared among the slots.
     """
 
     def __init__(self, replicas: Replicas, policies: Policies, shares: TokenShares) -> None:
@@ -51,12 +53,12 @@ class Backlog:
         self.shares = shares
         self._replicas = replicas
         self._accepting = replicas.accepting
-        self.versions = count(1)  # only their difference matters
+        self.versions = count(1)  # only differences of it are used
         self.waiting: dict[InvocationId, Waiting] = {}
-        # Late binding; with early binding what no replica accepts yet.
+        # The pool's queue. With early binding: calls that no replica has accepted yet.
         self.queue = TenantQueues(shares, self.versions)
         self.parked = Parked(self.versions)
-        # What waits without an SLO, by arrival.
+        # Queued calls without an SLO, by arrival.
         self.unbound: dict[InvocationId, Waiting] = {}
         self.load_s = 0.0
         self.prompt_tokens = 0
@@ -101,13 +103,13 @@ class Backlog:
             replica.changed()
 
     def give_turn(self, waiting: Waiting) -> None:
-        """What was parked may start from now on."""
+        """Allow a parked call to start."""
         self.parked.remove(waiting)
         waiting.has_turn = True
         self.queue.add(waiting)
 
     def end_turns(self) -> None:
-        """What waits for no replica alone is parked."""
+        """Park all calls that are not bound to a replica."""
         for waiting in list(self.queue.waiting.values()):
             self.queue.remove(waiting)
             waiting.has_turn = False
@@ -125,7 +127,7 @@ class Backlog:
         return self.policies.ordering.rank(waiting.invocation, work, now_s)
 
     def work_of(self, waiting: Waiting) -> Work:
-        """Of a call on the fastest profile."""
+        """Work of a call on the fastest profile."""
         work = waiting.work
         if work is None:
             invocation = waiting.invocation
@@ -140,7 +142,7 @@ class Backlog:
         return work
 
     def is_late(self, waiting: Waiting, now_s: float) -> bool:
-        """Whether it misses its SLO even if it starts now, alone, and is as short as may be."""
+        """Whether it would miss its SLO even if it started now, alone, with a short answer."""
         invocation, work = waiting.invocation, self.work_of(waiting)
         latest_s = invocation.deadline_s - work.remaining_s
         if now_s <= latest_s or invocation.until_first_token or invocation.length is None:
@@ -149,14 +151,14 @@ class Backlog:
         return now_s > latest_s + work.token_s * (invocation.expected_tokens - shortest)
 
     def order(self, waiting: Waiting, now_s: float) -> Order:
-        """The place of a call in the queue, by a rank that holds."""
+        """The call's place in the queue, by a rank that is still valid."""
         rank, invocation = waiting.rank, waiting.invocation
         if rank is None or rank.until_s <= now_s:
             rank = self.rank(waiting, now_s)
         return rank.value, rank.key, invocation.arrived_at_s, invocation.id
 
     def alone_s(self, waiting: Waiting) -> float:
-        """Time to the SLO's event on the fastest profile, if it started now."""
+        """Seconds to the SLO's event if it started now, alone, on the fastest profile."""
         invocation, profiles = waiting.invocation, self._replicas.profiles
         cached = self._replicas.most_cached(invocation)
         if cached:
@@ -164,7 +166,7 @@ class Backlog:
         return min(invocation.remaining_s(p) for p in profiles)
 
     def hold_for(self, waiting: Waiting, replica: Replica | None) -> None:
-        """A session's call is held back for that replica, or for none."""
+        """Hold a session's call back for that replica; None ends the hold."""
         if waiting.awaits is not None:
             waiting.awaits.awaited_s -= waiting.awaits_s
             waiting.awaits = None
@@ -176,14 +178,14 @@ class Backlog:
             replica.awaited_s += waiting.awaits_s
 
     def check_invariants(self) -> None:
-        """Fail where the queues do not hold just what waits."""
+        """Assert that the queues hold exactly the queued calls."""
         self.queue.check_invariants()
         queued = self.queue.waiting | self.parked.waiting
         for replica in self._replicas.known.values():
             assert not queued.keys() & replica.queue.waiting.keys()
             queued |= replica.queue.waiting
             bound_to = {w.bound_to for w in replica.queue.waiting.values()}
-            assert bound_to <= {replica.id}, f"not all are bound to {replica.id}"
+            assert bound_to <= {replica.id}, f"some calls are not bound to {replica.id}"
         assert queued == self.waiting, "each call waits in one queue"
         assert self.prompt_tokens == sum(w.prompt_tokens for w in self.waiting.values())
         assert isclose(self.load_s, sum(w.load_s for w in self.waiting.values()), abs_tol=1e-6)

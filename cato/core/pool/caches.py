@@ -1,9 +1,9 @@
-"""What the KV caches of a pool's replicas are believed to hold.
+"""Estimated KV-cache contents of a pool's replicas.
 
-Belief is kept in nodes of `PREFIX_BLOCK_TOKENS` tokens, named by the hash of all up to their end.
-Engines forget the prompt that was used longest ago first, of one prompt its end first; so does the
-picture. An answer that reports fewer cached tokens than were believed shows that its engine has
-forgotten more than that, and the picture follows.
+The estimate is kept in nodes of `PREFIX_BLOCK_TOKENS` tokens; a node's name is the hash of the
+prompt up to its end. Engines evict the least recently used prompt first, and a prompt from its end;
+so does the estimate. If an answer reports fewer cached tokens than estimated, its engine has
+evicted at least that much, and the estimate is corrected.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from cato.core.ids import ReplicaId
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 
-# A report counts engine blocks of up to 128 tokens, and the parts of a prompt have more or fewer
-# tokens than its mean tells; less than this is no difference.
+# Engines count in blocks of up to 128 tokens, and parts of a prompt deviate from its mean tokens
+# per node. Smaller differences are ignored.
 LEAST_SHORTFALL_TOKENS = 2 * PREFIX_BLOCK_TOKENS
 LEAST_SHORTFALL_SHARE = 0.25
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Nodes in a row that the same prompts have; `last` is the number of the latest of these."""
+    """Consecutive nodes shared by the same prompts; `last` is the number of the latest of these."""
 
     nodes: list[int]
     last: int
@@ -30,8 +30,11 @@ class _Run:
 
 @dataclass(slots=True, eq=False)
 class _Cache:
-    """One replica's. `touched` has the runs of each prompt, by the prompt's number, which counts up
-    in the pool. Along a prompt the numbers of runs never rise."""
+    """One replica's cache.
+
+    `touched` maps a prompt's number to its runs; numbers count up within the pool. Along a prompt
+    the runs' numbers never rise.
+    """
 
     bit: int
     capacity_nodes: int
@@ -40,7 +43,7 @@ class _Cache:
     by_session: dict[str, int] = field(default_factory=dict)
 
     def path(self, prefix: Sequence[int], number: int) -> list[_Run]:
-        """The runs of a prompt, which is now the latest of them all."""
+        """The runs of a prompt, which becomes the most recently used."""
         path: list[_Run] = []
         i = 0
         while i < len(prefix):
@@ -57,7 +60,7 @@ class _Cache:
         return path
 
     def _extend(self, path: list[_Run], nodes: Sequence[int], number: int) -> None:
-        """New nodes belong to the run that they follow, if there is one."""
+        """Add new nodes to the run before them, if there is one."""
         if path:
             run = path[-1]
             run.nodes += nodes
@@ -67,7 +70,7 @@ class _Cache:
         self.runs.update(dict.fromkeys(nodes, run))
 
     def _shared(self, run: _Run, prefix: Sequence[int], start: int) -> int:
-        """How many nodes of the run are those of the prompt from `start` on; the first one is."""
+        """How many nodes the run shares with the prompt from `start` on; the first one matches."""
         most = min(len(run.nodes), len(prefix) - start)
         if prefix[start + most - 1] == run.nodes[most - 1]:
             return most
@@ -81,7 +84,7 @@ class _Cache:
         return equal
 
     def _beginning(self, run: _Run, size: int) -> _Run:
-        """Cut a run in two, and return the first part; the shorter one is new."""
+        """Split a run in two and return the first part; the shorter part becomes the new object."""
         nodes = run.nodes
         if 2 * size <= len(nodes):
             first = _Run(nodes[:size], run.last)
@@ -99,18 +102,18 @@ class _Cache:
 
 @dataclass(slots=True, eq=False)
 class CachePicture:
-    """Of one pool. Memory is bounded by the capacities of its replicas' caches."""
+    """The caches of one pool. Their replicas' cache capacities bound the memory used."""
 
     _caches: dict[ReplicaId, _Cache] = field(default_factory=dict)
-    # Which replicas hold a node: a bit each.
+    # Replicas that hold a node, as a bit mask.
     _holders: dict[int, int] = field(default_factory=dict)
     _prompts: int = 0
-    # The answer to the last question: holders and how many nodes of the prompt they hold.
+    # The last lookup: replicas, and how many nodes of the prompt each holds.
     _asked: Sequence[int] = ()
     _found: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, id: ReplicaId, capacity_tokens: int) -> None:
-        """A replica caches prompts; adding it again only changes its capacity."""
+        """Track a replica that caches prompts; adding it again only changes its capacity."""
         cache = self._caches.get(id)
         if cache is None:
             taken = 0
@@ -122,7 +125,7 @@ class CachePicture:
         self._shrink(cache)
 
     def remove(self, id: ReplicaId) -> None:
-        """A replica is gone, or caches nothing any more; harmless for one that is not there."""
+        """Forget a replica that is gone or no longer caches; unknown ones are ignored."""
         cache = self._caches.pop(id, None)
         if cache is not None:
             self._asked = ()
@@ -130,7 +133,7 @@ class CachePicture:
                 self._forget(cache, number, len(cache.runs))
 
     def cached_nodes(self, id: ReplicaId, prefix: Sequence[int]) -> int:
-        """How many of the prompt's first nodes the replica is believed to hold."""
+        """Leading nodes of the prompt that the replica is estimated to hold."""
         cache = self._caches.get(id)
         if cache is None or not prefix:
             return 0
@@ -143,7 +146,7 @@ class CachePicture:
         return 0
 
     def most_nodes(self, prefix: Sequence[int]) -> int:
-        """How many of the prompt's first nodes any replica is believed to hold."""
+        """Leading nodes of the prompt that the best replica is estimated to hold."""
         if not prefix:
             return 0
         if prefix is not self._asked:
@@ -157,7 +160,7 @@ class CachePicture:
         return run.last if run is not None else 0
 
     def use(self, id: ReplicaId, session: str, prefix: Sequence[int]) -> None:
-        """The replica was sent a prompt, and will hold it."""
+        """The replica was sent this prompt and will cache it."""
         cache = self._caches.get(id)
         if cache is None or not prefix:
             return
@@ -184,9 +187,11 @@ class CachePicture:
         self._shrink(cache)
 
     def correct(self, id: ReplicaId, believed_tokens: int, age: int, cached_tokens: float) -> None:
-        """An answer told how much of its prompt was cached; `age` was that of what was believed.
+        """Correct the estimate by the cached tokens of an answer.
 
-        What its engine used before what it has forgotten is forgotten, too.
+        `age` is that of the estimated nodes.
+
+        Everything that was used before the evicted nodes is evicted, too.
         """
         cache = self._caches.get(id)
         least = max(LEAST_SHORTFALL_TOKENS, LEAST_SHORTFALL_SHARE * believed_tokens)
@@ -199,7 +204,7 @@ class CachePicture:
             self._forget(cache, number, len(cache.runs))
 
     def _look_up(self, prefix: Sequence[int]) -> list[tuple[int, int]]:
-        """Replicas with the same beginning of the prompt are found together, by bisection."""
+        """Find the replicas that share a beginning of the prompt, by bisection."""
         everyone = 0
         for cache in self._caches.values():
             everyone |= cache.bit
@@ -228,12 +233,12 @@ class CachePicture:
             self._forget(cache, oldest, len(cache.runs) - cache.capacity_nodes)
 
     def _forget(self, cache: _Cache, number: int, most: int) -> None:
-        """Of a prompt at most so many nodes that no later one has used, its end first."""
+        """Evict up to `most` nodes of a prompt that no later one has used, from its end."""
         path, holders, others = cache.touched[number], self._holders, ~cache.bit
         while path:
             run = path[-1]
             if run.last != number:
-                break  # what is before it was used later, too
+                break  # earlier nodes were used later, too
             if not most:
                 return
             gone = run.nodes[-most:]
@@ -251,6 +256,6 @@ class CachePicture:
         del cache.touched[number]
 
     def _drop_if_covered(self, cache: _Cache, number: int) -> None:
-        """A later prompt used all of it, when it used its end."""
+        """Drop the prompt if a later one used its end, and therefore all of it."""
         if cache.touched[number][-1].last > number:
             del cache.touched[number]

@@ -1,4 +1,4 @@
-"""The cards of a shared pool, the copies on them, and the memories of their hosts."""
+"""State of a shared pool's accelerators: loaded copies of models, and the memory of hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BY_ARRIVAL: Callable[[Wanted], tuple[float, str]] = attrgetter("arrived_at_s", "
 
 @dataclass(slots=True)
 class Copy:
-    """A model on its cards, loaded or loading."""
+    """A model on its accelerators, loaded or loading."""
 
     id: CopyId
     model: ModelName
@@ -40,18 +40,18 @@ class Copy:
     is_prefetch: bool = False
     from_host_memory: bool = False
     ready_at_s: float = -inf
-    # Takes no newcomers, so that it can make room for a model that waits for too long.
+    # Accepts no new calls, so that it empties and a long-waiting model can take its place.
     is_closing: bool = False
 
     @property
     def replica_id(self) -> ReplicaId:
-        """What it is called in its model's line."""
+        """Its replica id in the model's line."""
         return ReplicaId(self.cards[0])
 
 
 @dataclass(slots=True)
 class HostedState:
-    """A model of the pool: how it is served, its line, and what was learnt of it."""
+    """A model of the pool: how it is served, its line, and what was learned about it."""
 
     served: Served
     facts: ModelFacts
@@ -67,11 +67,11 @@ class HostedState:
 
     @property
     def waits(self) -> int:
-        """How many calls wait for a copy."""
+        """Number of calls waiting for a copy."""
         return len(self.line.unplaced)
 
     def queue(self) -> tuple[Wanted, ...]:
-        """What waits, by arrival."""
+        """Waiting calls by arrival."""
         known, self._made = self._made, {}
         for waiting in self.line.unplaced.values():
             invocation = waiting.invocation
@@ -84,7 +84,7 @@ class HostedState:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a copy could go: cards of one host, and the copies that must leave them."""
+    """Where a copy could go: accelerators of one host, and the copies to evict from them."""
 
     host: HostId
     cards: tuple[CardId, ...]
@@ -93,13 +93,13 @@ class Site:
 
 
 class CardFleet:
-    """What is where, and what may go for something else. `Placement` decides."""
+    """Which model is loaded where, and which copies may be evicted. `Placement` decides."""
 
     def __init__(self, rates: ArrivalRates, unit_s: float) -> None:
         """`unit_s` as for `Placement`."""
         self._rates, self._unit_s = rates, unit_s
         self.opened_at_s: float | None = None
-        self.wanted: dict[ModelName, HostedState] = {}  # those that calls wait for
+        self.wanted: dict[ModelName, HostedState] = {}  # models that calls wait for
         self.models: dict[ModelName, HostedState] = {}
         self.cards: dict[CardId, Card] = {}
         self.lent: dict[CardId, Card] = {}
@@ -109,7 +109,7 @@ class CardFleet:
         self.on_card: dict[CardId, CopyId] = {}
 
     def snapshot(self, now_s: float) -> FleetSnapshot:
-        """What a policy sees."""
+        """The state that policies see."""
         positions: dict[ModelName, int] = {}
         queues = {name: model.queue() for name, model in self.wanted.items()}
         waiting = sorted((w for queue in queues.values() for w in queue), key=BY_ARRIVAL)
@@ -140,15 +140,17 @@ class CardFleet:
         return seen if self._unit_s == 1.0 else in_units(seen, self._unit_s)
 
     def held(self, copy: Copy) -> int:
-        """How many run there."""
+        """Number of invocations that run there."""
         return len(self.models[copy.model].line.held_by(copy.replica_id)) if copy.is_ready else 0
 
     def copies_of(self, name: ModelName) -> int:
         return sum(c.model == name for c in self.copies.values())
 
     def lacks_a_copy(self, name: ModelName) -> bool:
-        """More wait than the copies on their way have room for, and another is allowed; none in
-        place of its own that closes."""
+        """Whether another copy is needed and allowed.
+
+        More calls wait than loading copies have room for, and no copy of the model is closing.
+        """
         model = self.models[name]
         if any(c.model == name and c.is_closing for c in self.copies.values()):
             return False
@@ -164,7 +166,10 @@ class CardFleet:
         below: float,
         is_prefetch: bool,
     ) -> Site | None:
-        """The host whose worthiest victim is worth least; then the one with the faster load."""
+        """The best host for a load.
+
+        The most valuable victim decides (least is best), then the load time.
+        """
         hosts: dict[HostId, list[CardId]] = {}
         for card in self.cards.values():
             hosts.setdefault(card.host, []).append(card.id)
@@ -189,7 +194,7 @@ class CardFleet:
         below: float,
         is_prefetch: bool,
     ) -> tuple[float, Site] | None:
-        """Empty cards first, then those of the copies least worth keeping."""
+        """Choose empty accelerators first, then those of the least valuable copies."""
         free = sorted(c for c in cards if c not in self.on_card)
         victims: list[tuple[float, Copy, str]] = []
         if len(free) < facts.cards:
@@ -203,7 +208,7 @@ class CardFleet:
                     break
             else:
                 return None
-            for victim in reversed(victims[:-1]):  # an early small one may not be needed
+            for victim in reversed(victims[:-1]):  # a small one chosen early may not be needed
                 others = [v for v in victims if v is not victim]
                 if _freed(free, others) >= facts.cards:
                     victims = others
@@ -228,12 +233,12 @@ class CardFleet:
         return candidates
 
     def may_go(self, copy: Copy, gone: Sequence[Copy] = ()) -> bool:
-        """Not busy, and not needed; a load that someone waits for is busy."""
+        """Whether it is neither busy nor needed; a load that calls wait for counts as busy."""
         is_busy = self.held(copy) or not (copy.is_ready or copy.is_prefetch)
         return not is_busy and self.may_leave(copy, gone)
 
     def may_leave(self, copy: Copy, gone: Sequence[Copy] = ()) -> bool:
-        """Not pinned, and not one of the last copies."""
+        """Not pinned, and not one of the last `min_copies`."""
         model = self.models[copy.model]
         if model.pinned:
             return False
@@ -244,7 +249,7 @@ class CardFleet:
         return left >= model.facts.min_copies
 
     def can_make_room(self) -> bool:
-        """Cheap: most events of a busy fleet free nothing, and need no snapshot."""
+        """Cheap check: most events of a busy pool free nothing and need no snapshot."""
         return len(self.on_card) < len(self.cards) or any(
             self.may_go(c) for c in self.copies.values()
         )
@@ -260,7 +265,7 @@ class CardFleet:
             names.discard(name)
 
     def remember(self, host: HostId, model: ModelName, now_s: float) -> None:
-        """Keep the weights in the host's memory, if nothing worthier needs the room."""
+        """Keep the weights in the host's memory, unless more valuable ones need the room."""
         self.in_memory.setdefault(host, set()).add(model)
         self.trim(host, now_s)
 
@@ -285,7 +290,7 @@ class CardFleet:
 
 
 def wanted_of(served: Served, invocation: Invocation) -> Wanted:
-    """The first token must come so early that the rest of the way meets the SLO."""
+    """The latest first token with which the rest of the answer still meets the SLO."""
     profile = served.profile
     after_first_s = invocation.own_s(profile) - profile.first_token_s(invocation.prompt_tokens)
     return Wanted(

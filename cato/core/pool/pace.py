@@ -1,8 +1,8 @@
-"""How fast replicas are, against their profile.
+"""Measured speed of replicas relative to their profile.
 
-A profile may have been measured on another machine, or on an idle one. It is wrong by a factor more
-than by anything else, and a router sees the factor: tokens come at another pace than predicted.
-Small differences are left alone, as chance gives them.
+A profile may come from another machine, or from an idle one. Its error is mostly a constant factor,
+which the router sees as the ratio of observed to predicted token times. Small differences are
+treated as noise.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from math import log
 
 from cato.core.profile import Profile
 
-# Factors of a pace are powers of this, so that predictions change seldom; one is left when what is
-# seen is nearer to another by so much of a power.
+# Paces are powers of this factor, so that predictions change rarely. The pace changes only when the
+# measurement is closer to another power by this part of one.
 PACE_STEP, PACE_HYSTERESIS = 1.15, 0.75
 MOST_PACE_STEPS = 12
-# Intervals between two reports of a stream: so many say something, and so many are remembered.
+# Number of token intervals needed for a judgement, and number remembered.
 LEAST_INTERVALS, INTERVALS_KEPT = 40, 400
-# An interval in which others' prompts take more than this share tells of little else.
+# If other calls' prompts take more than this share of an interval, it says little about the pace.
 MOST_PROMPTS = 0.5
 _KEPT, _LOG_STEP = 1 - 1 / INTERVALS_KEPT, log(PACE_STEP)
 
 
 @dataclass(slots=True)
 class Pace:
-    """How many times longer than `profile` says its replicas take."""
+    """How many times longer than `profile` its replicas take."""
 
     profile: Profile
     step: int = 0
@@ -39,7 +39,7 @@ class Pace:
         return self.profile if not self.step else _slowed(self.profile, self.step)
 
     def saw(self, took_s: float, predicted_s: float) -> bool:
-        """Of an interval: what it took, and what `corrected` predicts; whether that changes."""
+        """Note an interval and the prediction of `corrected` for it; True if the pace changes."""
         self._took_s = _KEPT * self._took_s + took_s
         self._predicted_s = _KEPT * self._predicted_s + predicted_s
         self._seen += 1

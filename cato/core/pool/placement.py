@@ -1,6 +1,6 @@
-"""Placement: which model sits on which card, for pools whose replicas change models.
+"""Placement for shared pools: which model is loaded on which accelerators.
 
-What waits and what runs is known to the lines: each model has the books of a pool of its own
+The lines know what is queued and running: each model has its own pool state
 (`cato.core.orchestrator`), whose replicas are the model's loaded copies.
 """
 
@@ -57,32 +57,34 @@ from cato.core.pool.placement_events import (
 )
 from cato.core.snapshot import Invocation
 
-# A load that failed is not tried again at once: what broke it is seldom gone in a second. Each
-# further failure in a row doubles the wait, up to the second value.
+# Wait before a failed load is retried: the cause rarely goes away in a second. Each further failure
+# in a row doubles the wait, up to the second value.
 LOAD_RETRY_S = 1.0
 MAX_LOAD_RETRY_S = 60.0
-# Who waits for longer than this past its model's SLO, because all that is loaded is busy, has a
-# copy closed to newcomers: it empties within one answer, where it never would with enough traffic.
+# If a call waits for longer than this past its model's SLO because all loaded copies are busy, one
+# copy accepts no new calls. It empties within one answer; under enough traffic it never would
+# otherwise.
 STARVED_AFTER_S = 30.0
-# After so many failures in a row those that wait for the model are given up: 1 + 2 + 4 s passed.
+# After this many failures in a row the model's waiting calls are given up: 1 + 2 + 4 s passed.
 LOAD_TRIES = 4
 
 
 class Placement:
-    """Copies of models on the cards of a fleet, and the memories of its hosts.
+    """The copies of models on a pool's accelerators, and the weights in its hosts' memory.
 
-    It keeps, whatever the policies say: a card holds one model; a copy that is busy, pinned, or one
-    of the last `min_copies` is not evicted. Time is the driver's.
+    Whatever the policies say: an accelerator holds one model; a copy that is busy, pinned, or one
+    of the last `min_copies` is not evicted. The driver provides the time.
 
-    Weights that were loaded stay in the host's memory. When room is short those go first whose
-    arrival rate times the seconds that memory saves them, per byte, is least: the least recently
-    loaded would let every rare large model push out a frequent one.
+    Loaded weights stay in the host's memory. When room is short, the weights with the least value
+    per byte go first: arrival rate times the seconds that memory saves in a load.
+    Least-recently-loaded would let every rare large model push out a frequent one.
 
-    `unit_s`: the seconds of the driver's clock that are one of the policies'. Other than 1 where an
-    experiment multiplies all its times: the constants of policies are in seconds, too.
+    `unit_s`: the driver's seconds per second of the policies. It differs from 1 where an experiment
+    scales all its times, because constants of policies are in seconds.
 
-    `life` is part of the names of copies: books that take the place of others must not use theirs.
-    Within `settle_s` of their first card they order no load: what is loaded has not been told yet.
+    `life` names the incarnation and is part of the ids of copies, so that a successor does not
+    reuse them. No load is ordered within `settle_s` of the first accelerator: loaded copies may not
+    have reported yet.
 
     `tell` passes an event to the line of a model.
     """
@@ -102,7 +104,7 @@ class Placement:
         self._settle_s = settle_s
         self._eviction = eviction
         self._order = order
-        # Waiting invocations for whom a load was ordered: theirs is the miss.
+        # Waiting invocations for which a load was ordered: each counts as a miss.
         self._missed: set[InvocationId] = set()
         self._rates = ArrivalRates(unit_s)
         self._fleet = CardFleet(self._rates, unit_s)
@@ -114,14 +116,16 @@ class Placement:
         return self._order.in_order
 
     def open(self, now_s: float) -> None:
-        """The first event comes at `now_s`."""
+        """Set the start time, that of the first event."""
         if self._fleet.opened_at_s is None:
             self._fleet.opened_at_s = now_s
             self._rates.open(now_s)
 
     def handle(self, event: PlacementEvent) -> tuple[GiveUp, ...]:
-        """Raise `UnknownNameError` for a model that is not known, and `InputError` for one that is
-        in use when it is to be removed."""
+        """Raise `UnknownNameError` for an unknown model.
+
+        Raise `InputError` if a model to be removed is in use.
+        """
         match event:
             case LoadFinished():
                 self._loaded(event)
@@ -162,14 +166,14 @@ class Placement:
         return ()
 
     def arrived(self, model: ModelName, invocation: Invocation, now_s: float) -> None:
-        """A call that was not known wants its model."""
+        """A new call asks for its model."""
         asked = self._fleet.model(model)
         self._rates.note(now_s, model, invocation.user)
         asked.arrivals += 1
         asked.mean_tokens += (invocation.expected_tokens - asked.mean_tokens) / asked.arrivals
 
     def started(self, model: ModelName, id: InvocationId, now_s: float) -> bool:
-        """A copy took it: whether its model was there when its turn came."""
+        """A copy started the call; counts a hit if its model was loaded when its turn came."""
         if not self._order.in_order:
             self._use(self._fleet.models[model], now_s)
         is_hit = id not in self._missed
@@ -177,7 +181,7 @@ class Placement:
         return is_hit
 
     def see_queue(self, name: ModelName) -> None:
-        """The line of the model was told something: does a call wait there?"""
+        """The model's line has handled an event: update whether calls wait there."""
         model = self._fleet.models[name]
         if model.line.unplaced:
             self._fleet.wanted[name] = model
@@ -185,7 +189,7 @@ class Placement:
             self._fleet.wanted.pop(name, None)
 
     def forget(self, id: InvocationId) -> None:
-        """It waits no longer."""
+        """The call no longer waits."""
         self._missed.discard(id)
 
     def _use(self, model: HostedState, now_s: float) -> None:
@@ -207,7 +211,7 @@ class Placement:
         )
 
     def cards(self) -> Mapping[CardId, CopyPicture | None]:
-        """What is loaded or loading on each card."""
+        """The copy on each accelerator, loaded or loading."""
         pictures = {c.id: c for c in self.copies()}
         return {
             card: pictures[self._fleet.on_card[card]] if card in self._fleet.on_card else None
@@ -215,8 +219,11 @@ class Placement:
         }
 
     def easiest_card(self, now_s: float) -> CardId | None:
-        """The card that can be lent (`CardLent`) at the least harm: an empty one, else that of the
-        idle copy least worth keeping; None while all are busy or a model needs another copy."""
+        """The accelerator that can be lent (`CardLent`) with the least harm.
+
+        An empty one, else that of the least valuable idle copy. None while all are busy or a model
+        needs another copy.
+        """
         for name, model in self._fleet.models.items():
             if model.waits and self._fleet.lacks_a_copy(name):
                 return None
@@ -239,22 +246,22 @@ class Placement:
         return tuple(m.facts for m in self._fleet.models.values())
 
     def in_host_memory(self) -> dict[HostId, tuple[ModelName, ...]]:
-        """Whose weights are in which host's memory."""
+        """Models whose weights are in each host's memory."""
         in_memory = self._fleet.in_memory.items()
         return {host: tuple(sorted(names)) for host, names in in_memory if names}
 
     def waiting_by_model(self) -> dict[ModelName, int]:
-        """How many wait for each model that anybody waits for."""
+        """Number of waiting calls, for each model that has some."""
         return {name: m.waits for name, m in sorted(self._fleet.wanted.items())}
 
     def uses(self, name: ModelName) -> int:
-        """How many wait for the model or run in a copy of it; raise `UnknownNameError`."""
+        """Number of calls waiting for the model or running on it; raise `UnknownNameError`."""
         model = self._fleet.model(name)
         copies = [c for c in self._fleet.copies.values() if c.model == name and c.is_ready]
         return model.line.queued + sum(len(model.line.held_by(c.replica_id)) for c in copies)
 
     def learnt_arrivals(self) -> tuple[UsualArrivals, ...]:
-        """What was learnt of the times of day since the last call."""
+        """Changes to the learned daily arrival pattern since the last call."""
         return self._rates.learnt()
 
     # Events
@@ -272,7 +279,7 @@ class Placement:
     def _report(
         self, copy: Copy, now_s: float, held: tuple[InvocationId, ...] | None = None
     ) -> None:
-        """Its line hears that the copy is there; it holds what it held, or `held`."""
+        """Tell its line that the copy is ready; it holds what it held before, or `held`."""
         served, line = self._fleet.models[copy.model].served, self._fleet.models[copy.model].line
         report = ReplicaReported(
             now_s=now_s,
@@ -289,8 +296,12 @@ class Placement:
         self._tell(copy.model, report)
 
     def _failed(self, event: LoadFailed) -> tuple[GiveUp, ...]:
-        """Weights in memory that do not load are read from storage, at once; a model that does not
-        load from there either waits longer after each try, and in the end its queue is given up."""
+        """Handle a failed load.
+
+        Weights in host memory that do not load are read from storage at once. If loading from
+        storage fails too, the wait grows with each try, and in the end the model's queue is given
+        up.
+        """
         copy = self._fleet.copies.get(event.copy_id)
         if copy is None:
             return ()
@@ -316,7 +327,7 @@ class Placement:
             self._first_card_at_s = now_s
 
     def _is_settled(self, now_s: float) -> bool:
-        """Whether every slot has had the time to say what it holds."""
+        """Whether every slot has had time to report what it holds."""
         first_s = now_s if self._first_card_at_s is None else self._first_card_at_s
         return max(0.0, now_s - first_s) >= self._settle_s
 
@@ -328,7 +339,7 @@ class Placement:
         card = self._fleet.cards.pop(card_id, None) or self._fleet.lent.pop(card_id, None)
         left = (*self._fleet.cards.values(), *self._fleet.lent.values())
         if card is not None and all(c.host != card.host for c in left):
-            # Perhaps the host is gone; what was in its memory is not counted on.
+            # The host may be gone: do not count on the contents of its memory.
             self._fleet.in_memory.pop(card.host, None)
 
     def _lend(self, card_id: CardId, now_s: float) -> None:
@@ -340,14 +351,16 @@ class Placement:
             self._fleet.lent[card_id] = self._fleet.cards.pop(card_id)
 
     def serve(self, served: Served, line: PoolOrchestrator) -> None:
-        """The model can be asked for, and waits in `line`; of one that is known these are the facts
-        from now on. Raise `InputError` when they are impossible."""
+        """Add a model, whose calls wait in `line`, or update a known one with these facts.
+
+        Raise `InputError` when they are impossible.
+        """
         facts = served.facts
         _check(facts)
         if facts.name in self._fleet.models:
             known = self._fleet.models[facts.name]
             known.served, known.facts = served, facts
-            self._fleet.forget(facts.name)  # its weights may be others
+            self._fleet.forget(facts.name)  # its weights may have changed
             return
         self._fleet.models[facts.name] = HostedState(served, facts, line)
         self._fleet.models = dict(sorted(self._fleet.models.items()))
@@ -371,7 +384,7 @@ class Placement:
         hosts = {self._fleet.cards[c].host for c in event.cards if c in self._fleet.cards}
         is_whole = all(c in self._fleet.cards and c not in self._fleet.on_card for c in event.cards)
         if event.copy_id in self._fleet.copies or not is_whole or len(hosts) != 1:
-            return  # a late report: what these books ordered meanwhile counts
+            return  # a late report: loads ordered since then take precedence
         copy = Copy(event.copy_id, event.model, hosts.pop(), event.cards, is_ready=True)
         copy.ready_at_s = event.now_s
         self._fleet.place(copy)
@@ -379,7 +392,7 @@ class Placement:
         self._report(copy, event.now_s, event.held)
 
     def _remove(self, copy: Copy, now_s: float, reason: str) -> None:
-        """Take the copy off its cards; leases there end."""
+        """Take the copy off its accelerators; its leases end."""
         for card in copy.cards:
             del self._fleet.on_card[card]
         del self._fleet.copies[copy.id]
@@ -391,7 +404,7 @@ class Placement:
     # Decisions
 
     def decide(self, now_s: float, order: Callable[[Load], None]) -> None:
-        """Something has changed: who has its turn, and what is to be loaded?"""
+        """Something has changed: give turns to calls and order loads."""
         starved = self._starved(now_s)
         opened = [
             copy
@@ -426,8 +439,11 @@ class Placement:
         return commands
 
     def _take_turns(self, now_s: float, order: Callable[[Load], None]) -> None:
-        """The first of all has its turn when a copy of its model has room, be it one that loads:
-        it is bound to that model's line. Those behind it wait for that."""
+        """Give calls their turns in order of arrival.
+
+        The first call has its turn when a copy of its model has room, even one that is loading; it
+        is bound to that model's line. Calls behind it wait until then.
+        """
         while (found := self._head(now_s)) is not None:
             name, head = found
             model = self._fleet.models[name]
@@ -449,8 +465,10 @@ class Placement:
             self._tell(name, TurnCame(now_s, head.id))
 
     def _head(self, now_s: float) -> tuple[ModelName, Invocation] | None:
-        """The oldest call whose turn has not come. A model that failed to load a moment ago holds
-        up nobody else."""
+        """The oldest call whose turn has not come.
+
+        A model whose load just failed does not block the others.
+        """
         heads = [
             (first.arrived_at_s, first.id, name, first)
             for name, model in self._fleet.wanted.items()
@@ -460,7 +478,7 @@ class Placement:
         return min(heads)[2:] if heads else None
 
     def _ready_room(self, model: HostedState) -> int:
-        """Places of ready copies that nobody has or was given a turn for."""
+        """Free batch slots of ready copies, less the turns already given for them."""
         return model.line.room - model.line.in_turn
 
     def _room(self, model: HostedState) -> bool:
@@ -471,13 +489,13 @@ class Placement:
     def _load_wanted(self, now_s: float, starved: Collection[ModelName]) -> list[Load]:
         for copy in self._fleet.copies.values():
             if copy.is_prefetch and copy.model in self._fleet.wanted:
-                copy.is_prefetch = False  # somebody waits for it now
+                copy.is_prefetch = False  # a call waits for it now
                 self._blame(self._fleet.wanted[copy.model])
         if not self._fleet.wanted or not (starved or self._fleet.can_make_room()):
             return []
         loads: list[Load] = []
         fleet = self._fleet.snapshot(now_s)
-        # Room that was made for a model is not another's.
+        # Do not use room that was made for another model.
         for want in sorted(self._order.wants(fleet), key=lambda w: w.model not in starved):
             if not self._fleet.lacks_a_copy(want.model):
                 continue
@@ -490,8 +508,10 @@ class Placement:
         return loads
 
     def _starved(self, now_s: float) -> set[ModelName]:
-        """Models that are not loaded and for which somebody has waited for too long; none where
-        all are served in order, which starves nobody."""
+        """Unloaded models whose calls have waited for too long.
+
+        None if all models are served in order: that starves nobody.
+        """
         found: set[ModelName] = set()
         if self._order.in_order:
             return found
@@ -505,8 +525,11 @@ class Placement:
         return found
 
     def _close_one(self, facts: ModelFacts, fleet: FleetSnapshot, now_s: float) -> None:
-        """Nobody joins the busy copy least worth keeping any more; one at a time, all on one host,
-        and none that has not served for as long as another may have to wait."""
+        """Close the least valuable busy copy to new calls, to make room.
+
+        Only one at a time, all of its room on one host, and only a copy that has served for at
+        least as long as another call may have to wait.
+        """
         closing = [c for c in self._fleet.copies.values() if c.is_closing]
         if any(self._fleet.held(c) for c in closing):
             return
@@ -528,13 +551,16 @@ class Placement:
         return max(STARVED_AFTER_S * self._unit_s, self._fleet.models[copy.model].facts.load_s)
 
     def _blame(self, model: HostedState) -> None:
-        """Count a miss: the first in the queue for whom no load was ordered yet."""
+        """Count a miss for the first queued call for which no load was ordered yet."""
         cause = next((w.id for w in model.queue() if w.id not in self._missed), None)
         if cause is not None:
             self._missed.add(cause)
 
     def _prefetch(self, now_s: float) -> Load | None:
-        """One at a time, and only when nobody waits: a load ahead of demand must delay none."""
+        """Load one model ahead of demand.
+
+        Only one at a time, and only while no call waits, so that it delays none.
+        """
         if self._fleet.wanted or any(c.is_prefetch for c in self._fleet.copies.values()):
             return None
         if not self._fleet.can_make_room():

@@ -1,4 +1,4 @@
-"""What happens to the cards of a shared pool, and what its placement orders."""
+"""Events and orders of a shared pool's placement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cato.core.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class LoadFinished:
-    """The copy can serve. Harmless when it is unknown, superseded, or ready already."""
+    """The copy can serve. Ignored if it is unknown, superseded or already ready."""
 
     now_s: float
     copy_id: CopyId
@@ -28,7 +28,7 @@ class LoadFinished:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The copy never came up, or its engine died; its cards are empty."""
+    """The copy failed to load, or its engine died; its accelerators are empty."""
 
     now_s: float
     copy_id: CopyId
@@ -37,9 +37,9 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class CopyFound:
-    """A loaded copy that these books did not load: after a restart of their keeper.
+    """A loaded copy that this incarnation did not load, after a restart of its keeper.
 
-    `held` are the invocations that run there. With `host` the cards need not be known.
+    `held` are the invocations that run there. With `host` the accelerators need not be known.
     """
 
     now_s: float
@@ -52,7 +52,7 @@ class CopyFound:
 
 @dataclass(frozen=True, slots=True)
 class CopyReported:
-    """The copy serves, and holds the invocations `held`. Harmless when it is unknown."""
+    """The copy serves and holds the invocations `held`. Ignored if it is unknown."""
 
     now_s: float
     copy_id: CopyId
@@ -61,7 +61,7 @@ class CopyReported:
 
 @dataclass(frozen=True, slots=True)
 class CardAdded:
-    """An empty card; one that is known stays as it is."""
+    """An empty accelerator; a known one stays unchanged."""
 
     now_s: float
     card: Card
@@ -69,7 +69,7 @@ class CardAdded:
 
 @dataclass(frozen=True, slots=True)
 class CardLost:
-    """The card is gone with every copy that used it; leases there end."""
+    """The accelerator is gone with every copy that used it; leases there end."""
 
     now_s: float
     card_id: CardId
@@ -77,8 +77,10 @@ class CardLost:
 
 @dataclass(frozen=True, slots=True)
 class CardLent:
-    """The card, on which nothing runs, serves another purpose until it is added again. Its copy is
-    unloaded; what its host's memory holds stays."""
+    """The idle accelerator serves another purpose until it is added again.
+
+    Its copy is unloaded; weights in its host's memory stay.
+    """
 
     now_s: float
     card_id: CardId
@@ -95,7 +97,7 @@ class ModelPinned:
 
 @dataclass(frozen=True, slots=True)
 class ModelRemoved:
-    """The model can no longer be asked for. Its copies, which must be idle, leave their cards."""
+    """The model can no longer be called. Its copies, which must be idle, are unloaded."""
 
     now_s: float
     model: ModelName
@@ -103,7 +105,7 @@ class ModelRemoved:
 
 @dataclass(frozen=True, slots=True)
 class HostMemorySized:
-    """How much room for weights a host has; what does not fit any more is forgotten."""
+    """The room for weights in a host's memory; weights that no longer fit are forgotten."""
 
     now_s: float
     memory: HostMemory
@@ -111,7 +113,7 @@ class HostMemorySized:
 
 @dataclass(frozen=True, slots=True)
 class HostMemoryHeld:
-    """Of the weights that these books believe in a host's memory no others than those are there."""
+    """The host's memory holds only these of the weights that the placement believes to be there."""
 
     now_s: float
     host: HostId
@@ -120,7 +122,7 @@ class HostMemoryHeld:
 
 @dataclass(frozen=True, slots=True)
 class CardPoliciesChanged:
-    """From now on these decide."""
+    """Use these policies from now on."""
 
     now_s: float
     eviction: EvictionPolicy
@@ -129,7 +131,7 @@ class CardPoliciesChanged:
 
 @dataclass(frozen=True, slots=True)
 class ClockTold:
-    """What the wall clock shows: seconds since 1970 of a clock that has local time."""
+    """The wall clock: seconds since 1970 of a clock that shows local time."""
 
     now_s: float
     local_s: float
@@ -137,7 +139,7 @@ class ClockTold:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalsRemembered:
-    """What was learnt before these books were opened."""
+    """Arrival patterns learned by an earlier incarnation."""
 
     now_s: float
     slices: tuple[UsualArrivals, ...]
@@ -163,7 +165,7 @@ PlacementEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A copy that goes; one still loading is aborted (only a prefetch ever is)."""
+    """A copy to unload; if it is still loading (only prefetches), the load is aborted."""
 
     copy_id: CopyId
     model: ModelName
@@ -186,8 +188,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The invocation cannot be served: its model does not load. The next try is in
-    `retry_after_s`."""
+    """The invocation cannot be served because its model does not load.
+
+    The next try is in `retry_after_s`.
+    """
 
     id: InvocationId
     model: ModelName
@@ -197,7 +201,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class CopyPicture:
-    """What an operator sees of a copy."""
+    """A copy, for operators."""
 
     id: CopyId
     model: ModelName
@@ -210,7 +214,7 @@ class CopyPicture:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a model is served where it is loaded; its copies are replicas of `deployment`."""
+    """How a model is served once loaded; its copies are replicas of `deployment`."""
 
     facts: ModelFacts
     profile: Profile

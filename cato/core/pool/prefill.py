@@ -1,14 +1,14 @@
-"""Which prompts the next step of an engine works on, and how far: the rule of its scheduler.
+"""Due-date scheduling inside an engine: which prompts the next step works on, and how far.
 
-A step gives every running stream a token and processes pieces of prompts beside them. How long the
-streams wait for their next token is then decided by the pieces, so these get a time, not a number
-of tokens: what the streams' targets leave, between `LEAST_S` and `most_s`. Prompts get it in the
-order in which their first tokens are due; one that is due sooner pauses another.
+A step gives every running stream a token and processes pieces of prompts beside them. The pieces
+determine how long the streams wait for their next token, so the rule bounds their time, not their
+tokens: the time that the streams' targets leave, between `LEAST_S` and `most_s`. Prompts are served
+in the order in which their first tokens are due; one that is due sooner pauses another.
 
-By due date, not by least slack: equal prompts would take turns, and all end late. A target that can
-no longer be met counts twice, and twice again until it can: behind all others a late prompt would
-starve, and before all others it would make these late, too. It is doubled at most `MOST_DOUBLINGS`
-times, so that every prompt has its turn before all that come after its last due date.
+The order is by due date, not by least slack: with least slack equal prompts would alternate, and
+all would end late. A target that can no longer be met is doubled until it can. Behind all others a
+late prompt would starve; before all others it would make these late, too. Doubling stops after
+`MOST_DOUBLINGS`, so that every prompt precedes all that arrive after its last due date.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from math import inf, sqrt
 
 from cato.core.record import record
 
-# Of prompt work in a step beside streams: less moves no prompt on, more is what streams notice.
+# Prompt work per step beside streams: less makes no progress on a prompt, more disturbs the
+# streams.
 LEAST_S, MOST_S = 0.010, 0.060
-# With one prompt and no stream a step only delays who comes next.
+# With one prompt and no stream, splitting the prompt would only delay the next arrival.
 ALONE_STEPS = 4
-# A smaller piece is not worth its place in a step.
+# A smaller piece is not worth a step.
 LEAST_TOKENS = 16
-# Of a call that has no target for its first token.
+# For a call that has no target for its first token.
 NO_TARGET_S = 10.0
 LEAST_TARGET_S = 0.001
 MOST_DOUBLINGS = 4
-# Units of `StepLaw`'s terms, in which all are of one size; and what is believed at first, worth one
-# step of each: a 7B model on a card, and no worse on two cores for a model of 16M parameters.
+# Units that give the terms of `StepLaw` a similar size, and the initial estimate, with the weight
+# of one step of each kind. It fits a 7B model on a GPU, and also a model of 16M parameters on two
+# cores.
 _TOKENS, _ATTENDED = 100.0, 1e6
 _PRIOR = (0.010, 0.0005, 0.012, 0.0)
 _PRIOR_WEIGHTS = (0.1, 1.0, 0.1, 0.001)
@@ -40,9 +42,11 @@ _MOST_TIMES, _LEAST_SEEN_S = 4.0, 0.005
 
 @record
 class CallTarget:
-    """What an engine is told of a call: it arrived `waited_s` ago, and its `tokens`-th token is due
-    `target_s` after that (inf: none is). Once it has begun it says a token every `tpot_s`.
-    `has_begun`: somebody reads its answer already, and its prompt is computed once more.
+    """An engine's information on a call's target.
+
+    The call arrived `waited_s` ago, and its `tokens`-th token is due `target_s` after that (inf:
+    none is). After that, a token is due every `tpot_s`. `has_begun`: the client already reads its
+    answer, and its prompt is being computed again.
     """
 
     target_s: float = inf
@@ -57,7 +61,7 @@ NOTHING_DUE = CallTarget()
 
 @record
 class DecodingCall:
-    """A running stream: it has said `tokens` tokens, the first `elapsed_s` ago."""
+    """A running stream with `tokens` tokens so far, the first of them `elapsed_s` ago."""
 
     tokens: int
     elapsed_s: float
@@ -66,10 +70,10 @@ class DecodingCall:
 
 @record
 class PromptCall:
-    """A call whose prompt is not done: `left_tokens` are to be computed after `context_tokens`.
+    """A call whose prompt is unfinished: `left_tokens` to compute after `context_tokens`.
 
-    `target` counts from `asked_at_s`, when the engine was asked. `blocks` of KV cache it still
-    needs. `is_running`: it holds a place and the blocks of what is computed.
+    `target` counts from `asked_at_s`, when the engine got the call. It still needs `blocks` blocks
+    of KV cache. `is_running`: it holds a batch slot and the blocks of what is computed.
     """
 
     id: str
@@ -84,10 +88,11 @@ class PromptCall:
 
 @dataclass(slots=True)
 class StepLaw:
-    """What steps of this engine take, learnt from those that it took.
+    """Step times of this engine, learned from its steps.
 
-    step = base + request · streams + token · tokens + attended · (positions before each of them),
-    none of them negative, by least squares in which a step counts `_KEPT` times the next one.
+    step = base + request · streams + token · tokens + attended · (positions before each of them).
+    No term is negative. Least squares, in which each step has `_KEPT` times the weight of the next
+    one.
     """
 
     _sums: list[list[float]] = field(default_factory=lambda: [[0.0] * 4 for _ in range(4)])
@@ -95,11 +100,11 @@ class StepLaw:
     _law: tuple[float, ...] = _PRIOR
 
     def decode_s(self, streams: int) -> float:
-        """Of a step with nothing but `streams`."""
+        """Time of a step with nothing but `streams`."""
         return self._law[0] + self._law[1] * streams
 
     def piece_s(self, tokens: int, context_tokens: int) -> float:
-        """What so many tokens after `context_tokens` add to a step."""
+        """Time that `tokens` tokens after `context_tokens` add to a step."""
         attended = tokens * (context_tokens + tokens / 2)
         return self._law[2] / _TOKENS * tokens + self._law[3] / _ATTENDED * attended
 
@@ -109,20 +114,20 @@ class StepLaw:
             return 0
         token_s, attended_s = self._law[2] / _TOKENS, self._law[3] / _ATTENDED
         linear_s = token_s + attended_s * context_tokens
-        # The positive root of attended · n² / 2 + linear · n = time, in the form without a division
+        # Positive root of attended · n² / 2 + linear · n = time, in the form that does not divide
         # by a small `attended`.
         divisor_s = linear_s + sqrt(linear_s * linear_s + 2.0 * attended_s * time_s)
         return int(2.0 * time_s / max(divisor_s, 1e-12))
 
     def saw(self, step_s: float, streams: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """Of a step with `pieces`, each with its tokens and those before it."""
+        """Learn from a step; `pieces` are its prompts' tokens and the tokens before each piece."""
         tokens, attended = 0, 0.0
         for n, context in pieces:
             tokens += n
             attended += n * (context + n / 2)
         x = (1.0, float(streams), tokens / _TOKENS, attended / _ATTENDED)
         predicted_s = sum(a * b for a, b in zip(self._law, x, strict=True))
-        # A machine that was busy with something else tells nothing of its engine.
+        # If the machine was busy with other work, the step says nothing about its engine.
         step_s = min(step_s, _MOST_TIMES * predicted_s + _LEAST_SEEN_S)
         for i in range(4):
             row = self._sums[i]
@@ -134,7 +139,7 @@ class StepLaw:
 
 @dataclass(slots=True)
 class DueDateRule:
-    """The plan of each step; `most_s` bounds its prompt work beside streams."""
+    """Plans each step; `most_s` bounds its prompt work beside streams."""
 
     most_s: float = MOST_S
     law: StepLaw = field(default_factory=StepLaw)
@@ -151,9 +156,9 @@ class DueDateRule:
     ) -> dict[str, int]:
         """Tokens of each prompt in the next step, by id, in the order in which they are due.
 
-        The others get none: running ones pause, and waiting ones are not let in. `room_tokens` and
-        `places` are the engine's own bounds, for all that it runs; `free_blocks` of its KV cache
-        are in use by none. Of these the running prompts keep what they still need.
+        Other prompts get none: running ones pause, waiting ones are not admitted. `room_tokens` and
+        `places` are the engine's own limits on tokens and batch slots. `free_blocks` of its KV
+        cache are unused; of these, running prompts keep what they still need.
         """
         pieces: dict[str, int] = {}
         left_s = self.budget_s(decoding, len(prompts))
@@ -164,7 +169,7 @@ class DueDateRule:
         may_enter, runs_nothing = True, not decoding and not running
         for prompt in self.in_order(now_s, len(decoding), prompts):
             if not prompt.is_running:
-                # In strict order: smaller ones that come later must not starve it.
+                # Strict order: smaller prompts that come later must not starve this one.
                 fits = prompt.blocks <= free_blocks and free_places > 0
                 may_enter = may_enter and (fits or (runs_nothing and not pieces))
                 if not may_enter:
@@ -186,7 +191,7 @@ class DueDateRule:
     def in_order(
         self, now_s: float, streams: int, prompts: Iterable[PromptCall]
     ) -> list[PromptCall]:
-        """By due date; those whose answers are being read come first."""
+        """By due date; prompts of answers that are already being read come first."""
         return sorted(
             prompts,
             key=lambda p: (
@@ -199,7 +204,7 @@ class DueDateRule:
         )
 
     def due_at_s(self, now_s: float, streams: int, prompt: PromptCall) -> float:
-        """When its first token is due, once its target is doubled until that can be met."""
+        """When its first token is due, after doubling a target that cannot be met."""
         asked = prompt.target
         target_s = max(LEAST_TARGET_S, asked.target_s) if asked.target_s < inf else NO_TARGET_S
         from_s = (
@@ -213,7 +218,7 @@ class DueDateRule:
         return from_s + target_s
 
     def budget_s(self, decoding: Sequence[DecodingCall], prompts: int) -> float:
-        """Of prompt work in the next step, so that the streams keep their paces."""
+        """Time for prompt work in the next step that lets the streams keep their pace."""
         if not decoding:
             return self.most_s if prompts > 1 else ALONE_STEPS * self.most_s
         step_s = self.law.decode_s(len(decoding))
@@ -226,7 +231,7 @@ class DueDateRule:
         return max(least_s, left_s)
 
     def _streams_in_time(self, decoding: Sequence[DecodingCall]) -> float:
-        """How many streams at a time leave those that run their pace."""
+        """How many streams can run at once and keep their pace."""
         tpot_s = min((stream.tpot_s for stream in decoding), default=inf)
         request_s = self.law.decode_s(1) - self.law.decode_s(0)
         if tpot_s == inf or request_s <= 0.0:
@@ -236,7 +241,7 @@ class DueDateRule:
 
 
 def _doubled(target_s: float, least_s: float) -> float:
-    """A target that was missed, doubled until it can be met."""
+    """The target, doubled until it can be met."""
     target_s = max(LEAST_TARGET_S, target_s)
     while target_s < least_s:
         target_s *= 2.0
@@ -244,7 +249,7 @@ def _doubled(target_s: float, least_s: float) -> float:
 
 
 def _solved(sums: Sequence[Sequence[float]], times: Sequence[float]) -> tuple[float, ...]:
-    """Least squares of what was seen and of `_PRIOR`, without negative terms."""
+    """Least squares of the observations and `_PRIOR`, without negative terms."""
     kept = [0, 1, 2, 3]
     while True:
         rows = [
@@ -264,7 +269,7 @@ def _solved(sums: Sequence[Sequence[float]], times: Sequence[float]) -> tuple[fl
 
 
 def _eliminated(rows: list[list[float]]) -> list[float]:
-    """The solution of a positive definite system, whose right side is the last column."""
+    """Solve a positive definite system whose right side is the last column."""
     n = len(rows)
     for i in range(n):
         for k in range(i + 1, n):

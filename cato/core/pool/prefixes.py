@@ -1,4 +1,4 @@
-"""The prefixes of sessions as their router has them, so that a turn sends only what is new."""
+"""Session prefixes, cached at the router so that a turn sends only the new part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BLOCKS = 4_000_000
 
 
 class SessionPrefixes:
-    """The latest prefix of every session; the one used longest ago is forgotten first."""
+    """The latest prefix of every session; the least recently used one is dropped first."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._most_blocks = most_blocks
@@ -21,10 +21,11 @@ class SessionPrefixes:
         self._known: OrderedDict[str, array[int]] = OrderedDict()
 
     def whole(self, session: str, shared: int, rest: tuple[int, ...]) -> tuple[int, ...]:
-        """The prefix of the session's next prompt, and remember it.
+        """Return the full prefix of the session's next prompt, and remember it.
 
-        `rest` is the prefix without its first `shared` - 1 values, which are those of the prompt
-        before (`shared` 0: it is all of it). Raise `PrefixUnknownError` when they are not known.
+        `rest` is the prefix without its first `shared` - 1 values, which equal those of the
+        previous prompt (`shared` 0: `rest` is all of it). Raise `PrefixUnknownError` when they are
+        not known.
         """
         known = self._known.pop(session, None)
         self._blocks -= 0 if known is None else len(known)
@@ -46,8 +47,10 @@ class SessionPrefixes:
 
 
 def difference(invocation: Invocation) -> tuple[tuple[int, ...], int]:
-    """The prefix as it is sent to a router that has the session's previous one, and how many of its
-    values that one shares; see `SessionPrefixes.whole`."""
+    """The prefix to send to a router that has the session's previous one.
+
+    Also returns how many values both share; see `SessionPrefixes.whole`.
+    """
     shared = invocation.shared_blocks
     if shared < 2 or not invocation.session:
         return invocation.prefix, 0

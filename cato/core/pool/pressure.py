@@ -1,7 +1,7 @@
-"""How pressed a queue is: work that can still be in time, and the share that is not any more.
+"""Queue pressure: work that can still meet its SLO, and the share that no longer can.
 
-While all can be met, the order is by deadlines. Where some must be missed it is better to miss the
-long ones: shortest first. What tells the two apart is seen here (see `ForesightOrdering`).
+While all calls can be in time, the order is by deadline. If some must be late, it is better to miss
+the long ones: shortest first. `ForesightOrdering` switches on what is measured here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from math import exp
 
 from cato.core.ids import InvocationId
 
-# What was seen is forgotten with this time constant.
+# Time constant of the averages.
 MEMORY_S = 10.0
 
 
 @dataclass(slots=True)
 class Pressure:
-    """Loads in replica-seconds. A call counts from when it joins until it begins, leaves, or could
-    not be in time any more."""
+    """Loads in replica-seconds.
+
+    A call counts from joining the queue until it starts, leaves, or can no longer be in time.
+    """
 
     waiting_s: float = 0.0
     _begun_s: float = 0.0
@@ -29,13 +31,13 @@ class Pressure:
     _by_latest: list[tuple[float, InvocationId]] = field(default_factory=list)
 
     def join(self, id: InvocationId, latest_s: float, load_s: float) -> None:
-        """It must begin by `latest_s`."""
+        """A call joined that must start by `latest_s`."""
         self._loads_s[id] = latest_s, load_s
         self.waiting_s += load_s
         heapq.heappush(self._by_latest, (latest_s, id))
 
     def leave(self, id: InvocationId) -> bool:
-        """It begins, or waits no longer; whether it could still be in time."""
+        """A call starts or leaves; returns whether it could still be in time."""
         known = self._loads_s.pop(id, None)
         if known is None:
             return False
@@ -43,12 +45,12 @@ class Pressure:
         return True
 
     def begins(self, load_s: float, now_s: float) -> None:
-        """Such a load can be in time, and begins."""
+        """A load that can be in time starts."""
         self._see(now_s)
         self._begun_s += load_s
 
     def pass_to(self, now_s: float) -> None:
-        """What cannot be in time any more does not count."""
+        """Calls that can no longer be in time stop counting."""
         late = self._by_latest
         while late and late[0][0] < now_s:
             latest_s, id = heapq.heappop(late)
@@ -59,7 +61,7 @@ class Pressure:
                 self._missed_s += known[1]
 
     def in_time(self, now_s: float, replicas: int) -> float:
-        """The share of the time of `replicas` that work which began in time took lately."""
+        """Recent share of the time of `replicas` that was used by work started in time."""
         if not self._begun_s:
             return 0.0
         self._see(now_s)
@@ -67,7 +69,7 @@ class Pressure:
 
     @property
     def missed(self) -> float:
-        """The share of late work of all that began or became late, in [0, 1]."""
+        """Recent share of late work, of all work that started or became late, in [0, 1]."""
         if not self._missed_s:
             return 0.0
         return self._missed_s / (self._missed_s + self._begun_s)

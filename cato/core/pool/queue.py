@@ -1,4 +1,4 @@
-"""What waits in a pool, in order: by rank, and by turns of its tenants."""
+"""Queues of a pool: calls in order of rank, with tenants taking turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cato.core.snapshot import Invocation
 if TYPE_CHECKING:
     from cato.core.pool.replicas import Replica
 
-# How much of the queue a preemption policy is shown: more could not start at once anyway.
+# How much of the queue a preemption policy sees: more calls could not start at once anyway.
 PREEMPTORS_SHOWN = 8
 
 
@@ -29,19 +29,20 @@ class Waiting:
     held_because: str = ""
     rank: Rank | None = None
     work: Work | None = None
-    # What it adds to the backlog, in replica-seconds, and the wait it was expected to have.
+    # Work that it adds to the backlog, in replica-seconds, and its expected queueing delay on
+    # arrival.
     load_s: float = 0.0
     predicted_s: float = 0.0
     prompt_tokens: int = 0
-    # When its client leaves without a first token, and the latest dispatch that is in time for it.
+    # When its client leaves without a first token, and the latest dispatch that avoids this.
     leaves_at_s: float = inf
     latest_s: float = inf
-    # The replica that it was last held back for, and the prompt work that it brings there.
+    # The replica for which it was last held back, and the prompt work that it brings there.
     awaits: Replica | None = None
     awaits_s: float = 0.0
-    # Where calls wait for their turn: it has come.
+    # Where calls take turns: its turn has come.
     has_turn: bool = False
-    # Of its present rank; an entry of a heap with another number is an old one.
+    # Version of its current rank; heap entries with another version are outdated.
     version: int = 0
 
 
@@ -49,12 +50,12 @@ Entry = tuple[int, float, float, InvocationId, int, Waiting]
 
 
 class Queue:
-    """What waits, in the order of its ranks; ranks that have run out are judged again."""
+    """Queued calls in order of rank; expired ranks are computed again."""
 
     __slots__ = ("_due", "_heap", "_unranked", "_versions", "waiting")
 
     def __init__(self, versions: Iterator[int]) -> None:
-        """`versions`: one counter for all queues of a pool, between which calls move."""
+        """`versions`: one counter for all queues of a pool, because calls move between them."""
         self._versions = versions
         self.waiting: dict[InvocationId, Waiting] = {}
         self._heap: list[Entry] = []
@@ -79,7 +80,7 @@ class Queue:
         self._unranked.append(waiting)
 
     def forget_ranks(self) -> None:
-        """Judge all again: what there is to run on has changed, or the order itself."""
+        """Recompute all ranks: the replicas' profiles or the ordering policy have changed."""
         self._heap.clear()
         self._due.clear()
         self._unranked.clear()
@@ -97,12 +98,13 @@ class Queue:
             for waiting in fresh:
                 if waiting.rank is None and self._has(waiting):
                     self._place(waiting, rank(waiting, now_s))
-        if len(self._heap) > 2 * len(self.waiting) + 64:  # what left stays in the heap till here
+        # calls that left stay in the heap until here
+        if len(self._heap) > 2 * len(self.waiting) + 64:
             self._heap = [e for e in self._heap if e[4] == e[5].version and self._has(e[5])]
             heapq.heapify(self._heap)
 
     def pop(self, rank: Callable[[Waiting, float], Rank], now_s: float) -> Entry | None:
-        """The first, taken out of the order but not off the books; `push` puts it back."""
+        """Take the first call out of the order, but keep it in the queue; `push` puts it back."""
         heap = self._heap
         while heap:
             entry = heapq.heappop(heap)
@@ -123,12 +125,12 @@ class Queue:
         heapq.heappush(self._heap, entry)
 
     def check_invariants(self, taken_out: Collection[InvocationId] = ()) -> None:
-        """Fail when what waits would not be looked at; `taken_out` is shown to a walk."""
+        """Assert that every queued call can be found; `taken_out` are those of a current walk."""
         in_order = {e[3] for e in self._heap if e[4] == e[5].version}
         unranked = {w.invocation.id for w in self._unranked}
         for id, waiting in self.waiting.items():
             assert waiting.version and waiting.invocation.id == id
-            assert id in in_order or id in unranked or id in taken_out, f"{id} is in no order"
+            assert id in in_order or id in unranked or id in taken_out, f"{id} cannot be found"
 
     def _has(self, waiting: Waiting) -> bool:
         return self.waiting.get(waiting.invocation.id) is waiting
@@ -142,10 +144,10 @@ class Queue:
 
 
 class TenantQueues:
-    """What waits in a pool, a queue for each tenant.
+    """A pool's queued calls, with one queue per tenant.
 
-    Tenants take turns by the order of their first, but one that is ahead of its share lets the
-    others go before.
+    Tenants compete by the rank of their first call, but a tenant ahead of its share yields to the
+    others.
     """
 
     __slots__ = ("_bound", "_by_tenant", "_heads", "_shares", "_versions", "waiting")
@@ -154,10 +156,10 @@ class TenantQueues:
         self._versions = versions
         self.waiting: dict[InvocationId, Waiting] = {}
         self._by_tenant: dict[str, Queue] = {}
-        # The first of each tenant while the queue is walked; taken out of their own queues.
+        # The first call of each tenant during a walk; taken out of their own queues.
         self._heads: list[tuple[bool, Entry]] | None = None
         self._shares = shares
-        self._bound = inf  # of the shares, when the walk began
+        self._bound = inf  # the shares' bound when the walk began
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -197,7 +199,7 @@ class TenantQueues:
             queue.refresh(rank, now_s)
 
     def pop(self, rank: Callable[[Waiting, float], Rank], now_s: float) -> Entry | None:
-        """As `Queue.pop`; call `refresh` before a walk."""
+        """Like `Queue.pop`; call `refresh` before a walk."""
         if self._heads is None:
             if len(self._by_tenant) == 1:
                 (only,) = self._by_tenant.values()
@@ -228,7 +230,7 @@ class TenantQueues:
         self._by_tenant[entry[5].invocation.tenant].push(entry)
 
     def check_invariants(self) -> None:
-        """Fail where the queues of the tenants do not agree with one another."""
+        """Assert that the tenants' queues are consistent."""
         found = {id: w for q in self._by_tenant.values() for id, w in q.waiting.items()}
         assert found == self.waiting, "each waits in the queue of its tenant"
         taken_out = {e[3] for _, e in self._heads or () if e[4] == e[5].version}
@@ -239,7 +241,7 @@ class TenantQueues:
 
 
 class Parked:
-    """What may not start before its turn comes, by arrival."""
+    """Calls that may not start before their turn, by arrival."""
 
     __slots__ = ("_heap", "_versions", "waiting")
 
@@ -260,7 +262,7 @@ class Parked:
         waiting.version = 0
 
     def forget_rank(self, waiting: Waiting) -> None:
-        """It has none."""
+        """Parked calls have no rank."""
 
     def first(self) -> Invocation | None:
         while self._heap and self._heap[0][2] != self._heap[0][3].version:
@@ -269,7 +271,7 @@ class Parked:
 
 
 class Head(Sequence[Invocation]):
-    """The first of a queue, in order, taken out of it as far as they are asked for."""
+    """The head of a queue in order, taken out only as far as it is read."""
 
     __slots__ = ("_entries", "_now_s", "_queue", "_rank")
 
@@ -279,7 +281,7 @@ class Head(Sequence[Invocation]):
         rank: Callable[[Waiting, float], Rank],
         now_s: float,
     ) -> None:
-        """`queue` has been refreshed, and nobody else walks it until `put_back`."""
+        """`queue` has been refreshed, and no other walk may start until `put_back`."""
         self._queue, self._rank, self._now_s = queue, rank, now_s
         self._entries: list[Entry] = []
 
@@ -298,7 +300,7 @@ class Head(Sequence[Invocation]):
             raise IndexError(i)
         while len(self._entries) <= i:
             entry = self._queue.pop(self._rank, self._now_s)
-            assert entry is not None, "what waits is in the order"
+            assert entry is not None, "a queued call is in the order"
             self._entries.append(entry)
         return self._entries[i][5].invocation
 

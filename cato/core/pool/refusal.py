@@ -1,6 +1,6 @@
-"""Refusal: which calls a pool turns away, as they come or while they wait, and why.
+"""Refusal: which calls a pool turns away, on arrival or while they wait, and why.
 
-A queue has bounds, a call may not be able to meet its SLO, and clients leave.
+Reasons: the queue is full, the call cannot meet its SLO, or its client will have left.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from cato.core.pool.queue import Waiting
 from cato.core.pool.replicas import Replicas
 
 MIN_RETRY_AFTER_S = 1.0
-# A predicted wait is wrong by about so much; what is admitted should be in time all the same.
+# Typical error of a predicted wait; admitted calls should still be in time.
 WAIT_MARGIN = 1.15
-# How fast a queue moves is seen, and forgotten with this time constant; less of it says nothing.
+# Time constant of the queue's observed drain rate; a shorter observation is not used.
 DRAIN_MEMORY_S = 10.0
 LEAST_DRAIN_S = 1.0
 
 
 class Refusal:
-    """Takes what is refused off the backlog. All times are those of the pool's events."""
+    """Removes refused calls from the backlog. All times are those of the pool's events."""
 
     def __init__(self, pool: PoolName, backlog: Backlog, replicas: Replicas) -> None:
         self._pool = pool
@@ -35,15 +35,15 @@ class Refusal:
         self._replicas = replicas
         self._accepting = replicas.accepting
         self.refused = 0
-        # How many left the queue for a replica while others waited, and for how long some did.
+        # How many calls left the queue for a replica while others waited, and how long some waited.
         self._drained = 0.0
         self._queueing_s = 0.0
         self._watched_at_s = 0.0
-        # By the latest dispatch that is in time for their clients; some have left the queue since.
+        # By the latest dispatch before their clients leave; some entries have left the queue since.
         self._leaving: list[tuple[float, int, Waiting]] = []
         self._late = LateService()
         self._late_line = Line()
-        # All that waits, in order, as of then, and the work that has joined since.
+        # The whole queue in order at that time, and the work that has joined since.
         self._line = Line()
         self._lined_up_at_s = -inf
         self._joined_s = 0.0
@@ -51,26 +51,26 @@ class Refusal:
 
     @property
     def may_be_due(self) -> bool:
-        """Whether the time has to be watched for clients that leave."""
+        """Whether to check the time for clients that leave."""
         return bool(self._leaving)
 
     def joined(self, waiting: Waiting, now_s: float) -> None:
-        """It waits from now on."""
+        """A call joined the queue."""
         if self._accepting:
             self._joined_s += waiting.load_s
-        # What has had tokens was taken back, or lost its replica: its client waits for the next.
+        # A call with tokens was preempted or lost its replica: its client waits for the next one.
         invocation = waiting.invocation
         self.await_client(waiting, now_s if invocation.generated else invocation.arrived_at_s)
 
     def dispatched(self, waiting: Waiting, others_wait: bool, now_s: float) -> None:
-        """It waited, and has left the queue for a replica."""
+        """A queued call was sent to a replica."""
         if self._late_line and self._backlog.is_late(waiting, now_s):
             self._late.served(waiting.load_s)
         if others_wait:
             self._drained += 1.0
 
     def refuse(self, waiting: Waiting, reason: str) -> Refuse:
-        """Off the queue with it."""
+        """Remove it from the queue and refuse it."""
         self._backlog.remove(waiting)
         self.refused += 1
         retry_after_s = MIN_RETRY_AFTER_S
@@ -79,12 +79,14 @@ class Refusal:
         return Refuse(waiting.invocation.id, reason, retry_after_s)
 
     def why_not_queued(self, waiting: Waiting, now_s: float) -> str:
-        """Why a newcomer that found no place is turned away; empty when it may wait."""
+        """Why a new call that found no room is refused; empty if it may wait."""
         if self._is_too_much(waiting.invocation.tenant):
-            return f"{len(self._waiting) - 1} invocations wait, the bound of pool {self._pool!r}"
+            return (
+                f"{len(self._waiting) - 1} invocations are queued, the limit of pool {self._pool!r}"
+            )
         bound = self._backlog.policies.max_queued_tokens
         if bound is not None and self._backlog.prompt_tokens > bound and len(self._waiting) > 1:
-            return f"prompts of {bound} tokens wait, the bound of pool {self._pool!r}"
+            return f"prompts of {bound} tokens are queued, the limit of pool {self._pool!r}"
         if why_not := self._why_in_vain(waiting, now_s):
             return why_not
         if not self._backlog.policies.refuse_late or not self._may_be_shed(waiting):
@@ -94,7 +96,7 @@ class Refusal:
         return f"it would miss its SLO by {late_s:.2f} s" if late_s > 0 else ""
 
     def watch(self, now_s: float) -> None:
-        """Time has passed, with a queue or without."""
+        """Time has passed; note whether calls were queued."""
         passed_s = max(0.0, now_s - self._watched_at_s)
         kept = exp(-passed_s / DRAIN_MEMORY_S)
         self._drained *= kept
@@ -104,19 +106,21 @@ class Refusal:
         self._watched_at_s = now_s
 
     def _may_be_shed(self, waiting: Waiting) -> bool:
-        """Work with an SLO that no engine has begun: what has had a part of them goes on."""
+        """Whether it has an SLO and no engine has started it; calls with some tokens continue."""
         invocation = waiting.invocation
         is_new = invocation.attempt == 1 and invocation.served_s == 0.0
         return is_new and invocation.deadline_s < inf and bool(self._replicas.profiles)
 
-    def _wait_s(self, newcomer: Waiting) -> float:
-        """Expected wait behind what runs, and behind what waits with an earlier deadline: as long
-        as profiles say, or as the queue was seen to take for so many."""
-        deadline_s = newcomer.invocation.deadline_s
+    def _wait_s(self, candidate: Waiting) -> float:
+        """Expected queueing delay behind running calls and earlier deadlines.
+
+        The profile's estimate or the observed drain rate, whichever is longer.
+        """
+        deadline_s = candidate.invocation.deadline_s
         before = [
             w.load_s
             for w in self._waiting.values()
-            if w is not newcomer and w.invocation.deadline_s <= deadline_s
+            if w is not candidate and w.invocation.deadline_s <= deadline_s
         ]
         wait_s = sum(before) / len(self._accepting)
         if self._queueing_s >= LEAST_DRAIN_S and self._drained > 0:
@@ -126,30 +130,30 @@ class Refusal:
     # Clients leave
 
     def _why_in_vain(self, waiting: Waiting, now_s: float) -> str:
-        """Why a newcomer would have no first token before its client leaves; empty when it may."""
+        """Why a new call would get no first token before its client leaves; empty if it would."""
         if waiting.latest_s == inf or waiting.invocation.served_s > 0.0 or not self._accepting:
             return ""
-        # One replica stands for all.
+        # The pool is modelled as one fast replica.
         wait_s = 0.0 if self._replicas.open else self._accepting[0].wait_s
         if self._backlog.is_late(waiting, now_s):
             if self._late_line:
                 wait_s += self._late_line.wait_s(self._backlog.order(waiting, now_s))
         elif self._backlog.load_s <= len(self._accepting) * (waiting.latest_s - now_s - wait_s):
-            return ""  # whatever goes before it
+            return ""  # calls ahead of it
         else:
             wait_s += self._line_now(now_s).wait_s(self._backlog.order(waiting, now_s))
             wait_s += max(0.0, self._joined_s - waiting.load_s) / len(self._accepting)
         return "" if now_s + wait_s <= waiting.latest_s else _in_vain(waiting, wait_s, now_s)
 
     def _line_now(self, now_s: float) -> Line:
-        """What waits, in order, as of a moment ago; `_joined_s` is what came since."""
+        """The queue in order, as of a moment ago; `_joined_s` is the work that has joined since."""
         replicas = len(self._accepting)
         is_old = now_s >= self._lined_up_at_s + EVERY_S
         if is_old or self._joined_s > LINED_UP_S * replicas:
             self._lined_up_at_s, self._joined_s = now_s, 0.0
             self._backlog.queue.refresh(self._backlog.rank, now_s)
             self._line = Line(float(replicas))
-            # A rank that has run out is behind; what has it is as good as late.
+            # A call with an expired rank is at the end; it is as good as late.
             loads_s = [
                 (self._backlog.order(w, now_s), w.load_s)
                 for w in self._waiting.values()
@@ -160,8 +164,10 @@ class Refusal:
         return self._line
 
     def impatient(self, now_s: float, spared: Collection[InvocationId] = ()) -> tuple[Refuse, ...]:
-        """Refuse those whose clients have left by the first token, as far as that is known now;
-        those of `spared` later, if they then wait."""
+        """Refuse calls whose clients will leave before the first token.
+
+        Calls in `spared` are refused only later, if they are queued then.
+        """
         gone: list[Refuse] = []
         later = []
         while self._leaving and self._leaving[0][0] <= now_s:
@@ -170,13 +176,13 @@ class Refusal:
             if self._waiting.get(waiting.invocation.id) is not waiting or waiting.latest_s > now_s:
                 continue
             if not self._accepting and waiting.invocation.leaves_at_s == inf:
-                # How long a start takes says nothing of how long clients wait for it.
+                # The duration of a start says nothing about the patience of clients.
                 self.await_client(waiting, now_s)
                 continue
             if waiting.invocation.id in spared:
                 later.append(entry)
                 continue
-            gone.append(self.refuse(waiting, "its client has waited for as long as it does"))
+            gone.append(self.refuse(waiting, "the patience of its client is used up"))
         for entry in later:
             heapq.heappush(self._leaving, entry)
         if now_s >= self._judged_at_s + EVERY_S:
@@ -190,7 +196,7 @@ class Refusal:
         return tuple(gone)
 
     def _late_in_vain(self, now_s: float, spared: Collection[InvocationId]) -> list[Refuse]:
-        """Of what is late, in order, what others of it will keep from a place for too long."""
+        """Late calls, in order, that other late calls will delay beyond their clients' patience."""
         self._late.watch(now_s, have_waited=len(self._late_line) > 0)
         line = self._late_line = Line(self._late.speed(len(self._accepting)))
         if not self._accepting:
@@ -214,9 +220,12 @@ class Refusal:
         return gone
 
     def await_client(self, waiting: Waiting, from_s: float) -> None:
-        """`waiting` is refused when its client has waited from `from_s` for as long as it does: by
-        its own word, or as the policies assume, and then no shorter than its SLO allows. While
-        nodes of a run were served, its client had signs of life: then the policies' word counts."""
+        """Schedule the refusal of `waiting` for when its client leaves.
+
+        The client's patience counts from `from_s`: its own word, or the policies' assumption, which
+        is never shorter than its SLO. If nodes of the run were served meanwhile, the client had
+        signs of life, and the policies' assumption counts.
+        """
         invocation, assumed_s = waiting.invocation, self._backlog.policies.patience_s
         if assumed_s == inf:
             return
@@ -227,13 +236,14 @@ class Refusal:
         if patience_s == inf:
             return
         waiting.leaves_at_s = waiting.latest_s = from_s + patience_s
-        if self._accepting:  # a prompt that takes longer than its client waits may be tried
+        # a prompt that takes longer than its client's patience may still be tried
+        if self._accepting:
             prompt_s = self._accepting[0].profile.first_token_s(invocation.prompt_tokens)
             waiting.latest_s -= min(prompt_s, patience_s / 2)
         heapq.heappush(self._leaving, (waiting.latest_s, next(self._backlog.versions), waiting))
 
     def hopeless(self, now_s: float) -> tuple[Refuse, ...]:
-        """Refuse what would be late even if it ran now, alone: others need its place more."""
+        """Refuse calls that would be late even if run now, alone: others need the slot more."""
         if not self._backlog.policies.refuse_late:
             return ()
         hopeless = [
@@ -244,7 +254,7 @@ class Refusal:
         return tuple(self.refuse(w, "it can no longer meet its SLO") for w in hopeless)
 
     def _is_too_much(self, tenant: str) -> bool:
-        """Whether the queue is full, and `tenant` has its part of it."""
+        """Whether the queue is full and `tenant` has used its share of it."""
         bound, shares = self._backlog.policies.max_queued, self._backlog.shares
         if len(self._waiting) <= bound or shares.tenants_waiting < 2:
             return len(self._waiting) > bound

@@ -1,4 +1,4 @@
-"""Replicas as a pool's books have them: what each holds, and when it will be free."""
+"""Replicas as a pool's router sees them: what each holds, and when it will be free."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 def expected_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots: int) -> float:
-    """Expected queueing time of a newcomer behind `queued_s`, with `running_s` still to run.
+    """Expected queueing delay of a new call behind `queued_s`, with `running_s` left to run.
 
-    Walks the queue (CATO, Algorithm 1: "wait"): each queued service time goes to the slot that
-    frees first. All values in seconds. A replica without slots never takes it.
+    Walks the queue (CATO, Algorithm 1: "wait"): each queued service time goes to the batch slot
+    that frees first. All values in seconds. A replica without slots never takes the call.
     """
     if slots < 1:
         return inf
@@ -46,7 +46,7 @@ def expected_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots
 
 @dataclass(slots=True)
 class Clock:
-    """The instant of the event in hand; the books never ask for another."""
+    """The time of the current event; the pool has no other clock."""
 
     now_s: float = 0.0
 
@@ -56,18 +56,18 @@ class Lease:
     replica_id: ReplicaId
     running: Running
     command: Dispatch
-    # Of its prompt, what the replica was not believed to have cached, and the time that it takes.
+    # Prompt tokens that the replica was not believed to have cached, and their prefill time.
     uncached_tokens: int
     prompt_s: float
-    # Of what was believed to be cached: see `CachePicture.correct`.
+    # Age of the cached part; see `CachePicture.correct`.
     cache_age: int
-    # No prompt was ahead of it: its first token tells the delay of messages.
+    # No prompt was ahead of it, so its first token shows the message delay.
     went_first: bool
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A replica of the books; also the `ReplicaView` that policies see."""
+    """The state of a replica; also the `ReplicaView` that policies see."""
 
     clock: Clock
     picture: CachePicture
@@ -81,17 +81,17 @@ class Replica:
     accepting_work: bool
     seen_at_s: float
     pace: Pace
-    # Early binding: what waits for this replica alone, with its service times in order.
+    # Early binding: calls waiting for this replica alone, with their service times in order.
     queue: Queue
-    # Time of prompts that have their first token: what they added to the steps of the others.
+    # Prefill time of prompts with a first token: what they added to the steps of the others.
     prompts_done_s: float = 0.0
     leases: dict[InvocationId, Running] = field(default_factory=dict)
-    # Held according to the replica but unknown here: leased before a restart of the router.
+    # Reported by the replica but unknown here: leased before a restart of the router.
     adopted: frozenset[InvocationId] = frozenset()
     queued_s: dict[InvocationId, float] = field(default_factory=dict)
     queued_tokens: int = 0
     held: int = 0
-    # Places that leases take beyond one each: those of several answers.
+    # Batch slots of leases beyond one each: calls with several answers.
     wide: int = 0
     prefilling: int = 0
     prompt_tokens_ahead: int = 0
@@ -99,19 +99,19 @@ class Replica:
     step_tokens: int = 0
     host_tokens: int = 0
     dispatch_s: float = 0.0
-    # When the prompts that are ahead are expected to be done.
+    # When the prefill of the prompts ahead is expected to end.
     _prompts_end_s: float = -inf
-    # The same claim as `ReplicaSnapshot.has_room`.
+    # Same value as `ReplicaSnapshot.has_room`.
     is_open: bool = False
-    # Its engine keeps the beginnings of prompts; `picture` has them.
+    # The engine caches prefixes; `picture` tracks them.
     has_prefix_cache: bool = False
     awaited_s: float = 0.0
-    # The time that the prompts ahead were predicted to take, added up.
+    # Sum of the predicted prefill times of the prompts ahead.
     _prompts_s: float = 0.0
-    # When a newcomer would start, and until when that answer holds.
+    # Expected start of a new call, and until when that value is valid.
     _free_at_s: float = 0.0
     _free_holds_until_s: float = -inf
-    # What policies derived from the present state at `_derived_at_s`.
+    # Values that policies derived from the state at `_derived_at_s`.
     _derived: dict[object, Any] = field(default_factory=dict)
     _derived_at_s: float = -inf
 
@@ -144,7 +144,7 @@ class Replica:
         return wait_s
 
     def _wait_at(self, now_s: float) -> tuple[float, float]:
-        """Expected wait of a newcomer, and until when the instant of its end holds."""
+        """Expected queueing delay of a new call, and until when its predicted start is valid."""
         ends = [r.expected_end_s for r in self.leases.values()]
         running_s = [max(0.0, end_s - now_s) for end_s in ends] + [0.0] * len(self.adopted)
         if self.wide:
@@ -152,7 +152,7 @@ class Replica:
                 end_s = max(0.0, running.expected_end_s - now_s)
                 running_s += [end_s] * (running.invocation.calls - 1)
         wait_s = expected_wait_s(running_s, self.queued_s.values(), self.max_running)
-        # What has overrun its expected end is expected to end at once, for as long as it runs.
+        # A call that exceeds its expected end is expected to end at any moment.
         first_end_s = min(ends, default=inf)
         overrun = bool(self.adopted) or first_end_s <= now_s
         return wait_s, -inf if overrun else first_end_s
@@ -180,7 +180,7 @@ class Replica:
         self._prompts_end_s = start_s + prompt_s
 
     def prompt_done(self, uncached_tokens: int, prompt_s: float) -> None:
-        """One of the prompts ahead has its first token, or has left."""
+        """A prompt ahead has its first token or has left."""
         self.prefilling -= 1
         self.prompt_tokens_ahead -= uncached_tokens
         self._prompts_s -= prompt_s
@@ -188,8 +188,8 @@ class Replica:
             self._prompts_end_s = -inf
             self._prompts_s = 0.0
             return
-        # What was predicted for those that remain may have been too long, but not too short.
-        if self.profile.prefill_per_attended_token_s:  # tokens alone do not tell the time
+        # The remaining prompts may have been predicted too long, but not too short.
+        if self.profile.prefill_per_attended_token_s:  # tokens alone do not determine the time
             latest_s = self.clock.now_s + self._prompts_s
         else:
             latest_s = self.clock.now_s + self.profile.prefill_s(self.prompt_tokens_ahead)
@@ -227,7 +227,7 @@ class Replica:
         if not nodes:
             return 0
         cached = int(_tokens_of(nodes, invocation, self.homes.of(invocation.session)))
-        # The last token of a prompt is always computed: it gives the first one of the answer.
+        # The last token of a prompt is always computed: it produces the answer's first token.
         return cached if cached < invocation.prompt_tokens else invocation.prompt_tokens - 1
 
     def derived(self, derive: Callable[[ReplicaView, float], T], now_s: float) -> T:
@@ -240,7 +240,7 @@ class Replica:
         return value
 
     def snapshot(self, now_s: float) -> ReplicaSnapshot:
-        """As it is at `now_s`; changes nothing."""
+        """The state at `now_s`; mutates nothing."""
         if now_s < self._free_holds_until_s:
             wait_s = max(0.0, self._free_at_s - now_s)
         elif not self.queued_s and self.held < self.max_running:
@@ -276,7 +276,7 @@ _BY_ID: Callable[[Replica], ReplicaId] = attrgetter("id")
 
 
 class Replicas:
-    """All replicas of a pool, and which of them take work."""
+    """All replicas of a pool, and which of them accept work."""
 
     __slots__ = ("accepting", "known", "open", "profiles")
 
@@ -284,10 +284,10 @@ class Replicas:
         self.known: dict[ReplicaId, Replica] = {}
         self.open: list[Replica] = []  # with room, by id
         self.accepting: list[Replica] = []  # by id
-        self.profiles: tuple[Profile, ...] = ()  # of what accepts work
+        self.profiles: tuple[Profile, ...] = ()  # that accept work
 
     def touch(self, replica: Replica) -> None:
-        """The load of a replica changed: is it still listed where it belongs?"""
+        """The load of a replica changed: update the lists."""
         replica.changed()
         has_room = replica.accepting and replica.held < replica.max_running + replica.standby
         if has_room != replica.is_open:
@@ -295,7 +295,7 @@ class Replicas:
             _list(self.open, replica, has_room)
 
     def place(self, replica: Replica) -> bool:
-        """Like `touch`, when the replica itself changed; True when the pool's profiles did."""
+        """Like `touch`, for a change of the replica itself; True if the pool's profiles changed."""
         self.touch(replica)
         _list(self.accepting, replica, replica.accepting)
         profiles = tuple(dict.fromkeys(r.profile for r in self.accepting))
@@ -305,20 +305,20 @@ class Replicas:
         return True
 
     def pace_of(self, profile: Profile) -> Pace:
-        """Replicas of one profile share it."""
+        """The pace shared by all replicas of a profile."""
         for replica in self.known.values():
             if replica.pace.profile == profile:
                 return replica.pace
         return Pace(profile)
 
     def most_cached(self, invocation: Invocation) -> int:
-        """Tokens of a session's prompt on the replica that is believed to hold most of it."""
+        """Cached tokens of a session's prompt on the replica believed to hold most of it."""
         if not invocation.session:
             return 0
         return max((r.cached_tokens(invocation) for r in self.accepting), default=0)
 
     def check_invariants(self) -> None:
-        """Fail where what is known of the replicas does not agree."""
+        """Assert that the state of the replicas is consistent."""
         by_id = sorted(self.known.values(), key=_BY_ID)
         assert self.accepting == [r for r in by_id if r.accepting]
         has_room = [r for r in by_id if r.accepting and r.held < r.max_running + r.standby]
@@ -335,7 +335,7 @@ class Replicas:
 
 
 def _list(replicas: list[Replica], replica: Replica, belongs: bool) -> None:
-    """Put `replica` into the list by id, or take it out."""
+    """Insert `replica` into the list by id, or remove it."""
     i = bisect_left(replicas, replica.id, key=_BY_ID)
     is_listed = i < len(replicas) and replicas[i] is replica
     if belongs and not is_listed:
@@ -354,7 +354,7 @@ def _left_alone_s(running: Running, profile: Profile) -> float:
 def _tokens_of(nodes: int, invocation: Invocation, home: Home | None) -> float:
     """Tokens of the prompt's first nodes, which are cut by characters.
 
-    Up to the end of an earlier prompt of the session an engine has counted them.
+    Up to the end of an earlier prompt of the session the count is an engine's.
     """
     prompt_tokens, length = invocation.prompt_tokens, len(invocation.prefix)
     if home is None or not 0 < home.counted_nodes < length:
@@ -366,7 +366,7 @@ def _tokens_of(nodes: int, invocation: Invocation, home: Home | None) -> float:
 
 
 def _node_tokens(tokens: int, nodes: int) -> float:
-    """Of each node of a prompt; half a node stands for the text behind the last one."""
+    """Mean tokens per node of a prompt; half a node accounts for the text after the last one."""
     if 0 <= tokens - nodes * PREFIX_BLOCK_TOKENS < PREFIX_BLOCK_TOKENS:
         return PREFIX_BLOCK_TOKENS
     return tokens / (nodes + 0.5)

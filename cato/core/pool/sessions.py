@@ -1,7 +1,7 @@
-"""Where sessions are at home, and how much KV cache those of a replica need.
+"""Home replicas of sessions, and the KV working set of each replica.
 
-A session is expected back for `MEMORY_S` after its last call: its context is part of the working
-set of the replica that served it. Thinking of a tool or a person takes seconds to minutes.
+A session is expected back for `MEMORY_S` after its last call: until then its context is part of the
+working set of the replica that served it. Think times of tools and people are seconds to minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MEMORY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Of one session, since its last call.
+    """The home of one session since its last call.
 
     An engine counted `counted_tokens` in the prompt of one of its calls, which had `counted_nodes`
     nodes; 0 before any answer.
@@ -31,7 +31,7 @@ class Home:
 
 @dataclass(slots=True)
 class WorkingSet:
-    """Of one replica: its sessions, and the tokens of their contexts."""
+    """The sessions of one replica, and the tokens of their contexts."""
 
     sessions: int = 0
     tokens: int = 0
@@ -39,7 +39,7 @@ class WorkingSet:
 
 @dataclass(slots=True, eq=False)
 class Homes:
-    """Of one pool."""
+    """The homes of one pool's sessions."""
 
     _homes: OrderedDict[str, Home] = field(default_factory=OrderedDict)  # last seen last
     _sets: dict[ReplicaId, WorkingSet] = field(default_factory=dict)
@@ -51,11 +51,11 @@ class Homes:
         return self._homes.get(session)
 
     def working_set(self, id: ReplicaId) -> WorkingSet:
-        """The one that is kept up to date until the replica is lost."""
+        """The replica's working set; the same object is updated until the replica is lost."""
         return self._sets.setdefault(id, WorkingSet())
 
     def note(self, session: str, id: ReplicaId, context_tokens: int, now_s: float) -> None:
-        """A call of `session` was sent to the replica: it is at home there."""
+        """A call of `session` was sent to the replica, which is its home now."""
         known = self._leave(session)
         counted = (known.counted_nodes, known.counted_tokens) if known else ()
         self._homes[session] = Home(id, context_tokens, now_s, *counted)
@@ -64,7 +64,7 @@ class Homes:
         own.tokens += context_tokens
 
     def count(self, session: str, nodes: int, tokens: int) -> None:
-        """An engine counted `tokens` in a prompt of the session that has so many nodes."""
+        """An engine counted `tokens` in a prompt of the session with that many nodes."""
         home = self._homes.get(session)
         if home is not None:
             self._homes[session] = replace(home, counted_nodes=nodes, counted_tokens=tokens)
@@ -77,7 +77,7 @@ class Homes:
             self._leave(session)
 
     def lose(self, id: ReplicaId) -> None:
-        """The replica is gone: its sessions have no home."""
+        """The replica is lost: its sessions have no home."""
         for session in [s for s, h in self._homes.items() if h.replica_id == id]:
             self._leave(session)
         self._sets.pop(id, None)

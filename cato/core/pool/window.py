@@ -1,8 +1,8 @@
-"""How much prompt work a replica may hold ahead of its engine.
+"""The prompt window: how much prefill work to send ahead to a replica.
 
-A router that holds prompts back can still change their order. It should hold back only what the
-engine's next steps cannot take: news of a first token comes a step and a message later, so an
-engine that gets one prompt at a time idles in between (ALGORITHMS.md, section 6b).
+A router can still reorder prompts that it holds back. It should hold back only what the engine's
+next steps cannot take. News of a first token comes a step and a message later, so an engine that
+gets one prompt at a time idles in between (ALGORITHMS.md, section 6b).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from math import inf
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, ReplicaView
 
-# A prompt waits for the end of the step that runs and is told after the step that it takes: with
-# four decode steps' worth ahead an engine does not run dry, unless it takes more than that in one
-# step: then the next step's prompts should be there when the first ones are told. More than eight
-# is order given away. Measured on Azure's, SABER's and Tempo's traffic and on short completions;
+# A prompt waits for the current step to end, and its first token is reported after its own step.
+# With four decode steps' worth of prompts ahead an engine does not run dry. If one step takes more
+# than that, the next step's prompts should be there when the first are reported. More than eight
+# gives the order away. Measured on the traffic of Azure, SABER and Tempo and on short completions;
 # see `cato/core/decisions/0013-prompt-window.md`.
 LEAST_STEPS, MOST_STEPS = 4.0, 8.0
 BUDGETS_AHEAD = 2
-# More than this is no delay of messages, but a profile that is wrong.
+# A longer delay comes from a wrong profile, not from messages.
 MAX_DISPATCH_S = 0.25
-# The least delays count: what comes later than that waited for a step, or was predicted badly.
+# Only the smallest delays count: later messages waited for a step or were predicted badly.
 SHORTER_WEIGHT, LONGER_WEIGHT = 0.25, 0.01
 
 
@@ -34,8 +34,8 @@ def prompt_window_tokens(
 ) -> float:
     """Prompt tokens that the next steps of a batch of `running` can take.
 
-    `context_tokens` are held by the whole batch, `step_tokens` is the engine's own budget of prompt
-    tokens a step (0: it has none), `dispatch_s` the delay of messages between router and engine.
+    `context_tokens` are held by the whole batch, `step_tokens` is the engine's own limit of prompt
+    tokens per step (0: none), `dispatch_s` the message delay between router and engine.
     """
     token_s = profile.prompt_token_s
     if token_s <= 0.0:
@@ -48,7 +48,7 @@ def prompt_window_tokens(
 
 
 def takes_prompt(replica: ReplicaView, invocation: Invocation) -> bool:
-    """Whether the invocation's prompt fits into the window; the first always may go."""
+    """Whether the invocation's prompt fits into the window; a first prompt always fits."""
     ahead_tokens = replica.prompt_tokens_ahead
     if not ahead_tokens:
         return True
@@ -64,7 +64,7 @@ def takes_prompt(replica: ReplicaView, invocation: Invocation) -> bool:
 
 
 def learnt_dispatch_s(known_s: float, sample_s: float) -> float:
-    """The delay of messages after a first token that came `sample_s` later than predicted."""
+    """The message delay after a first token that came `sample_s` later than predicted."""
     sample_s = min(MAX_DISPATCH_S, max(0.0, sample_s))
     weight = SHORTER_WEIGHT if sample_s < known_s else LONGER_WEIGHT
     return known_s + weight * (sample_s - known_s)

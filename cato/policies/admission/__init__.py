@@ -1,1 +1,1 @@
-"""May an invocation join what a replica runs? A new rule: a file here, used by a scheduler."""
+"""Admission: may an invocation join a replica's batch? A new rule: a file, used by a scheduler."""

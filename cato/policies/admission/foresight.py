@@ -1,4 +1,4 @@
-"""Who may join a running batch, in CATO's default policy."""
+"""Admission to a running batch in CATO's default policy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.admission.tempo import TempoAdmission
 from cato.policies.outlook import PRICE, joining, outlook_of
 
-# What is late by more than this joins although it costs others a little.
+# A call that is late by more than this joins even at a small loss to others.
 AGED_S = 30.0
-# With fewer places one late call would hold up too many that can be met.
+# With fewer batch slots, one late call would delay too many that can be met.
 MIN_PLACES = 10
 _WITHOUT_SLO = TempoAdmission()
 _IDLE = Admit("the replica is idle")
@@ -22,16 +22,16 @@ _IN_WINDOW = Admit("the replica's next steps can take its prompt")
 
 @dataclass(frozen=True, slots=True)
 class ForesightAdmission:
-    """Project the whole running set with the newcomer in it; admit when more SLOs are met.
+    """Projects the running set with the candidate in it; admits when more SLOs are met.
 
-    The chance of each to be in time comes from what is believed of its length, given what it has
-    generated. A newcomer joins when its own chance exceeds `price` times what it takes from those
-    that run. Prompts join by a window: what the engine's next steps cannot take waits here, where
-    its place can still change. What has no SLO joins as `without_slo` lets it: it would hold its
-    place for as long as it runs. That, and what cannot be in time, joins only at no loss, and
-    leaves `reserve` of the places free (of fewer than ten none: it gives way when it must), or
-    holds no more than that share of them. What is late by more than `AGED_S` joins
-    at a loss of up to `aged_loss`, one at a time.
+    Each call's chance to be in time follows from the belief about its length and its tokens so far.
+    A candidate joins when its own chance exceeds `price` times the loss of the running calls.
+    Prompts join by a window: prompts beyond the engine's next steps wait in the queue, where they
+    can still be reordered. A call without an SLO joins as `without_slo` allows, since it would
+    occupy its slot for its whole run. Such calls, and calls that cannot be in time, join only at no
+    loss. They leave `reserve` of the slots free (none if there are fewer than ten: the call yields
+    when it must), or hold at most that share of them. Calls late by more than `AGED_S` join at a
+    loss of up to `aged_loss`, one at a time.
     """
 
     price: float = PRICE
@@ -47,7 +47,7 @@ class ForesightAdmission:
         if not takes_prompt(replica, invocation):
             ahead = replica.prompt_tokens_ahead
             return Defer(f"{ahead} prompt tokens are ahead", closes=True)
-        if invocation.session:  # routing has weighed it: nowhere else is its context
+        if invocation.session:  # routing has considered the cost: its context is nowhere else
             return _IN_WINDOW
         if invocation.deadline_s == inf:
             answer = self.without_slo.admit(invocation, replica, now_s)
@@ -76,5 +76,5 @@ class ForesightAdmission:
 
 
 def is_aged(invocation: Invocation, now_s: float) -> bool:
-    """Whether it is late by so much that its turn has come."""
+    """Whether it is late by enough to join at a small loss."""
     return now_s - invocation.deadline_s > AGED_S

@@ -1,4 +1,4 @@
-"""A bound on the prompt work that may join, and no other."""
+"""Admission bounded by prompt work only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from cato.core.snapshot import Invocation, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class PromptWindow:
-    """Prompts join while they fit into what the engine's next steps can take; the rest waits in
-    the queue, where its order can still change.
+    """Prompts join while they fit into the engine's next steps.
+
+    The others wait in the queue, where they can still be reordered.
     """
 
     def admit(self, invocation: Invocation, replica: ReplicaView, now_s: float) -> Admit | Defer:

@@ -15,13 +15,13 @@ HIGH, LOW = 0, 1
 
 
 class SpeedModel(Protocol):
-    """Tokens per second of each of `batch` requests that run together (SABER: v(L))."""
+    """Decode speed in tokens per second per request, by batch size (SABER: v(L))."""
 
     def speed(self, batch: float) -> float: ...
 
 
 def _left_tokens(invocation: Invocation, tokens: int, quantile: float | None) -> float:
-    """Still to come after `tokens` of this attempt: expected, or that quantile of its length."""
+    """Tokens to come after `tokens` of this attempt: expected, or that quantile of its length."""
     if quantile is None or invocation.length is None:
         return invocation.left_tokens(tokens)
     return invocation.length.left_quantile(quantile, invocation.generated + tokens)
@@ -36,14 +36,14 @@ def _required_per_s(tokens: float, due: float, now_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Tokens that must have come by an instant; of a stream that has not begun also its first."""
+    """Tokens due by an instant; for a stream that has not begun also its first token."""
 
     tokens: float
     due: float
     first_due: float = inf
 
     def per_s(self, now_s: float) -> float:
-        """The speed that it takes from now on."""
+        """The speed that it needs from now on."""
         of_all = _required_per_s(self.tokens, self.due, now_s)
         return max(of_all, _required_per_s(1.0, self.first_due, now_s))
 
@@ -53,7 +53,7 @@ class _Need:
 
 
 def _need(invocation: Invocation, quantile: float | None) -> _Need:
-    """Of one that waits."""
+    """The need of a queued call."""
     tokens = _left_tokens(invocation, 0, quantile)
     due = due_s(invocation, None, invocation.generated + tokens)
     first_due = invocation.deadline_s if invocation.until_first_token else inf
@@ -61,7 +61,7 @@ def _need(invocation: Invocation, quantile: float | None) -> _Need:
 
 
 def _needed_now(running: Running, quantile: float | None) -> _Need:
-    """Of one that runs, by what it has generated."""
+    """The need of a running call, from what it has generated."""
     tokens = _left_tokens(running.invocation, running.tokens, quantile)
     due = running_due_s(running)
     if running.first_token_at_s is None and running.invocation.until_first_token:
@@ -71,10 +71,10 @@ def _needed_now(running: Running, quantile: float | None) -> _Need:
 
 @dataclass(frozen=True, slots=True)
 class SaberOrdering:
-    """High-priority queue, then low: what needs more than v(1) is hopeless and goes to the low one.
+    """High-priority queue, then low: calls that need more than v(1) are hopeless and go there.
 
-    SABER, online phase. Within a queue the order is arrival; which of the first `window` is looked
-    at is random there (`Policies.shuffled`). `quantile`: see `SaberAdmission`.
+    SABER, online phase. Within a queue the order is arrival; the calls in the first `window` are
+    tried in random order (`Policies.shuffled`). `quantile`: see `SaberAdmission`.
     """
 
     model: SpeedModel
@@ -94,17 +94,17 @@ class SaberOrdering:
 class SaberAdmission:
     """Admit when v(L+1) is at least what the candidate and every running request need.
 
-    What a request needs is fixed when it joins, as the paper has it (line 9 of its Algorithm 1, and
+    A request's need is fixed when it joins, as in the paper (line 9 of its Algorithm 1, and
     "records the required speed with the current timestamp"): a request that outgrows its expected
-    length then asks for no more. A TTFT objective is one token by its deadline. Deviations:
-    required speeds come from expected tokens, not the most; and the low queue gets `low_slots`
-    places (printed: all idle ones, which floods the batch in every idle instant). The window of 10,
-    looked at in random order, is as published (`saber` in the registry).
+    length then needs no more. A TTFT objective is one token by its deadline. Deviations: required
+    speeds come from expected tokens, not the most; and the low queue gets `low_slots` slots
+    (printed: all idle ones, which floods the batch at every idle moment). The window of 10 in
+    random order is as published (`saber` in the registry).
 
-    Other readings, for comparison: `refreshes` recomputes what runs needs, which blocks
-    admission when an answer outgrows its mean, and skips what is late already unless
-    `counts_hopeless`; `quantile` takes that quantile of the length (1: the largest) in place of the
-    expected tokens.
+    Other readings, for comparison: `refreshes` recomputes the needs of running requests. This
+    blocks admission when an answer outgrows its mean; requests that are late already are skipped
+    unless `counts_hopeless`. `quantile` takes that quantile of the length (1: the largest) in place
+    of the expected tokens.
     """
 
     model: SpeedModel

@@ -10,7 +10,7 @@ from cato.core.snapshot import Invocation, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class StaticCap:
-    """At most `cap` at a time, as `--max-num-seqs` does: the baseline of SABER's evaluation."""
+    """At most `cap` calls per replica, like `--max-num-seqs`: SABER's baseline."""
 
     cap: int
 

@@ -10,7 +10,7 @@ from cato.core.snapshot import Invocation, ReplicaView
 
 
 def without_slo(replica: ReplicaView, now_s: float) -> int:
-    """How many run that nothing is promised to; ask by `replica.derived(without_slo, now_s)`."""
+    """Number of running calls without an SLO; use `replica.derived(without_slo, now_s)`."""
     return sum(r.invocation.deadline_s == inf for r in replica.running)
 
 

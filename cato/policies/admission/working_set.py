@@ -1,4 +1,4 @@
-"""New sessions wait while the KV cache and the host's memory cannot hold one more."""
+"""Working-set admission: new sessions wait until a replica's memory can hold their contexts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cato.core.snapshot import Invocation, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class WorkingSetAdmission:
-    """A new session joins a replica whose memory holds its context beside those at home there: the
-    KV cache, and what the host keeps of it.
+    """A new session joins a replica whose memory (KV cache and host) has room for its context.
 
-    Denning, "The working set model for program behavior" (1968): a program starts only when its
-    working set fits into memory, else all of them thrash. ThunderAgent (arXiv 2602.13692) pauses
-    agents' programs by the same rule. Turns of sessions that are at home go on at once. Nobody
-    waits for longer than `most_wait_s`.
+    The contexts of the sessions at home there count as occupied. Denning, "The working set model
+    for program behavior" (1968): a program starts only when its working set fits into memory, or
+    else all of them thrash. ThunderAgent (arXiv 2602.13692) pauses agents' programs by the same
+    rule. Turns of sessions at home continue at once. No session waits for longer than
+    `most_wait_s`.
     """
 
     most_wait_s: float = 60.0

@@ -1,1 +1,1 @@
-"""Which model is unloaded or loaded next. A new rule: a file here and a name in `registry`."""
+"""Model eviction and loading for shared pools. A new rule: a file here and a name in `registry`."""

@@ -13,12 +13,12 @@ from cato.core.ids import ModelName
 
 @dataclass(frozen=True, slots=True)
 class Belady:
-    """Evict what is wanted again last (Belady, "A study of replacement algorithms", 1966).
+    """Evict the model whose next arrival is farthest away.
 
-    `arrivals_s` holds the moments of all arrivals of each model, ascending: only a simulator
-    knows them. Optimal in hits among policies that load on demand, for one card at a time;
-    with cards that are busy or loading it is a near bound, not a proof. A policy that loads
-    ahead of demand may pass it.
+    Belady, "A study of replacement algorithms" (1966). `arrivals_s` holds the times of all arrivals
+    of each model, ascending: only a simulator knows them. Optimal in hits among policies that load
+    on demand, for one accelerator at a time; with accelerators that are busy or loading it is a
+    near bound, not a proof. A policy that loads ahead of demand may exceed it.
     """
 
     arrivals_s: Mapping[ModelName, tuple[float, ...]]
@@ -26,7 +26,7 @@ class Belady:
     def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep:
         place = fleet.models[model].queue_position
         if place is not None:
-            # Those that wait come before all arrivals still to come.
+            # Waiting calls come before all future arrivals.
             return Keep(1 / place, f"wanted by number {place} of the queue")
         moments_s = self.arrivals_s.get(model, ())
         i = bisect_right(moments_s, fleet.now_s)

@@ -13,15 +13,15 @@ from cato.core.ids import ModelName
 class Cace:
     """Evict the largest score ("Context-Aware CodeLLM Eviction for AI-assisted Coding", 2025).
 
-    score = recency + 1/(1 + load/100) + i/w + w1 · expected output tokens, with i the first
-    place of the model in the queue of all that wait (i/w = 1 when it is not among the first w).
-    Every factor has a weight; 0 switches it off, for the paper's ablation.
+    score = recency + 1/(1 + load/100) + i/w + w1 · expected output tokens, with i the first place
+    of the model in the common queue (i/w = 1 when it is not among the first w). Every factor has a
+    weight; 0 disables it, for the paper's ablation.
 
-    Deviations. Recency is 1 - 1/(1 + ln(1 + idle)): the printed 1/(1 + ln t) is inert with t a
-    timestamp, and with t an age it evicts the most recent (`printed_recency` restores that
-    reading, at a loss of 2.8 +- 0.3 points of hit rate). The queue holds the models of all who
-    wait, loaded ones too, or the demand term is constant. w1 is 0.001: 0.01 lets the output term
-    override all others, which changes nothing where output tells only two kinds of model apart.
+    Deviations. Recency is 1 - 1/(1 + ln(1 + idle)): the printed 1/(1 + ln t) has no effect with t a
+    timestamp, and with t an age it evicts the most recent (`printed_recency` restores that reading,
+    at a loss of 2.8 +- 0.3 points of hit rate). The queue includes calls of loaded models, or else
+    the demand term is constant. w1 is 0.001: 0.01 lets the output term override all others, which
+    changes nothing where output distinguishes only two kinds of model.
 
     Measured (`cace-ablation`, skewed, 0.2/s, seeds 100-129): the output term is worth 4.2 +- 0.3
     points, recency 0.8 +- 0.2, reload cost and demand nothing.

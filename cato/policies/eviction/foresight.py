@@ -1,4 +1,4 @@
-"""Foresight: keep what is expected to lose most SLO value when it is gone."""
+"""Foresight eviction: keep the models whose absence is expected to cost the most SLO value."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cato.core.ids import ModelName
 class ForesightEviction:
     """Evict the copy whose absence is expected to cost the least, and load ahead when idle.
 
-    Worth of a model = (value that waits for it + learned arrival rate · `horizon_s`) · harm,
-    harm = min(1, load/SLO): the part of its users' patience that a cold start uses up. A model
-    whose load would break its SLO anyway is judged by demand alone; with weights in the host's
-    memory a patient model becomes cheap to drop. Time since the last use is no part of it: at
-    Poisson arrivals it says nothing that the rate does not.
+    Value of a model = (value of its waiting calls + learned arrival rate · `horizon_s`) · harm,
+    with harm = min(1, load/SLO): the part of its users' patience that a cold start uses up. A model
+    whose load would break its SLO anyway is judged by demand alone. With weights in the host's
+    memory, a model with a long SLO becomes cheap to evict. Time since the last use is no part of
+    it: with Poisson arrivals it adds nothing to the rate.
 
-    `doubt`: a prefetch must be worth it even if the rate of the absent model, which rests on n
-    arrivals, is this many standard errors (1/sqrt(n) of it) lower than learned: or else equal
-    models swap places for ever. On the uniform pattern at 0.2/s prefetch costs 2.3 points of hit
-    rate and 31 % more time of loading at 0.5, 1.0 and 12 % at 1.5, nothing at 2 (simulated,
-    seeds 0-9); on the skewed one 1.5 gains 3.2 points, and 4.6 at 0.1/s.
+    `doubt`: a prefetch must pay off even if the rate of the absent model, estimated from n
+    arrivals, is this many standard errors (1/sqrt(n) of it) lower than learned. Otherwise equal
+    models swap places forever. On the uniform pattern at 0.2/s prefetch costs 2.3 points of hit
+    rate and 31 % more load time at 0.5, 1.0 and 12 % at 1.5, nothing at 2 (simulated, seeds 0-9);
+    on the skewed one 1.5 gains 3.2 points, and 4.6 at 0.1/s.
     """
 
     horizon_s: float = 60.0

@@ -10,10 +10,10 @@ from cato.core.ids import ModelName
 
 @dataclass(frozen=True, slots=True)
 class LeastFrequentlyUsed:
-    """Evict what was dispatched to least often since the books were opened.
+    """Evict the model with the fewest dispatches since the start.
 
-    Counts are of all time ("perfect LFU"), not since the load: a model that is evicted and
-    comes back keeps its rank. Blind to a change of taste.
+    Counts are of all time ("perfect LFU"), not since the load: a model that is evicted and comes
+    back keeps its rank. Slow to follow a change in demand.
     """
 
     def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep:

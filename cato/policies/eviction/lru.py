@@ -10,7 +10,7 @@ from cato.core.ids import ModelName
 
 @dataclass(frozen=True, slots=True)
 class LeastRecentlyUsed:
-    """Evict what was not dispatched to for the longest time; the baseline of CACE."""
+    """Evict the model without a dispatch for the longest time; the baseline of CACE."""
 
     def keep(self, model: ModelName, fleet: FleetSnapshot) -> Keep:
         idle_s = fleet.models[model].idle_s

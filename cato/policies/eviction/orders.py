@@ -1,4 +1,4 @@
-"""In which order those that wait are served, and which model is loaded for them next."""
+"""Dispatch orders for shared pools: which waiting call is served, and which model is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cato.core.eviction import FleetSnapshot, ModelState, Want
 class InOrder:
     """Strictly by arrival: the head of the queue first, all others behind it.
 
-    What the published comparisons of eviction policies assume.
+    The assumption of the published comparisons of eviction policies.
     """
 
     @property
@@ -24,7 +24,7 @@ class InOrder:
 
 @dataclass(frozen=True, slots=True)
 class BatchedPerModel:
-    """One load serves all that wait for its model; the model of the oldest is loaded next."""
+    """One load serves all waiting calls of its model; the model of the oldest is loaded next."""
 
     @property
     def in_order(self) -> bool:
@@ -38,9 +38,9 @@ class BatchedPerModel:
 class QueueAware:
     """Load the model with the most waiting SLO value per second of load.
 
-    Smith's rule (1956) with the load as the work and all that wait for the model as its weight.
-    What waits past its deadline counts `late_weight`; the weight of all grows with waiting,
-    by 1 every `patience_s`, so that a rare model with a long load is not passed by for ever.
+    Smith's rule (1956) with the load as the work and all waiting calls of the model as its weight.
+    Calls past their deadline count `late_weight`. All weights grow with waiting, by 1 every
+    `patience_s`, so that a rare model with a long load is not passed over forever.
     """
 
     late_weight: float = 0.2

@@ -1,4 +1,4 @@
-"""Eviction policies and orders of dispatch by name."""
+"""Eviction policies and dispatch orders by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVICTIONS: Mapping[str, EvictionPolicy] = MappingProxyType(
     {
         "foresight": ForesightEviction(),
         "cace": Cace(),
-        # For the ablation: CACE with one of its factors switched off.
+        # For the ablation: CACE with one of its factors disabled.
         "cace-without-recency": Cace(recency=False),
         "cace-without-reload-cost": Cace(reload_cost=False),
         "cace-without-demand": Cace(demand=False),
@@ -41,7 +41,7 @@ def order_names() -> tuple[str, ...]:
 
 
 def card_policies(policies: SharedPoolPolicies) -> tuple[EvictionPolicy, DispatchOrder]:
-    """What `policies` names; raise `UnknownNameError` for a name that is none."""
+    """The policies that `policies` names; raise `UnknownNameError` for an unknown name."""
     if policies.eviction not in EVICTIONS:
         raise UnknownNameError("eviction policy", policies.eviction, eviction_names())
     if policies.dispatch not in ORDERS:

@@ -1,1 +1,1 @@
-"""In which order and in which batches an engine that runs a batch to its end serves a queue."""
+"""Batch mapping: the order and batches of a queue for engines that run a batch to its end."""

@@ -13,7 +13,7 @@ from cato.policies.mapping.problem import Mapping, MappingRequest, checked
 
 
 class Acceptance(IntEnum):
-    """When a neighbour that is worse is taken."""
+    """When to accept a worse neighbour."""
 
     NEVER = kernels.NEVER
     SCALED = kernels.SCALED

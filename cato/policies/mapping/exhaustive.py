@@ -1,4 +1,4 @@
-"""The best mapping there is, for few requests."""
+"""Exhaustive search for the best mapping, for few requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cato.policies.mapping.problem import Mapping, MappingRequest, checked
 
 @dataclass(frozen=True, slots=True)
 class ExhaustiveSearch:
-    """Values every sequence of batches: the bound that the others are measured by.
+    """Evaluates every sequence of batches: the bound for the other mappers.
 
-    n requests have n! mappings with batches of one and 545,835 with batches of any size at n = 8;
-    each more multiplies that by about 13. Above `max_requests` it raises `InputError`.
+    n requests have n! mappings with batches of one, and 545,835 with batches of any size at n = 8;
+    each further request multiplies that by about 13. Above `max_requests` it raises `InputError`.
     """
 
     max_requests: int = 8

@@ -1,7 +1,7 @@
 """Compiled searches over mappings.
 
-All in one file on purpose: numba's cache on disk notices a change of the file that a function is
-in, not of those it calls.
+All in one file on purpose: numba's disk cache notices changes to the file that contains a function,
+but not to the functions that it calls.
 
 Shared shapes: n requests, batches of at most `cap`; `execution_s[i, b - 1]` is the execution time
 of request i in a batch of b, `latest_s[i, b - 1]` the latest start of its batch at which it still
@@ -23,17 +23,18 @@ Ints: TypeAlias = NDArray[np.int64]
 State: TypeAlias = NDArray[np.uint64]
 F = TypeVar("F", bound=Callable[..., object])
 
-# A 64-bit linear congruential generator: Knuth, MMIX. Numba's own generator is state of the
-# thread, which a pure policy must not touch.
+# A 64-bit linear congruential generator: Knuth, MMIX. Numba's own generator is thread state, which
+# a pure policy must not touch.
 _MULTIPLIER = np.uint64(6364136223846793005)
 _INCREMENT = np.uint64(1442695040888963407)
 _SHIFT = np.uint64(11)
 _UNIT = 2.0**-53
 
-# Sums in another order differ by rounding; a move must gain more than that, or moves could cycle.
+# Sums in a different order differ by rounding; a move must gain more than this, or moves could
+# cycle.
 _GAIN = 1e-12
 
-# How `anneal` takes a worse neighbour, see `SimulatedAnnealing`.
+# How `anneal` accepts a worse neighbour; see `SimulatedAnnealing`.
 NEVER, SCALED, UNSCALED = 0, 1, 2
 
 
@@ -74,7 +75,7 @@ def tables(facts: Floats, prefill: Floats, decode: Floats, cap: int) -> tuple[Fl
 
 @compiled
 def rated(met: int, latency_s: float) -> float:
-    """G; where no request meets its targets a negative number that grows as latencies shrink."""
+    """G; if no request meets its targets, a negative number that grows as latencies shrink."""
     return met / latency_s if met > 0 else -latency_s
 
 
@@ -100,14 +101,14 @@ def score(
 
 @compiled
 def copy(source: Ints, target: Ints) -> None:
-    """Assignment of slices, which numba takes seconds to compile (it checks their shapes)."""
+    """Replaces slice assignment, which numba takes seconds to compile (it checks shapes)."""
     for i in range(source.size):
         target[i] = source[i]
 
 
 @compiled
 def cut_evenly(n: int, size: int, sizes: Ints) -> None:
-    """Full batches of `size`, the last one with what is left."""
+    """Full batches of `size`; the last one takes the rest."""
     sizes[:] = 0
     for j in range((n + size - 1) // size):
         sizes[j] = min(size, n - j * size)
@@ -115,7 +116,7 @@ def cut_evenly(n: int, size: int, sizes: Ints) -> None:
 
 @compiled
 def ascending(values: Floats) -> Ints:
-    """Indices by value, equals by index. By insertion: numba takes seconds to compile a sort."""
+    """Indices by value, equals by index. Insertion sort: numba takes seconds to compile a sort."""
     order = np.empty(values.size, np.int64)
     for i in range(values.size):
         k = i
@@ -130,14 +131,14 @@ def ascending(values: Floats) -> Ints:
 def exhaust(
     execution_s: Floats, latest_s: Floats, waited_s: float, cap: int
 ) -> tuple[float, Ints, Ints]:
-    """The best of all mappings; the first found of equals.
+    """The best of all mappings; the first one found of equals.
 
-    Walks all sequences of batches, a batch being a set of bits. Not recursive: numba 0.65 crashes
-    when it calls a recursive function that it loaded from its cache.
+    Walks all sequences of batches; a batch is a bit set. Not recursive: numba 0.65 crashes when it
+    calls a recursive function loaded from its cache.
     """
     n = execution_s.shape[0]
     batches, best = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    # By depth: requests left, and what the batches ahead add up to.
+    # By depth: remaining requests, and the totals of the batches ahead.
     left, met = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
     now_s, total_s = np.zeros(n + 1), np.zeros(n + 1)
     left[0], total_s[0] = (1 << n) - 1, waited_s
@@ -146,7 +147,7 @@ def exhaust(
     depth = 0
     while depth >= 0:
         chosen = batches[depth]
-        if chosen == 0:  # all subsets seen: back to the batch before
+        if chosen == 0:  # all subsets visited: back to the previous batch
             depth -= 1
             if depth >= 0:
                 batches[depth] = (batches[depth] - 1) & left[depth]
@@ -271,7 +272,7 @@ def _score_without_waits(
 
 @compiled
 def _step(order: Ints, sizes: Ints, cap: int, state: State) -> bool:
-    """One random move of the paper, in place; False when the drawn one is not possible."""
+    """One random move of the paper, in place; False if the drawn move is not possible."""
     n = order.size
     kind = int(uniform(state) * 3)
     p = int(uniform(state) * n)
@@ -279,7 +280,7 @@ def _step(order: Ints, sizes: Ints, cap: int, state: State) -> bool:
         q = int(uniform(state) * n)
         order[p], order[q] = order[q], order[p]
         return p != q
-    j, first = 0, 0  # the batch of p and its first place
+    j, first = 0, 0  # the batch of p and its first position
     while first + sizes[j] <= p:
         first += sizes[j]
         j += 1
@@ -288,7 +289,7 @@ def _step(order: Ints, sizes: Ints, cap: int, state: State) -> bool:
             return False
         order[p], order[first] = order[first], order[p]
         sizes[j - 1] += 1
-    else:  # delay to the next batch, behind the last one to a new one
+    else:  # delay to the next batch; from the last one to a new one
         last = first + sizes[j] - 1
         if j == n - 1 or sizes[j + 1] == cap or (sizes[j] == 1 and sizes[j + 1] == 0):
             return False
@@ -304,7 +305,7 @@ def _step(order: Ints, sizes: Ints, cap: int, state: State) -> bool:
 
 @compiled
 def moore_hodgson(work_s: Floats, due_s: Floats) -> NDArray[np.bool_]:
-    """Which jobs to keep on time so that as many as possible are (Moore 1968).
+    """Which jobs to keep on time so that their number is maximal (Moore 1968).
 
     In order of due time; whenever one would be late, the longest of those kept is dropped.
     """
@@ -327,8 +328,8 @@ def moore_hodgson(work_s: Floats, due_s: Floats) -> NDArray[np.bool_]:
 def smith(work_s: Floats, due_s: Floats, kept: NDArray[np.bool_]) -> Ints:
     """The order of least summed completion in which the kept jobs stay on time (Smith 1956).
 
-    From the back: of the jobs that may end last, the longest does. Those dropped always may, so
-    that they go shortest first, each as early as the kept ones allow.
+    Built from the back: of the jobs that may end last, the longest does. Dropped jobs always may,
+    so they run shortest first, each as early as the kept ones allow.
     """
     n = work_s.size
     order = np.empty(n, np.int64)
@@ -343,7 +344,7 @@ def smith(work_s: Floats, due_s: Floats, kept: NDArray[np.bool_]) -> Ints:
                 chosen = i
             if latest < 0 or due_s[i] > due_s[latest]:
                 latest = i
-        if chosen < 0:  # only by rounding: all of the kept can be on time
+        if chosen < 0:  # only through rounding: all kept jobs can be on time
             chosen = latest
         order[place] = chosen
         placed[chosen] = True
@@ -360,10 +361,10 @@ def moore_smith(
     seed: int,
     max_visits: int,
 ) -> tuple[float, Ints, Ints]:
-    """The best of the constructed starts, descended from, kicked and descended from again.
+    """Local search from the best of the constructed starts, with restarts after random kicks.
 
-    `max_visits` bounds the time: the number of requests looked at while moves are valued, two for
-    each value, and the places by which a batch is shifted.
+    `max_visits` bounds the work: requests visited while moves are evaluated, two for each
+    evaluation, and the positions by which batches are shifted.
     """
     n = execution_s.shape[0]
     sizes = np.zeros(n, np.int64)
@@ -384,7 +385,8 @@ def moore_smith(
                 value, order = found, start
                 copy(trial, sizes)
 
-    # Batches are rows of `rows`, of which `filled` counts; `places` lists rows as they run.
+    # Batches are rows of `rows`, of which `filled` counts; `places` lists the rows in execution
+    # order.
     rows = np.zeros((n, cap), np.int64)
     filled = sizes.copy()
     places = np.arange(n)
@@ -427,7 +429,7 @@ def moore_smith(
 
 @compiled
 def _count(filled: Ints, places: Ints) -> int:
-    """Empty rows stand last in `places`."""
+    """The number of non-empty rows; empty rows stand last in `places`."""
     m = places.size
     while m > 0 and filled[places[m - 1]] == 0:
         m -= 1
@@ -445,7 +447,7 @@ def _to_end(places: Ints, j: int) -> None:
 
 @compiled
 def _shift(places: Ints, source: int, target: int) -> None:
-    """Take the row at `source` out and put it in so that it stands at `target`."""
+    """Move the row at `source` so that it stands at `target`."""
     row = places[source]
     if source < target:
         for k in range(source, target):
@@ -468,7 +470,7 @@ def _from(
     last: int,
     visits: Ints,
 ) -> float:
-    """`rated` of all batches, those ahead of place `first` taken from `before`."""
+    """`rated` of all batches; those before place `first` are taken from `before`."""
     now_s, met, total_s = before[first, 0], int(before[first, 1]), before[first, 2]
     for j in range(first, last):
         row = places[j]
@@ -497,7 +499,7 @@ def _remember(
     first: int,
     last: int,
 ) -> None:
-    """Bring `before` up to date: start, requests met and summed latency ahead of each place."""
+    """Update `before`: start, requests met and summed latency ahead of each place."""
     for j in range(first, last):
         row = places[j]
         b = filled[row]
@@ -528,8 +530,8 @@ def _descend(
 ) -> float:
     """Take the first better neighbour until there is none or `max_visits` is reached, in place.
 
-    Neighbours: a request in another batch (squeeze and delay, over any distance), alone in a
-    batch of its own, swapped with one of another batch; a batch at another place.
+    Neighbours: a request in another batch (squeeze and delay, over any distance), alone in a new
+    batch, or swapped with one of another batch; a batch at another place.
     """
     n = places.size
     before = np.zeros((n + 1, 3))
@@ -592,7 +594,7 @@ def _descend(
                         _remember(execution_s, latest_s, rows, filled, places, before, first, m)
                         break
                 if not moved and filled[row] > 1:
-                    # Alone, in a row that is free, ahead of the batch at place c.
+                    # Alone, in a free row, before the batch at place c.
                     i = rows[row, x]
                     filled[row] -= 1
                     rows[row, x] = rows[row, filled[row]]
@@ -649,7 +651,7 @@ def _descend(
 
 @compiled
 def _kick(rows: Ints, filled: Ints, places: Ints, cap: int, state: State) -> None:
-    """Three random changes: farther than the descent can undo in one move.
+    """Three random changes, so that the descent cannot undo them in one move.
 
     Each splits a batch, moves a request into another with room, or swaps two requests.
     """
@@ -660,7 +662,7 @@ def _kick(rows: Ints, filled: Ints, places: Ints, cap: int, state: State) -> Non
         c = places[int(uniform(state) * m)]
         x = int(uniform(state) * filled[a])
         kind = uniform(state)
-        if kind < 0.3 and x > 0:  # those from x on come behind all others
+        if kind < 0.3 and x > 0:  # requests from x on come after all others
             fresh = places[m]
             for y in range(x, filled[a]):
                 rows[fresh, y - x] = rows[a, y]

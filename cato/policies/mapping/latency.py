@@ -1,4 +1,4 @@
-"""How long a request takes in a batch that runs to its end."""
+"""Latency of a request in a batch that runs to its end."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Bilinear:
 class LatencyModel:
     """Prefill of a prompt and one decode step, by batch size.
 
-    `cato.core.profile.Profile` has no term of the context alone in its decode step, the paper
-    has: this holds either.
+    The paper's decode step has a term for the context alone, `cato.core.profile.Profile` has none;
+    this model covers both.
     """
 
     prefill: Bilinear
@@ -59,7 +59,7 @@ class LatencyModel:
 
     @staticmethod
     def of(profile: Profile) -> LatencyModel:
-        """The same times as the profile's."""
+        """The model with the profile's times."""
         return LatencyModel(
             prefill=Bilinear(
                 profile.prefill_per_batch_token_s,
@@ -76,18 +76,19 @@ class LatencyModel:
         )
 
     def prefill_s(self, batch: int, prompt_tokens: float) -> float:
-        """From the start of the batch to the first token, which the prefill itself yields."""
+        """From the start of the batch to the first token, which the prefill itself produces."""
         return self.prefill.at(batch, prompt_tokens)
 
     def step_s(self, batch: int, prompt_tokens: float, output_tokens: float) -> float:
-        """Mean decode step of an answer: its context grows from the prompt to prompt + answer."""
+        """Mean decode step of an answer whose context grows from the prompt to prompt + answer."""
         return self.decode.at(batch, prompt_tokens + output_tokens / 2)
 
     def execution_s(self, batch: int, prompt_tokens: float, output_tokens: float) -> float:
         """From the start of the batch to the request's last token.
 
-        The sum of the paper's per-token times has a closed form, for they are linear in the
-        context. The paper counts one step more: it does not give the first token to the prefill.
+        The sum of the paper's per-token times has a closed form, because they are linear in the
+        context. The paper counts one step more: it does not attribute the first token to the
+        prefill.
         """
         steps = max(0.0, output_tokens - 1)
         return self.prefill_s(batch, prompt_tokens) + steps * self.step_s(

@@ -13,19 +13,19 @@ from cato.policies.mapping.problem import Mapping, MappingRequest, checked
 
 @dataclass(frozen=True, slots=True)
 class MooreSmith:
-    """Choose whom to keep on time, put all in the cheapest order that does, then improve it.
+    """Choose the requests to keep on time, order them at least latency, then improve by search.
 
-    Moore-Hodgson keeps as many requests on time as one server can, Smith's rule then gives the
-    least summed latency for those kept: together the exact numerator and, given it, the exact
-    denominator of G for batches of one. A batch of b is treated as b requests of 1/b of their
-    time each. What that misses, and that G may prefer fewer on time, is left to a local search
+    Moore-Hodgson keeps as many requests on time as one server can; Smith's rule then gives the
+    least summed latency for those kept. Together they give the exact numerator and, for it, the
+    exact denominator of G for batches of one. A batch of b is treated as b requests of 1/b of their
+    time each. Batch effects, and cases in which G prefers fewer on time, are left to a local search
     from the best start of all batch sizes: first-improvement over squeeze, delay, swap, split and
-    the place of a batch, then again from three random changes away. Arrival order in full batches
-    is among the starts, so that no mapping is worse than that.
+    the place of a batch, then again after three random changes. Arrival order in full batches is
+    among the starts, so no mapping is worse than that.
 
-    The time of a call is bounded by `visits_per_request` (times the number of requests), not by
-    a clock: the same call has the same answer. A visit, one request looked at while a move is
-    valued, takes 5 to 10 ns.
+    The work of a call is bounded by `visits_per_request` (times the number of requests), not by a
+    clock: the same call has the same answer. A visit (one request examined while a move is
+    evaluated) takes 5 to 10 ns.
     """
 
     visits_per_request: int = 2_000

@@ -1,4 +1,4 @@
-"""What a mapping is worth, in plain Python: the definition that compiled searches are tested by."""
+"""The objective of a mapping, in plain Python: the reference for testing the compiled searches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cato.policies.mapping.problem import MappingRequest
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """`met` requests meet all their targets; all of them together take `latency_s`."""
+    """`met` requests meet all their targets; the latencies of all requests sum to `latency_s`."""
 
     met: int
     latency_s: float
@@ -30,11 +30,11 @@ def worth(
     requests: Sequence[MappingRequest],
     latency: LatencyModel,
 ) -> Worth:
-    """Run `batches` one after the other with the lengths that `requests` have.
+    """Evaluate `batches`, run one after the other, with the lengths that `requests` have.
 
     A request starts with its batch, and the next batch starts when the longest of this one ends
     (SLO-SA, equations of the waiting time). Its latency is waited + wait + execution. Raise
-    `InputError` unless each request stands in exactly one batch.
+    `InputError` unless each request is in exactly one batch.
     """
     by_id = {r.id: r for r in requests}
     if sorted(id for batch in batches for id in batch) != sorted(by_id):

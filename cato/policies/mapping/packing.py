@@ -1,4 +1,4 @@
-"""Between requests and the arrays of the compiled searches."""
+"""Conversion between requests and the arrays of the compiled searches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(
 def unpacked(
     requests: Sequence[MappingRequest], value: float, order: Ints, sizes: Ints, reason: str
 ) -> Mapping:
-    """The mapping that `order` and `sizes` stand for; `value` as `kernels.rated` has it."""
+    """The mapping that `order` and `sizes` describe; `value` as from `kernels.rated`."""
     ids = [requests[i].id for i in order.tolist()]
     batches: list[tuple[InvocationId, ...]] = []
     k = 0

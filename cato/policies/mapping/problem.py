@@ -1,4 +1,4 @@
-"""The question of batch mapping, and its answer."""
+"""Batch mapping: the problem and its answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cato.policies.mapping.latency import LatencyModel
 
 @dataclass(frozen=True, slots=True)
 class MappingRequest:
-    """One waiting request; `expected_tokens` of output may be a fraction, such as a class mean.
+    """One queued request; `expected_tokens` of output may be a fraction, such as a class mean.
 
     `waited_s` has passed since its arrival: it counts towards TTFT and E2E targets.
     """
@@ -41,7 +41,7 @@ class MappingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Batches in the order in which they run; inside a batch the order means nothing.
+    """Batches in execution order; the order inside a batch has no meaning.
 
     `objective_per_s` is G as the mapper predicts it: requests that meet all their targets per
     second of summed latency (SLO-SA, section "objective").
@@ -53,11 +53,11 @@ class Mapping:
 
 
 class Mapper(Protocol):
-    """In which order and batches should these requests run on one engine, from now?
+    """Decides in which order and batches one engine should run these requests, from now.
 
     The engine runs a batch of at most `max_batch` until the last of its requests is done, then
-    takes the next. `requests` come in order of arrival. Must be pure: a mapper that draws takes
-    all its draws from `seed`.
+    takes the next. `requests` come in order of arrival. Must be pure: a randomized mapper takes all
+    its draws from `seed`.
     """
 
     def map(
@@ -66,7 +66,7 @@ class Mapper(Protocol):
 
 
 def checked(requests: Sequence[MappingRequest], max_batch: int) -> None:
-    """Raise `InputError` for what no mapper can answer."""
+    """Raise `InputError` for problems that no mapper can solve."""
     if max_batch < 1:
         raise InputError(f"a batch holds at least one request, not {max_batch}", "max_batch")
     if len({r.id for r in requests}) < len(requests):

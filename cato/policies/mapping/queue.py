@@ -1,4 +1,4 @@
-"""A mapper as the order of a queue: SLO-SA, call by call."""
+"""A mapper as the order of a queue: SLO-SA for single calls."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SEEDS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class MappedQueue:
-    """Maps the first `looked_at` of what waits, in order of arrival, and starts them in that order.
+    """Maps the first `looked_at` calls of the queue by arrival, and starts them in mapped order.
 
     SLO-SA ("SLO-Aware Scheduling for Large Language Model Inferences", SC 2025): the mapping is the
-    priority with which calls join the running batch, of `cap` at most, as places free. Lengths are
-    the expected ones; `mapper` draws from the draw of the first that waits.
+    priority with which calls join the running batch, of `cap` at most, as batch slots free. Lengths
+    are the expected ones; `mapper` is seeded by the draw of the first queued call.
 
-    `runs_to_end`: as the paper's model of the engine has it, a batch of the mapping runs until its
-    last call ends before the next begins. On arriving calls that leaves 10 to 45 % attainment where
+    `runs_to_end`: as in the paper's model of the engine, a batch of the mapping runs until its last
+    call ends before the next begins. With arriving calls that leaves 10 to 45 % attainment where
     joining leaves 20 to 99 (SABER's W1-W3, 2 to 20 requests/s, seeds 0-3).
     """
 
@@ -39,7 +39,7 @@ class MappedQueue:
     runs_to_end: bool = False
 
     def warmed_up(self) -> MappedQueue:
-        """The same; a compiled mapper's first answer takes half a second, or ten to compile it."""
+        """Warm up the mapper: a compiled one first takes half a second, or ten to compile."""
         self.mapper.map([MappingRequest(InvocationId("i"), 1, 1.0)], _latency(UNMEASURED), 1, 0)
         return self
 
@@ -73,6 +73,6 @@ def _request(invocation: Invocation, now_s: float) -> MappingRequest:
 
 @lru_cache(maxsize=64)
 def _latency(profile: Profile) -> LatencyModel:
-    """The profile's. A prefill that takes no time has no best order, so it takes a little."""
+    """The profile's latencies. A prefill without time has no best order, so it takes a little."""
     takes_time = profile.prefill_s(1) > 0
     return LatencyModel.of(profile if takes_time else replace(profile, prefill_base_s=_LEAST_S))

@@ -1,4 +1,4 @@
-"""Names of mappers. Imported by those that map only: numba takes half a second to import."""
+"""Mappers by name. Import only where needed: importing numba takes half a second."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""In which order a queue is served. A new rule: a file here and a name in `policies.registry`."""
+"""Queue orders. A new rule: a file here and a name in `policies.registry`."""

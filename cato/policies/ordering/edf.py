@@ -11,9 +11,9 @@ from cato.core.snapshot import Invocation
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadlineFirst:
-    """By the deadline of what lies downstream too (Liu and Layland, 1973).
+    """By the run's deadline less the downstream time (Liu and Layland, 1973).
 
-    Best while all deadlines can be met; in overload it serves those that are about to be missed.
+    Best while all deadlines can be met; in overload it serves calls that are about to miss theirs.
     """
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:

@@ -11,7 +11,7 @@ from cato.core.snapshot import Invocation
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
-    """Arrival decides alone: fair to each, blind to deadlines."""
+    """By arrival only: fair to each call, but ignores deadlines."""
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
         return Rank(0, "in order of arrival")

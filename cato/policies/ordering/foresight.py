@@ -11,27 +11,27 @@ from cato.core.snapshot import Invocation
 from cato.policies.outlook import UNLIKELY, chance_alone
 
 URGENT, PACED, UNBOUND, HOPELESS = 0, 1, 2, 3
-# What has time is judged again after this share of it, as the queue may grow.
+# The rank of a call with slack is computed again after this share of it, as the queue may grow.
 REVIEW, LEAST_REVIEW_S = 0.5, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class ForesightOrdering:
-    """Urgent feasible first, by least work per chance; then the feasible by slack; hopeless last.
+    """Urgent feasible calls first, by least work per chance; then by slack; hopeless last.
 
-    Urgent: the slack does not outlast `of_queue` of the work that waits and can be met, and
-    `margin` times its own. Of what must start now the shortest goes first: it costs the others
-    least (Moore, 1968, keeps the same ones); work counts more the less likely it is in time, by
-    what is believed of its length. Work that differs by less than `alike` counts as the same and
-    goes by arrival. What has time goes by slack: where all can be met, that order
-    meets them. Where more than `overload` of the work was missed lately, slack below `urgency`
-    times its own work is urgent: nearly everything, so that the shortest goes first. Without an
-    SLO: behind all that can be met. Hopeless: even alone and at once it is late with a chance above
-    1 - `unlikely`; it goes last, shortest first; turns of sessions, which nobody else can take
-    over, age meanwhile.
+    Urgent: the slack is shorter than `of_queue` of the queued work that can be met plus
+    `margin` times the call's own. Of the urgent calls the shortest goes first: it costs the others
+    least (Moore, 1968, keeps the same ones). Work counts more the less likely it is in time, by the
+    belief about its length. Work that differs by less than `alike` counts as equal and goes by
+    arrival. Calls that are not urgent go by slack: where all can be met, that order meets them. If
+    more than `overload` of the work was missed lately, slack below `urgency` times the own work is
+    urgent. That is nearly everything, so the shortest goes first. Without an SLO: after all calls
+    that can be met. Hopeless: late with a chance above 1 - `unlikely` even if started now, alone.
+    Hopeless calls go last, shortest first. Turns of sessions, which no other replica can take over,
+    gain priority as they wait.
 
-    Measured (0020): shortest first at all times loses to bounded EDF where the load is bearable,
-    and EDF to bounded SJF in overload.
+    Measured (0020): shortest first at all times loses to bounded EDF at bearable load, and EDF
+    loses to bounded SJF in overload.
     """
 
     margin: float = 1.0
@@ -40,9 +40,9 @@ class ForesightOrdering:
     urgency: float = 40.0
     unlikely: float = UNLIKELY
     alike: float = 1.2
-    # Of sessions: a second of waiting makes up for so much more work.
+    # For sessions: a second of waiting offsets this much additional work.
     aging: float = 0.05
-    # A rank by chance is judged again after this share of the work: it changes as time passes.
+    # A rank by chance is computed again after this share of the work, because it changes over time.
     refreshed: float = 0.1
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
@@ -50,8 +50,8 @@ class ForesightOrdering:
         if deadline_s == inf:
             return Rank(UNBOUND, "no SLO", key=invocation.arrived_at_s)
         slack_s = deadline_s - work.remaining_s - now_s
-        # A stream is in time once it has begun. It goes on: where a replica has few places, that
-        # costs the others more than its prompt.
+        # A stream is in time once it has begun. Its decoding follows: on a replica with few batch
+        # slots that costs the others more than its prompt.
         is_stream = invocation.until_first_token
         own_s = (work.load_s or work.remaining_s) if is_stream else work.service_s
         work_s = own_s + invocation.downstream_s
@@ -80,5 +80,5 @@ class ForesightOrdering:
         return Rank(URGENT, reason, self._class_of(work_s / chance), until_s, worsens=True)
 
     def _class_of(self, work_s: float) -> float:
-        """Classes of work, each `alike` times as long as the one before."""
+        """Classes of work, each `alike` times as long as the previous one."""
         return floor(log(work_s) / log(self.alike)) if work_s > 0 else -inf

@@ -1,4 +1,4 @@
-"""Another order, with what cannot be in time any more behind all that can."""
+"""Wraps another order: hopeless calls go after all others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CAN_BE_MET, HOPELESS = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class HopelessLast:
-    """`order` twice: for what is in time if it starts now, alone, and behind it for the rest.
+    """By `order`: first calls that are in time if they start now, alone; then the rest.
 
-    What every order by deadlines or lengths needs in overload: else it serves lost causes.
+    Every order by deadline or length needs this in overload, or else it serves lost causes.
     """
 
     order: OrderingPolicy
@@ -26,6 +26,6 @@ class HopelessLast:
         latest_s = invocation.deadline_s - work.remaining_s
         if now_s > latest_s:
             return replace(rank, value=HOPELESS, reason=f"hopeless; {rank.reason}")
-        # A little later than the latest start, so that rounding does not end the rank before it.
+        # A little after the latest start, so that rounding does not end the rank too early.
         until_s = latest_s + 1e-9 * abs(latest_s) if latest_s < inf else inf
         return replace(rank, value=CAN_BE_MET, until_s=until_s, worsens=True)

@@ -1,4 +1,4 @@
-"""JITServe: goodput per second of serving, of what can still be in time; in groups alike."""
+"""JITServe: goodput per second of service, just in time, in groups of similar prompts."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from cato.policies.ordering.tempo import RESERVED, GainDensity
 
 DUE, CAN_WAIT, HOPELESS = 1, 2, 3
 
-# Larger than any prompt: the key of a group above that of a prompt within it.
+# Larger than any prompt: a group's key outweighs that of a prompt within it.
 _GROUP = 1e8
-# A goodput per second is judged again after this share of the time of execution.
+# A goodput per second is computed again after this share of the execution time.
 _REVIEW = 0.1
 _A_LITTLE_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class JitServeOrdering:
-    """Grouped margin goodput: just in time, densest first, like prompts together.
+    """Grouped margin goodput: just in time, densest first, similar prompts together.
 
-    JITServe (arXiv 2504.20068v3, NSDI 2026), the successor of Tempo. Its text is not at hand: this
-    is what its abstract and Tempo's text say of it, and may differ from it in detail. Goodput is
-    hard: late work earns nothing (`density.a` is inf), so it goes behind all that can be in time.
-    The *margin* is the time to the deadline less the time of execution, by the bound of the
-    length. What has more than `frame_s` of it gets its serving later, just in time, and leaves the
-    places to what has not. Those go by goodput per second of execution, in groups whose members
-    differ by a factor of `group` at most; within a group the shortest prompt goes first, so that
-    prompts that run together are alike. `frame_s` inf: nothing waits for its time; `group` 1: no
-    groups.
+    JITServe (arXiv 2504.20068v3, NSDI 2026), the successor of Tempo. Its text was not available:
+    this follows its abstract and Tempo's text, and may differ in detail. Goodput is hard: late work
+    earns nothing (`density.a` is inf), so it goes after everything that can be in time. The
+    *margin* is the time to the deadline less the execution time, by the bound of the length. Calls
+    with a margin above `frame_s` are served later, just in time, and leave the batch slots to the
+    others. Those go by goodput per second of execution, in groups whose members differ by a factor
+    of at most `group`; within a group the shortest prompt goes first, so that prompts that run
+    together are alike. `frame_s` inf: no call waits for its time; `group` 1: no groups.
     """
 
     density: GainDensity
@@ -48,7 +47,7 @@ class JitServeOrdering:
         if margin_s < 0:
             return Rank(HOPELESS, f"late by {-margin_s:.1f} s", key=execution_s)
         if margin_s > self.frame_s:
-            # A little later, so that rounding does not leave it waiting for the same instant again.
+            # A little later, so that rounding does not make it wait for the same instant again.
             until_s = now_s + margin_s - self.frame_s + _A_LITTLE_S
             return Rank(
                 CAN_WAIT, f"can wait for {margin_s:.1f} s", key=now_s + margin_s, until_s=until_s
@@ -60,7 +59,7 @@ class JitServeOrdering:
         )
 
     def margin_s(self, invocation: Invocation, now_s: float) -> float:
-        """How much later it may start and be in time, with the bound of its length."""
+        """How much later it may start and still be in time, with the bound of its length."""
         density = self.density
         if invocation.until_first_token and invocation.generated == 0:
             prefill_s = density.profile.prefill_s(invocation.prompt_tokens)

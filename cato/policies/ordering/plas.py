@@ -12,13 +12,13 @@ from cato.core.snapshot import Invocation
 
 @dataclass(frozen=True, slots=True)
 class LeastAttainedService:
-    """Runs that have received the least service so far go first, in levels; then by arrival.
+    """Runs with the least service so far go first, in levels; then by arrival.
 
     Luo et al., "Autellix: An Efficient Serving Engine for LLM Agents as General Programs" (2025),
     section "PLAS": a call inherits the service of the earlier calls of its program. Each level of
-    the multi-level feedback queue holds twice the service of the one before. Needs no prediction;
-    blind to deadlines. `token_s` is the service that a generated token counts as: what a call that
-    was preempted has had itself.
+    the multi-level feedback queue covers twice the service of the previous one. Needs no
+    prediction; ignores deadlines. `token_s` is the service counted per generated token, for a
+    preempted call's own service.
     """
 
     first_level_s: float = 1.0

@@ -11,7 +11,7 @@ from cato.core.snapshot import Invocation
 
 @dataclass(frozen=True, slots=True)
 class ShortestJobFirst:
-    """Least expected service first: the least mean wait (Smith, 1956), blind to deadlines.
+    """Least expected service first: the least mean wait (Smith, 1956); ignores deadlines.
 
     "Predicted SJF" of Tempo's evaluation: the length is the expected one, not the real one.
     """

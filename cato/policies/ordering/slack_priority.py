@@ -16,8 +16,8 @@ _WORDS = {LATE: "late", TIGHT: "tight", FEASIBLE: "feasible"}
 class SlackPriority:
     """Priority 0 (late) before 1 (tight) before 2 (feasible), as published.
 
-    Serving what is already late first costs those that could still be met: see `LateLast`.
-    Deviation from the printed text: slack is judged again at every dispatch, not on arrival only.
+    Serving late calls first costs calls that could still be met: see `LateLast`. Deviation from the
+    printed text: slack is computed again at every dispatch, not only on arrival.
     """
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:
@@ -28,10 +28,10 @@ class SlackPriority:
 
 @dataclass(frozen=True, slots=True)
 class LateLast:
-    """The same classes, with what is already late behind everything that can still be met.
+    """The same classes, but late calls go after all that can still be met.
 
-    Trade-off: a task past its deadline waits longer; attainment of the others rises sharply as
-    soon as there is a queue.
+    Trade-off: a task past its deadline waits longer; attainment of the others rises sharply as soon
+    as there is a queue.
     """
 
     def rank(self, invocation: Invocation, work: Work, now_s: float) -> Rank:

@@ -1,4 +1,4 @@
-"""Tempo: how much a request would earn per second of serving it, and the queue order by that."""
+"""Tempo: the service gain of a call per second of service, and the queue order by it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cato.core.snapshot import Invocation
 
 RESERVED, DENSE = 0, 1
 
-# A density is judged again after this share of the time that the invocation has waited: it changes
-# by about as much.
+# A density is computed again after this share of the invocation's wait so far: it changes by about
+# as much.
 _REVIEW = 0.1
-# Where a stream's earnings are sampled, as shares of the tokens it has left (midpoint rule).
+# Sample points of a stream's gain, as shares of its remaining tokens (midpoint rule).
 _MIDPOINTS = (1 / 6, 1 / 2, 5 / 6)
 
 
@@ -23,17 +23,17 @@ _MIDPOINTS = (1 / 6, 1 / 2, 5 / 6)
 class GainDensity:
     """Expected service gain per second of remaining execution (Tempo, "service gain density").
 
-    Gain: `w_in` a prompt token and `w_out` an output token, times min(1, (target/actual)^a); a
+    Gain: `w_in` per prompt token and `w_out` per output token, times min(1, (target/actual)^a). A
     stream earns it token by token against its expected timeline, which starts at its TTFT target
-    and goes on by its TPOT target (ALGORITHMS.md, section 6). Times are those of a full batch of
-    `profile`. The target of a call within a task is what lies between its arrival and the
-    deadline less what comes downstream: its stage's share of the task's.
+    and continues by its TPOT target (ALGORITHMS.md, section 6). Times are those of a full batch of
+    `profile`. The target of a call within a task is the time from its arrival to the deadline, less
+    the downstream time: its node's share of the task's target.
 
-    The length is the bound at `level` of what is believed, given what was generated; `is_refined`
-    False keeps the bound of before the first token. `over_budget` is the rule as it is printed: the
-    gain over the time *budget* that is left instead of over the time of execution. That is close to
-    earliest deadline first: in overload (`tempo-ablation`, load 1.3, 1,500 tasks, 3 seeds) it
-    meets 12 points less, though it gains 3 % more, since what is a little late still gains.
+    The length is the bound at `level` of the belief, given the tokens so far; with `is_refined`
+    False it stays the bound from before the first token. `over_budget` is the rule as printed: gain
+    over the remaining time *budget* instead of the execution time. That is close to earliest
+    deadline first: in overload (`tempo-ablation`, load 1.3, 1,500 tasks, 3 seeds) it meets 12
+    points less, though it gains 3 % more, since slightly late calls still gain.
     """
 
     profile: Profile
@@ -46,11 +46,11 @@ class GainDensity:
 
     @property
     def step_s(self) -> float:
-        """A decode step of the full batch."""
+        """Time of a decode step of the full batch."""
         return self.profile.decode_step_s(self.profile.max_running)
 
     def left_tokens(self, invocation: Invocation, tokens: int = 0) -> float:
-        """The bound on what is still to come after `tokens` of this attempt; at least 1."""
+        """The bound on the tokens to come after `tokens` of this attempt; at least 1."""
         belief, generated = invocation.length, invocation.generated + tokens
         if belief is None:
             return max(1.0, invocation.expected_tokens - tokens)
@@ -64,14 +64,14 @@ class GainDensity:
         return prefill_s + self.left_tokens(invocation) * self.step_s
 
     def of_waiting(self, invocation: Invocation, now_s: float) -> float:
-        """Gain per second of what would start now."""
+        """Gain per second of a queued call that starts now."""
         prefill_s = self.profile.prefill_s(invocation.prompt_tokens)
         left = self.left_tokens(invocation)
         gain = self._gain(invocation, now_s + prefill_s, invocation.generated, left)
         return gain / self._over_s(invocation, now_s, prefill_s + left * self.step_s)
 
     def of_running(self, invocation: Invocation, tokens: int, now_s: float) -> float:
-        """Gain per second of what has generated `tokens` in this attempt."""
+        """Gain per second of a running call with `tokens` generated in this attempt."""
         left = self.left_tokens(invocation, tokens)
         gain = self._gain(invocation, now_s, invocation.generated + tokens, left)
         return gain / self._over_s(invocation, now_s, left * self.step_s)
@@ -84,9 +84,9 @@ class GainDensity:
     def _gain(
         self, invocation: Invocation, decodes_at_s: float, generated: int, left: float
     ) -> float:
-        """Expected gain of its prompt and of the tokens left, decoding from `decodes_at_s` on.
+        """Expected gain of its prompt and its remaining tokens, decoding from `decodes_at_s` on.
 
-        What was processed before counts too: without the rest it earns nothing.
+        Parts processed before count too: without the rest they earn nothing.
         """
         arrived_s, step_s = invocation.arrived_at_s, self.step_s
         output = self.w_out * (generated + left)
@@ -115,11 +115,11 @@ class GainDensity:
 
 @dataclass(frozen=True, slots=True)
 class TempoOrdering:
-    """Densest first: (1 - fairness) · density + fairness · share of its life spent waiting.
+    """Densest first: (1 - fairness) · density + fairness · waiting share of its time so far.
 
-    Both in [0, 1] or about: the density in multiples of `w_out` tokens a step, the least that
-    timely work earns. Without an SLO: first, in order of arrival, but only into the places that
-    `TempoAdmission` reserves.
+    Both are in about [0, 1]: the density in multiples of `w_out` tokens per step, the least that
+    timely work earns. Calls without an SLO go first, in order of arrival, but only into the slots
+    that `TempoAdmission` reserves.
     """
 
     density: GainDensity

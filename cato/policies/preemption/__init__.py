@@ -1,1 +1,1 @@
-"""Which running invocation gives way to a waiting one? A new rule: a file, used by a scheduler."""
+"""Preemption: which running call yields to a queued one. A new rule: a file for a scheduler."""

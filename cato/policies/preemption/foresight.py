@@ -1,4 +1,4 @@
-"""Who gives way, in CATO's default policy."""
+"""Preemption in CATO's default policy."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from cato.policies.outlook import (
 
 @dataclass(frozen=True, slots=True)
 class ForesightPreemption:
-    """What cannot be in time any more gives way when others can gain by it; what can wait gives
-    its place to what cannot.
+    """Hopeless calls yield if others gain; calls with slack yield to calls without.
 
-    Cannot be in time: it makes way while a call waits that can, for those that run beside it and
-    gain by shorter steps, or for a place. It goes behind all that can be met. In a lighter load it
-    runs on: it would only come back, and cost the others as much then. Can wait: the pool is full,
-    and of the call that runs and the first that waits, more SLOs are met when they change places
-    until the next place becomes free, by `least_exchange` or more. In a queue longer than
-    `longest_queue` it would not come back in time. Tokens are kept; the context is processed again.
+    Hopeless calls: while a call that can be in time is queued, they yield if the calls beside them
+    gain from shorter steps, or if the queued call needs their slot. They go after all calls that
+    can be met. At lighter load they continue: they would only come back later, at the same cost.
+    Calls with slack: the pool is full, and exchanging the running call with the first queued call,
+    until the next slot frees, meets more SLOs, by at least `least_exchange`. In a queue longer than
+    `longest_queue` the preempted call would not come back in time. Tokens are kept; the context is
+    processed again.
     """
 
     least_gain: float = 0.1
     least_exchange: float = 0.2
-    # Below `PREEMPTORS_SHOWN` of the orchestrator: of a longer queue no more is seen.
+    # Below `PREEMPTORS_SHOWN` of the orchestrator, which limits the visible part of the queue.
     longest_queue: int = 7
 
     def preempt(
@@ -65,7 +65,7 @@ class ForesightPreemption:
             if gain >= self.least_gain:
                 reason = f"cannot be in time; {len(kept)} others gain {gain:.2f} without it"
                 return [(p.invocation.id, reason) for p in lost]
-        # What it holds may all have been leased before a restart of the router.
+        # All its calls may have been leased before a restart of the router.
         if replica.held < replica.max_running or not pairs:
             return ()
         if lost:
@@ -88,7 +88,7 @@ class ForesightPreemption:
         now_s: float,
         place_s: float,
     ) -> Sequence[tuple[InvocationId, str]]:
-        """Whether the first of the queue, to whom a place goes, should have that of another."""
+        """Whether the head of the queue, which gets the slot, should take another call's slot."""
         profile, running = replica.profile, outlook.prospects
         context_tokens = max(p.context_tokens for p in running)
         back_s = now_s + place_s + profile.prefill_s(int(context_tokens))
@@ -102,13 +102,13 @@ class ForesightPreemption:
             return ()
         loss, at = min(losses)
         rest = [*running[:at], *running[at + 1 :]]
-        newcomer = prospect_of_newcomer(first)
+        candidate = prospect_of_newcomer(first)
         start_s = now_s + profile.prefill_s(first.prompt_tokens)
-        own, others = beside(profile, rest, newcomer, start_s)
-        share = _share(newcomer, profile, len(running))
+        own, others = beside(profile, rest, candidate, start_s)
+        share = _share(candidate, profile, len(running))
         gain = own * share - loss + others - (outlook.total - outlook.chances[at])
-        if gain >= self.least_exchange:  # else not even if it had no chance later
-            gain -= share * beside(profile, rest, newcomer, start_s + place_s)[0]
+        if gain >= self.least_exchange:  # otherwise not even if it had no chance later
+            gain -= share * beside(profile, rest, candidate, start_s + place_s)[0]
         if gain < self.least_exchange:
             return ()
         reason = f"can wait {place_s:.2f} s for a place, {first.id} cannot: {gain:.2f} SLOs more"
@@ -116,14 +116,17 @@ class ForesightPreemption:
 
 
 def _may_be_taken_back(prospect: Prospect) -> bool:
-    """It has something to be in time for, and is no stream, whose start would look missed then."""
+    """Whether it may be preempted.
+
+    It must have a deadline, and not be a stream, whose start would then look like a miss.
+    """
     invocation = prospect.invocation
     may_go_on = invocation.resumable and not invocation.session
     return prospect.due_s < inf and may_go_on and not invocation.until_first_token
 
 
 def _share(prospect: Prospect, profile: Profile, batch: int) -> float:
-    """How far its own end decides the SLO: the expected calls downstream decide the rest."""
+    """How far its own end decides the SLO; the expected downstream calls decide the rest."""
     left_s = prospect.left_tokens * profile.decode_step_s(batch)
     return left_s / (left_s + prospect.invocation.downstream_s) if left_s > 0 else 1.0
 

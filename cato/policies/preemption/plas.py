@@ -12,11 +12,12 @@ from cato.policies.ordering.plas import LeastAttainedService
 
 @dataclass(frozen=True, slots=True)
 class LeastAttainedPreemption:
-    """An invocation in a lower queue gives way to one that waits in a higher queue.
+    """An invocation in a lower queue yields to one that waits in a higher queue.
 
     Luo et al., "Autellix" (2025), section "PLAS": a call that has used up its queue's quantum is
-    demoted, and calls of a higher queue preempt it. What runs is safe until its first report, so
-    that a place is never given away for nothing. Ties: the one that would lose the least context.
+    demoted, and calls of a higher queue preempt it. Running calls are safe until their first
+    report, so that a slot is never given away for nothing. Ties: the call that would lose the least
+    context.
     """
 
     ordering: LeastAttainedService
@@ -39,8 +40,8 @@ class LeastAttainedPreemption:
             ),
         )
         found: list[tuple[InvocationId, str]] = []
-        for newcomer, (minus_level, _, id) in zip(waiting, victims, strict=False):
-            at = levels.level(newcomer)
+        for candidate, (minus_level, _, id) in zip(waiting, victims, strict=False):
+            at = levels.level(candidate)
             if at >= -minus_level:
                 break
             found.append((id, f"at level {-minus_level}; one at level {at} waits for its place"))

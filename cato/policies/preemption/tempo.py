@@ -1,4 +1,4 @@
-"""Tempo: a running request gives way when a waiting one earns more, minus repeated work."""
+"""Tempo preemption: a running call yields to one that gains more, net of repeated work."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from cato.policies.ordering.tempo import GainDensity
 
 @dataclass(frozen=True, slots=True)
 class TempoPreemption:
-    """The least dense give way to the densest that wait, if that gains more than it loses.
+    """The least dense running calls yield to the densest queued ones, if the gain exceeds the loss.
 
-    Gain: the difference of the densities for as long as the newcomer runs. Loss: the victim's KV
-    cache is processed again later, for which the whole batch stands still. What runs is safe for
-    its first `quantum_tokens`, about 20 decode steps: without that, densities that differ by
-    little change places at every step. `counts_loss` False: any difference preempts. Measured
-    (`tempo-ablation`, load 1.3, 1,500 tasks, 3 seeds): 120 preemptions a run, 460 without quantum,
-    660 when the loss is not counted, 3,200 without both, which costs 7 points of attainment.
+    Gain: the difference of the densities for as long as the new call runs. Loss: the victim's KV
+    cache is computed again later, and the whole batch waits for that. Running calls are safe for
+    their first `quantum_tokens`, about 20 decode steps: otherwise calls with similar densities
+    would swap slots at every step. `counts_loss` False: any difference preempts. Measured
+    (`tempo-ablation`, load 1.3, 1,500 tasks, 3 seeds): 120 preemptions per run, 460 without
+    quantum, 660 when the loss is not counted, 3,200 without both, which costs 7 points of
+    attainment.
     """
 
     density: GainDensity
@@ -48,12 +49,12 @@ class TempoPreemption:
             key=lambda entry: entry[:2],
         )
         found: list[tuple[InvocationId, str]] = []
-        newcomers = [i for i in waiting if i.deadline_s < inf]
-        for newcomer, (per_s, id, victim) in zip(newcomers, victims, strict=False):
-            new_per_s = density.of_waiting(newcomer, now_s)
-            gain = (new_per_s - per_s) * density.waiting_execution_s(newcomer)
+        candidates = [i for i in waiting if i.deadline_s < inf]
+        for candidate, (per_s, id, victim) in zip(candidates, victims, strict=False):
+            new_per_s = density.of_waiting(candidate, now_s)
+            gain = (new_per_s - per_s) * density.waiting_execution_s(candidate)
             loss = profile.prefill_s(victim.context_tokens) * batch_per_s
             if gain <= (loss if self.counts_loss else 0.0):
                 break
-            found.append((id, f"{newcomer.id} gains {gain:.0f} by its place, {loss:.0f} are lost"))
+            found.append((id, f"{candidate.id} gains {gain:.0f} by its place, {loss:.0f} are lost"))
         return found

@@ -1,1 +1,1 @@
-"""Which replica takes an invocation. A new rule: a file here and a name in `policies.registry`."""
+"""Routing: the replica of a call. A new rule: a file here and a name in `policies.registry`."""

@@ -1,4 +1,4 @@
-"""Which replica of a pool whose accelerators differ in speed."""
+"""Routing in a pool whose accelerators differ in speed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cato.core.pool.window import takes_prompt
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import joining, net_cost, saved_s
 
-# Of each speed so many replicas are projected, the least loaded first.
+# Replicas projected per speed, the least loaded first.
 PROJECTED_OF_A_SPEED = 2
-# A slower accelerator takes a call that has this many times as long as it needs there: a prediction
-# leaves out who joins later.
+# A slower accelerator takes a call that has at least this many times the time it needs there:
+# predictions do not include calls that join later.
 COMFORT = 2.0
 
 
 def has_several_speeds(replicas: Sequence[ReplicaView]) -> bool:
-    """Cheap, because it is asked for every decision of every pool."""
+    """Cheap, because it is called for every routing decision."""
     first = replicas[0].profile
     base_s, token_s = first.decode_base_s, first.prefill_per_batch_token_s
     for replica in replicas:
@@ -30,20 +30,21 @@ def has_several_speeds(replicas: Sequence[ReplicaView]) -> bool:
 def route_across(
     invocation: Invocation, replicas: Sequence[ReplicaView], price: float, now_s: float
 ) -> Route:
-    """The slowest accelerator on which as many SLOs are met as on any, net of what joining costs.
+    """The slowest accelerator on which as many SLOs are met as on any, net of joining costs.
 
-    What is not urgent thus leaves the fast ones free for what is; what has no time to spare on any
-    goes where it is done first. An idle fast replica is not taken
-    at once, as it is among equals. Measured on 2 replicas and 4 that are 2.5 times slower, at 80 %
-    load, half of SABER's calls three times as patient (seeds 0-2): 97.7 % of W2 and 94.4 % of W3,
-    against 93.1 and 89.7 when the fastest idle replica takes each call.
+    Calls that are not urgent thus leave the fast replicas to urgent ones; a call without time to
+    spare anywhere goes where it ends first. Unlike in a uniform pool, an idle fast replica is not
+    taken at once. Measured on 2 replicas and 4 that are 2.5 times slower, at 80 % load, half of
+    SABER's calls three times as patient (seeds 0-2): 97.7 % of W2 and 94.4 % of W3, against 93.1
+    and 89.7 when the fastest idle replica takes each call.
     """
     by_speed: dict[float, list[ReplicaView]] = {}
     for replica in replicas:
         by_speed.setdefault(replica.profile.typical_call_s, []).append(replica)
 
     def cost(call_s: float, replica: ReplicaView) -> tuple[bool, int, bool, float, int, str]:
-        if not takes_prompt(replica, invocation):  # it takes the prompt only when nobody else can
+        # it takes the prompt only if no other replica can
+        if not takes_prompt(replica, invocation):
             return True, 0, True, call_s, replica.held, replica.id
         join = joining(invocation, replica, now_s)
         net = net_cost(join, price)
@@ -62,7 +63,7 @@ def route_across(
 
 
 def _until_slo_event_s(invocation: Invocation, replica: ReplicaView) -> float:
-    """Behind what is ahead, and after the step that runs."""
+    """After the work ahead and the current step."""
     profile, batch = replica.profile, replica.batch
     own_s = invocation.remaining_s(profile, batch) - saved_s(invocation, replica)
     step_s = 0.0

@@ -1,4 +1,4 @@
-"""Dynamo's router cost: blocks to prefill and blocks that are held, added up."""
+"""Dynamo's router cost: the sum of blocks to prefill and blocks held."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class BlockCost:
     """The replica with the least `overlap_weight` x prefill blocks + decode blocks.
 
     NVIDIA Dynamo's KV router, "Cost Calculation" of its routing concepts. Prefill blocks: prompt
-    tokens that are sent there and have no first token, and the uncached ones of this prompt. Decode
-    blocks: the context of all that is there, with this prompt. Dynamo's default weight is 1; a
-    larger one favours time to first token. Its temperature of 0 takes the least; ties go by what
-    is held, then by id.
+    tokens sent to the replica whose calls have no first token, and the uncached ones of this
+    prompt. Decode blocks: the context of all its calls, including this prompt. Dynamo's default
+    weight is 1; a larger one favours time to first token. Its temperature of 0 takes the least;
+    ties go by calls held, then by id.
     """
 
     overlap_weight: float = 1.0

@@ -13,16 +13,15 @@ from cato.policies.slack import FEASIBLE, LATE, slack_class
 class CatoRouting:
     """Among the replicas that can still meet the slack, the one with the least wait.
 
-    slack = deadline - now; a replica is feasible when wait + remaining <= slack, where remaining
-    is the invocation's own execution plus the downstream nodes up to the SLO event. Slack below
-    zero, or no feasible replica: the least wait of all. As printed, wait and remaining ignore that
-    a batch runs together: what a replica holds is taken to run one after another.
+    slack = deadline - now; a replica is feasible when wait + remaining <= slack, where remaining is
+    the invocation's own execution plus the downstream nodes up to the SLO event. Slack below zero,
+    or no feasible replica: the least wait of all. As printed, wait and remaining ignore batching: a
+    replica's calls are assumed to run one after another.
 
-    Deviations from the printed text: its line 24 takes the *first* replica when none is
-    feasible, so that overload piles on one (`takes_first`); here all are evaluated first.
-    `wait = 0` ties every idle replica: ties go by remaining work, then load, then id.
-    `knows_batches` (not as printed): what finds a place in the batch waits for nothing, and runs
-    as fast as a batch does.
+    Deviations from the printed text: its line 24 takes the *first* replica when none is feasible,
+    so that overload piles up on one (`takes_first`); here all are evaluated first. `wait = 0` ties
+    every idle replica: ties go by remaining work, then load, then id. `knows_batches` (not as
+    printed): a call with a free batch slot does not wait, and runs at batch speed.
     """
 
     knows_batches: bool = False

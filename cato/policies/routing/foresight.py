@@ -1,4 +1,4 @@
-"""Which replica, in CATO's default policy."""
+"""Routing in CATO's default policy."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from cato.policies.routing.spare import leaves_room
 
 LEAVES_ROOM = "the last free place is for what can be in time"
 LEAST_COST = round(-1 / LEAST_DIFFERENCE)
-"""Of joining: the newcomer is surely in time, and nobody loses."""
+"""The best cost of joining: the new call is surely in time, and no other loses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForesightRouting:
-    """The replica where the invocation is predicted to save most SLOs, net of what it costs there.
+    """The replica where the call is predicted to save most SLOs, net of its cost to others.
 
-    Late binding has given all of them room. Looks at `looked_at` of them, spread evenly from the
+    With late binding all candidates have room. Looks at `looked_at` of them, evenly spaced from the
     invocation's draw on, and projects the running sets of the `projected` least loaded of those
-    (see `cato.policies.outlook`): more would cost time and change little; that with most of the
-    prompt in its prefix cache is always among them. An idle replica is taken at once, the fastest
-    first; one whose prompt window is full comes last. What no SLO hangs on leaves the last place of
-    few to others (`leaves_room`). Where accelerators differ in speed, see
-    `cato.policies.routing.across`. Turns of sessions go by `for_sessions`.
+    (see `cato.policies.outlook`): more would cost time and change little. The replica with most of
+    the prompt in its prefix cache is always among them. An idle replica is taken at once, the
+    fastest first; one whose prompt window is full comes last. Calls that no SLO depends on leave
+    the last slots of a small pool to others (`leaves_room`). Where accelerators differ in speed,
+    see `cato.policies.routing.across`. Turns of sessions go by `for_sessions`.
     """
 
     looked_at: int = 16

@@ -1,4 +1,4 @@
-"""Least expected lateness: which replica takes a turn of a session, in CATO's default policy."""
+"""Routing of session turns in CATO's default policy: least expected lateness."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MILLION = 1e6
 
 @dataclass(frozen=True, slots=True)
 class LeastLateness:
-    """The replica where the turn's first token is expected to be least late, moves counted.
+    """The replica where the turn's first token is least late, including the cost of moving.
 
-    A turn of an agent has 100,000 tokens of which 1,000 are new: where its context is cached it is
-    a tenth of a second of work, elsewhere twelve seconds, which delay all others there. Cost, in
-    seconds: expected lateness; `move_s` and the recomputation when it leaves a warm cache;
-    what its replica's working set exceeds the KV cache by, as the part of a whole prefill that each
-    later turn will pay for it; `spread_s_per_mtoken` of the working set, so that new sessions are
-    spread; a little of the expected time; and `harm_weight` times what its prompt takes for each
-    answer that runs there and stands still meanwhile. Ties: most cached, then id.
+    A turn of an agent has 100,000 tokens, of which 1,000 are new. Where its context is cached this
+    is a tenth of a second of work; elsewhere it is twelve seconds, which delay all others there.
+    Cost, in seconds, is the sum of: expected lateness; `move_s` and the recomputation when it
+    leaves a warm cache; the excess of the replica's working set over its KV cache, as the part of a
+    whole prefill that each later turn will pay for it; `spread_s_per_mtoken` of the working set, so
+    that new sessions are spread; a little of the expected time; and `harm_weight` times its prefill
+    time for each running answer that stands still meanwhile. Ties: most cached, then id.
 
-    A replica without room now may be the best: then the turn waits for it. Where engines fetch
-    blocks from each other a move costs `fetch_move_s` and the time of the fetch.
+    A replica without room may be the best: then the turn waits for it. Where engines fetch blocks
+    from each other a move costs `fetch_move_s` and the time of the fetch.
     """
 
     move_s: float = 1.0
@@ -97,7 +97,7 @@ class LeastLateness:
 
 
 class _Turn:
-    """An invocation, and its prompt's times: most replicas are alike, so they are asked once."""
+    """An invocation and its prompt's times, cached because most replicas are alike."""
 
     __slots__ = ("_times_s", "context_tokens", "invocation", "most_cached")
 
@@ -105,18 +105,21 @@ class _Turn:
         self.invocation = invocation
         self.most_cached = most_cached
         self.context_tokens = invocation.prompt_tokens + invocation.expected_tokens
-        # By profile: of the whole prompt, and with so many of its tokens cached.
+        # By profile: prefill time of the whole prompt, and with a number of its tokens cached.
         self._times_s: dict[int, tuple[float, dict[int, float]]] = {}
 
     def answer_s(self, profile: Profile, batch: int) -> float:
-        """From its first token to its last, and what follows it."""
+        """Time from its first token to its last, plus the downstream time."""
         invocation = self.invocation
         step_s = profile.decode_step_s(batch, self.context_tokens - invocation.expected_tokens / 2)
         return (invocation.expected_tokens - 1) * step_s + invocation.downstream_s
 
     def times_s(self, profile: Profile, cached: int) -> tuple[float, float, float]:
-        """Of its prompt: with so much cached (and the rest of the most fetched, where the engine
-        can), with the most that any has, and with nothing."""
+        """Prefill times of its prompt.
+
+        With the tokens cached here (and the rest of the most cached fetched, if the engine can),
+        with the most that any replica has, and with none.
+        """
         tokens, most = self.invocation.prompt_tokens, self.most_cached
         known = self._times_s.get(id(profile))
         if known is None:

@@ -12,8 +12,8 @@ from cato.core.snapshot import Invocation, PoolSnapshot
 class LeastWait:
     """The replica where the invocation would start first.
 
-    What CATO's Algorithm 1 does without its classes of slack: looks at the work that waits, not at
-    the number of invocations. Ties go by what the replica holds, then by id.
+    CATO's Algorithm 1 without its slack classes: considers the work that waits, not the number of
+    invocations. Ties go by calls held, then by id.
     """
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:

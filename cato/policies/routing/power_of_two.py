@@ -10,10 +10,10 @@ from cato.core.snapshot import Invocation, PoolSnapshot
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo:
-    """Of two replicas drawn at random take the one with fewer invocations.
+    """Of two replicas drawn at random, the one with fewer invocations.
 
-    Mitzenmacher, "The power of two choices in randomized load balancing" (2001). One draw in
-    [0, 1) picks one of the n(n-1)/2 pairs, so the policy needs no generator of its own.
+    Mitzenmacher, "The power of two choices in randomized load balancing" (2001). One draw in [0, 1)
+    selects one of the n(n-1)/2 pairs, so the policy needs no generator of its own.
     """
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:

@@ -16,11 +16,11 @@ class PrefixAffinity:
     """The longest cached prefix while loads are balanced, else the power of two choices.
 
     Ray Serve LLM's `PrefixCacheAffinityRouter`. Balanced: the most and the fewest calls on a
-    replica differ by `imbalance` at most. Then the replicas that match most of the prompt are
-    candidates, or, when that is less than `match_rate` of it, those with the smallest prefix tree;
-    the shortest queue among them wins. `imbalance` 10 is its documentation's; Ray 2.60 never finds
-    a pool imbalanced by default. Here the size of a tree is the working set of the sessions at home
-    there, and the prefixes are those of the pool's picture, which forgets as engines do.
+    replica differ by at most `imbalance`. Then the candidates are the replicas that match most of
+    the prompt or, when that is less than `match_rate` of it, those with the smallest prefix tree;
+    the shortest queue among them wins. `imbalance` 10 is from its documentation; Ray 2.60 never
+    finds a pool imbalanced by default. Here the size of a tree is the working set of the sessions
+    at home there, and cached prefixes are those estimated by the pool, which evicts as engines do.
     """
 
     imbalance: int = 10

@@ -1,4 +1,4 @@
-"""llm-d's scorers: where the prefix is cached, and where little waits and is held."""
+"""llm-d's scorers: cached prefix, queue length and free KV cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cato.core.snapshot import Invocation, PoolSnapshot
 
 @dataclass(frozen=True, slots=True)
 class PrefixScore:
-    """Weighted sum of three scores in [0, 1], as llm-d's scheduler has them by default.
+    """Weighted sum of three scores in [0, 1], the defaults of llm-d's scheduler.
 
-    Prefix: the cached part of the prompt. Queue: 1 where fewest wait for their first token, 0 where
-    most do. Free KV: the part of the KV cache that nothing running holds.
+    Prefix: the cached part of the prompt. Queue: 1 where fewest calls wait for their first token, 0
+    where most do. Free KV: the part of the KV cache that no running call holds.
     """
 
     prefix_weight: float = 3.0

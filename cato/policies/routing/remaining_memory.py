@@ -11,14 +11,14 @@ from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class RemainingMemory:
-    """The replica whose KV cache has most room left for what is bound to it.
+    """The replica whose KV cache has most room left for its assigned calls.
 
     SLO-SA ("SLO-Aware Scheduling for Large Language Model Inferences", SC 2025), Algorithm 2 and
-    its equation 20: of a cache, `usable` (the paper's mu) holds tokens. What runs takes its context
-    and the rest of its expected answer, what is bound and waits its prompt. Once no replica has
-    room for the newcomer, all begin another round with whole caches, as printed, so that caches of
-    different sizes fill in proportion. Blind to how fast replicas are and to deadlines: the mapping
-    of each queue looks at those.
+    its equation 20: of a cache, `usable` (the paper's mu) holds tokens. A running call takes its
+    context and the rest of its expected answer, a bound waiting one its prompt. When no replica has
+    room for a new call, all start another round with whole caches, as printed, so that caches of
+    different sizes fill in proportion. Ignores the speed of replicas and deadlines: the mapping of
+    each queue considers those.
     """
 
     usable: float = 0.9

@@ -10,7 +10,7 @@ from cato.core.snapshot import Invocation, PoolSnapshot
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """Take the replicas in turn, blind to load: the baseline every other rule must beat."""
+    """Take the replicas in turn, ignoring load: the baseline that every other rule must beat."""
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
         if not pool.replicas:

@@ -1,4 +1,4 @@
-"""Which calls leave the last free place of a pool to others."""
+"""Spare room: which calls leave the last free batch slots of a pool to others."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 from cato.policies.admission.foresight import AGED_S, MIN_PLACES, is_aged
 from cato.policies.outlook import UNLIKELY, chance_alone
 
-# Of the replicas so many keep room, and one at least.
+# Share of the replicas that keep room; at least one does.
 SPARE = 0.1
-# Where work in time takes less of a pool than this, there is nothing to keep a place for.
+# If work in time uses less of a pool than this, no slot needs to be kept.
 LEAST_IN_TIME = 0.05
 
 
 def leaves_room(invocation: Invocation, pool: PoolSnapshot) -> bool:
-    """Whether it should wait although a replica has room: no SLO hangs on it, and places are few.
+    """Whether a call that no SLO depends on should wait, to keep one of few free slots.
 
-    Work that is late, or has no SLO, loses nothing by waiting. In the last free place it would make
-    what arrives next wait, and a place that is one of few is not free again soon. What has waited
-    for `AGED_S` takes any place. Replicas with many places keep some for the others themselves: see
+    A call that is late or has no SLO loses nothing by waiting. In the last free slot it would delay
+    the next arrivals, and in a pool with few slots the next one frees late. A call that has waited
+    for `AGED_S` takes any slot. Replicas with many slots keep some for other calls themselves: see
     `ForesightAdmission`.
     """
     replicas = len(pool.accepting)

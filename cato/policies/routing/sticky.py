@@ -1,4 +1,4 @@
-"""Sessions stay where they are: the simple rules that keep agents' caches warm."""
+"""Sticky sessions: simple rules that keep agents' caches warm."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """A session goes where fewest live sessions are, and stays there.
+    """A new session goes where the fewest live sessions are, and stays there.
 
-    Calls without a session go where least is held. Ties go by what is held, then by id.
+    Calls without a session go to the replica with the fewest calls. Ties go by calls held, then by
+    id.
     """
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
@@ -31,8 +32,8 @@ class Sticky:
 class SmallestWorkingSet:
     """A session stays at home, and waits for room there; a new one takes the smallest working set.
 
-    The routing that belongs to `WorkingSetAdmission`. Calls without a session go where least is
-    held.
+    The routing for `WorkingSetAdmission`. Calls without a session go to the replica with the fewest
+    calls.
     """
 
     def route(self, invocation: Invocation, pool: PoolSnapshot) -> Route | Hold:
@@ -49,9 +50,9 @@ class SmallestWorkingSet:
 
 @dataclass(frozen=True, slots=True)
 class SessionHash:
-    """The replica that the session's name and its own choose together (rendezvous hashing).
+    """The replica chosen by a hash of the session's and the replica's names (rendezvous hashing).
 
-    No state, and a replica that goes moves its own sessions only. Calls without a session go by
+    No state; a replica that is lost moves only its own sessions. Calls without a session go by
     their id.
     """
 
@@ -72,6 +73,9 @@ def _home(invocation: Invocation, replicas: Sequence[ReplicaView]) -> ReplicaVie
 def _least(
     invocation: Invocation, replicas: Sequence[ReplicaView], load: Callable[[ReplicaView], int]
 ) -> ReplicaView:
-    """The least `load` of sessions, for a turn of one; then what is held, then the id."""
+    """The replica with the least `load` of sessions, for a turn of one.
+
+    Ties, and calls without a session, go by calls held, then by id.
+    """
     is_turn = bool(invocation.session)
     return min(replicas, key=lambda r: (load(r) if is_turn else 0, r.held + r.queued, r.id))

@@ -1,1 +1,1 @@
-"""How many replicas a pool has. A new rule: a file here and a name in `registry`."""
+"""Replica scaling of a pool. A new rule: a file here and a name in `registry`."""

@@ -1,4 +1,4 @@
-"""The scaling of CATO's default: the load that is about to come, and what has piled up."""
+"""The scaling of CATO's default: expected load and backlog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cato.core.scaling import PoolLoad, Scale
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What arrived between the look before and this one."""
+    """Arrivals between the previous look and this one."""
 
     at_s: float
     count: float
@@ -20,8 +20,9 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class ForecastState:
-    """`looks` of the window, those without arrivals left out; `since_s`: the first look ever.
-    `wanted`: (instant, replicas) of the hold time, only where nothing later wanted as many.
+    """`looks` of the window, without those that had no arrivals; `since_s`: the first look ever.
+
+    `wanted`: (instant, replicas) of the hold time, only where no later look wanted as many.
     """
 
     looks: tuple[_Look, ...] = ()
@@ -31,19 +32,19 @@ class ForecastState:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Replicas for the offered load and its fluctuation, plus what clears the backlog in time.
+    """Replicas for the offered load and its fluctuation, plus those that clear the backlog in time.
 
-    Offered load = work that arrives per second, which is how many replicas it keeps busy. Work is
-    that of whole runs from the moment they begin: a call of another pool announces what will follow
-    it here. The rate is what was seen in `window_s` (at least over `floor_s`, so that a first
-    arrival is no flood), raised by `margin` standard deviations of a Poisson count. The busy places
-    are then Poisson distributed around the load (M/G/∞), for a newcomer as at any instant (PASTA):
-    there are replicas for one call more than the quantile `covered`, so that it rarely waits. What
-    is expected to wait when a replica that is ordered now becomes ready has to be worked off in
-    `clear_s`. Replicas that are starting count as there, so that a cold start is ordered once.
+    Offered load = work that arrives per second, i.e. the number of replicas that it keeps busy.
+    Work counts whole runs from their start: a call of another pool announces the calls that will
+    follow it here. The rate is observed over `window_s` (at least over `floor_s`, so that a first
+    arrival is no flood), raised by `margin` standard deviations of a Poisson count. The busy slots
+    are then Poisson distributed around the load (M/G/∞), for a new call as at any instant (PASTA):
+    there are replicas for one call more than the quantile `covered`, so that it rarely waits. The
+    backlog expected when a replica ordered now becomes ready has to be cleared in `clear_s`.
+    Starting replicas count as ready, so that a cold start is ordered once.
 
-    What was wanted within `hold_s` is kept: a start costs more than a replica that idles a while.
-    The replicas of the first look count as wanted: it knows nothing yet that speaks against them.
+    Replicas wanted within `hold_s` are kept: a start costs more than an idle replica for a while.
+    The replicas of the first look count as wanted: it has no evidence against them.
 
     The constants were chosen on seeds 0-9 of `coding-scaling`: most attainment at 0.25 with no more
     replicas than `CatoScaling` holds at 0.5. A further point at 0.25 costs about one replica more.

@@ -1,4 +1,4 @@
-"""The last replica of a pool whose minimum is 0."""
+"""Scaling to and from zero for a pool whose minimum is 0."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class IdleState:
 
 @dataclass(frozen=True, slots=True)
 class IdleToZero:
-    """Another policy decides while there is work; without any for `idle_timeout_s` all replicas go.
+    """Another policy decides while there is work; after `idle_timeout_s` without it all stop.
 
-    Work is what waits or runs, what arrived, and what runs in flight will still bring. A pool
-    without replicas gets one when the policy wants it or when the first call waits. Policies
-    alone do neither: a pool without replicas has no ends and no ratios to judge by.
+    Work: queued or running calls, arrivals, and calls that runs in flight will still make. A pool
+    without replicas gets one when the policy wants it or when the first call waits. Policies alone
+    do neither: a pool without replicas has no ends and no ratios to judge by.
     """
 
     policy: ScalingPolicy[Any]

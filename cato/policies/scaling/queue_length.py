@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from cato.core.scaling import PoolLoad, Scale
 
-# So that a sum of floats does not prolong a delay; Ray Serve has the same.
+# Keeps a sum of floats from prolonging a delay; Ray Serve has the same.
 _ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLengthState:
-    """`samples`: (instant, ongoing calls) of the look-back period. `ongoing`: their mean, last
-    told at `told_at_s`. `since_s`: since when each look has wanted more (`is_up`) or fewer.
+    """`samples`: (instant, ongoing calls) of the look-back period.
+
+    `ongoing`: their mean, last reported at `told_at_s`. `since_s`: since when each look has wanted
+    more (`is_up`) or fewer.
     """
 
     samples: tuple[tuple[float, float], ...] = ()
@@ -28,13 +30,13 @@ class QueueLengthState:
 class QueueLength:
     """As many replicas as hold `target_ongoing_requests` each: desired = ongoing / target.
 
-    Ray Serve 2.60 (`ray/serve/autoscaling_policy.py`): ongoing, which is what waits and what runs,
-    is the mean over `look_back_period_s`, told every `metrics_interval_s`; a factor scales the
-    difference to the replicas that run; the result must stay above the present target for
+    Ray Serve 2.60 (`ray/serve/autoscaling_policy.py`): ongoing (queued plus running calls) is the
+    mean over `look_back_period_s`, reported every `metrics_interval_s`; a factor scales the
+    difference to the running replicas; the result must stay above the present target for
     `upscale_delay_s`, or below it for `downscale_delay_s`, before it becomes the target. The
-    defaults are Ray Serve's. Blind to lengths, deadlines and to the time that a start takes.
+    defaults are Ray Serve's. Ignores lengths, deadlines and the start time of replicas.
 
-    Not repeated: bounds come from `PoolLoad`, and the way to no replica and back from `IdleToZero`.
+    Not included: bounds come from `PoolLoad`, and scaling to and from zero from `IdleToZero`.
     """
 
     target_ongoing_requests: float = 2.0
@@ -75,10 +77,10 @@ class QueueLength:
         )
 
     def _desired(self, ongoing: float, ready: int) -> int:
-        """For at least one replica that is ready."""
+        """With at least one ready replica."""
         raw = ongoing / self.target_ongoing_requests
         factor = self.upscaling_factor if raw > ready else self.downscaling_factor
         desired = math.ceil(ready + factor * (raw - ready))
         if math.ceil(raw) < ready and desired == ready:
-            desired -= 1  # a small factor would never come down
+            desired -= 1  # a small factor would never reach the lower target
         return max(0, desired)

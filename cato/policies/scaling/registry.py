@@ -15,7 +15,7 @@ from cato.policies.scaling.idle import IdleToZero
 from cato.policies.scaling.queue_length import QueueLength
 
 NONE = "none"
-"""Replicas stay as they were started, or as `scale` of the provisioner was asked."""
+"""Keep the initial replicas, or the number requested from the provisioner with `scale`."""
 
 SCALING: Mapping[str, Callable[[PoolScaling], ScalingPolicy[Any]]] = MappingProxyType(
     {

@@ -492,7 +492,7 @@ def test_a_full_queue_refuses_and_an_unknown_model_has_no_place() -> None:
                 first = asyncio.create_task(pool.lease(GO, an_invocation("1")))
                 await until(lambda: books(pool).picture().queued == 1)
                 with pytest.raises(
-                    CapacityError, match="1 invocations wait, the bound of pool 'cards/go'"
+                    CapacityError, match="1 invocations are queued, the limit of pool 'cards/go'"
                 ) as refused:
                     await pool.lease(GO, an_invocation("2"))
                 assert refused.value.pool == "cards/go"  # as ingresses know it

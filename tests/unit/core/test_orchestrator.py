@@ -1286,7 +1286,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     for id in ("running", "first", "second"):
         pool.handle(offer(id))
     (refusal,) = pool.handle(offer("third"))
-    reason = "2 invocations wait, the bound of pool 'p'"
+    reason = "2 invocations are queued, the limit of pool 'p'"
     assert refusal == Refuse(InvocationId("third"), reason, retry_after_s=6.0)
     assert pool.picture(0.0).refused == 1
 

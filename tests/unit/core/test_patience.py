@@ -123,7 +123,7 @@ def test_what_waits_is_refused_when_its_patience_is_over_and_not_before() -> Non
         assert pool.tell(float(now_s)) == ()
     assert pool.tell(59.0) == ()
     (refusal,) = pool.refused(pool.tell(59.6))  # its prompt alone takes half a second
-    assert refusal.reason == "its client has waited for as long as it does"
+    assert refusal.reason == "the patience of its client is used up"
     assert pool.queued == 0
 
 

@@ -231,8 +231,8 @@ def pool_of(ingress: Ingress, model: str) -> PoolInfo:
 
 
 def pools_behind(ingress: Ingress, model: object) -> Sequence[PoolInfo]:
-    """The pools of a model, or of the model that answers for a virtual one, and of its canary during
-    a rollout; empty for an unknown name."""
+    """The pools of a model, or of the model that answers for a virtual one, and of its canary in a
+    rollout; empty for an unknown name."""
     if not isinstance(model, str):
         return ()
     names = {**virtual.model_names(ingress.service.workflows), AUTO_MODEL: GENERATION}

@@ -61,7 +61,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/rollback", **document.ROLLOUT_STEP)
     async def roll_back(request: Request) -> Response:
-        """Route every session to the stable model again; running streams continue where they are."""
+        """Route every session to the stable model again; running streams stay where they are."""
         _check_operator(request)
         return await ordered(request, RollBackRollout(await named(request)))
 

@@ -1,4 +1,4 @@
-"""`GET /v1/usage`: usage and cost by day, tenant, API key, task and model, or by turn of a session."""
+"""`GET /v1/usage`: usage and cost by day, tenant, API key, task and model, or by session turn."""
 
 from __future__ import annotations
 

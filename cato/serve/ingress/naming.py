@@ -10,7 +10,7 @@
 
 Workflows take one text, so a conversation cannot be a task: the rest of it would be lost. A chat,
 Responses or Messages request that names a task goes unchanged to the model that answers for this
-task if it has a system text, tools or more than one message, or comes from a known agent.
+task if it has a system prompt, tools or more than one message, or comes from a known agent.
 `cato.serve.ingress.chats.target_of` decides this for all three dialects.
 
 A real model is called directly unless a stronger sign names a task. The API key limits which tasks

@@ -29,7 +29,7 @@ MISSED = 3
 HANDSHAKE_S = 5.0
 # Unread bytes allowed per stream; the reader grants more after reading half of them.
 WINDOW_BYTES = 256 * 1024
-# Enough for the largest prompts and some images. Larger values are not sent over links.
+# Enough for the largest prompts and some images. Larger values take another way than a link.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _MAX_HANDSHAKE_BYTES = 128
 

@@ -1,1 +1,1 @@
-"""The bodies of all dialects, written and read in one place. Pure."""
+"""Reads and writes the request and response bodies of all API dialects. Pure, except `link`."""

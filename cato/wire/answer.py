@@ -1,4 +1,4 @@
-"""What an answer consists of, and the protocol of those who write it in a dialect."""
+"""The parts of an answer, and the protocol of the writers for each dialect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments` is JSON text; an answer that was cut may hold the beginning of it only."""
+    """`arguments` is JSON text, which may be incomplete if the answer was cut."""
 
     id: str
     name: str
@@ -33,20 +33,20 @@ Part = Text | Thinking | ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the arguments of the call that was begun last."""
+    """More arguments of the latest tool call."""
 
     text: str
 
 
 Delta = Text | Thinking | ToolCall | Arguments
-"""What an event adds to an answer; a `ToolCall` begins one, and its arguments follow."""
+"""What an event adds to an answer. A `ToolCall` starts a call; its arguments follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How an answer ended; `finish_reason` is OpenAI's: `stop`, `length` or `tool_calls`.
 
-    `cached_tokens` are among `prompt_tokens`.
+    `cached_tokens` are included in `prompt_tokens`.
     """
 
     finish_reason: str
@@ -56,10 +56,10 @@ class Ending:
 
 
 class Problem(Protocol):
-    """Why there is no answer; `status` is the HTTP status that it has before a stream begins.
+    """Why there is no answer; `status` is the HTTP status if no stream has begun.
 
-    `with_numbers` and `to_anthropic` are other words of `message`, for conversations in OpenAI's
-    dialects and in Anthropic's; empty where these are told `message` itself.
+    `with_numbers` and `to_anthropic` replace `message` for conversations, in OpenAI's dialects and
+    in Anthropic's. Empty: `message` itself.
     """
 
     @property
@@ -81,25 +81,24 @@ class Problem(Protocol):
 class AnswerWriter(Protocol):
     """Writes one answer in one dialect: whole, or as events in the order in which they are sent.
 
-    A stream is `opening`, then the output as it comes, then `closing` or `failed`, then the bytes
-    of `done`. While nothing comes, `sign` between two events shows that the stream lives; it is
-    empty where clients want none. A tool call is begun with its id and name; `arguments` go on with
-    the call that was begun last.
+    A stream is `opening`, the output, `closing` or `failed`, and then the bytes of `done`. `sign`
+    is the keep-alive between two events; empty for clients that cannot handle one. A tool call
+    starts with its id and name; `arguments` extend the latest call.
 
-    It may also go on with a stream that another has begun: see `adopt`.
+    It can also continue a stream that another writer has begun: see `adopt`.
     """
 
     done: ClassVar[bytes]
     sign: ClassVar[bytes]
-    # Types of events after which the part before them gets no more.
+    # Types of events that end the part before them.
     ends_of_parts: ClassVar[frozenset[str]]
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
-        """The answer of a request that is not streamed."""
+        """The whole answer to a request without streaming."""
         ...
 
     def opening(self, prompt_tokens: int = 0, cached_tokens: int = 0) -> list[Event]:
-        """Before the first output; the counts where they are known by then."""
+        """Events before the first output, with the token counts if they are known by then."""
         ...
 
     def text(self, delta: str) -> list[Event]: ...
@@ -111,17 +110,17 @@ class AnswerWriter(Protocol):
     def arguments(self, delta: str) -> list[Event]: ...
 
     def closing(self, ending: Ending) -> list[Event]:
-        """After all output; the last event alone has or follows the counts. What of it was adopted
-        is left out."""
+        """Events after all output; only the last one carries or follows the counts. Events that
+        were adopted are left out."""
         ...
 
     def failed(self, problem: Problem) -> list[Event]:
-        """The end of a stream that cannot go on."""
+        """Events that end a stream after an error."""
         ...
 
     @staticmethod
     def is_plain(raw: bytes) -> bool:
-        """Whether these events only add text; cheap, since they are not parsed."""
+        """Whether these events only add text; cheap, since it does not parse them."""
         ...
 
     @staticmethod
@@ -131,19 +130,18 @@ class AnswerWriter(Protocol):
 
     @staticmethod
     def finish_reason(event: Event) -> str:
-        """OpenAI's finish reason that an event of this dialect tells before the last one does;
-        empty for any other."""
+        """OpenAI's finish reason, if an event of this dialect states it before the last event does;
+        else empty."""
         ...
 
     def adopt(self, event: Event) -> None:
-        """An event of this answer that was sent, written by another: what follows goes on from it,
-        with its ids."""
+        """Continue after this sent event of another writer, with its ids."""
         ...
 
     def adopt_text(self, text: str, events: int) -> None:
-        """The same for so many events of text, unread."""
+        """Continue after this many events that only added `text`, without reading them."""
         ...
 
     def receipt_place(self, last: Event) -> Event:
-        """The object inside the last event of `closing` that takes fields of our own."""
+        """The object in the last event of `closing` to which CATO adds its own fields."""
         ...

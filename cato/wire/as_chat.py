@@ -1,7 +1,7 @@
-"""A body of Messages as one of chat, as vLLM turns it: for what only chat can ask of an engine.
+"""Converts a Messages body to a chat body, as vLLM does, for features that only chat supports.
 
-vLLM 0.32 cannot be told in Messages to go on with an answer that has begun; see
-`vllm/entrypoints/anthropic/serving.py` for the rules.
+vLLM 0.32 cannot continue a partial answer in Messages. For the rules of the conversion see
+`vllm/entrypoints/anthropic/serving.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Body = dict[str, Any]
 
 
 def messages_as_chat(body: Mapping[str, Any]) -> Body:
-    """Raise `InputError` for what has no counterpart in chat."""
+    """Raise `InputError` for content that has no counterpart in chat."""
     said = [{"role": "system", "content": text}] if (text := _system(body.get("system"))) else []
     for message in body["messages"]:
         said += _messages(message)
@@ -40,7 +40,7 @@ def messages_as_chat(body: Mapping[str, Any]) -> Body:
 
 def _system(system: object) -> str:
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system or []
-    assert isinstance(blocks, list), "a system text is a text or a list of blocks"
+    assert isinstance(blocks, list), "system must be a string or a list of blocks"
     texts = [str(block.get("text") or "") for block in blocks]
     return "".join(text for text in texts if not text.startswith(_BILLING))
 
@@ -136,7 +136,7 @@ def _tool_choice(choice: Mapping[str, Any]) -> Body:
 
 
 def _effort(body: Mapping[str, Any]) -> Body:
-    """How much the model may think."""
+    """The reasoning effort fields."""
     effort = (body.get("output_config") or {}).get("effort")
     thinking = body.get("thinking") or {}
     match thinking.get("type"):

@@ -1,4 +1,4 @@
-"""What OpenAI's completions and chat have in common: objects with a list of one choice."""
+"""Base of the writers for OpenAI's completions and chat: objects with a list of one choice."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from typing import Any, ClassVar
 from cato.wire.answer import Delta, Ending, Part, Problem
 from cato.wire.events import DONE_EVENT, Event
 
-# A finish reason, or output that is no text; in a text of JSON the quotation marks are escaped.
+# A finish reason, or output other than text. Quotes within JSON strings are escaped, so these marks
+# cannot occur in text.
 _NOT_PLAIN = re.compile(
     rb'"finish_reason":\s*"|"(?:tool_calls|reasoning|reasoning_content)":(?!\s*(?:null|\[\]|""))'
 )
 
 
 class UsageIn(Enum):
-    """Where a stream says its counts."""
+    """Where a stream reports its token counts."""
 
     NO_CHUNK = "none"
     LAST_CHUNK = "last"
-    """Beside the finish reason, as Mistral has it: its SDK's users read a choice of every chunk."""
+    """In the chunk with the finish reason, as Mistral does: users of its SDK read a choice of every
+    chunk."""
     OWN_CHUNK = "own"
-    """In a chunk without choices after it, as `stream_options.include_usage` asks."""
+    """In a later chunk without choices, as `stream_options.include_usage` asks."""
 
 
 @dataclass(slots=True)
 class ChoicesWriter(ABC):
-    """One answer; `created` is Unix time, `extra` are more fields of each of its objects."""
+    """Writes one answer; `created` is Unix time, `extra` are more fields for each object."""
 
     id: str
     model: str
@@ -38,8 +40,7 @@ class ChoicesWriter(ABC):
     usage_in: UsageIn = UsageIn.OWN_CHUNK
     extra: Mapping[str, object] = field(default_factory=dict)
 
-    # Of a stream that another has begun: the fields of its chunks, and whether it has its finish
-    # reason.
+    # For an adopted stream: the fields of its chunks, and whether its finish reason was sent.
     _adopted: dict[str, Any] | None = None
     _is_finished: bool = False
 
@@ -79,11 +80,11 @@ class ChoicesWriter(ABC):
 
     @abstractmethod
     def _content(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """The fields of a whole answer's choice that hold its output."""
+        """The output fields of a whole answer's choice."""
 
     @abstractmethod
     def _no_output(self) -> dict[str, Any]:
-        """The same of a chunk that only ends a stream."""
+        """The output fields of a chunk that only ends a stream."""
 
     def whole(self, parts: Sequence[Part], ending: Ending) -> dict[str, Any]:
         choice = _choice(self._content(parts), ending.finish_reason)
@@ -110,13 +111,13 @@ class ChoicesWriter(ABC):
         self._is_finished = self._is_finished or choice.get("finish_reason") is not None
 
     def adopt_text(self, text: str, events: int) -> None:
-        return  # text leaves no trace in what follows
+        return  # later chunks do not depend on the text
 
     def receipt_place(self, last: Event) -> Event:
         return last
 
     def without_choices(self) -> Event:
-        """A chunk that carries something else than output."""
+        """A chunk without output."""
         return self._object(self._chunk_kind, [])
 
     def chunk(self, output: Mapping[str, Any], finish_reason: str | None = None) -> Event:
@@ -140,7 +141,7 @@ def _choice(output: Mapping[str, Any], finish_reason: str | None) -> dict[str, A
 
 
 def first_choice(event: Event) -> dict[str, Any]:
-    """The one choice of a chunk; empty for one without."""
+    """The one choice of a chunk; empty if it has none."""
     choices = event.get("choices")
     choice: dict[str, Any] = choices[0] if choices else {}
     return choice

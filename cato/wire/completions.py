@@ -15,7 +15,7 @@ COMPLETION_ID_PREFIX = "cmpl-"
 
 @dataclass(slots=True)
 class CompletionsWriter(ChoicesWriter):
-    """Text is all that a completion can hold; anything else is a `ValueError`."""
+    """A completion can hold text only; anything else raises `ValueError`."""
 
     _id_prefix: ClassVar[str] = COMPLETION_ID_PREFIX
     _kind: ClassVar[str] = "text_completion"

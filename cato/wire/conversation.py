@@ -1,7 +1,7 @@
-"""One typed conversation, whatever dialect it came in.
+"""`Conversation`: the typed content of a chat request, independent of its dialect.
 
-A request is read once (`cato.wire.reading`). The engine's prompt follows from the value: what is
-counted, what is hashed, and which session it belongs to. Nothing here knows HTTP or an engine.
+A request is read once (`cato.wire.reading`). The prompt that is counted and hashed, and the
+session, follow from this value. Nothing here depends on HTTP or an engine.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from cato.core.record import record
 
 
 class PartKind(StrEnum):
-    """What a part of a conversation is to the model."""
+    """The kind of a message part, as the model sees it."""
 
     TOOL = "tool"
-    """The definition of a tool: its JSON."""
+    """A tool definition as JSON."""
     TEXT = "text"
     THINKING = "thinking"
     CALL = "call"
-    """A call of a tool by the model: its arguments as JSON, under the tool's `name`."""
+    """A tool call by the model: its arguments as JSON, with the tool's `name`."""
     RESULT = "result"
-    """What a tool answered."""
+    """The result of a tool call."""
     IMAGE = "image"
-    """An image, a document or a sound; its text is empty, for it costs no text tokens."""
+    """An image, document or audio; its text is empty, since it costs no text tokens."""
 
 
 @record
 class Part:
-    """One piece of a message. `text` is what the model reads of it; `call_id` ties a result to its
-    call."""
+    """A part of a message. `text` is what the model reads; `call_id` links a result to its call."""
 
     kind: PartKind
     text: str
@@ -41,14 +40,14 @@ class Part:
 
 @record
 class Message:
-    """Parts of one speaker: `system`, `user`, `assistant` or `tool`."""
+    """The parts of one message; the role is `system`, `user`, `assistant` or `tool`."""
 
     role: str
     parts: tuple[Part, ...]
 
     @property
     def text(self) -> str:
-        """What was said in words; no calls, results or thinking."""
+        """The plain text, without calls, results and thinking."""
         return "".join(p.text for p in self.parts if p.kind is PartKind.TEXT)
 
 
@@ -56,8 +55,8 @@ class Message:
 class Conversation:
     """Tools, then messages, in the order in which chat templates write them.
 
-    System texts of a dialect's own field come first among the messages. `deferred` tools are known
-    to the client only: their definitions are not part of the prompt.
+    A system prompt from a separate field comes first among the messages. `deferred` tools are known
+    only to the client: their definitions are not part of the prompt.
     """
 
     tools: tuple[Part, ...] = ()
@@ -66,7 +65,7 @@ class Conversation:
 
     @property
     def answers(self) -> int:
-        """How often the model has answered; messages of its own that follow each other are one."""
+        """How often the model has answered; consecutive assistant messages count once."""
         count, is_answer = 0, False
         for message in self.messages:
             is_next = message.role == "assistant"
@@ -76,7 +75,7 @@ class Conversation:
 
     @property
     def system(self) -> str:
-        """The system text that the conversation begins with."""
+        """The system prompt at the start of the conversation."""
         texts = []
         for message in self.messages:
             if message.role != "system":
@@ -86,17 +85,17 @@ class Conversation:
 
     @property
     def last_user_text(self) -> str:
-        """The last words of the user; empty when there are none."""
+        """The text of the last user message; empty if there is none."""
         for message in reversed(self.messages):
             if message.role == "user" and message.text:
                 return message.text
         return ""
 
     def sections(self) -> Iterator[str]:
-        """The prompt, section by section: one of all tools, then one a message.
+        """The prompt in sections: one for all tools, then one per message.
 
-        Chat templates differ in their marks, and some write the system text before the tools.
-        They agree on this: a conversation with more messages has the same first sections.
+        Chat templates differ in their markers, and some put the system prompt before the tools. In
+        all of them, a longer conversation keeps the same first sections.
         """
         if self.tools:
             yield "<|tools|>" + "\n".join(tool.text for tool in self.tools)
@@ -104,7 +103,7 @@ class Conversation:
             yield rendered(message)
 
     def prompt(self, *, is_begun: bool = False) -> str:
-        """All of it as one text; `is_begun`: the last message is an answer to be continued."""
+        """The whole prompt as one text; `is_begun`: the last message is an answer to continue."""
         sections = list(self.sections())
         if not is_begun:
             sections.append("<|assistant|>")
@@ -112,7 +111,7 @@ class Conversation:
 
 
 def rendered(message: Message) -> str:
-    """A message as a model reads it, in the plain marks of the simulated engine's template."""
+    """A message as a model reads it, with the markers of the simulated engine's template."""
     pieces = [f"<|{message.role}|>"]
     for part in message.parts:
         match part.kind:

@@ -1,4 +1,4 @@
-"""The dialects that an engine is asked in."""
+"""The engine's API endpoints: the dialects in which it is called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Endpoint(StrEnum):
-    """Which of vLLM's dialects a body is in."""
+    """The vLLM endpoint that a body is for."""
 
     COMPLETIONS = "completions"
     CHAT = "chat/completions"
@@ -21,18 +21,18 @@ class Endpoint(StrEnum):
 
     @property
     def path(self) -> str:
-        """Where vLLM's server has it."""
+        """Its path on vLLM's server."""
         is_versioned = self not in (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
         return f"/v1/{self}" if is_versioned else f"/{self}"
 
     @property
     def generates(self) -> bool:
-        """Whether answers are tokens; the others come whole and without an end of their own."""
+        """Whether the endpoint generates tokens; others answer at once, without a final event."""
         return self in _GENERATING
 
     @property
     def has_choices(self) -> bool:
-        """Whether answers are OpenAI's lists of choices, with usage on demand."""
+        """Whether answers have OpenAI's list of choices, with usage on demand."""
         return self in (Endpoint.COMPLETIONS, Endpoint.CHAT)
 
 

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from typing import Any
 
 Event = dict[str, Any]
-"""The data of one server-sent event. The `type` of a typed one is the event's name too."""
+"""The data of one server-sent event. For a typed event, `type` is also the event's name."""
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, for OpenAI's dialects. Continue's HTTP layer loses data that is read together with a
-comment that begins with `: ping`."""
+"""A comment, for OpenAI's dialects. Not `: ping`: Continue's HTTP layer loses data that it reads
+together with a comment starting with that."""
 
 PING_EVENT = b'event: ping\ndata: {"type": "ping"}\n\n'
-"""Anthropic's own."""
+"""Anthropic's keep-alive."""
 
 
 def to_json(value: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Where the dialects have the limits of an answer's tokens."""
+"""The fields that limit an answer's tokens in each dialect."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 def limits_of(body: Mapping[str, Any]) -> dict[str, int]:
-    """The fields that bound the output, with their values."""
+    """The fields of `body` that limit its output, with their values."""
     return {name: limit for name in LIMIT_FIELDS if isinstance(limit := body.get(name), int)}
 
 
 def shortened(body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """`body` for the rest of an answer that has `tokens` already; it asks for one more at least."""
+    """`body` for the rest of an answer that already has `tokens`; its limit is at least 1."""
     rest = {name: max(1, limit - tokens) for name, limit in limits_of(body).items()}
     if isinstance(least := body.get("min_tokens"), int):
         rest["min_tokens"] = max(0, least - tokens)

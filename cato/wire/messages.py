@@ -30,7 +30,7 @@ class MessagesWriter:
     model: str
     _index: int = 0
     _open: type[Part] | None = None
-    # Of a stream that another has begun: its `message_delta` was sent.
+    # For an adopted stream: its `message_delta` was sent.
     _is_finished: bool = False
 
     done: ClassVar[bytes] = b""
@@ -77,8 +77,8 @@ class MessagesWriter:
     def failed(self, problem: Problem) -> list[Event]:
         event = anthropic_error(problem)
         if problem.status == 429:
-            # Claude Code 2.1.330 ends its turn at a `rate_limit_error` inside a stream; after this
-            # one it asks for the rest of the answer.
+            # Claude Code 2.1.330 ends its turn on a `rate_limit_error` inside a stream; after this
+            # type it asks for the rest of the answer.
             event["error"]["type"] = "overloaded_error"
         return [event]
 
@@ -92,11 +92,11 @@ class MessagesWriter:
                 self._is_finished = True
 
     def adopt_text(self, text: str, events: int) -> None:
-        pass  # text leaves no trace in what follows
+        pass  # later events do not depend on the text
 
     @staticmethod
     def is_plain(raw: bytes) -> bool:
-        # In a text of JSON every quotation mark is escaped: this is the type of a delta.
+        # Quotes in JSON strings are escaped, so this matches only the type of a delta.
         return raw.count(b'"text_delta"') == raw.count(b"\n\n")
 
     @staticmethod
@@ -127,7 +127,7 @@ class MessagesWriter:
         self._open = type(part)
         block = self._block(self._index, part)
         if isinstance(part, Thinking):
-            block["signature"] = ""  # comes at its end
+            block["signature"] = ""  # sent at the block's end
         return [
             *ended,
             {"type": "content_block_start", "index": self._index, "content_block": block},
@@ -149,7 +149,7 @@ class MessagesWriter:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _signature(self, index: int) -> str:
-        # Clients send thinking back only with a signature; nobody here checks it.
+        # Clients return thinking only if it has a signature; CATO does not check it.
         return f"{self.id}-{index}"
 
     def _block(self, index: int, part: Part) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class MessagesWriter:
 
 
 def _part_of(block: dict[str, Any]) -> Part:
-    """What a block that was begun will be; calls of any kind are calls."""
+    """The part that a block starts; tool calls of every kind become `ToolCall`."""
     match block["type"]:
         case "text":
             return Text("")
@@ -192,7 +192,7 @@ def anthropic_error(problem: Problem) -> Event:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as the object that this dialect has; empty for a call that was cut inside them."""
+    """Arguments as an object, as this dialect requires; empty if the arguments were cut."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -201,7 +201,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def finish_reason_of(stop_reason: str | None) -> str:
-    """OpenAI's name of a stop reason."""
+    """OpenAI's finish reason for a stop reason."""
     reasons = {stop: finish for finish, stop in _STOP_REASONS.items()}
     return reasons.get(stop_reason or "", "stop")
 
@@ -212,7 +212,7 @@ def _stop(ending: Ending) -> dict[str, Any]:
 
 
 def _usage(ending: Ending) -> dict[str, int]:
-    # Anthropic counts cached tokens beside the others, not among them.
+    # Anthropic counts cached tokens separately, not within the input tokens.
     return {
         "input_tokens": ending.prompt_tokens - ending.cached_tokens,
         "output_tokens": ending.output_tokens,

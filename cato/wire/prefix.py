@@ -1,8 +1,8 @@
-"""What a prompt begins with, as a chain of hashes; the text itself is never kept.
+"""Prefix hashes of prompts: a chain of block hashes. The text itself is never kept.
 
 A prompt is cut into blocks of equal length in characters. The hash of a block covers everything
-before it, so equal hashes mean equal beginnings. The first one covers the model and a salt: prompts
-of other models, adapters or tenants with a salt of their own have nothing in common.
+before it, so equal hashes mean equal prefixes. The first one covers the model and a salt, so that
+prompts of different models, adapters or salted tenants share no hashes.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from collections.abc import Sequence
 
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 
-# 48 bits: in a million blocks two are alike by chance once in 600 times, and cost time, no answer.
+# 48 bits: a million blocks collide with a chance of 1 in 600. A collision costs time, not
+# correctness.
 HASH_BYTES = 6
 
 
 def block_chars(chars_per_token: float) -> int:
-    """Characters of a block that has about `PREFIX_BLOCK_TOKENS` tokens."""
+    """Characters of a block of about `PREFIX_BLOCK_TOKENS` tokens."""
     return max(1, int(PREFIX_BLOCK_TOKENS * chars_per_token))
 
 
 def chain(
     text: str, size: int, model: str, salt: str = "", known: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """The hashes of the whole blocks of `text`, each of `size` characters.
+    """The hashes of the full blocks of `text`, each of `size` characters.
 
-    With `known`, the hashes of the blocks before `text`, those that follow them.
+    `known` are the hashes of the blocks before `text`; the result continues them.
     """
     if known:
         last = known[-1].to_bytes(HASH_BYTES)

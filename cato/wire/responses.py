@@ -1,7 +1,7 @@
 """OpenAI's Responses: https://platform.openai.com/docs/api-reference/responses-streaming.
 
-A Response that ran into its token limit ends as `response.completed` with status `incomplete`, as
-vLLM's does: clients take a stream without that event for a broken one.
+A response that reached its token limit ends with `response.completed` and status `incomplete`, as
+in vLLM: clients treat a stream without that event as broken.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, ClassVar, assert_never
 from cato.wire.answer import Arguments, Delta, Ending, Part, Problem, Text, Thinking, ToolCall
 from cato.wire.events import KEEP_ALIVE, Event
 
-# The dialect knows few codes; one that is not the server's forbids a retry.
+# The dialect has few error codes; all but server errors forbid a retry.
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
-# Codex knows these by name: it stops, and says why.
+# Codex recognizes these: it stops and shows the reason.
 _KEPT_CODES = ("context_length_exceeded", "insufficient_quota")
 _DELTAS: dict[str, Callable[[str], Delta]] = {
     "response.output_text.delta": Text,
@@ -26,19 +26,18 @@ _DELTAS: dict[str, Callable[[str], Delta]] = {
 
 @dataclass(slots=True)
 class ResponsesWriter:
-    """`created` is Unix time, `asked` the body that fields are echoed from."""
+    """`created` is Unix time; fields are echoed from the request body `asked`."""
 
     id: str
     model: str
     created: int
     asked: Mapping[str, Any] = field(default_factory=dict)
     _sequence: int = 0
-    _items: list[dict[str, Any]] = field(default_factory=list)  # the ended ones
-    _open: Part | None = None  # without what it says
+    _items: list[dict[str, Any]] = field(default_factory=list)  # finished items
+    _open: Part | None = None  # without its content
     _said: list[str] = field(default_factory=list)
     _open_item: dict[str, Any] = field(default_factory=dict)
-    # Of a stream that another has begun: its response, and which events of the open item's end
-    # were sent.
+    # For an adopted stream: its response, and the events that were sent of the open item's end.
     _adopted: Mapping[str, Any] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
 
@@ -92,7 +91,7 @@ class ResponsesWriter:
         code = "server_error"
         if problem.code in _KEPT_CODES:
             code = problem.code
-        elif problem.type != code:  # a lost engine is 429, too
+        elif problem.type != code:  # a lost engine is also a 429
             code = _CODES.get(problem.status, code)
         error = {"code": code, "message": problem.with_numbers or problem.message}
         response = {**self._response([], None), "status": "failed", "error": error}
@@ -132,7 +131,7 @@ class ResponsesWriter:
 
     @staticmethod
     def finish_reason(event: Event) -> str:
-        return ""  # its last event has all that there is to tell
+        return ""  # only the last event states it
 
     def receipt_place(self, last: Event) -> Event:
         response: Event = last["response"]
@@ -150,7 +149,7 @@ class ResponsesWriter:
         return [*ended, *events]
 
     def _end(self) -> list[Event]:
-        """End the open item, if there is one."""
+        """Events that end the open item, if there is one."""
         part, said = self._open, "".join(self._said)
         ends: dict[str, dict[str, Any]] = {}
         match part:
@@ -194,7 +193,7 @@ class ResponsesWriter:
         return event
 
     def _item(self, index: int, part: Part) -> dict[str, Any]:
-        """A new item, without what it says."""
+        """A new item without content."""
         prefixes: dict[type[Part], str] = {Text: "msg", Thinking: "rs", ToolCall: "fc"}
         head = {"id": f"{prefixes[type(part)]}_{self.id}_{index}", "status": "in_progress"}
         match part:
@@ -209,9 +208,9 @@ class ResponsesWriter:
                 assert_never(part)
 
     def _tool(self, name: str) -> dict[str, str]:
-        """The name of a tool; of one that was offered inside a namespace that, too.
+        """The name of a tool, and its namespace if it was offered inside one.
 
-        Codex calls it by both. A model knows it as vLLM writes it, `namespace__name`.
+        Codex uses both. The model knows the tool as vLLM writes it, `namespace__name`.
         """
         for tool in self.asked.get("tools") or ():
             if tool.get("type") == "namespace":
@@ -257,7 +256,7 @@ class ResponsesWriter:
 
 
 def _part_of(item: Mapping[str, Any]) -> Part:
-    """What an item that was begun will be; calls of any kind are calls."""
+    """The part that an item starts; tool calls of every kind become `ToolCall`."""
     match item["type"]:
         case "message":
             return Text("")
@@ -268,7 +267,7 @@ def _part_of(item: Mapping[str, Any]) -> Part:
 
 
 def _ended(item: Mapping[str, Any], part: Part) -> dict[str, Any]:
-    """An item with all that it says."""
+    """A finished item with its content."""
     if isinstance(part, ToolCall):
         return {**item, "status": "completed", "arguments": part.arguments}
     return {**item, "status": "completed", "content": [_content(part)]}

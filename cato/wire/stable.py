@@ -1,9 +1,9 @@
-"""Rules that keep the prompts of a session, and of sessions alike, the same where nothing was said.
+"""Rules that make agents' prompts stable from call to call, so that prefix caches hit.
 
-Some agents write into each prompt what no model needs and what differs from call to call. An engine
-then finds nothing of the prompt in its prefix cache. Each rule names the client and the versions in
-which it was seen, changes a body as it comes in, and stands in the receipt. None removes a tool, an
-instruction or an output: `tests/unit/wire/test_stable.py` checks it part by part.
+Some agents put content into each prompt that no model needs and that changes with every call, so
+the engine finds none of the prompt in its prefix cache. Each rule names the client and versions in
+which this was seen, rewrites the incoming body, and is listed in the receipt. No rule removes a
+tool, an instruction or an output: `tests/unit/wire/test_stable.py` checks this part by part.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cato.wire.endpoint import Endpoint
 Body = Mapping[str, object]
 
 LATE_SYSTEM = "late-system"
-"""The rule that only templates need which take no system text among the messages."""
+"""A rule needed only for chat templates that allow no system message after the first."""
 BILLING_MARK = "x-anthropic-billing-header"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`apply` returns the changed body, or None where there is nothing to change."""
+    """`apply` returns the changed body, or None if nothing changes."""
 
     name: str
     client: str
@@ -34,7 +34,7 @@ class Rule:
 
 
 def stable(endpoint: Endpoint, body: Body, off: Collection[str] = ()) -> tuple[Body, list[str]]:
-    """`body` under every rule of its dialect that is not `off`, and the rules that changed it."""
+    """`body` after all rules of its dialect that are not `off`, and the rules that changed it."""
     changed = []
     for rule in RULES:
         if endpoint in rule.endpoints and rule.name not in off:
@@ -54,7 +54,7 @@ def _without_billing(body: Body) -> Body | None:
 
 
 def _with_tools_in_place(body: Body) -> Body | None:
-    """A tool that is loaded later is described where its loading is reported.
+    """Move the definition of a tool that is loaded later to the message that reports its loading.
 
     https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/tool-search-tool: a deferred tool
     is not part of the prompt until a `tool_reference` names it, and is expanded there.
@@ -74,7 +74,7 @@ def _with_tools_in_place(body: Body) -> Body | None:
 
 
 def _with_definitions(block: object, tools: Mapping[str, Mapping[str, object]]) -> object:
-    """A result of a tool with the definition of every tool that it refers to."""
+    """A tool result, with the definition of every tool that it refers to."""
     if not isinstance(block, Mapping) or block.get("type") != "tool_result":
         return block
     content = block.get("content")
@@ -96,9 +96,10 @@ def _definition(item: object, tools: Mapping[str, Mapping[str, object]]) -> obje
 
 
 def _with_system_in_place(body: Body) -> Body | None:
-    """System texts between the messages become reminders in the user's words, where they stand.
+    """Turn system messages between other messages into reminders in user messages, in place.
 
-    Templates that allow a system text only at the start have it moved there by the engine.
+    Otherwise, for templates that allow a system message only at the start, the engine moves it
+    there.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not any(map(_is_system, messages)):
@@ -163,7 +164,7 @@ def _with_one_json_of_responses(body: Body) -> Body | None:
 
 
 def _with_one_json(call: Mapping[str, object]) -> Mapping[str, object]:
-    """A call with its arguments as `json.dumps` writes them, which is what templates do."""
+    """A call with its arguments formatted by `json.dumps`, as chat templates do."""
     arguments = call.get("arguments")
     if not isinstance(arguments, str):
         return call
@@ -191,7 +192,7 @@ def _changed(body: Body, field: str, change: Callable[[object], object]) -> Body
 
 
 def _mapped(messages: object, change: Callable[[object], object]) -> object:
-    """`messages` with `change` of every block of every message."""
+    """`messages`, with `change` applied to every block."""
     if not isinstance(messages, list):
         return messages
     return [
@@ -210,7 +211,7 @@ RULES = (
         "Claude Code",
         "2.1.197 to 2.1.330",
         _MESSAGES,
-        "drops the system block with the client's version; it differs for every first prompt",
+        "removes the system block with the client's version, which differs for every first prompt",
         _without_billing,
     ),
     Rule(
@@ -218,7 +219,7 @@ RULES = (
         "Claude Code",
         "2.1.330",
         _MESSAGES,
-        "describes a tool that was loaded later where its loading is reported, not in front",
+        "moves the definition of a tool loaded later to the message that reports its loading",
         _with_tools_in_place,
     ),
     Rule(
@@ -226,7 +227,7 @@ RULES = (
         "Claude Code",
         "2.1.197 to 2.1.330",
         _MESSAGES,
-        "keeps a system text between messages in its place, as a reminder in the user's words",
+        "keeps a system message between others in place, as a reminder in a user message",
         _with_system_in_place,
     ),
     Rule(

@@ -1,7 +1,7 @@
-"""A streamed answer as its client has it, over all engines that wrote it, and how it goes on.
+"""Tracks a streamed answer as the client has received it, and continues it on another engine.
 
-What the first engine writes passes as it is. After its loss another goes on: its events are read
-and written once more, as more of the first one's stream.
+The first engine's events pass unchanged. If that engine is lost, another one continues: its events
+are read and rewritten as a continuation of the first stream.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from cato.wire.writers import WRITERS, writer_of
 
 @dataclass(slots=True)
 class Transcript:
-    """The events of one answer, in the dialect of `endpoint`, to the body `asked`."""
+    """The events of the answer to the body `asked`, in the dialect of `endpoint`."""
 
     endpoint: Endpoint
     asked: Mapping[str, Any]
     has_thinking: bool = False
-    # Calls of tools that were begun; the last of them may not be whole.
+    # Number of tool calls begun; the last may be incomplete.
     calls: int = 0
-    # A finish reason was sent, so that only the counts or the last event are missing.
+    # The finish reason, once sent: then only the counts or the last event are missing.
     finish_reason: str = ""
-    # Goes on with the stream; None before its first bytes.
+    # Continues the stream; None before its first bytes.
     writer: AnswerWriter | None = None
     _is_call_ended: bool = False
     _arguments: list[str] = field(default_factory=list)
 
     @property
     def has_whole_calls(self) -> bool:
-        """Whether the answer ends with a call that a client can carry out."""
+        """Whether the answer ends with a complete tool call, which the client can execute."""
         return self.calls > 0 and (self._is_call_ended or _is_object("".join(self._arguments)))
 
     def sent(self, raw: bytes, text: str) -> None:
-        """The first engine's events, with their text."""
+        """Record the first engine's events and their text."""
         if self.writer is not None and self.writer.is_plain(raw):
             self.writer.adopt_text(text, raw.count(b"\n\n"))
             return
@@ -62,14 +62,14 @@ class Transcript:
             writer.adopt(event)
 
     def _new_writer(self) -> AnswerWriter:
-        # It takes ids, model and time from the engine's events; nothing of its own is ever sent.
+        # It takes ids, model and time from the engine's events; its own are never sent.
         return writer_of(self.endpoint, "", "", 0, self.asked)
 
     def more(self, delta: Delta) -> list[Event]:
-        """What another engine added, as events of this answer."""
+        """Another engine's output, as events of this answer."""
         self._note(delta)
         writer = self.writer
-        assert writer is not None, "a stream goes on after what was sent"
+        assert writer is not None, "no event was sent yet: nothing to continue"
         match delta:
             case Text(text):
                 return writer.text(text)
@@ -81,7 +81,7 @@ class Transcript:
                 return writer.arguments(text)
 
     def closing(self, ending: Ending) -> list[Event]:
-        assert self.writer is not None, "a stream ends after what was sent"
+        assert self.writer is not None, "no event was sent yet: nothing to end"
         return self.writer.closing(ending)
 
     def _note(self, delta: Delta) -> None:
@@ -97,18 +97,18 @@ class Transcript:
 
 
 def events_of(raw: bytes) -> list[Event]:
-    """The events in whole bytes of a stream."""
+    """The events in a stream's bytes, which must not end inside an event."""
     blocks = raw.removesuffix(b"\n\n").split(b"\n\n")
     return [json.loads(block.partition(b"data: ")[2]) for block in blocks]
 
 
 def deltas_of(endpoint: Endpoint, event: Event) -> list[Delta]:
-    """What an event in the dialect of `endpoint` adds."""
+    """The output that an event in the dialect of `endpoint` adds."""
     return WRITERS[endpoint].deltas(event)
 
 
 def with_usage(event: Event, ending: Ending) -> Event:
-    """A chunk with the counts so far, for those who ask for them in each."""
+    """A chunk with the counts so far, for clients that want them in every chunk."""
     return {**event, "usage": usage_of(ending)}
 
 

@@ -1,4 +1,4 @@
-"""The writer of an endpoint's answers."""
+"""Chooses the answer writer for an endpoint."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def writer_of(
     usage_in: UsageIn = UsageIn.OWN_CHUNK,
     extra: Mapping[str, object] | None = None,
 ) -> AnswerWriter:
-    """What writes the answer to the body `asked`; `created` is Unix time.
+    """The writer of the answer to the body `asked`; `created` is Unix time.
 
-    `usage_in` and `extra`, more fields of each object, are for dialects with choices.
+    `usage_in`, and `extra` fields of each object, apply to dialects with choices only.
     """
     match endpoint:
         case Endpoint.COMPLETIONS:
@@ -45,4 +45,4 @@ def writer_of(
         case Endpoint.MESSAGES:
             return MessagesWriter(id, model)
         case _:
-            raise ValueError(f"answers of {endpoint} are not generated")
+            raise ValueError(f"{endpoint} does not generate answers, so it has no writer")

@@ -1,1 +1,1 @@
-"""The HTTP interface: one file a dialect; `app.create_app` puts them together. No Ray here."""
+"""The HTTP API: one file per dialect, assembled by `app.create_app`. Does not import Ray."""

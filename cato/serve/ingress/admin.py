@@ -1,7 +1,7 @@
-"""Administration: tenants and their limits, API keys, and the log of changes to them.
+"""`/v1/admin`: tenants and their limits, API keys, and the audit log.
 
-Operators manage all tenants, tenant admins the keys of their own. Every change is logged with its
-author; what belongs to another tenant is answered as if it were not there.
+Operators manage all tenants; tenant admins manage their own tenant's keys. Every change is logged
+with its author. Requests about another tenant's keys get 404.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/tenants", responses=document.TENANTS)
     async def tenants(request: Request) -> Response:
-        """Limits of tenants, how many keys they have, and their tokens of this month: of all for
-        operators, of its own tenant for a tenant admin."""
+        """Tenants with their limits, number of keys and tokens used this month: all tenants for
+        operators, only its own for a tenant admin."""
         caller = admin(caller_of(request))
         access = await records.access()
         names = {t.name for t in access.tenants} | {k.tenant for k in access.keys}
@@ -106,8 +106,8 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.put("/tenants/{tenant}", **document.TENANT)
     async def limit(request: Request, tenant: str) -> Response:
-        """Set a tenant's limits in place of all earlier ones; for operators. A limit that is null
-        or absent is none."""
+        """Replace all limits of a tenant; operators only. A limit that is null or absent is
+        removed."""
         caller = admin(caller_of(request), operator=True)
         limits = _limits(tenant, await body_of(request))
         await records.administer(SetTenant(limits), caller.who, None)
@@ -115,7 +115,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/keys", responses=document.KEYS)
     async def keys(request: Request) -> Response:
-        """API keys, those that have ended too; their secrets are not kept."""
+        """API keys, ended ones included. Secrets are not stored."""
         caller = admin(caller_of(request))
         found = (await records.access()).keys
         data = [_key(k) for k in found if caller.sees in (None, k.tenant)]
@@ -123,8 +123,8 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/keys", **document.NEW_KEY)
     async def create(request: Request) -> Response:
-        """Make an API key; its secret is in this answer alone. A tenant admin gives no more rights
-        than its own."""
+        """Create an API key; only this response contains its secret. A tenant admin cannot grant
+        more rights than its own key has."""
         caller = changing(request)
         wanted = _wanted_key(ingress, caller, await body_of(request))
         check_may_give(caller, wanted)
@@ -135,8 +135,8 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/keys/{key}/rotate", **document.ROTATED_KEY)
     async def rotate(request: Request, key: str) -> Response:
-        """Make a key in place of another, with its rights and without an end; the old one stays
-        valid for `hours`."""
+        """Replace a key by a new one with the same rights and no expiry; the old key stays valid
+        for `hours`."""
         caller = changing(request)
         body = await body_of(request)
         known_keys(body, ("hours",), '{"hours": number}')
@@ -148,7 +148,7 @@ def routes(ingress: Ingress) -> APIRouter:
         check_has_room(caller, (await records.access()).keys)
         now_s = time.time()
         if not old.is_valid(now_s):
-            raise InputError("this key has ended; make a new one", "key")
+            raise InputError("this key has ended; create a new one", "key")
         secret, new = with_secret(replace(old, expires_at_s=None), now_s)
         ends_at_s = now_s + 3600 * (ROTATION_HOURS if hours is None else hours)
         done = await records.administer(RotateKey(key, new, ends_at_s), caller.who, caller.sees)
@@ -158,7 +158,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/keys/{key}/end", responses=document.KEY)
     async def end(request: Request, key: str) -> Response:
-        """End a key now; it is refused within two seconds."""
+        """End a key now; it stops working within two seconds."""
         caller = changing(request)
         found = await known(caller, key)
         if found is None:
@@ -169,19 +169,19 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.delete("/keys/{key}", responses=document.KEY)
     async def delete(request: Request, key: str) -> Response:
-        """Forget a key that has ended; what was used with it stays."""
+        """Delete a key that has ended; its usage records stay."""
         caller = changing(request)
         found = await known(caller, key)
         if found is None:
             return answer(request, UNKNOWN_KEY)
         if found.is_valid(time.time()):
-            raise InputError("this key is valid; end it first", "key")
+            raise InputError("this key is still valid; end it before deleting it", "key")
         return await changed(request, caller, DeleteKey(key))
 
     @router.get("/audit", **document.AUDIT)
     async def audit(request: Request) -> Response:
-        """Administrative changes, the newest first, of HTTP and of the command line: who, what, and
-        how it was before and after."""
+        """Administrative changes by HTTP and command line, newest first: author, action, and the
+        values before and after."""
         caller = admin(caller_of(request))
         limit = _query_number(request, "limit") or 100
         if limit > MAX_ENTRIES:
@@ -206,9 +206,9 @@ def _tenant(access: Access, name: str) -> dict[str, object]:
 
 
 def _limits(name: str, body: dict[str, object]) -> Tenant:
-    """The limits of a body, of a tenant whose name can be one."""
+    """The limits in a body; checks the tenant's name."""
     if not TENANT_NAME.fullmatch(name):
-        raise InputError("a tenant's name has letters, digits and . _ @ -", "tenant")
+        raise InputError("a tenant's name may contain only letters, digits and . _ @ -", "tenant")
     known_keys(
         body, (*LIMITS, "weight"), f'{{{", ".join(LIMITS)}: whole number or null, "weight"}}'
     )
@@ -225,11 +225,12 @@ def _limits(name: str, body: dict[str, object]) -> Tenant:
 
 
 def _wanted_key(ingress: Ingress, caller: Caller, body: dict[str, object]) -> ApiKey:
-    """The key that a body asks for, still without an id; a tenant admin's has its own bounds."""
-    known_keys(body, KEY_FIELDS, f"of {', '.join(KEY_FIELDS)}")
+    """The key that a body asks for, without an id yet; one made by a tenant admin inherits its
+    bounds."""
+    known_keys(body, KEY_FIELDS, f"fields among {', '.join(KEY_FIELDS)}")
     tenant = text_field(body, "tenant") or caller.tenant
     if not TENANT_NAME.fullmatch(tenant):
-        raise InputError("a tenant's name has letters, digits and . _ @ -", "tenant")
+        raise InputError("a tenant's name may contain only letters, digits and . _ @ -", "tenant")
     role, sla = text_field(body, "role") or Role.USER, text_field(body, "sla") or SLA_CLASSES[0]
     if role not in set(Role):
         raise InputError(f"role must be one of {', '.join(Role)}", "role")
@@ -237,13 +238,13 @@ def _wanted_key(ingress: Ingress, caller: Caller, body: dict[str, object]) -> Ap
         raise InputError(f"sla must be one of {', '.join(SLA_CLASSES)}", "sla")
     name = text_field(body, "name")
     if len(name) > MAX_NAME_CHARS or not name.isprintable():
-        raise InputError(f"name must be a line of at most {MAX_NAME_CHARS} characters", "name")
+        raise InputError(f"name must be one line of at most {MAX_NAME_CHARS} characters", "name")
     tasks, models = _names(body, "tasks"), _names(body, "models")
     default_task = text_field(body, "default_task")
     for task in filter(None, (*tasks, default_task)):
         ingress.service.workflow(task)  # raises UnknownNameError
     if tasks and default_task and default_task not in tasks:
-        raise InputError("default_task must be one of tasks", "default_task")
+        raise InputError("default_task must be one of the key's tasks", "default_task")
     pools = ingress.service.pools()
     for model in models:
         if pool_named(pools, model) is None:
@@ -274,7 +275,7 @@ def _names(body: Mapping[str, object], field: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(n, str) and n for n in value):
         raise InputError(f"{field} must be a list of names", field)
     if len(value) > MAX_NAMES:
-        raise InputError(f"{field} must be at most {MAX_NAMES} names", field)
+        raise InputError(f"{field} must have at most {MAX_NAMES} names", field)
     return tuple(value)
 
 
@@ -282,14 +283,14 @@ def _bounds(body: Mapping[str, object]) -> tuple[tuple[str, int], ...]:
     for name in body:
         number = whole_number(body, name)
         if name not in NAMES or number is None or not 0 <= number <= MAX_LIMIT:
-            raise InputError(f"bounds are whole numbers of {', '.join(NAMES)}", "bounds")
+            raise InputError(f"bounds must be whole numbers for {', '.join(NAMES)}", "bounds")
     return tuple((name, int(str(number))) for name, number in body.items())
 
 
 def _number(
     body: Mapping[str, object], field: str, most: float, *, at_least_zero: bool = False
 ) -> float | None:
-    """A number above 0, or from 0 on; absent and null are None."""
+    """A number above 0, or of at least 0; None when absent or null."""
     value = body.get(field)
     if value is None:
         return None

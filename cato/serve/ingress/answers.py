@@ -1,4 +1,4 @@
-"""Answers that CATO has the text of, in any dialect: whole, or as server-sent events."""
+"""Writes the text of a task's answer in any dialect, whole or as server-sent events."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cato.wire.events import events_bytes
 
 
 class Form(Protocol):
-    """How one dialect writes one answer that CATO has the text of.
+    """Writes one answer in one dialect from its text.
 
-    `sign` shows that a stream lives while nothing comes; empty where clients want none.
+    `sign` is the keep-alive of an idle stream; empty for clients that cannot handle one.
     """
 
     @property
@@ -35,11 +35,11 @@ class Form(Protocol):
     def whole(self, text: str, finish: FinishRun) -> dict[str, object]: ...
 
     def delta(self, text: str) -> bytes:
-        """More text, as events; before the first, what opens the stream."""
+        """More text, as events; the first call also opens the stream."""
         ...
 
     def ending(self, text: str, finish: FinishRun) -> bytes:
-        """The last events; `text` is all that was sent."""
+        """The last events; `text` is all text sent."""
         ...
 
     def failed(self, failure: Failure) -> bytes:
@@ -49,8 +49,7 @@ class Form(Protocol):
 
 @dataclass(slots=True)
 class WrittenForm:
-    """The answer in a dialect that has a writer, with the receipt as the object `cato` of its
-    last event."""
+    """An answer in a dialect that has a writer; its last event carries the receipt as `cato`."""
 
     writer: AnswerWriter
     has_signs: bool = True
@@ -80,7 +79,7 @@ class WrittenForm:
         return events_bytes(self.writer.failed(failure)) + self.writer.done
 
     def nothing(self, *, is_streamed: bool) -> Response:
-        """An answer without text: what a shed completion gets."""
+        """An empty answer, for a completion that was shed."""
         ending = Ending("stop", 0, 0)
         if not is_streamed:
             return JsonAnswer(self.writer.whole([Text("")], ending))
@@ -99,7 +98,7 @@ async def serve_text(
     is_streamed: bool,
     shed: Shed | None = None,
 ) -> Response:
-    """The text of `task` in a dialect that CATO writes itself."""
+    """The response with the text of `task`."""
     exchange = Exchange(request, task, ingress.has_replicas)
     if is_streamed:
         return await streamed(request, exchange, partial(_events, form=form), shed, form.sign)
@@ -114,7 +113,7 @@ def _text(task: RunningTask, pieces: list[Piece]) -> tuple[str, FinishRun]:
 async def _events(
     exchange: Exchange, batch: list[Piece], *, form: Form
 ) -> AsyncGenerator[bytes, None]:
-    """A run as events. Text that was sent cannot be taken back: only more of it can follow."""
+    """A run as events. Sent text cannot be taken back, only appended to."""
     sent = ""
     while batch:
         text = "".join(piece.text for piece in batch)
@@ -135,13 +134,13 @@ async def _events(
 
 
 def ending_of(finish: FinishRun) -> Ending:
-    """The end of a run: the tokens of every call that it made, and why its text ends."""
+    """The end of a run: the tokens of all its calls, and the finish reason."""
     prompt, output, cached = tokens_of(finish.receipt)
     return Ending(finish_reason_of(finish), prompt, output, cached)
 
 
 def tokens_of(receipt: SlaReceipt) -> tuple[int, int, int]:
-    """Prompt, output and cached prompt tokens of every call that a run made."""
+    """Prompt, output and cached prompt tokens of all calls of a run."""
     calls = [n.llm for n in receipt.nodes if n.llm is not None]
     return (
         sum(c.prompt_tokens for c in calls),
@@ -151,6 +150,6 @@ def tokens_of(receipt: SlaReceipt) -> tuple[int, int, int]:
 
 
 def finish_reason_of(finish: FinishRun) -> str:
-    """`length` when the answer was cut there, else `stop`."""
+    """`length` if the answer was cut at its token limit, else `stop`."""
     is_cut = isinstance(finish.output, dict) and finish.output.get("finish_reason") == "length"
     return "length" if is_cut else "stop"

@@ -72,16 +72,16 @@ def create_app(
     batches: BatchRoom | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
-    """All dialects over `service`.
+    """The application with all dialects over `service`.
 
-    `ready` says whether tasks can be served, and why not; `access` who may ask for them, and
-    `is_private` and `proxies` what `Gate` must know of the clients' connections; `pages` says which
-    web pages may ask; `feedback` is told what people did with completions (None: the log). `caps`
-    bound what direct calls may write; `prompt_rules_off` names rules of `cato.wire.stable` that are
-    not applied. With `shared_prompts` tenants share what engines have cached of prompts. `prices`
-    say what usage costs. `drain` is told of requests under way. `batches` is where files of batches
-    are kept; `app.state.inside` has the same paths without the gate, for callers that are known: a
-    batch's.
+    `ready` reports whether tasks can be served, and if not, why. `access` authenticates callers;
+    `is_private` and `proxies` describe the clients' connections to `Gate`; `pages` lists the
+    allowed web pages. `feedback` receives users' reactions to completions (None: the log). `caps`
+    limit the output of direct calls; `prompt_rules_off` names rules of `cato.wire.stable` that are
+    not applied. With `shared_prompts` tenants share the engines' prefix caches. `prices` convert
+    usage into cost. `drain` counts requests in progress. `batches` stores the files of batches;
+    `app.state.inside` serves the same paths without the gate, for callers that are already known:
+    batches.
     """
     ingress = Ingress(
         service,
@@ -101,7 +101,7 @@ def create_app(
         title="CATO",
         version=cato.__version__,
         description="Coding assistance with SLAs: tasks, and OpenAI-compatible models.",
-        docs_url=None,  # its page loads scripts from a public network
+        docs_url=None,  # FastAPI's page loads scripts from a public CDN
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -115,8 +115,8 @@ def create_app(
     app.add_middleware(
         Gate, access=access, is_private=is_private, proxies=proxies, pages=pages, drain=drain
     )
-    app.add_middleware(TaskPrefix)  # outside the gate, which looks at paths
-    if pages.origins:  # outside the gate: what a browser asks beforehand carries no key
+    app.add_middleware(TaskPrefix)  # outside the gate, which checks paths
+    if pages.origins:  # outside the gate: a CORS preflight carries no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=pages.origins,

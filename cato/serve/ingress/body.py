@@ -12,17 +12,17 @@ from starlette.requests import Request
 
 from cato.core.errors import InputError
 
-# The largest body takes a second over the slowest line that people code on.
+# The largest body takes a second over the slowest connection that people code on.
 BODY_WITHIN_S = 30.0
-# Of a whole number, its sign included: every one of 64 bits.
+# Digits of an integer including its sign: enough for any 64-bit value.
 MAX_DIGITS = 20
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
     """The JSON object in the body.
 
-    Raise `InputError` for anything else and for a body that trickles in, and 413 for more than
-    `max_bytes`, before all of it was read.
+    Raise `InputError` for anything else and for a body that arrives too slowly; answer 413 for more
+    than `max_bytes`, before reading all of it.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
@@ -31,7 +31,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
         async with asyncio.timeout(BODY_WITHIN_S):
             data = await _read(request, max_bytes)
     except TimeoutError:
-        raise InputError(f"the body did not come within {BODY_WITHIN_S:g} s") from None
+        raise InputError(f"the body did not arrive within {BODY_WITHIN_S:g} s") from None
     try:
         value = json.loads(
             data, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
@@ -55,25 +55,25 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _whole(text: str) -> int:
-    """No sum of times or tokens overflows a float or a column of the store."""
+    """Bounded so that no sum of times or tokens overflows a float or a column of the store."""
     if len(text) > MAX_DIGITS:
-        raise InputError("the body has a number that is too large")
+        raise InputError("the body contains a number that is too large")
     return int(text)
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise InputError("the body has a number that is too large")
+        raise InputError("the body contains a number that is too large")
     return value
 
 
 def _refuse_constant(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON value")
+    raise ValueError(f"{constant} is not a JSON value")
 
 
 def flag(body: Mapping[str, object], key: str) -> bool:
-    """A boolean field; absent and null are false."""
+    """A boolean field; false when absent or null."""
     value = body.get(key)
     if value is None:
         return False
@@ -83,7 +83,7 @@ def flag(body: Mapping[str, object], key: str) -> bool:
 
 
 def sub_object(body: Mapping[str, object], key: str) -> dict[str, object]:
-    """An object field; absent and null are empty."""
+    """An object field; empty when absent or null."""
     value = body.get(key)
     if value is None:
         return {}
@@ -93,10 +93,10 @@ def sub_object(body: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def known_keys(body: dict[str, object], known: tuple[str, ...], shape: str) -> None:
-    """Raise `InputError` for a key that is not `known`, showing the right `shape`."""
+    """Raise `InputError` for a key that is not `known`, showing the expected `shape`."""
     unknown = sorted(body.keys() - set(known))
     if unknown:
-        raise InputError(f"unknown field {unknown[0]!r}; the body is {shape}", unknown[0])
+        raise InputError(f"unknown field {unknown[0]!r}; expected {shape}", unknown[0])
 
 
 def positive_number(value: object, param: str) -> float:
@@ -108,7 +108,7 @@ def positive_number(value: object, param: str) -> float:
 
 
 def text_field(body: Mapping[str, object], key: str) -> str:
-    """A string field; absent and null are empty."""
+    """A string field; empty when absent or null."""
     value = body.get(key)
     if value is None:
         return ""
@@ -118,7 +118,7 @@ def text_field(body: Mapping[str, object], key: str) -> str:
 
 
 def whole_number(body: Mapping[str, object], key: str) -> int | None:
-    """A field with a whole number; absent and null are None."""
+    """An integer field; None when absent or null."""
     value = body.get(key)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise InputError(f"{key} must be a whole number", key)

@@ -1,8 +1,8 @@
-"""What one direct call may ask of an engine: a small body can keep it busy for everybody.
+"""Limits on one direct call, since a small body can keep an engine busy for all its users.
 
-Several answers to one prompt are that many calls. A grammar, schema or regular expression is
-compiled before the first token, in time that grows with its size and its repetitions, and the
-engine's other requests wait meanwhile.
+Each of several answers to one prompt counts as a call. A grammar, schema or regular expression is
+compiled before the first token. The time grows with its size and repetitions, and the engine's
+other requests wait for it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from cato.core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one call. `calls` counts prompts times answers; `nodes` are the keys and items of all
-    grammars of a body together, `chars` their texts, `grammar_ms` the CPU time that compiling them
-    takes (`grammars.py`)."""
+    """Limits of one call. `calls` counts prompts times answers; `nodes` counts the keys and items
+    of all grammars of a body together, `chars` their text, `grammar_ms` the CPU time to compile
+    them (`grammars.py`)."""
 
     answers: int = 16
     calls: int = 128
@@ -39,26 +39,26 @@ NAMES = tuple(field.name for field in fields(Bounds))
 
 @lru_cache(maxsize=256)
 def bounds_of(own: tuple[tuple[str, int], ...]) -> Bounds:
-    """The bounds with those of an API key in their places."""
+    """The default bounds, overridden by those of an API key."""
     return replace(DEFAULT, **dict(own))
 
 
 _ANSWERS = ("n", "best_of")
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
-# vLLM's and OpenAI's fields that become a grammar; the last two are Responses' and Messages'.
+# Fields of vLLM and OpenAI that become a grammar; the last two belong to Responses and Messages.
 _GRAMMARS = (
     "response_format", "structured_outputs", "structural_tag", "guided_json", "guided_regex",
     "guided_grammar", "guided_choice", "text", "output_config",
 )  # fmt: skip
 _REGEXES = ("pattern", "regex", "guided_regex")
-# A schema may come as text, too.
+# A schema may also be given as text.
 _JSON_TEXTS = ("json", "guided_json", "schema")
 _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _COUNTED = re.compile(r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}")
 
 
 def check_call(body: Mapping[str, object], bounds: Bounds = DEFAULT) -> int:
-    """How many calls `body` stands for; raise `InputError` with the field that is too large."""
+    """How many calls `body` counts as; raise `InputError` naming a field that is too large."""
     answers = max(_count(body, field, bounds.answers) for field in _ANSWERS)
     for field in _LOGPROBS:
         _count(body, field, bounds.logprobs)
@@ -67,7 +67,10 @@ def check_call(body: Mapping[str, object], bounds: Bounds = DEFAULT) -> int:
     prompts = len(prompt) if is_batch and isinstance(prompt, list) else 1
     calls = max(1, answers) * max(1, prompts)
     if calls > bounds.calls:
-        rule = f"at most {bounds.calls} prompts times answers in one request, not {calls}"
+        rule = (
+            f"at most {bounds.calls} answers in one request (prompts times n), not {calls}; "
+            "send several requests"
+        )
         raise InputError(rule, "prompt" if prompts > 1 else "n")
     _check_grammars(body, bounds)
     return calls
@@ -76,7 +79,7 @@ def check_call(body: Mapping[str, object], bounds: Bounds = DEFAULT) -> int:
 def _count(body: Mapping[str, object], field: str, most: int) -> int:
     value = body.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0  # absent, or the engine says that it is wrong
+        return 0  # absent, or the engine rejects it
     if not value <= most:
         raise InputError(f"{field} must be at most {most}", field)
     return max(0, int(value))
@@ -86,7 +89,7 @@ def _check_grammars(body: Mapping[str, object], bounds: Bounds) -> None:
     chars = 0
     for nodes, (field, key, value, depth) in enumerate(_values(body), 1):
         if depth > bounds.depth:
-            raise InputError(f"{field} must be nested at most {bounds.depth} deep", field)
+            raise InputError(f"{field} must be nested at most {bounds.depth} levels deep", field)
         if isinstance(value, str):
             chars += len(value)
             if key in _REGEXES:
@@ -104,17 +107,18 @@ def _check_grammars(body: Mapping[str, object], bounds: Bounds) -> None:
 def _check_regex(regex: str, field: str, bounds: Bounds) -> None:
     if len(regex) > bounds.regex_chars:
         most = bounds.regex_chars
-        raise InputError(f"{field}: a regular expression has at most {most} characters", field)
+        rule = f"a regular expression must have at most {most} characters"
+        raise InputError(f"{field}: {rule}", field)
     product = 1
     for found in _COUNTED.finditer(regex):
         product *= max(1, *(int(n) for n in found.groups("0")))
-        if product > bounds.repeats:  # repetitions may stand in one another
-            rule = f"repetitions of a regular expression multiply to at most {bounds.repeats}"
+        if product > bounds.repeats:  # repetitions may be nested
+            rule = f"nested repetitions of a regular expression exceed {bounds.repeats} in total"
             raise InputError(f"{field}: {rule}", field)
 
 
 def _values(body: Mapping[str, object]) -> Iterator[tuple[str, str, object, int]]:
-    """Every value in the grammars of `body`: its field, its own key, itself and how deep it is."""
+    """Every value in the grammars of `body`, as (field, key, value, depth)."""
     waiting = [(field, field, value, 0) for field, value in grammar_fields(body)]
     while waiting:
         field, key, value, depth = waiting.pop()
@@ -130,13 +134,13 @@ def _values(body: Mapping[str, object]) -> Iterator[tuple[str, str, object, int]
 def grammar_fields(body: Mapping[str, object]) -> list[tuple[str, object]]:
     """The fields of `body` that become grammars."""
     found = [(field, body[field]) for field in _GRAMMARS if body.get(field) is not None]
-    if body.get("tool_choice") not in (None, "auto", "none"):  # the call is forced into its schema
+    if body.get("tool_choice") not in (None, "auto", "none"):  # the schema constrains the call
         found.append(("tools", body.get("tools")))
     return found
 
 
 def parsed_json(text: str, field: str) -> object:
-    """Raise `InputError` when `text` is none."""
+    """Raise `InputError` if `text` is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

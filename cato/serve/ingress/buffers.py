@@ -1,11 +1,10 @@
-"""Which editor buffer a request is about.
+"""Identifies the editor buffer of a request.
 
-A buffer's name is, from strong to weak: the header `X-CATO-Buffer`, for a request of any kind; for
-a completion, its session (a header, or OpenAI's `prompt_cache_key`) or its body's `user`, and the
-path of its file. The path alone names none: everybody has a `main.py`, and people behind one
-address or one API key would end each other's work. A
-session of a conversation may well ask for two answers at once, so there it names no buffer; neither
-does anything else that clients send.
+The header `X-CATO-Buffer` names the buffer of any request. Without it, a completion's buffer is its
+session (a header, or OpenAI's `prompt_cache_key`) or its body's `user`, plus the path of its file.
+The path alone is not enough: everybody has a `main.py`, and users behind one address or API key
+would cancel each other's requests. A conversation's session does not name a buffer, since it may
+ask for two answers at once.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from cato.serve.access.buffers import BufferId
 from cato.serve.ingress.context import whose
 
 BUFFER_HEADER = "X-CATO-Buffer"
-# opencode and load tools; Codex; Claude Code.
+# Headers of opencode and load tools, Codex, and Claude Code.
 SESSION_HEADERS = (
     "x-session-affinity", "x-session-id", "session-id", "x-claude-code-session-id",
 )  # fmt: skip
 
 
 def named_buffer(request: Request) -> BufferId | None:
-    """The buffer that a request names itself."""
+    """The buffer that a request names explicitly."""
     name = request.headers.get(BUFFER_HEADER)
     return (*whose(request), "name", name) if name else None
 
@@ -33,7 +32,7 @@ def named_buffer(request: Request) -> BufferId | None:
 def completion_buffer(
     request: Request, body: Mapping[str, object], path: str = ""
 ) -> BufferId | None:
-    """The buffer of a completion in the file at `path`; None when nothing tells it."""
+    """The buffer of a completion in the file at `path`; None if it cannot be told."""
     named = named_buffer(request)
     if named is not None:
         return named

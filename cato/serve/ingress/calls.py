@@ -24,7 +24,7 @@ from cato.serve.service import ModelCall
 from cato.wire.counting import estimated_tokens
 from cato.wire.prefix import block_chars, chain
 
-# Fields of a body that never reach an engine: CATO's own, and those that it sets.
+# Fields that are not passed to an engine: CATO's own, and those that CATO sets.
 OWN_FIELDS = frozenset(
     {"model", "stream", "suffix", "cato", "user", "priority", "request_id", "service_tier"}
 )
@@ -34,13 +34,13 @@ def engine_body(body: Mapping[str, object], *, is_streamed: bool) -> dict[str, o
     """`body` without CATO's fields."""
     passed = {key: value for key, value in body.items() if key not in OWN_FIELDS}
     if not is_streamed:
-        passed.pop("stream_options", None)  # an engine refuses it there
+        passed.pop("stream_options", None)  # an engine refuses it without `stream`
     return passed
 
 
 def text_prompt(prompt: object, pool: PoolInfo, model: str, salt: str) -> Prompt:
-    """A completion's prompt: text, tokens, or a list of either; see `Ingress.salt_of`. Raise
-    `InputError` for none."""
+    """A completion's prompt: text, tokens, or a list of either; for `salt` see `Ingress.salt_of`.
+    Raise `InputError` for anything else."""
     match prompt:
         case str():
             tokens = pool.profile.count_tokens(prompt)
@@ -52,12 +52,12 @@ def text_prompt(prompt: object, pool: PoolInfo, model: str, salt: str) -> Prompt
             tokens = sum(text_prompt(one, pool, model, salt).tokens for one in prompt)
             return Prompt(tokens, tokens)
         case None:
-            return Prompt(1, 1)  # an embedded prompt, or none: the engine says
-    raise InputError("prompt must be text, tokens, or a list of them", "prompt")
+            return Prompt(1, 1)  # an embedded prompt, or none: left to the engine
+    raise InputError("prompt must be a string, a list of tokens, or a list of these", "prompt")
 
 
 def other_prompt(body: Mapping[str, object]) -> Prompt:
-    """What an endpoint that generates nothing has to read."""
+    """The prompt of an endpoint that generates nothing, such as embeddings."""
     tokens = max(1, round(estimated_tokens(json.dumps(body, ensure_ascii=False))))
     return Prompt(tokens, tokens)
 
@@ -69,8 +69,8 @@ async def start_call(
     buffer: BufferId | None = None,
     client: Client = UNKNOWN,
 ) -> RunningTask:
-    """Start `call` for `client`, in the place of the latest run of `buffer`, or of the one that the
-    request names itself. Raise `InputError` when it asks too much of an engine."""
+    """Start `call` for `client`. It supersedes the latest run of `buffer`, or of the buffer that
+    the request names. Raise `InputError` if the call exceeds its bounds."""
     caller = caller_of(request)
     bounds = bounds_of(caller.bounds)
     calls = check_call(call.body, bounds)
@@ -93,7 +93,7 @@ async def whole_call(
     task: RunningTask,
     finished: Callable[[dict[str, object], FinishRun], dict[str, object]] | None = None,
 ) -> Response:
-    """The engine's JSON answer; `finished` adds what is known at its end."""
+    """The engine's JSON answer; `finished` adds fields known only at its end."""
 
     def value(raw: bytes) -> dict[str, object]:
         answer: dict[str, object] = json.loads(raw)

@@ -1,9 +1,9 @@
-"""A chat in any dialect, read once at the door, and what serves it.
+"""Reads a chat of any dialect once, and starts the task or model call that serves it.
 
-The body becomes a `ChatRequest`: the typed conversation, and every field that CATO itself acts on.
-From it follow the task or the model, the session, the count, the prefix and the objective. The
-engine gets the client's own body: with stable prompts (`cato.wire.stable`), without CATO's fields,
-with a limit of tokens that fits. What CATO does not know in it survives.
+The body becomes a `ChatRequest`: the typed conversation, and every field that CATO acts on. The
+task or model, session, token count, prefix and SLO follow from it. The engine gets the client's
+own body with stable prompts (`cato.wire.stable`), without CATO's fields, and with a token limit
+that fits. Fields unknown to CATO are passed on.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from cato.wire.prefix import block_chars
 from cato.wire.reading import conversation_of
 from cato.wire.stable import LATE_SYSTEM, stable
 
-# Of an agent's turn, in seconds: the first token, by notes of what users of agents bear; the pace.
+# An agent's turn, in seconds: TTFT, from notes on what users of agents tolerate, and TPOT.
 AGENT_TTFT_S = 2.0
 AGENT_TPOT_S = 0.04
-# A prompt that takes longer than half of the target alone, or a step of the engine that takes
-# longer than half of the pace, gets the time that it needs unloaded, twice.
+# If the prompt alone takes more than half of the TTFT target, or an engine step more than half of
+# the TPOT, the target becomes twice the unloaded time.
 UNLOADED = 2.0
-# `Profile.chars_per_token` of the vocabularies that token counts are fitted to.
+# `Profile.chars_per_token` of the vocabularies that `cato.wire.counting` is fitted to.
 REFERENCE_CHARS_PER_TOKEN = 3.5
 
 _LIMITS = {
@@ -73,9 +73,10 @@ _STOPS = {Endpoint.CHAT: "stop", Endpoint.MESSAGES: "stop_sequences"}
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One chat. `body` is the client's own under the rules of `changes`; `extra` its object `cato`.
+    """One chat. `body` is the client's, changed by the rules in `changes`; `extra` its object
+    `cato`.
 
-    `tier` is OpenAI's `service_tier`; empty when there is none.
+    `tier` is OpenAI's `service_tier`; empty if absent.
     """
 
     endpoint: Endpoint
@@ -97,7 +98,7 @@ class ChatRequest:
 def read_chat(
     ingress: Ingress, request: Request, endpoint: Endpoint, body: dict[str, object]
 ) -> ChatRequest:
-    """The chat in `body`; raise `InputError` with the field that is wrong."""
+    """The chat in `body`; raise `InputError` naming an invalid field."""
     extra, is_streamed = cato_of(body), flag(body, "stream")
     tier = "" if endpoint in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS) else tier_of(body)
     pools, off = pools_behind(ingress, body.get("model")), ingress.prompt_rules_off
@@ -120,14 +121,14 @@ def read_chat(
     )
 
 
-# What serves it
+# Choosing a task or model
 
 
 def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
-    """The task or the model that serves `chat`; the table in `deployments/clients/README.md`.
+    """The task or model that serves `chat`, by the table in `deployments/clients/README.md`.
 
-    Raise what `resolve` and `model_of_task` raise, and `InputError` for inputs of a task that does
-    not run.
+    Raise what `resolve` and `model_of_task` raise, and `InputError` if the request has task inputs
+    but goes to a model.
     """
     model = chat.body.get("model")
     session = partial(session_of_chat, request, chat)
@@ -142,7 +143,7 @@ def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
         return target
     if chat.extra.get("inputs"):
         raise InputError(
-            f"the request goes to a model as it is ({why}), and a model takes no inputs; "
+            f"the request goes directly to a model ({why}), and a model takes no inputs; "
             f"send one user message, or use POST /v1/tasks/{target.task}",
             "cato.inputs",
         )
@@ -154,7 +155,7 @@ def target_of(ingress: Ingress, request: Request, chat: ChatRequest) -> Target:
 
 
 def session_of_chat(request: Request, chat: ChatRequest) -> str:
-    """What rollouts go by: calls beside the main loop are the session's too."""
+    """The session key for rollouts; calls outside the main loop belong to the session too."""
     return f"{caller_of(request).tenant}\0{_turn_of(request, chat).session}"
 
 
@@ -164,30 +165,30 @@ def _turn_of(request: Request, chat: ChatRequest) -> Turn:
 
 
 def _why_conversation(chat: ChatRequest) -> str:
-    """Why a chat is more than one text for a task; empty when it is not."""
+    """Why a task cannot serve the chat; empty if it holds just one text."""
     conversation = chat.conversation
     if chat.has_tools:
         return "it has tools"
     if conversation.system:
-        return "it has a system text"
+        return "it has a system prompt"
     if chat.client.name:
         return f"it comes from {chat.client.name}"
     if len(conversation.messages) > 1:
         return f"it has {len(conversation.messages)} messages"
     if conversation.messages[0].role != "user":
-        return "it has no message of a user"
+        return "it has no user message"
     return ""
 
 
 def start_task(
     ingress: Ingress, request: Request, target: Target, chat: ChatRequest
 ) -> RunningTask:
-    """The workflow of `target` with the one text of `chat`; raise `InputError` for what a task
-    cannot honour."""
-    assert target.task is not None, "a model is called, no task"
+    """Start the workflow of `target` with the one text of `chat`; raise `InputError` for fields
+    that a task cannot honour."""
+    assert target.task is not None, "the target is a model, not a task"
     (message,) = chat.conversation.messages
     if any(part.kind is not PartKind.TEXT for part in message.parts):
-        raise InputError("a task takes text only", _field(chat))
+        raise InputError("a task takes text only; name a model to send other parts", _field(chat))
     fill = Fill(
         message.text,
         max_tokens=chat.max_tokens,
@@ -204,10 +205,10 @@ def _field(chat: ChatRequest) -> str:
 async def start_model(
     ingress: Ingress, request: Request, target: Target, chat: ChatRequest
 ) -> RunningTask:
-    """A call of `target`'s model with all of `chat`.
+    """Call `target`'s model with the whole `chat`.
 
-    Raise `UnknownNameError` when no pool serves the model, and `InputError` for tools that it would
-    never see.
+    Raise `UnknownNameError` if no pool serves the model, and `InputError` if its chat template
+    drops the request's tools.
     """
     pool = pool_of(ingress, target.model)
     check_tools(pool, chat.body)
@@ -266,7 +267,7 @@ async def start_model(
 
 @dataclass(frozen=True, slots=True)
 class _SessionClock:
-    """The book of sessions for one turn. Calls beside the main loop are in none."""
+    """Tracks session time for one turn; calls outside the main loop are not tracked."""
 
     ingress: Ingress
     request: Request
@@ -280,8 +281,8 @@ class _SessionClock:
     def begin(
         self, profile: Profile, prompt: Prompt, expected_tokens: int, target_s: float | None
     ) -> tuple[float | None, SessionShare | None]:
-        """Think time before the turn, and its part of its session's time; None for each where there
-        is none."""
+        """Think time before the turn, and the turn's share of the session's time; each None if it
+        does not apply."""
         if not self._is_main:
             return None, None
         turn = self.turn
@@ -302,8 +303,8 @@ class _SessionClock:
 
 
 def _memory_of(request: Request, turn: Turn) -> str:
-    """The session's name across tenants: a digest, for it leaves the ingress. A call beside the
-    main loop has a prompt of its own, unless it sums up the main one."""
+    """The session's name across tenants: a digest, since it leaves the ingress. A call outside the
+    main loop has its own prompt, unless it summarizes the main one."""
     is_main = turn.kind in (TurnKind.MAIN, TurnKind.COMPACTION)
     beside = "" if is_main else turn.kind.value
     name = "\0".join((caller_of(request).tenant, turn.session, beside))
@@ -336,11 +337,11 @@ def _slo(
     expected_tokens: int,
     share: SessionShare | None,
 ) -> Slo:
-    """The objective of a turn: by what its prompt has that is new to the session.
+    """The SLO of a turn, from the part of its prompt that is new to the session.
 
-    Of an agent, the first token within 2 s and 40 ms a token; of any other chat, that of a direct
-    call. Twice the unloaded time where that is longer. Titles are urgent to nobody. In a session
-    with a target and slack the first token may come later, by the turn's part of it.
+    An agent gets a TTFT of 2 s and a TPOT of 40 ms; any other chat the SLO of a direct call. Both
+    are raised to twice the unloaded time where that is longer. Titles are not urgent. In a session
+    with a target and slack, the TTFT is extended by the turn's share of the slack.
     """
     profile = pool.profile
     is_agent = bool(chat.client.name) or chat.has_tools

@@ -1,8 +1,8 @@
-"""Who asks: the agent behind a request, its session, and what the call is to it.
+"""Recognizes the agent behind a request, its session, and the kind of call within the session.
 
 What each client sends was measured (2026-11-23): Claude Code 2.1.197 and 2.1.330, Codex 0.169,
 opencode 1.18, Qwen Code 0.24, Continue's `cn` 1.5, aider 0.86. Nothing here is trusted: headers
-and texts only tell sessions of one API key apart.
+and prompts only distinguish sessions of one API key.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from cato.wire.conversation import Conversation
 from cato.wire.endpoint import Endpoint
 
 SESSION_HEADER = "x-cato-session"
-# openai-python and openai-js, and what is built on them; in seconds. 600 is their default and says
-# nothing; the value may also be NOT_GIVEN or None.
+# Timeout headers of openai-python, openai-js and clients built on them, in seconds. 600 is their
+# default and carries no information; the value may also be NOT_GIVEN or None.
 TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 SDK_DEFAULT_TIMEOUT_S = 600.0
-# A name that can stand in a log line, a label and a path as it is.
+# A name that is safe in a log line, a label and a path.
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,119}")
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """An agent. It is known by the header `user-agent`, or by its system text where it has no name.
+    """An agent, recognized by the header `user-agent` or, without a name there, by its system
+    prompt.
 
-    `session` and `parent` are headers; `part` is a header that tells the sub-agents of a session
-    apart. A call that sums up the history has `sums_up` in its system text or in the user's last
-    words, one that names it has `title` in its system text. `patience_s` is how long it waits for a
-    first token: the shortest time after which it was seen to leave, else the longest that it was
-    seen to wait.
+    `session` and `parent` are headers; `part` is a header that distinguishes sub-agents of one
+    session. A call that summarizes the history has `sums_up` in its system prompt or last user
+    message; a call that names it has `title` in its system prompt. `patience_s` is how long the
+    agent waits for a first token: the shortest time after which it was seen to leave, else the
+    longest it was seen to wait.
     """
 
     name: str
@@ -101,7 +102,7 @@ UNKNOWN = Client("")
 
 
 def client_of(headers: Mapping[str, str], system: str) -> Client:
-    """The agent that asks; `UNKNOWN` for any other client."""
+    """The agent behind a request; `UNKNOWN` for any other client."""
     agent = headers.get("user-agent", "")
     for client in CLIENTS:
         if client.agent and re.search(client.agent, agent, re.IGNORECASE):
@@ -116,13 +117,13 @@ def client_of(headers: Mapping[str, str], system: str) -> Client:
 
 
 def timeouts_s(headers: Mapping[str, str]) -> list[float]:
-    """After which the client's SDK gives up, as far as it says so."""
+    """Timeouts that the client's SDK states in its headers."""
     found = (_seconds(headers.get(name, "")) for name in TIMEOUT_HEADERS)
     return [s for s in found if 0 < s < SDK_DEFAULT_TIMEOUT_S]
 
 
 def patience_s(headers: Mapping[str, str], client: Client) -> float:
-    """How long the client waits for a first token; inf when nobody knows."""
+    """How long the client waits for a first token; inf if unknown."""
     return min([client.patience_s, *timeouts_s(headers)])
 
 
@@ -141,11 +142,11 @@ def turn_of(
     conversation: Conversation,
     whose: str,
 ) -> Turn:
-    """Which call of which session a request is.
+    """The session of a request, and its call's kind.
 
-    The session is the first found of: the header `X-CATO-Session`, the client's own, OpenAI's
-    `prompt_cache_key`, Anthropic's `metadata.user_id`, and what the conversation begins with (its
-    system text and the first words of the user, of `whose`).
+    The session is the first found of: the header `X-CATO-Session`, the client's own header,
+    OpenAI's `prompt_cache_key`, Anthropic's `metadata.user_id`, and the beginning of the
+    conversation (its system prompt and first user message, for the caller `whose`).
     """
     session, parent = _named(client, headers, body)
     return Turn(
@@ -160,7 +161,7 @@ def turn_of(
 def _named(
     client: Client, headers: Mapping[str, str], body: Mapping[str, object]
 ) -> tuple[str, str]:
-    """Names of the session and of the one that started it; empty where there is none."""
+    """Names of the session and of its parent session; empty where absent."""
     if asked := headers.get(SESSION_HEADER):
         return _sane(asked), ""
     if client.session and (own := headers.get(client.session)):
@@ -179,7 +180,7 @@ def _named(
 
 
 def _session_id(user: str) -> str:
-    """The session within Anthropic's `user_id`, where it is the JSON that Claude Code writes."""
+    """The session in Anthropic's `user_id`, if that is the JSON that Claude Code writes."""
     if user.startswith("{"):
         try:
             value = json.loads(user)
@@ -192,7 +193,7 @@ def _session_id(user: str) -> str:
 
 
 def _by_beginning(client: Client, conversation: Conversation, whose: str) -> str:
-    """Agents append to a conversation and never change its beginning, so that names it."""
+    """A name from the conversation's beginning, which agents never change: they only append."""
     digest = hashlib.blake2b(digest_size=9)
     for text in (whose, conversation.system, _first_user_text(conversation)):
         digest.update(text.encode("utf-8", "replace") + b"\0")
@@ -204,7 +205,7 @@ def _first_user_text(conversation: Conversation) -> str:
 
 
 def _sane(name: str) -> str:
-    """`name`, or a digest of it where it is too long or holds odd characters."""
+    """`name`, or its digest if it is too long or has unsafe characters."""
     if _SANE.fullmatch(name):
         return name
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=12).hexdigest()
@@ -213,7 +214,7 @@ def _sane(name: str) -> str:
 def _kind(
     client: Client, endpoint: Endpoint, body: Mapping[str, object], conversation: Conversation
 ) -> TurnKind:
-    """Calls beside the main loop are known by their form."""
+    """Calls outside the main loop are recognized by their form."""
     if endpoint is Endpoint.COUNT_TOKENS:
         return TurnKind.COUNT
     if not client.name:
@@ -230,7 +231,7 @@ def _kind(
 
 
 def _schema_of(body: Mapping[str, object]) -> Mapping[str, object]:
-    """The properties of the JSON that a Messages body asks for; empty without a schema."""
+    """The properties of the JSON schema in a Messages body; empty without a schema."""
     found: object = body
     for key in ("output_config", "format", "schema", "properties"):
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -1,4 +1,4 @@
-"""What every dialect is built with, and what it keeps about one request."""
+"""`Ingress`: the parts that every dialect uses; and the state kept for one request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cato.serve.ingress.grammars import Grammars
 from cato.serve.service import Origin, TaskService, new_request_id
 from cato.serve.sessions import SessionMemory
 
-# A client's own id is kept when it can stand in a path, a header and a log line as it is.
+# A client's request id is kept if it is safe in a path, a header and a log line.
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 
 
@@ -33,10 +33,10 @@ _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 class Ingress:
     """The parts of an ingress replica.
 
-    `started_at` is Unix time, for `created` of models. `caps` bound what direct calls may write;
+    `started_at` is Unix time, for `created` of models. `caps` limit the output of direct calls;
     `prompt_rules_off` names the rules of `cato.wire.stable` that are switched off. With
-    `shared_prompts` tenants share what engines have cached of prompts. `prices` say what usage
-    costs. `batches` is where the files of batches are; None where there are none.
+    `shared_prompts` tenants share the engines' prefix caches. `prices` convert usage into cost.
+    `batches` stores the files of batches; None if batches are off.
     """
 
     service: TaskService
@@ -60,8 +60,8 @@ class Ingress:
         return any(p.ready_replicas > 0 for p in self.service.pools() if p.name == pool)
 
     def salt_of(self, request: Request) -> str:
-        """What keeps the caller's prompts apart in the caches of engines; empty where they are
-        shared."""
+        """The cache salt that separates the caller's prompts in the engines' prefix caches; empty
+        if they are shared."""
         tenant = caller_of(request).tenant
         if self.shared_prompts or not tenant:
             return ""
@@ -78,11 +78,11 @@ class Ingress:
         calls: int = 1,
         client: Client = UNKNOWN,
     ) -> RunningTask:
-        """The run that `start` starts for the caller, in the place of the buffer's latest one. It
-        counts as `calls` requests of the tenant. `client` is the agent that asks, as far as more
-        than the headers tell it.
+        """Start a run for the caller with `start`; it supersedes the buffer's latest run and counts
+        as `calls` requests of the tenant. `client` is the agent, if it was recognized by more than
+        the headers.
 
-        Raise `QuotaError` when the caller's tenant may not begin one now.
+        Raise `QuotaError` if the tenant is over its limits.
         """
         caller = caller_of(request)
         self.access.begin(caller, calls)
@@ -114,8 +114,8 @@ class Ingress:
 
 
 def whose(request: Request, user: object = "") -> tuple[str, ...]:
-    """The API key and the machine behind a request, and the `user` that its body names. What can be
-    forged here only separates more within a key.
+    """The API key and machine behind a request, and the `user` that its body names. A forged value
+    only separates callers further within one key.
     """
     address: str = getattr(request.state, "cato_address", "")
     agent = request.headers.get("user-agent", "")
@@ -123,13 +123,13 @@ def whose(request: Request, user: object = "") -> tuple[str, ...]:
 
 
 def remember_caller(request: Request, caller: Caller, address: str) -> None:
-    """Keep whose request it is, and the client's address behind the proxies that are believed."""
+    """Store the caller, and the client's address as reported by trusted proxies."""
     request.state.cato_caller = caller
     request.state.cato_address = address
 
 
 def caller_of(request: Request) -> Caller:
-    """Whose request it is, as the gate found."""
+    """The caller that the gate identified."""
     caller: Caller = getattr(request.state, "cato_caller", ANYBODY)
     return caller
 
@@ -137,11 +137,12 @@ def caller_of(request: Request) -> Caller:
 def check_task(request: Request, task: str) -> None:
     """Raise `AccessError` when the caller may not run `task`."""
     if not caller_of(request).may_run(task):
-        raise AccessError(403, "task_not_permitted", "This API key may not run this task.")
+        told = "This API key may not run this task; see GET /v1/tasks for those it may run."
+        raise AccessError(403, "task_not_permitted", told)
 
 
 def request_id(request: Request) -> str:
-    """The request's id: the client's `x-request-id` if it is sane, else a new one."""
+    """The request's id: the client's `x-request-id` if it is safe to use, else a new one."""
     known: str | None = getattr(request.state, "cato_request_id", None)
     if known is None:
         offered = request.headers.get("x-request-id", "")
@@ -151,24 +152,24 @@ def request_id(request: Request) -> str:
 
 
 def session_of(request: Request, buffer: BufferId | None) -> str:
-    """What rollouts go by where no conversation says more: the session that a header names, else
-    the editor's buffer, else this request alone."""
+    """The session key for rollouts without a conversation: the session named by a header, else the
+    editor's buffer, else this request."""
     named = request.headers.get(SESSION_HEADER, "") or "\0".join(buffer or ())
     return f"{caller_of(request).tenant}\0{named or request_id(request)}"
 
 
 def remember_drawn(request: Request, drawn: Drawn | None) -> None:
-    """Keep which rollout chose the model of a direct call."""
+    """Store the rollout that chose the model of a direct call."""
     request.state.cato_drawn = () if drawn is None else (drawn,)
 
 
 def remember_task(request: Request, task: RunningTask) -> None:
-    """Let an error answer say which task and objective it was about."""
+    """Store the task, so that an error response can name it and its SLO."""
     request.state.cato_task = task
 
 
 def finish_of(task: RunningTask) -> FinishRun:
-    """How the run of `task` ended, which it must have."""
+    """How the run of `task` ended; the run must have finished."""
     assert task.finish is not None, f"run {task.run.id} is not finished"
     return task.finish
 

@@ -1,6 +1,7 @@
-"""The OpenAPI document: what every path takes and answers. Its data is `openapi.yaml`.
+"""Builds the OpenAPI document from `openapi.yaml`.
 
-Routes name their part of it, such as `document.CHAT`. A new route gets an entry in `operations`.
+Routes refer to their entry by name, such as `document.CHAT`. A new route needs an entry in
+`operations`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ADMIN_PATH = "/v1/admin/"
 
 
 def __getattr__(name: str) -> Any:
-    """An entry of `operations`: arguments of a route, or its responses."""
+    """An entry of `operations`: a route's arguments, or its responses."""
     try:
         return _DATA["operations"][name]
     except KeyError:
@@ -29,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
 
 def install(app: FastAPI) -> None:
-    """Let `app.openapi()` give the whole document."""
+    """Make `app.openapi()` return the whole document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -56,10 +57,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _name_errors(operation: dict[str, Any], schema: str) -> None:
-    """Name the errors of an operation; a request that is not valid is answered with 400."""
+    """Declare the errors of an operation. Invalid requests get 400, so 422 is removed."""
     responses = operation["responses"]
     responses.pop("422", None)
     responses["default"] = {
-        "description": "Not served; `X-CATO-Problem` says more.",
+        "description": "The request failed; see the header `X-CATO-Problem` for details.",
         "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
     }

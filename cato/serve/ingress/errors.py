@@ -1,14 +1,14 @@
-"""Errors as HTTP answers: the OpenAI error object with all four keys, codes as strings or null; on
-Anthropic's paths that dialect's.
+"""Maps exceptions to HTTP error responses: OpenAI's error object with all four keys (`code` is a
+string or null); Anthropic's error object on Anthropic's paths.
 
-The text of an error is constant for its kind, since editors show every distinct text once (and
-Continue the whole body): what differs stands in the header `X-CATO-Problem`. Conversations are
-told the numbers of a prompt that is too long, which agents read to compact it.
+Each kind of error has a constant message, because editors show every distinct message once (and
+Continue the whole body). Details go into the header `X-CATO-Problem`. Conversation endpoints get
+the token counts of a prompt that is too long: agents read them to compact the history.
 
-Statuses are chosen by how often real clients repeat them (measured): 429 for a full queue, a pool
-without replicas and a lost engine, since Codex asks 30 times in 33 s after a 503; 503 only while
-the server starts; 504 with `x-should-retry: false` for a missed deadline; never 408, 409, 422 or
-529, and never the word "overloaded", which Continue repeats five times.
+Statuses follow how real clients retry (measured): 429 for a full queue, a pool without replicas and
+a lost engine, since Codex retries a 503 30 times in 33 s; 503 while the server starts; 504 with
+`x-should-retry: false` for a missed deadline; never 408, 409, 422 or 529, and never the word
+"overloaded", which makes Continue retry five times.
 """
 
 from __future__ import annotations
@@ -50,33 +50,32 @@ from cato.wire.messages import anthropic_error
 
 log = logging.getLogger("cato.ingress")
 
-# The code of work that a pool refused or dropped because too much waits for it, and of requests
-# beyond their tenant's rates.
+# Error code when a pool refuses or sheds work because its queue is full, and when a request exceeds
+# its tenant's rate limit.
 FULL = "rate_limit_exceeded"
-# The reason given to `RunningTask.cancel` when the connection closed.
-# A lost engine is back after seconds; the pool's other replicas take the work at once.
+# A lost engine restarts within seconds; the pool's other replicas can take the work at once.
 LOST_RETRY_S = 1.0
-# The control plane answers a few seconds after the ingress.
+# The control plane is ready a few seconds after the ingress.
 STARTING_RETRY_S = 3.0
 STORE_RETRY_S = 5.0
-# All agents tried wait for so long as they are told; at 300 s Claude Code gives up, and Qwen Code
-# and Continue ask again after half a second.
+# Every agent tried honours Retry-After in this range. At 300 s Claude Code gives up, and Qwen Code
+# and Continue retry after half a second.
 MIN_RETRY_S, MAX_RETRY_S = 3.0, 40.0
 MAX_PROBLEM_CHARS = 300
 
 
-# Paths below this one answer in Anthropic's dialect.
+# Paths under this one answer in Anthropic's dialect.
 ANTHROPIC_PATH = "/v1/messages"
-# What agents speak; any of them may come behind /t/{task}.
+# Endpoints that agents use; each may be prefixed with /t/{task}.
 _AGENT_PATHS = ("/v1/chat/completions", "/v1/responses", ANTHROPIC_PATH)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error answer; `problem` is the part that differs from case to case.
+    """An error response; `problem` holds the details of this case.
 
-    `with_numbers` and `to_anthropic` are other words of `message` for conversations: those of
-    OpenAI's dialects and of Anthropic's. Empty: `message` itself.
+    `with_numbers` and `to_anthropic` replace `message` for conversations, in OpenAI's dialects and
+    in Anthropic's. Empty: `message` itself.
     """
 
     status: int
@@ -98,13 +97,13 @@ class Failure:
 
 _CLIENT_GONE = Failure(499, "The client closed the request.", "invalid_request_error", "cancelled")
 _HTTP_FAILURES = {
-    404: ("There is no such path; see GET /v1/models and GET /v1/tasks.", "not_found"),
-    405: ("This path does not take that method.", "method_not_allowed"),
-    413: ("The request is larger than this server takes.", "request_too_large"),
+    404: ("No such path; see /docs, GET /v1/models and GET /v1/tasks.", "not_found"),
+    405: ("This path does not support this method; see /docs.", "method_not_allowed"),
+    413: ("The request body is too large for this server; send less.", "request_too_large"),
 }
 NO_RETRY = {"x-should-retry": "false"}
 _SUPERSEDED = Failure(
-    499, "A newer request of the same buffer replaced this one.", "invalid_request_error",
+    499, "A newer request for the same buffer replaced this one.", "invalid_request_error",
     "superseded", headers=NO_RETRY,
 )  # fmt: skip
 
@@ -114,7 +113,7 @@ def invalid(message: str, param: str | None, code: str | None = None) -> Failure
 
 
 def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> Failure:
-    """The answer for `error`; `has_replicas` says whether a pool has any ready replica."""
+    """The response for `error`; `has_replicas` says whether a pool has a ready replica."""
     match error:
         case UnknownNameError(kind="model"):
             return Failure(
@@ -136,7 +135,7 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return _over_quota(error)
         case DeadlineError():
             return Failure(
-                504, "The task was not finished before its deadline.", "timeout_error",
+                504, "The task did not finish before its deadline.", "timeout_error",
                 "deadline_exceeded", problem=str(error), headers=NO_RETRY,
             )  # fmt: skip
         case StartingError():
@@ -146,7 +145,7 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             )  # fmt: skip
         case NotLoadedError():
             return Failure(
-                429, "This model does not load now; X-CATO-Problem says why.",
+                429, "This model cannot be loaded now; see X-CATO-Problem for the reason.",
                 "server_error", "model_not_loaded", problem=str(error),
                 headers=_soon(error.retry_after_s),
             )  # fmt: skip
@@ -154,34 +153,34 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             return _no_capacity(error, has_replicas(error.pool))
         case EngineDeadError() | ReplicaLostError():
             return Failure(
-                429, "The model's engine was lost while it worked on this request.",
+                429, "The model's engine was lost while serving this request; try again.",
                 "server_error", "engine_lost", problem=str(error),
                 headers=_soon(LOST_RETRY_S),
             )  # fmt: skip
         case EngineError(status=404 | 405 | 501):
             return Failure(
-                404, "This model's engine does not serve this endpoint.",
+                404, "This model's engine does not support this endpoint.",
                 "invalid_request_error", "not_supported", problem=str(error),
             )  # fmt: skip
         case EngineError(status=429):
             return Failure(
-                429, "The model's engine refuses more work; try again in a moment.",
+                429, "The model's engine accepts no more work now; try again in a moment.",
                 "rate_limit_error", FULL, problem=str(error), headers=_soon(MIN_RETRY_S),
             )  # fmt: skip
         case EngineError(status=status) if 400 <= status < 500:
             field = f"the value of {error.param}" if error.param else "the request"
             return Failure(
-                400, f"This model's engine does not take {field}; X-CATO-Problem says why.",
+                400, f"This model's engine rejected {field}; see X-CATO-Problem for the reason.",
                 "invalid_request_error", None, error.param, problem=str(error),
             )  # fmt: skip
         case EngineError():
             return Failure(
-                502, "The model's engine failed on this request.", "server_error",
+                502, "The model's engine failed while serving this request.", "server_error",
                 "engine_failed", problem=str(error),
             )  # fmt: skip
         case StoreError():
             return Failure(
-                503, "What the store keeps cannot be read or changed now; try again later.",
+                503, "The store is unavailable; try again later.",
                 "server_error", "store_unavailable", problem=str(error),
                 headers=_retry_after(STORE_RETRY_S),
             )  # fmt: skip
@@ -195,16 +194,19 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
             kind = "invalid_request_error" if status < 500 else "server_error"
             return Failure(status, message, kind, code, headers=dict(error.headers or {}))
         case RequestValidationError():
-            return invalid("The request's path or query is not valid.", None)
+            return invalid("The request's path or query is invalid; see /docs.", None)
         case _:
-            return Failure(500, "CATO failed on this request.", "server_error", "internal_error")
+            return Failure(
+                500, "Internal server error; see the ingress log for this request id.",
+                "server_error", "internal_error",
+            )  # fmt: skip
 
 
 def _too_long(error: ContextLengthError, estimated_tokens: int = 0) -> Failure:
-    """In the words that make clients compact: those of OpenAI's and of Anthropic's own servers.
+    """Uses OpenAI's and Anthropic's own wording, which clients recognize and compact on.
 
-    The prompt's `estimated_tokens` count where its engine did not count to its end: clients shorten
-    a conversation by what is beyond the context.
+    `estimated_tokens` is used when the engine stopped counting the prompt early: clients shorten a
+    conversation by the excess over the context.
     """
     prompt, output, context = error.prompt_tokens, error.max_tokens, error.context_tokens
     if prompt is None and context is not None and estimated_tokens > context:
@@ -257,11 +259,11 @@ def _over_quota(error: QuotaError) -> Failure:
     headers = _retry_after(error.retry_after_s)
     if error.is_budget:
         return Failure(
-            429, "The tokens of this month are used up.", "insufficient_quota",
+            429, "This month's token budget is used up; ask an operator.", "insufficient_quota",
             "insufficient_quota", problem=str(error), headers=headers | NO_RETRY,
         )  # fmt: skip
     return Failure(
-        429, "This API key's tenant asks for too much; try again later.", "rate_limit_error",
+        429, "This tenant's rate limit is exceeded; try again later.", "rate_limit_error",
         FULL, problem=str(error), headers=headers,
     )  # fmt: skip
 
@@ -270,7 +272,7 @@ def _no_capacity(error: CapacityError, is_pool_up: bool) -> Failure:
     headers = _soon(error.retry_after_s)
     if is_pool_up:
         return Failure(
-            429, "Too many requests wait for this model; try again later.",
+            429, "Too many requests are queued for this model; try again later.",
             "rate_limit_error", FULL, problem=str(error), headers=headers,
         )  # fmt: skip
     return Failure(
@@ -280,7 +282,7 @@ def _no_capacity(error: CapacityError, is_pool_up: bool) -> Failure:
 
 
 def _soon(seconds: float) -> dict[str, str]:
-    """A time that clients wait for, near the one that is expected."""
+    """The expected time, clamped to the range in which clients honour it."""
     return _retry_after(min(MAX_RETRY_S, max(MIN_RETRY_S, seconds)))
 
 
@@ -292,7 +294,7 @@ def _retry_after(seconds: float) -> dict[str, str]:
 
 
 def failure_of_run(task: RunningTask, has_replicas: Callable[[str], bool]) -> Failure | None:
-    """Why a finished run has no answer; None when it has one."""
+    """Why a finished run has no answer; None if it has one."""
     finish = finish_of(task)
     if finish.status == "done":
         return None
@@ -312,7 +314,7 @@ def failure_of_run(task: RunningTask, has_replicas: Callable[[str], bool]) -> Fa
 
 
 def answer(request: Request, failure: Failure) -> Response:
-    """`failure` as a response, with what is known of the request's run."""
+    """`failure` as a response, with the headers of the request's run."""
     if failure.status >= 500:
         log.warning("request %s: %s", request_id(request), failure.problem or failure.message)
     headers = known_headers(request)
@@ -322,7 +324,7 @@ def answer(request: Request, failure: Failure) -> Response:
     path = request.url.path
     is_of_agents = any(known in path for known in _AGENT_PATHS)
     if is_of_agents and float(headers.get("Retry-After", "0")) > MAX_RETRY_S:
-        headers |= _retry_after(MAX_RETRY_S)  # X-CATO-Problem has the true time
+        headers |= _retry_after(MAX_RETRY_S)  # X-CATO-Problem has the real time
     if ANTHROPIC_PATH in path:
         body = failure.as_anthropic()
     else:
@@ -331,7 +333,7 @@ def answer(request: Request, failure: Failure) -> Response:
 
 
 def known_headers(request: Request) -> dict[str, str]:
-    """What is known of a request, and of its run if there is one."""
+    """Headers known so far about a request, and about its run if it has one."""
     headers = {"x-request-id": request_id(request)}
     task = task_of(request)
     if task is not None:
@@ -348,7 +350,7 @@ def _header_text(text: str) -> str:
 
 
 def install(app: FastAPI, has_replicas: Callable[[str], bool]) -> None:
-    """Make every error of `app` an OpenAI error object, those of the framework included."""
+    """Answer every error of `app`, FastAPI's included, with an OpenAI error object."""
 
     async def handle(request: Request, error: Exception) -> Response:
         return answer(request, failure_of_error(error, has_replicas))

@@ -1,4 +1,4 @@
-"""One run and the client that waits for it: when one ends, so does the other."""
+"""Ties a run to its client's connection: the run is cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from cato.serve.ingress.receipts import receipt_headers, run_headers
 
 log = logging.getLogger("cato.ingress")
 
-# What a client gets instead of an error when its work was shed: an empty answer in its dialect.
+# Makes the empty answer that a client gets instead of an error when its request was shed.
 Shed = Callable[[], Response]
 
-# A client that takes nothing for so long is gone or means harm; its stream holds a connection, and
-# in the end memory for the rest of the answer.
+# A client that reads nothing for this long is gone or malicious; its stream holds a connection, and
+# eventually memory for the rest of the answer.
 READ_WITHIN_S = 60.0
 
-# Agents leave 120 s (Qwen Code) to 354 s (Claude Code) after a request without an answer's head,
-# and 240 s to 300 s after its last byte.
+# Agents disconnect after 120 s (Qwen Code) to 354 s (Claude Code) without response headers, and
+# after 240 s to 300 s without a new byte.
 SIGN_AFTER_S = 5.0
 SIGN_EVERY_S = 10.0
 
@@ -44,8 +44,8 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class Exchange:
     """Watches the connection while the answer of `task` is read.
 
-    Create it after the request's body was read: from then on the server has only one thing to
-    say, that the client is gone, and that cancels the run down to the engine. Always `close`.
+    Create it after reading the request's body: from then on the only message from the server is a
+    disconnect, which cancels the run down to the engine. Always `close` it.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class Exchange:
         self._watch = loop.create_task(_cancel_on_disconnect(request.receive, task))
 
     async def next(self) -> list[Piece]:
-        """All pieces that are there, at least one; empty when the run has finished."""
+        """All available pieces, at least one; empty once the run has finished."""
         return await self.task.next()
 
     async def whole(self) -> list[Piece]:
-        """All pieces to the end."""
+        """All pieces of the run."""
         return [piece async for piece in self.task.pieces()]
 
     def failure(self) -> Failure | None:
-        """Why the finished run has no answer; None when it has one."""
+        """Why the finished run has no answer; None if it has one."""
         return failure_of_run(self.task, self._has_replicas)
 
     async def close(self) -> None:
-        """Stop watching; a run that is still under way is cancelled."""
+        """Stop watching; cancel the run if it is still in progress."""
         self._watch.cancel()
         self.task.cancel(CLIENT_LEFT)
 
@@ -78,7 +78,7 @@ class Exchange:
 async def _cancel_on_disconnect(receive: Receive, task: RunningTask) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    task.cancel(CLIENT_LEFT)  # harmless when the answer was complete
+    task.cancel(CLIENT_LEFT)  # no effect on a complete answer
 
 
 async def whole(
@@ -87,7 +87,7 @@ async def whole(
     value: Callable[[list[Piece]], object],
     shed: Shed | None = None,
 ) -> Response:
-    """The answer in one piece: `value` of all pieces once the run is done."""
+    """The whole answer: `value` of all pieces once the run is done."""
     try:
         pieces = await exchange.whole()
     finally:
@@ -107,17 +107,17 @@ async def streamed(
     shed: Shed | None = None,
     sign: bytes = b"",
 ) -> Response:
-    """The answer as `events` from the first pieces on.
+    """The answer as a stream of `events`, from the first pieces on.
 
-    A run that is refused or fails before them has its own status, unless its client waited so long
-    that a `sign` of life was sent; then the failure is one of the events. Without a `sign` nothing
-    is sent before the first piece.
+    A run that is refused or fails before its first piece gets an HTTP error status, unless a
+    keep-alive (`sign`) was already sent; then the failure is an event. Without a `sign`, nothing is
+    sent before the first piece.
     """
     return EventStream(request, exchange, events, shed, sign)
 
 
 def _refused(request: Request, failure: Failure, shed: Shed | None) -> Response:
-    """The error, or the empty answer of a dialect whose clients show every error to a person."""
+    """The error, or the empty answer for dialects whose clients show every error to the user."""
     if shed is None or failure.code != FULL:
         return answer(request, failure)
     response = shed()
@@ -129,8 +129,8 @@ def _refused(request: Request, failure: Failure, shed: Shed | None) -> Response:
 class EventStream(Response):
     """Server-sent events of an exchange.
 
-    Starlette's own StreamingResponse watches the connection too, but only while it streams; here
-    one watch covers the time before the first token as well.
+    Starlette's StreamingResponse watches the connection only while it streams; this one also
+    watches it before the first token.
     """
 
     media_type = "text/event-stream"
@@ -167,7 +167,7 @@ class EventStream(Response):
                 async for data in events:
                     await out.send(data)
             await out.end()
-        except OSError as error:  # it broke, or nobody reads (TimeoutError): there is none to tell
+        except OSError as error:  # disconnected, or not reading (TimeoutError): no one to tell
             log.info("request %s: %s", exchange.task.run.id, error)
         finally:
             out.close()
@@ -175,9 +175,9 @@ class EventStream(Response):
 
 
 class _EventSender:
-    """Sends whole events, and a `sign` of life when none was sent for long (empty: never).
+    """Sends whole events, and the keep-alive `sign` after a long pause (empty: never).
 
-    The head of the answer goes out with whatever is first.
+    The response headers go out with the first data.
     """
 
     def __init__(
@@ -199,24 +199,24 @@ class _EventSender:
             self._timer = loop.call_later(SIGN_AFTER_S, self._show_life_when_due)
 
     async def send(self, data: bytes) -> None:
-        """Send `data`; raise OSError when the client takes nothing any more."""
+        """Send `data`; raise OSError if the client has stopped reading."""
         async with self._sending:
             if self._problem is not None:
                 raise self._problem
             await self._put(data)
 
     async def end(self) -> None:
-        """The last byte was sent."""
+        """Send the final, empty body message."""
         await self.end_signs()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def end_signs(self) -> None:
-        """Send no sign from now on; one that is being sent is out when this returns."""
+        """Stop keep-alives; when this returns, none is still being sent."""
         async with self._sending:
             self._sign = b""
 
     def close(self) -> None:
-        """Do nothing any more."""
+        """Stop all timers."""
         self._sign = b""
         self._stall.close()
         if self._timer is not None:
@@ -255,11 +255,11 @@ class _EventSender:
 class _Stall:
     """Raises `TimeoutError` out of a block that takes longer than `READ_WITHIN_S`.
 
-    As `asyncio.timeout`, with one timer for all blocks of a stream instead of one for each.
+    Like `asyncio.timeout`, but with one timer for all blocks of a stream instead of one each.
     """
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[object] | None = None  # of the block under way
+        self._task: asyncio.Task[object] | None = None  # that runs the current block
         self._until_s = 0.0
         self._has_stalled = False
         self._timer: asyncio.TimerHandle | None = None

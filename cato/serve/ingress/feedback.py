@@ -1,4 +1,4 @@
-"""What people did with a completion: the way out of the ingress for acceptance telemetry."""
+"""Feedback on completions (shown, accepted, dismissed), and the interface that records it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger("cato.ingress")
 
 
 class Reaction(StrEnum):
-    """Tabby's types of events."""
+    """Tabby's event types."""
 
     VIEW = "view"
     SELECT = "select"
@@ -22,9 +22,9 @@ class Reaction(StrEnum):
 class Feedback:
     """One reaction to the completion of `request_id`.
 
-    `view_id` tells the showings of one completion apart; `select_kind` is `line` when only a part
-    was taken; `after_s` is the time since it was shown, None when the client does not say. `tenant`
-    is whose API key told it: it counts for nobody else's requests.
+    `view_id` identifies one display of a completion; `select_kind` is `line` if only a part was
+    accepted; `after_s` is the time since it was shown, None if the client does not say. `tenant`
+    owns the API key that sent it; it only counts for that tenant's requests.
     """
 
     request_id: str
@@ -40,12 +40,12 @@ class FeedbackSink(Protocol):
     """Where feedback goes."""
 
     def note(self, feedback: Feedback) -> None:
-        """Keep `feedback`. Never blocks; its request may be unknown, as clients make ids up."""
+        """Record `feedback`. Never blocks. Its request may be unknown: clients can invent ids."""
         ...
 
 
 class LoggedFeedback:
-    """Writes every reaction to the log, for a deployment without a store for them."""
+    """Writes every reaction to the log, for a deployment without a store."""
 
     def note(self, feedback: Feedback) -> None:
         log.info("completion %s: %s", feedback.request_id, feedback.reaction)

@@ -1,8 +1,7 @@
-"""Fill-in-the-middle: the one request that every completion dialect becomes.
+"""Fill-in-the-middle: `Fill`, the common form of all completion dialects.
 
-OpenAI's `suffix` and sentinels in its `prompt`, `/v1/fim/completions`, Tabby and llama.cpp's
-`/infill` say the same in different words: the text around the cursor, code of other files that goes
-with it, and how long the answer may get.
+OpenAI's `suffix`, sentinels in its `prompt`, `/v1/fim/completions`, Tabby and llama.cpp's `/infill`
+all carry the text around the cursor, related code of other files, and a token limit.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from cato.serve.prompts import fim_stops
 from cato.serve.service import CALL_DEADLINE_S, CALL_SLO, ModelCall, Origin
 from cato.workflows.fim import fim_family, parse_fim, render_fim
 
-# Of a direct call without a limit; what an editor shows behind a cursor.
+# Token limit of a direct call that sets none: as much as an editor shows after the cursor.
 DEFAULT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What to write at a cursor, or the one text of a task.
+    """A request to complete at a cursor, or the one text of a task.
 
-    `context` is code of other files as plain text, `sampling` has vLLM's names. None and empty
-    values say nothing.
+    `context` is code of other files as plain text; `sampling` uses vLLM's names. None and empty
+    values mean unset.
     """
 
     prefix: str
@@ -62,7 +61,7 @@ class Fill:
 
 
 def with_sentinels_read(fill: Fill) -> Fill:
-    """`fill` with the parts of a prompt in which a client wrote the sentinels itself."""
+    """`fill`, with its prompt split at the sentinels if the client wrote them itself."""
     parts = None if fill.suffix else parse_fim(fill.prefix)
     if parts is None:
         return fill
@@ -76,7 +75,7 @@ def with_sentinels_read(fill: Fill) -> Fill:
 
 
 def slo_of(request: Request, tier: str, extra: Mapping[str, object], workflow: Workflow) -> Slo:
-    """The objective of a run of `workflow`."""
+    """The SLO of a run of `workflow`."""
     claim = claim_of(request, extra, workflow.slo, prefix_class=prefix_of(request)[1], tier=tier)
     return granted(claim, workflow.slo, workflow.hard_deadline_s)
 
@@ -90,8 +89,8 @@ def call_slo_of(
     is_urgent: bool = True,
     expected_tokens: int = DEFAULT_TOKENS,
 ) -> Slo:
-    """The objective of a direct call that is given `base` unless it asks for something else; one
-    that is not urgent may take its time."""
+    """The SLO of a direct call: `base` unless the request asks for another; a batch request gets a
+    loose one."""
     metric, target_s = target_in(extra)
     if metric is SloMetric.E2E:
         base = whole_answer(base, target_s, expected_tokens, top_class(request))
@@ -106,7 +105,7 @@ def call_slo_of(
 
 
 def objective_of(ingress: Ingress, target: Target) -> Slo:
-    """What `target` promises to a request that asks for nothing else."""
+    """The default SLO of `target`."""
     return CALL_SLO if target.task is None else ingress.service.workflow(target.task).slo
 
 
@@ -119,10 +118,10 @@ def start_fill(
     extra: Mapping[str, object],
     tier: str = "",
 ) -> RunningTask:
-    """Start what serves `fill`: a task's workflow, or the model itself in its own form.
+    """Start the workflow or the direct model call that serves `fill`.
 
-    `body` may name the buffer, `tier` is OpenAI's `service_tier`. A completion takes the place of
-    the one before it in its buffer.
+    `body` may name the buffer; `tier` is OpenAI's `service_tier`. A completion supersedes the
+    previous one in its buffer.
     """
     buffer = named_buffer(request)
     if target.task in (None, COMPLETION):
@@ -147,10 +146,10 @@ def start_fill(
 
 
 def _inputs(workflow: Workflow, fill: Fill) -> dict[str, object]:
-    """The inputs that `workflow` has for what is known."""
+    """The parts of `fill` that `workflow` has inputs for."""
     known = {i.name for i in workflow.inputs}
     if fill.suffix and "suffix" not in known:
-        raise InputError(f"task {workflow.name!r} takes no suffix", "suffix")
+        raise InputError(f"task {workflow.name!r} takes no suffix; leave it out", "suffix")
     extension = PurePosixPath(fill.path).suffix.removeprefix(".")
     offered = {
         "suffix": fill.suffix,
@@ -170,7 +169,7 @@ def _start_model(
     pool = pool_of(ingress, model)
     family = pool.model.family
     if fill.suffix and not fim_family(family).has_suffix:
-        raise InputError(f"model {pool.model.name!r} takes no suffix", "suffix")
+        raise InputError(f"model {pool.model.name!r} takes no suffix; leave it out", "suffix")
     body: dict[str, object] = {
         **(fill.sampling or {}),
         "prompt": render_fim(family, fill.prefix, fill.suffix),

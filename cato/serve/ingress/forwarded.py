@@ -1,8 +1,8 @@
-"""For whom a proxy asks: the addresses in `X-Forwarded-For`, `Forwarded` and `X-Real-IP`.
+"""The client's address behind proxies: `X-Forwarded-For`, `Forwarded` and `X-Real-IP`.
 
-Anybody can write these headers, so the client's address is read from the connection backwards, as
-long as what it comes from is a proxy that is believed: this machine's own (HAProxy, which Serve
-starts on it) and those that the deployment names.
+These headers can be forged, so they are read from the connection backwards, as long as each hop is
+a trusted proxy: this machine's own (HAProxy, which Serve starts on it) or one that the deployment
+names.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from starlette.datastructures import Headers
 from cato.serve.access.control import is_own
 
 _FOR = re.compile(r'(?i)(?:^|[;,])\s*for\s*=\s*("[^"]*"|[^;,\s]*)')
-# More proxies than stand in a row; the rest of a header was made up.
+# More hops than any real chain of proxies; the rest of a header is forged.
 MAX_HOPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Proxies:
-    """The proxies that are believed besides this machine's own."""
+    """The trusted proxies besides this machine's own."""
 
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Proxies:
-        """Of addresses and networks; raise `ValueError` for what is neither."""
+        """From addresses and networks; raise `ValueError` for anything else."""
         return cls(tuple(ip_network(name, strict=False) for name in names))
 
     def client(self, peer: str, headers: Headers) -> str:
@@ -50,10 +50,10 @@ class Proxies:
 
 
 def named(headers: Headers) -> tuple[str, ...]:
-    """All addresses that the headers name, the nearest last; what is no address as it stands.
+    """All addresses that the headers name, nearest last; values that are not addresses unchanged.
 
-    A proxy adds to one of the first two, so that the chain of `X-Forwarded-For` is the nearer one:
-    HAProxy writes it.
+    A proxy appends to one of the first two headers. The chain of `X-Forwarded-For` is the nearer
+    one, since HAProxy writes it.
     """
     forwarded = _FOR.findall(",".join(headers.getlist("forwarded")))
     real = headers.getlist("x-real-ip")

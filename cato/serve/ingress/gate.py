@@ -1,8 +1,8 @@
-"""The door of every request: its API key, read once before anything else is done.
+"""Authentication middleware: checks the API key before anything else.
 
 A key, or a token of the team's identity provider, comes as `Authorization: Bearer KEY` (OpenAI's
 clients, Tabby, llama.cpp's), `x-api-key` (Anthropic's) or `api-key` (Azure's). It is never read
-from a URL: those are logged. Answers tell a tenant with limits what is left of them.
+from a URL, since URLs are logged. Responses tell a tenant what is left of its limits.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from cato.serve.ingress.forwarded import Proxies, named
 from cato.serve.ingress.pages import Pages
 from cato.telemetry.tracing import HEADER, TRACEPARENT
 
-# Probes carry no keys, and their answers say nothing but to this machine; nor does the status page
-# without its data, and what it signs people in with. The page of the API says what every CATO of
-# this version does.
+# Paths without a key: probes, which reveal details only to this machine; the status page without
+# its data, and its sign-in; and the API's documentation, which is the same for every deployment of
+# this version.
 OPEN_PATHS = frozenset(
     {"/", "/docs", "/health", "/livez", "/readyz", "/ui", "/ui/", "/ui/sign-in"}
     | {f"/ui/{file}" for file in ("page.js", "admin.js", "page.css")}
 )
-# A restart takes longer; others may serve meanwhile.
+# A restart takes longer, but other replicas may serve meanwhile.
 STOPPING_RETRY_S = 5.0
 KEY_HEADERS = ("x-api-key", "api-key")
 
 
 class Gate:
-    """Refuses what has no valid key.
+    """Refuses requests without a valid key.
 
-    `is_private`: the proxy in front listens on loopback alone; None without a proxy, where the
-    connection itself shows who the client is. `proxies` are believed when they say for whom they
-    ask. `pages` tells people's own requests without a key from those of web pages.
-    Once `drain` is asked for, nothing new is let in.
+    `is_private`: the proxy in front listens on loopback only; None without a proxy, where the
+    connection itself shows the client. `proxies` are trusted to name their clients. `pages`
+    distinguishes a user's own keyless requests from those of web pages. Once draining has started,
+    `drain` makes the gate refuse new requests.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Gate:
             return
         try:
             if self._drain is not None and self._drain.is_asked:
-                raise AccessError(503, "stopping", "The server is being stopped.", STOPPING_RETRY_S)
+                told = "The server is shutting down; try again in a moment."
+                raise AccessError(503, "stopping", told, STOPPING_RETRY_S)
             given = credentials(request)
             person = await self._access.person(given)
             caller = self._access.caller(given, is_local=is_local, person=person)
@@ -96,7 +97,7 @@ class Gate:
             self._drain.under_way -= 1
 
     def _telling_limits(self, send: Send, caller: Caller) -> Send:
-        """`send`, with what is left of the tenant's limits in the head of the answer."""
+        """`send`, with the rest of the tenant's limits in the response headers."""
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -109,13 +110,13 @@ class Gate:
         return told
 
     def _is_local(self, request: Request) -> bool:
-        """Whether the client is on this machine, and nothing says that it speaks for another."""
+        """Whether the client is on this machine and does not forward for another."""
         if self._is_private is False or request.client is None or not is_own(request.client.host):
             return False
         return all(map(is_own, named(request.headers)))
 
     def _is_person(self, request: Request) -> bool:
-        """Whether no web page sent the request."""
+        """Whether the request does not come from a foreign web page."""
         try:
             self._pages.check(request.headers, is_named=True)
         except AccessError:
@@ -124,7 +125,7 @@ class Gate:
 
 
 def limit_headers(left: Left) -> dict[str, str]:
-    """OpenAI's headers: the rate a minute, what may be used at once, when all of that is back."""
+    """OpenAI's rate-limit headers: limit per minute, remaining burst, and time to full reset."""
     headers = {}
     for name, known in (("requests", left.requests), ("tokens", left.tokens)):
         if known is not None:
@@ -136,12 +137,12 @@ def limit_headers(left: Left) -> dict[str, str]:
 
 
 def comes_from_here(request: Request) -> bool:
-    """Whether the gate found that the client is on this machine, and is no foreign web page."""
+    """Whether the gate found a client on this machine that is not a foreign web page."""
     return bool(getattr(request.state, "cato_is_local", False))
 
 
 def credentials(request: Request) -> str:
-    """The key that a request carries; empty when it carries none."""
+    """The request's API key; empty if it has none."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

@@ -1,7 +1,7 @@
-"""Grammars that would keep an engine's cores busy for minutes are refused before it sees them.
+"""Refuses grammars whose compilation would keep an engine's cores busy for minutes.
 
-Bounds of size do not suffice: ten strings of `maxLength` 501 to 510 take XGrammar minutes. vLLM
-limits the wait for regular expressions alone, and lets the thread go on. So what is new is compiled
+Size limits are not enough: ten strings of `maxLength` 501 to 510 take XGrammar minutes. vLLM limits
+the wait for regular expressions only, and lets the thread run on. So each new grammar is compiled
 here first, in a process that the kernel ends after `grammar_ms` of CPU time (decision 0036).
 """
 
@@ -23,11 +23,11 @@ from cato.serve.lanes import Lane
 log = logging.getLogger("cato.ingress")
 
 WORKER = "cato.serve.grammar_worker"
-# It gives way to what streams tokens on the same cores.
+# Lower priority than the processes that stream tokens on the same cores.
 NICE = 10
-# It may stand behind everything else on a busy machine.
+# On a busy machine it runs after everything else.
 ANSWER_WITHIN_S = 120.0
-# A call that would wait for longer behind other grammars is refused for now.
+# A call that waits longer than this for other grammars is refused.
 WAIT_S = 10.0
 MAX_KNOWN = 4096
 
@@ -37,7 +37,7 @@ _TEXTS = ("grammar", "guided_grammar")
 
 
 def grammars_of(body: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Kind (`json`, `regex`, `grammar`) and text of every grammar that `body` asks for."""
+    """Kind (`json`, `regex`, `grammar`) and text of every grammar in `body`."""
     waiting = [(field, value) for field, value in grammar_fields(body)]
     while waiting:
         key, value = waiting.pop()
@@ -57,21 +57,21 @@ def grammars_of(body: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 class Grammars:
-    """Remembers what a grammar took. A tenant has one at a time compiled: the others of a tenant
-    that sends many wait behind each other, not before everybody else's."""
+    """Remembers the compile time of each grammar. Each tenant compiles one at a time, so that a
+    tenant that sends many delays itself, not others."""
 
     def __init__(self, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
         self._lane = Lane(WORKER, inf, nice=NICE, wait_s=inf, answer_within_s=ANSWER_WITHIN_S)
         self._turn = asyncio.Lock()
         self._tenants: dict[str, asyncio.Lock] = {}
-        # Digest -> seconds of CPU time that it took, or took at least, and whether that is all.
+        # Digest -> CPU seconds used, and whether compilation finished within them.
         self._known: OrderedDict[bytes, tuple[float, bool]] = OrderedDict()
         self._is_possible = True
 
     async def check(self, body: Mapping[str, object], tenant: str, cpu_s: float) -> None:
-        """Raise `InputError` when the grammars of `body` take longer than `cpu_s` to compile, and
-        `QuotaError` when too many are before it."""
+        """Raise `InputError` if the grammars of `body` take longer than `cpu_s` to compile, and
+        `QuotaError` if too many others are queued."""
         if not self._is_possible or not (grammars := list(grammars_of(body))):
             return
         digest = blake2b(repr(grammars).encode("utf-8", "replace"), digest_size=16).digest()
@@ -83,8 +83,8 @@ class Grammars:
         if took_s > cpu_s or not is_all:
             field = next(field for field, _ in grammar_fields(body))
             raise InputError(
-                f"{field} takes too long to compile: shorten or leave out maxLength, patterns and "
-                "what repeats",
+                f"{field} takes too long to compile; reduce or remove maxLength, patterns and "
+                "repetitions",
                 field,
             )
 
@@ -92,7 +92,7 @@ class Grammars:
         self._lane.close()
 
     def _is_known(self, digest: bytes, cpu_s: float) -> bool:
-        """Whether it took less, or is known to take more."""
+        """Whether its compile time is known well enough to decide about `cpu_s`."""
         if digest not in self._known:
             return False
         self._known.move_to_end(digest)
@@ -101,7 +101,7 @@ class Grammars:
 
     @contextlib.asynccontextmanager
     async def _turns(self, tenant: str) -> AsyncIterator[None]:
-        """The turn of `tenant`, and then that of the lane."""
+        """Hold the lock of `tenant`, then the lane's."""
         own = self._tenants.setdefault(tenant, asyncio.Lock())
         held: list[asyncio.Lock] = []
         try:
@@ -126,15 +126,17 @@ class Grammars:
                 self._tenants.pop(tenant, None)
 
     async def _compile(self, digest: bytes, grammars: list[tuple[str, str]], cpu_s: float) -> None:
-        # Shielded: who left, or was superseded, has had the work begun, and the lane does one thing
-        # at a time.
+        # Shielded: the lane runs one job at a time and finishes a job even if its client leaves or
+        # is superseded.
         found = await asyncio.shield(self._lane.run({"grammars": grammars, "cpu_s": cpu_s}))
         if found is None:
             self._known[digest] = cpu_s, False
         elif isinstance(took_s := found.get("cpu_s"), float):
             self._known[digest] = took_s, True
         else:
-            log.warning("no XGrammar here: grammars are bounded by their size alone")
+            log.warning(
+                "XGrammar is not installed: grammars are limited by size only, not by compile time"
+            )
             self._is_possible = False
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)

@@ -1,19 +1,19 @@
-"""What a client may say about the SLA of its request.
+"""SLA hints of a request, and what is granted of them.
 
-A class, from strong to weak sign: header `X-CATO-SLA`, `{"cato": {"sla": "batch"}}` (natively
+A class, strongest first: header `X-CATO-SLA`, `{"cato": {"sla": "batch"}}` (natively
 `{"sla": ...}`), the base URL's `/t/{task}/{sla}`, OpenAI's `service_tier`. A number: header
 `X-CATO-Deadline-Ms`, `{"cato": {"deadline_ms": 150}}`, or a target for the task's own metric,
-`{"sla": {"metric": "ttft", "target_ms": 150}}`. And the time-out of the client itself, which
-OpenAI's SDKs tell in a header: what comes later meets nobody. All of these are taken as a target
-for the task's own metric, which for TTFT means "the first token by then"; a TPOT is a pace, so
-there they say nothing. At `X-CATO-Deadline-Ms` and `deadline_ms` the run also ends.
+`{"sla": {"metric": "ttft", "target_ms": 150}}`. Also the client's own timeout, which OpenAI's SDKs
+send in a header: a later answer reaches no one. All of these become a target for the task's own
+metric; for TTFT that means "the first token by then", and for TPOT, which is a pace, they are
+ignored. `X-CATO-Deadline-Ms` and `deadline_ms` also end the run.
 
-`X-CATO-TPOT-Ms` and `tpot_ms` are a target for the pace of the stream, beside the other. A direct
-call may choose its metric: `{"sla": {"metric": "e2e", "target_ms": 8000}}`.
-`X-CATO-Session-Deadline-Ms` and `session_deadline_ms` are a target for the whole session
+`X-CATO-TPOT-Ms` and `tpot_ms` set an additional target for the pace of the stream. A direct call
+may choose its metric: `{"sla": {"metric": "e2e", "target_ms": 8000}}`.
+`X-CATO-Session-Deadline-Ms` and `session_deadline_ms` set a target for the whole session
 (`session_target_s`; `cato.core.session_slo`).
 
-`granted` decides what of it counts: an API key has a class beyond which nothing can be claimed.
+`granted` applies them: an API key limits the most urgent class that can be claimed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cato.serve.ingress.clients import timeouts_s
 from cato.serve.ingress.context import caller_of
 
 SLA_HEADER = "X-CATO-SLA"
-# How long a client waits, in milliseconds; no field of a body has this name.
+# Label for the client's own timeout in milliseconds; not a body field.
 PATIENCE = "patience of the client"
 DEADLINE_HEADER = "X-CATO-Deadline-Ms"
 TPOT_HEADER = "X-CATO-TPOT-Ms"
@@ -43,18 +43,17 @@ SLA_SHAPE = (
 
 
 class SlaClass(StrEnum):
-    """How urgent a request is: someone waits at the cursor, someone waits, nobody waits."""
+    """How urgent a request is: a user waits at the cursor, a user waits, no one waits."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"
     BATCH = "batch"
 
 
-# What an inline edit needs: the slowest thing that people wait for without looking away.
+# Target of an inline edit: the slowest action that users wait for without looking away.
 INTERACTIVE_TARGETS_S = {SloMetric.TTFT: 0.8, SloMetric.TPOT: 0.04, SloMetric.E2E: 8.0}
 
-# OpenAI's tiers; the second is the tier that answers name. `scale` and `fast` are synonyms of paid
-# plans.
+# OpenAI's tiers: class, and the tier named in answers. `scale` and `fast` are paid-plan synonyms.
 TIERS: dict[str, tuple[SlaClass | None, str]] = {
     "auto": (None, "default"),
     "default": (None, "default"),
@@ -67,11 +66,10 @@ TIERS: dict[str, tuple[SlaClass | None, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a request asks of its SLA; None asks nothing.
+    """The SLA that a request asks for; None means not asked.
 
-    `top` is the most urgent class that its API key may claim; None when there is no key. Of the
-    deadlines that were asked for, the run ends at `hard_deadline_s`. `tpot_s` is the pace of the
-    stream.
+    `top` is the most urgent class that its API key may claim; None without a key. The run ends at
+    `hard_deadline_s`, if the request set it. `tpot_s` is the pace of the stream.
     """
 
     sla_class: SlaClass | None = None
@@ -83,11 +81,11 @@ class Claim:
 
 
 def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
-    """The objective that `claim` gets of a task with `slo`.
+    """The SLO that `claim` gets from a task with `slo`.
 
-    Numbers tighten a target and never loosen it. `batch` gives way to everyone else: any moment
-    before the task's hard deadline will do. With an API key, nothing gets more than the key's top
-    class gives: numbers are no way around it.
+    Numbers can tighten a target but not loosen it. `batch` yields to everything else: any time
+    before the task's hard deadline is fine. With an API key, numbers cannot claim more than the
+    key's top class.
     """
     target_s = slo.target_s
     if claim.sla_class is SlaClass.INTERACTIVE:
@@ -110,10 +108,10 @@ def granted(claim: Claim, slo: Slo, hard_deadline_s: float) -> Slo:
 
 
 def whole_answer(base: Slo, asked_s: float, tokens: int, top: SlaClass | None) -> Slo:
-    """The objective of a direct call of some `tokens` whose whole answer is wanted within
-    `asked_s`, instead of `base` for its first token.
+    """The SLO of a direct call of `tokens` tokens that wants its whole answer within `asked_s`,
+    instead of `base` for its first token.
 
-    With an API key it is not tighter than `base` and a usual pace are together.
+    With an API key it is no tighter than `base` plus the usual pace.
     """
     if top is None:
         return Slo(SloMetric.E2E, asked_s)
@@ -125,7 +123,7 @@ def whole_answer(base: Slo, asked_s: float, tokens: int, top: SlaClass | None) -
 
 
 def _least_pace_s(top: SlaClass | None, pace_s: float) -> float:
-    """The tightest pace that a key with the class `top` can get where `pace_s` is usual."""
+    """The tightest pace that a key with class `top` can get if `pace_s` is usual."""
     match top:
         case None:
             return 0.0
@@ -136,7 +134,7 @@ def _least_pace_s(top: SlaClass | None, pace_s: float) -> float:
 
 
 def _least_target_s(top: SlaClass | None, slo: Slo, hard_deadline_s: float) -> float:
-    """The tightest target of a task with `slo` that a key with the class `top` can get."""
+    """The tightest target that a key with class `top` can get from a task with `slo`."""
     match top:
         case None:
             return 0.0
@@ -156,9 +154,9 @@ def claim_of(
     prefix_class: str = "",
     tier: str = "",
 ) -> Claim:
-    """What headers, `extra` (the body's object `cato`, or a native body) and the rest ask for.
+    """The claim in headers, `extra` (the body's object `cato`, or a native body), URL and tier.
 
-    Raise `InputError` for a hint that cannot be read.
+    Raise `InputError` for an invalid hint.
     """
     sla = extra.get("sla")
     is_word = isinstance(sla, str)
@@ -185,15 +183,14 @@ def top_class(request: Request) -> SlaClass | None:
 def session_target_s(
     request: Request, extra: Mapping[str, object], otherwise: float | None
 ) -> float | None:
-    """How long after its first call the caller's session is to end: as the request says, or as its
-    task does (`otherwise`), or its key."""
+    """Target for the whole session, counted from its first call: the request's, else the task's
+    (`otherwise`), else the key's."""
     asked_s = _asked_s(request, extra, SESSION_HEADER, "session_deadline_ms")
     return asked_s if asked_s < inf else otherwise or caller_of(request).session_target_s
 
 
 def target_in(extra: Mapping[str, object]) -> tuple[SloMetric | None, float]:
-    """The metric and the target that the body's `sla` names, in seconds; None where it names no
-    metric."""
+    """The metric and the target in seconds of the body's `sla`; metric None if it names none."""
     sla = extra.get("sla")
     if isinstance(sla, str):
         return None, inf
@@ -208,7 +205,7 @@ def target_in(extra: Mapping[str, object]) -> tuple[SloMetric | None, float]:
 
 
 def tier_of(body: Mapping[str, object]) -> str:
-    """OpenAI's `service_tier`; empty when the body has none."""
+    """OpenAI's `service_tier`; empty if the body has none."""
     tier = body.get("service_tier")
     if tier is None:
         return ""
@@ -235,8 +232,7 @@ def _target_s(sla: dict[str, object], slo: Slo) -> float | None:
 
 
 def _asked_s(request: Request, extra: Mapping[str, object], header: str, field: str) -> float:
-    """The shorter of a header's milliseconds and a field's, in seconds; inf when neither is
-    there."""
+    """The shorter of a header's and a field's milliseconds, in seconds; inf if both are absent."""
     found = []
     text = request.headers.get(header)
     if text is not None:
@@ -247,7 +243,7 @@ def _asked_s(request: Request, extra: Mapping[str, object], header: str, field: 
 
 
 def _deadline_s(request: Request, extra: Mapping[str, object], asked_s: float) -> float | None:
-    """The soonest of all deadlines, the client's own patience included."""
+    """The earliest of all deadlines, including the client's own timeout."""
     found = [asked_s] if asked_s < inf else []
     patience_ms = extra.get(PATIENCE)
     if isinstance(patience_ms, int | float):

@@ -1,6 +1,6 @@
-"""The two busiest routes, ahead of FastAPI's machinery: its dependencies, exit stacks and routing.
+"""Fast path for the two busiest routes: skips FastAPI's dependencies, exit stacks and routing.
 
-The same functions answer, behind the same gate, and the API's document has them from FastAPI.
+The same functions answer behind the same gate, and FastAPI still documents the routes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def hot_endpoints(app: FastAPI) -> dict[str, Endpoint]:
-    """By path, what `app` answers POSTs with."""
+    """The endpoint function of `app` for each of `PATHS`."""
     return {r.path: r.endpoint for r in app.routes if isinstance(r, APIRoute) and r.path in PATHS}
 
 
 class HotRoutes:
-    """Answers what goes to `endpoints`; all else goes on to the application."""
+    """Calls `endpoints` directly; passes every other request on to the application."""
 
     def __init__(
         self, app: ASGIApp, endpoints: Mapping[str, Endpoint], has_replicas: Callable[[str], bool]

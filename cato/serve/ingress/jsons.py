@@ -1,4 +1,4 @@
-"""JSON as it leaves: compact, UTF-8, never failing on text that a model or client made up."""
+"""JSON responses: compact UTF-8 that never fails on text from a model or client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an answer may get: the server's caps, and what a client asks for below them."""
+"""Output token limits: the server's caps, and the client's `max_tokens` below them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cato.core.errors import InputError
 from cato.core.topology import OutputCaps
 from cato.engines.base import Endpoint
 
-# A prompt is estimated; an engine refuses a limit that does not fit behind it. How much longer it
-# may be than the estimate: of one that an engine has counted the turn before, of any other, and
-# where nothing asks for a limit.
+# Prompt tokens are estimated, and an engine refuses a limit that does not fit the context. Factors
+# by which the real prompt may exceed the estimate: when an engine counted the previous turn, for
+# any other prompt, and when the client sets no limit.
 CORRECTED = 1.06
 ESTIMATED = 1.3
 SURE_FACTOR = 2.0
@@ -24,7 +24,7 @@ _FIELDS = {
 
 
 def max_tokens_of(body: Mapping[str, object], *fields: str) -> int | None:
-    """The first of `fields` that is set; raise `InputError` unless it is a whole number above 0."""
+    """The first of `fields` that is set; raise `InputError` unless it is a positive integer."""
     for field in fields:
         value = body.get(field)
         if value is None:
@@ -36,7 +36,7 @@ def max_tokens_of(body: Mapping[str, object], *fields: str) -> int | None:
 
 
 def stops_of(body: Mapping[str, object], field: str = "stop") -> tuple[str, ...]:
-    """The stop strings of a body: none, one or a list."""
+    """The stop strings of a body, which may hold none, one or a list."""
     value = body.get(field)
     stops = [value] if isinstance(value, str) else value or []
     if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
@@ -53,11 +53,11 @@ def limited(
     *,
     is_sure: bool = False,
 ) -> tuple[dict[str, object], int | None]:
-    """A direct call's body with a limit of tokens that fits, and that limit.
+    """A direct call's body with a token limit that fits, and that limit.
 
-    A limit is cut to the server's cap and to the room that the prompt leaves; clients send the
-    largest that they know. A body without a limit gets the cap where it surely fits; else the
-    context ends the answer (None). `is_sure`: the prompt's length was corrected by an engine.
+    The limit is cut to the server's cap and to the context left by the prompt, since clients send
+    the largest value they know. A body without a limit gets the cap if it certainly fits; otherwise
+    None: the answer ends at the context's end. `is_sure`: an engine's count corrected the estimate.
     """
     fields = _FIELDS[endpoint]
     cap = caps.completion
@@ -66,7 +66,7 @@ def limited(
     room = int(context_tokens - (CORRECTED if is_sure else ESTIMATED) * prompt_tokens)
     asked = max_tokens_of(body, *fields)
     if asked is not None:
-        # Of a prompt that is estimated too long, an engine says whether it is.
+        # If the prompt is estimated too long, the engine decides.
         limit = min(asked, cap, max(room, context_tokens // 4, 1))
         lowered = {f: min(limit, n) for f in fields if isinstance(n := body.get(f), int)}
         return {**body, **lowered}, limit

@@ -1,6 +1,6 @@
-"""The models that clients can name: real ones, and a virtual one for each task.
+"""`GET /v1/models`: the real models, and a virtual model for each task.
 
-The path is OpenAI's and Anthropic's: an object has the fields of both.
+OpenAI and Anthropic share the path, so each object has the fields of both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/v1/models", responses=document.MODELS)
     async def models(request: Request) -> Response:
-        """What the API key may use, real models first: some clients take the first of the list."""
+        """Models that the API key may use, real ones first, since some clients take the first."""
         data = list(_models(ingress, caller_of(request)).values())
         ids = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
         return JsonAnswer({"object": "list", "data": data, "has_more": False, **ids})
@@ -54,8 +54,8 @@ def routes(ingress: Ingress) -> APIRouter:
 
 
 def _models(ingress: Ingress, caller: Caller) -> dict[str, dict[str, object]]:
-    """By name what `caller` may use, but for names that only fit a pattern; raise `StartingError`
-    while the models are not known."""
+    """The models that `caller` may use, by name, except names that only match a pattern. Raise
+    `StartingError` while the models are not known."""
     known: dict[str, dict[str, object]] = {}
     pools = ingress.service.pools()
     if not pools:
@@ -94,8 +94,8 @@ def _virtual_model(ingress: Ingress, name: str, task: TaskName) -> dict[str, obj
 
 
 def _context_tokens(workflow: Workflow, pool_of: Callable[[str], PoolInfo]) -> int | None:
-    """The shortest context of the models that a workflow calls; None when one is not served, or
-    its context is not known yet."""
+    """The shortest context of the models that a workflow calls; None if one of them is not served
+    or its context is not known yet."""
     called = {
         n.settings.model
         for n in workflow.nodes

@@ -1,20 +1,20 @@
-"""Which task a request is about. The strongest sign counts:
+"""Chooses the task or model that serves a request. The first of these that is present wins:
 
 1. the native path `/v1/tasks/{task}`,
 2. the header `X-CATO-Task`, then `task` in the body's object `cato`,
 3. a base URL that begins with `/t/{task}` or `/t/{task}/{sla}`, in front of any dialect,
-4. the model: a virtual one (`cato-completion`), or one behind the name of a family that makes a
-   client choose its fill-in-the-middle tokens (`qwen2.5-coder:cato-completion`),
-5. for the model `cato-auto` and for dialects without one, the request's own shape: text around a
-   cursor is a completion, one user message is the default task of the API key, if it has one.
+4. the model: a virtual one (`cato-completion`), or a virtual one after a family's name, which makes
+   a client choose that family's fill-in-the-middle tokens (`qwen2.5-coder:cato-completion`),
+5. for the model `cato-auto` and for dialects without a model, the shape of the request: text around
+   a cursor is a completion; one user message is the API key's default task, if it has one.
 
-A conversation is no task: workflows take one text, and the rest of it would be lost. So whatever
-task a chat, Responses or Messages request names, it goes to the model that this task answers with,
-as it is, when it has a system text, tools, more than one message, or comes from a known agent.
-`cato.serve.ingress.chats.target_of` decides it, alike for the three dialects.
+Workflows take one text, so a conversation cannot be a task: the rest of it would be lost. A chat,
+Responses or Messages request that names a task goes unchanged to the model that answers for this
+task if it has a system prompt, tools or more than one message, or comes from a known agent.
+`cato.serve.ingress.chats.target_of` decides this for all three dialects.
 
-A real model that no stronger sign overrules is called directly. Which tasks and models may be named
-is up to the key.
+A real model is called directly unless a stronger sign names a task. The API key limits which tasks
+and models a request may use.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _SCOPE_KEY = "cato.prefix"
 class Target:
     """What serves a request: a task's workflow, or a model that is called directly.
 
-    `why` says, for the receipt, why a request that named no model goes to one; `session_target_s`
-    is what the task promises for whole sessions of such requests.
+    `why` tells the receipt why a request that named no model went to one; `session_target_s` is the
+    task's target for whole sessions of such requests.
     """
 
     task: TaskName | None = None
@@ -63,7 +63,7 @@ class Target:
 
 
 class TaskPrefix:
-    """Takes `/t/{task}[/{sla}]` off the path of every request, and keeps it for `resolve`."""
+    """Strips `/t/{task}[/{sla}]` from the path of every request and keeps it for `resolve`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -82,13 +82,13 @@ class TaskPrefix:
 
 
 def prefix_of(request: Request) -> tuple[str, str]:
-    """Task and SLA class in front of the request's path; empty where there is none."""
+    """Task and SLA class from the path prefix; empty where absent."""
     found: tuple[str, str] = request.scope.get(_SCOPE_KEY, ("", ""))
     return found
 
 
 def task_named(ingress: Ingress, name: str) -> TaskName:
-    """The task that `name` means: its own, its short one or its virtual model's."""
+    """The task with this full name, short name or virtual model name."""
     names = virtual.model_names(ingress.service.workflows)
     for known in (name, f"{virtual.PREFIX}{name}"):
         if known in names:
@@ -106,13 +106,13 @@ def resolve(
     needs_model: bool = True,
     session: Callable[[], str] | None = None,
 ) -> Target:
-    """What serves the request, if its caller may have it.
+    """The task or model that serves the request, if its caller may use it.
 
     `extra` is the body's object `cato`, `shape` the task that the dialect and the body suggest.
-    Rollouts choose by `session` (None: what its headers tell).
-    Raise `AccessError` for what the API key does not allow, `InputError` when nothing is named
-    and the dialect `needs_model`, `UnknownNameError` for a task that is not there; a model is
-    looked up when it is called.
+    Rollouts choose by `session` (None: derived from the headers).
+    Raise `AccessError` if the API key does not allow the target, `InputError` if nothing is named
+    and the dialect `needs_model`, `UnknownNameError` for an unknown task. A model is looked up when
+    it is called.
     """
     target = _resolved(ingress, request, model, extra, shape, needs_model=needs_model)
     if target.task is not None:
@@ -129,24 +129,24 @@ def model_of_task(
     task: TaskName,
     session: Callable[[], str] | None = None,
 ) -> str:
-    """The model that gets a request itself in the place of `task`, if its caller may call it;
-    rollouts choose as in `resolve`.
+    """The model that gets a request directly instead of `task`, if its caller may call it; rollouts
+    choose as in `resolve`.
 
-    Leave to run a task is leave to have its prompts answered, not to send that model any other:
-    raise `AccessError` where the key does not allow the model.
+    Permission to run a task covers the task's own prompts only, not other prompts to its model:
+    raise `AccessError` if the key does not allow the model.
     """
     model = answering_model(ingress.service.workflow(task))
-    _check_model(ingress, request, model, f" It may run {task} with one user message.")
+    _check_model(ingress, request, model, f" It may run {task}: send one user message.")
     return _drawn(ingress, request, model, session)
 
 
 def _drawn(
     ingress: Ingress, request: Request, model: str, session: Callable[[], str] | None
 ) -> str:
-    """The model that the rollout of `model` has for the session; `model` where there is none.
+    """The model that the rollout of `model` assigns to the session; `model` if there is no rollout.
 
-    A key that names models gets no other one by a rollout: what it names is the rollout, or what
-    the rollout has for it.
+    For a key limited to certain models, the key must allow the rollout's name or the assigned
+    model; otherwise the rollout does not apply.
     """
     if model not in ingress.service.records.rollouts():
         return model
@@ -166,12 +166,12 @@ def _check_model(ingress: Ingress, request: Request, model: str, instead: str = 
 
 
 def with_model(body: dict[str, object]) -> dict[str, object]:
-    """`body`; one that names no model asks for the default one."""
+    """`body`, with the default model if it names none."""
     return body if body.get("model") not in (None, "") else {**body, "model": AUTO_MODEL}
 
 
 def names_a_task(request: Request, extra: Mapping[str, object]) -> bool:
-    """Whether a task is named beside the model, by the request or by its API key."""
+    """Whether the request (apart from its model) or its API key names a task."""
     asked = request.headers.get(TASK_HEADER) or extra.get("task") or prefix_of(request)[0]
     return bool(asked or caller_of(request).default_task)
 
@@ -188,7 +188,7 @@ def _resolved(
     named = request.headers.get(TASK_HEADER) or extra.get("task") or prefix_of(request)[0]
     if named:
         if not isinstance(named, str):
-            raise InputError("cato.task must be a task's name; see GET /v1/tasks", "cato.task")
+            raise InputError("cato.task must name a task; see GET /v1/tasks", "cato.task")
         return Target(task_named(ingress, named))
     is_missing = model is None or model == ""
     if (is_missing and needs_model) or not isinstance(model, str | None):
@@ -202,7 +202,7 @@ def _resolved(
 
 
 def names_of(ingress: Ingress, model: str) -> tuple[str, ...]:
-    """Every name of the model that `model` names, and that one, which may fit a pattern only."""
+    """All names of this model, including `model` itself, which may only match a pattern."""
     pool = pool_named(ingress.service.pools(), model)
     if pool is None:
         return (model,)
@@ -211,13 +211,13 @@ def names_of(ingress: Ingress, model: str) -> tuple[str, ...]:
 
 
 def without_family(model: str) -> str:
-    """`cato-completion` for `qwen2.5-coder:cato-completion`; other names as they are."""
+    """`cato-completion` for `qwen2.5-coder:cato-completion`; other names unchanged."""
     _, _, last = model.rpartition(":")
     return last if last.startswith(virtual.PREFIX) else model
 
 
 def pool_of(ingress: Ingress, model: str) -> PoolInfo:
-    """The pool of a real model; raise `UnknownNameError` with all names that clients may use, or
+    """The pool of a real model. Raise `UnknownNameError` listing all names that clients may use, or
     `StartingError` while no model is known."""
     pools = ingress.service.pools()
     pool = pool_named(pools, model)
@@ -231,8 +231,8 @@ def pool_of(ingress: Ingress, model: str) -> PoolInfo:
 
 
 def pools_behind(ingress: Ingress, model: object) -> Sequence[PoolInfo]:
-    """The pool of a model, or of the one that a virtual model's task answers with, and that of its
-    canary in a rollout; none for a name that is neither."""
+    """The pools of a model, or of the model that answers for a virtual one, and of its canary in a
+    rollout; empty for an unknown name."""
     if not isinstance(model, str):
         return ()
     names = {**virtual.model_names(ingress.service.workflows), AUTO_MODEL: GENERATION}
@@ -246,7 +246,7 @@ def pools_behind(ingress: Ingress, model: object) -> Sequence[PoolInfo]:
 
 
 def answering_model(workflow: Workflow) -> str:
-    """The model whose text a task's answer is: that of the first node it prefers to show."""
+    """The model that writes a task's answer: that of the first streamed, else output, node."""
     if model := _answering_model(workflow):
         return model
     raise InputError(

@@ -1,4 +1,4 @@
-"""For operators and load tools: health, readiness, metrics, receipts."""
+"""Endpoints for operators and load tools: health, readiness, metrics, receipts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cato.serve.ingress.templates import note_of
 
 UNKNOWN_REQUEST = Failure(
     404,
-    "No receipt with this request id: the x-request-id header of an answer names it; receipts "
-    "appear when a task has ended, and only the newest are kept.",
+    "No receipt has this request id. Use the x-request-id header of a response; a receipt appears "
+    "when its task has ended, and only the newest are kept.",
     "invalid_request_error",
     "request_not_found",
     param="request_id",
@@ -32,13 +32,13 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.get("/health", responses=document.HEALTH)
     @router.get("/livez", responses=document.HEALTH)
     async def health() -> Response:
-        """200 while this process answers."""
+        """200 while this process is alive."""
         return JsonAnswer({"status": "ok"})
 
     @router.get("/readyz", responses=document.READY)
     async def readyz(request: Request) -> Response:
-        """200 when tasks can be served, else 503 with the reason; clients of the server's own
-        machine are told all of it."""
+        """200 if tasks can be served, else 503 with the reason. Only clients on the server's own
+        machine get the details."""
         is_ready, reason = ingress.ready()
         if is_ready:
             notes = [note for pool in ingress.service.pools() if (note := note_of(pool))]
@@ -51,13 +51,13 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", response_class=Response, responses=document.METRICS)
     async def metrics(request: Request) -> Response:
-        """All metrics in Prometheus' text form; for keys of operators, as they tell what all
-        tenants do. A tenant's own numbers are at `/v1/usage`."""
+        """All metrics in Prometheus' text format; operators only, since they cover all tenants.
+        A tenant's own numbers are at `/v1/usage`."""
         if not caller_of(request).is_operator:
             raise AccessError(
                 403, "operators_only",
-                "This page is for operators: `cato keys create --role operator` makes a key; a "
-                "tenant's own numbers are at /v1/usage.",
+                "Only operators may read metrics: create a key with `cato keys create --role "
+                "operator`, or see /v1/usage for a tenant's own numbers.",
             )  # fmt: skip
         page = await ingress.service.records.metrics()
         return Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,10 +1,9 @@
-"""Requests that a web page made a person's browser send.
+"""Protection against requests that a foreign web page sends through a user's browser.
 
-A client is served without an API key because of where it asks from, and a browser on this machine
-asks from there for any page that it shows. Such a page gives itself away: by the name that
-it calls this server by (DNS rebinding), by `Origin` and `Sec-Fetch-Site`, or by a body that is not
-declared as JSON, the only kind of body that a browser sends to another site without asking first.
-A request with a key needs none of this: a page must have been given the key.
+Local clients are served without an API key, and a browser on this machine is a local client for
+every page it shows. Foreign pages are detected by the `Host` name (DNS rebinding), by `Origin` and
+`Sec-Fetch-Site`, or by a body that is not declared as JSON: a browser sends only such bodies to
+another site without a CORS preflight. Requests with a key are not checked: a page cannot guess one.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ _OTHER_SITES = frozenset({"cross-site", "same-site"})
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Which pages may ask, and the names by which they and others call this server.
+    """Allowed page origins, and the host names of this server.
 
-    `origins` are those of pages that may read answers (CORS), such as `https://ide.example`; `*`
-    is any page, with a key. `hosts` are names beside `localhost`, this machine's own, and plain
-    addresses, which no stranger's name can become.
+    `origins` may read answers (CORS), such as `https://ide.example`; `*` allows any page that has a
+    key. `hosts` are names in addition to `localhost`, this machine's host name, and IP addresses,
+    which DNS rebinding cannot forge.
     """
 
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
 
     def check(self, headers: Headers, *, is_named: bool) -> None:
-        """Raise `AccessError` for a request without a key that a foreign page sent, or may have.
+        """Raise `AccessError` for a request without a key that a foreign page may have sent.
 
-        `is_named`: the server must be called by a name that it knows.
+        `is_named`: the `Host` header must hold a known name.
         """
         hosts = headers.getlist("host")
         if (is_named or self.hosts) and not all(map(self._knows, hosts)):
             raise AccessError(
                 403, "unknown_host",
-                "This server is not known by the name in the header `Host`, and serves no "
-                "requests without an API key under it; `hosts` in the ingress args adds names.",
+                "The name in the header `Host` is not known to this server. Send an API key, or "
+                "add the name to `hosts` in the ingress args.",
             )  # fmt: skip
         origins = headers.getlist("origin")
         is_allowed = all(o in self.origins or urlsplit(o).netloc in hosts for o in origins)
@@ -53,14 +52,14 @@ class Pages:
         if is_foreign or not is_allowed:
             raise AccessError(
                 403, "foreign_page",
-                "Web pages of other sites are not served without an API key; `origins` in the "
-                "ingress args lets some.",
+                "Web pages of other sites need an API key. Send one, or add the site to `origins` "
+                "in the ingress args.",
             )  # fmt: skip
         is_json = _is_json(headers.get("content-type", ""))
         if _has_body(headers) and not is_json and not _is_from_no_form(headers):
             raise AccessError(
                 415, "not_json",
-                "Without an API key a body must be declared as JSON: send the header "
+                "Requests without an API key must declare their body as JSON: send the header "
                 "`Content-Type: application/json`.",
             )  # fmt: skip
 
@@ -88,8 +87,8 @@ def _has_body(headers: Headers) -> bool:
 
 
 def _is_from_no_form(headers: Headers) -> bool:
-    """Whether it has a header that no page sends to another site without asking it beforehand:
-    clients with a key that nobody checks, such as SDKs, which upload files."""
+    """Whether a header is present that a page cannot send to another site without a CORS preflight.
+    SDKs that upload files send one: a placeholder key that is not checked."""
     bearer = headers.get("authorization", "").lower().startswith("bearer ")
     return bearer or any(name in headers for name in ("x-api-key", "api-key"))
 

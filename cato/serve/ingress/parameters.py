@@ -1,8 +1,8 @@
-"""Parameters of a request that a task serves: each is honoured or refused, none is ignored.
+"""Parameters of requests that a task serves: each is honoured or refused, none is ignored.
 
-A task's nodes say how they call their models; the nodes whose text is the answer take over what a
-client asks for their sampling. What would change the form of the answer is refused: the client
-should name a model, which takes all that its engine knows.
+A task's nodes define how they call their models; the nodes that write the answer take over the
+client's sampling parameters. Parameters that would change the form of the answer are refused: the
+client should name a model, which accepts everything its engine supports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import inf
 from cato.core.errors import InputError
 from cato.core.workflow import LlmSettings, Node, Workflow
 
-# Smallest and largest value, and whether it must be a whole number; of OpenAI's and vLLM's APIs.
+# Smallest and largest value, and whether it must be an integer, as in OpenAI's and vLLM's APIs.
 _SAMPLING: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 2.0, False),
     "top_p": (0.0, 1.0, False),
@@ -33,11 +33,11 @@ def _is_plain_format(value: object) -> bool:
 
 
 def _is_plain_text(value: object) -> bool:
-    """Responses' `text`: a format, and a verbosity that no engine knows."""
+    """Responses' `text`: a format, and a verbosity, which no engine supports."""
     return isinstance(value, Mapping) and _is_plain_format(value.get("format") or {})
 
 
-# Fields that a task cannot honour, with the values that ask for nothing.
+# Fields that a task cannot honour, and their values that have no effect.
 _REFUSED: dict[str, Callable[[object], bool]] = {
     "n": lambda value: value == 1,
     "best_of": lambda value: value == 1,
@@ -58,23 +58,23 @@ _REFUSED: dict[str, Callable[[object], bool]] = {
 
 
 def sampling_of(body: Mapping[str, object], task: str) -> dict[str, object]:
-    """What of `body` the answering nodes of `task` take over.
+    """The sampling parameters in `body` for the answering nodes of `task`.
 
-    Raise `InputError` for a value that no engine takes, and for a field that a task cannot honour.
+    Raise `InputError` for a value out of range, and for a field that a task cannot honour.
     """
     for field, asks_nothing in _REFUSED.items():
         value = body.get(field)
         if value is not None and not asks_nothing(value):
             raise InputError(
-                f"task {task!r} cannot honour {field}; name a model to have it passed on "
-                "(GET /v1/models lists them)",
+                f"task {task!r} does not support {field}; to use it, name a model instead "
+                "(see GET /v1/models)",
                 field,
             )
     return {f: checked(f, body[f]) for f in _SAMPLING if body.get(f) is not None}
 
 
 def checked(field: str, value: object) -> object:
-    """A sampling field's value; raise `InputError` when it is out of range."""
+    """A sampling field's value; raise `InputError` if it is out of range."""
     least, most, is_whole = _SAMPLING[field]
     kinds = int if is_whole else int | float
     is_number = isinstance(value, kinds) and not isinstance(value, bool)
@@ -91,9 +91,9 @@ def adapted(
     stops: tuple[str, ...],
     sampling: Mapping[str, object],
 ) -> Workflow:
-    """`workflow` with answers of at most `max_tokens`, which also end at `stops`, and `sampling`.
+    """`workflow` with answers of at most `max_tokens` that also end at `stops`, and `sampling`.
 
-    Only the nodes whose text is the answer are changed.
+    Changes only the nodes that write the answer.
     """
     if max_tokens is None and not stops and not sampling:
         return workflow

@@ -1,7 +1,6 @@
-"""The SLA receipt on the wire: the `cato` object of an answer, and headers.
+"""The SLA receipt in HTTP answers: the object `cato` and headers.
 
-The object has the fields of `cato.core.receipt.SlaReceipt`, in seconds as their names say;
-headers are in milliseconds, as is usual there.
+The object has the fields of `cato.core.receipt.SlaReceipt` in seconds; headers use milliseconds.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from cato.telemetry.overview import Overview
 
 
 def as_json(receipt: SlaReceipt | Overview | Mapping[str, object]) -> dict[str, object]:
-    """Plain values, times to the microsecond.
+    """Plain values, times rounded to the microsecond.
 
-    Does what `SlaReceipt.as_dict` does and the rounding in one walk: every answer has a receipt,
-    and `dataclasses.asdict` alone was a tenth of the ingress's own work.
+    Does the work of `SlaReceipt.as_dict` and the rounding in one pass: every answer has a receipt,
+    and `dataclasses.asdict` alone took a tenth of the ingress's own work.
     """
     plain = _plain(receipt)
     assert isinstance(plain, dict), f"{type(receipt).__name__} has no fields"
@@ -49,12 +48,12 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def slo_text(slo: Slo) -> str:
-    """An objective as headers show it, such as `ttft=200ms`."""
+    """An SLO in header form, such as `ttft=200ms`."""
     return f"{slo.metric.value}={_ms(slo.target_s)}ms"
 
 
 def run_headers(run: Run) -> dict[str, str]:
-    """What is known of a run before it has ended."""
+    """Headers known before a run has ended."""
     return {
         "x-request-id": run.id,
         "X-CATO-Task": run.workflow.name,
@@ -63,7 +62,7 @@ def run_headers(run: Run) -> dict[str, str]:
 
 
 def receipt_headers(receipt: SlaReceipt) -> dict[str, str]:
-    """What is known only after a run has ended."""
+    """Headers known only after a run has ended."""
     headers = {
         "X-CATO-Met": str(receipt.met).lower(),
         "X-CATO-Queue-Ms": _ms(receipt.queue_s),

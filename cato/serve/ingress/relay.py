@@ -1,4 +1,4 @@
-"""An engine's own answer on its way to the client, with the receipt in its last event."""
+"""Relays an engine's own answer to the client, and adds the receipt to its last event."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def relay_choices(
     is_streamed: bool,
     has_receipt: bool,
 ) -> Response:
-    """Answers with choices. A stream has its receipt in the usage chunk where the client asked for
-    usage, and with `has_receipt` in a chunk without choices."""
+    """Answers with choices. A stream's receipt is in the usage chunk if the client asked for usage,
+    or with `has_receipt` in a chunk without choices."""
     if not is_streamed:
         return await whole_call(ingress, request, task, partial(_with_receipt, extra=writer.extra))
     events = partial(_choices, writer=writer, has_receipt=has_receipt)
@@ -50,7 +50,7 @@ async def relay_typed(
     is_streamed: bool,
     last_event: str,
 ) -> Response:
-    """Answers whose events have types; `last_event` is the type of the one that ends a stream."""
+    """Answers with typed events; `last_event` is the type of a stream's last one."""
     if not is_streamed:
         return await whole_call(ingress, request, task, partial(_with_receipt, extra={}))
     events = partial(_typed, form=form, last=f"event: {last_event}\n".encode())
@@ -67,7 +67,7 @@ def _with_receipt(
 async def _choices(
     exchange: Exchange, batch: list[Piece], *, writer: ChoicesWriter, has_receipt: bool
 ) -> AsyncGenerator[bytes, None]:
-    """The engine's own events, but for the usage chunk, which comes when the receipt is known."""
+    """The engine's own events; the usage chunk is held back until the receipt is known."""
     usage: dict[str, object] | None = None
     while batch:
         raw = []
@@ -95,7 +95,7 @@ async def _choices(
 
 
 def _usage_chunk(raw: bytes) -> dict[str, object] | None:
-    """The usage-only chunk that an engine sends last, alone in its piece; None for any other."""
+    """The usage-only chunk that an engine sends last, in a piece of its own; None for any other."""
     if b'"usage"' not in raw or raw.count(b"\n\n") != 1:
         return None
     value: dict[str, object] = json.loads(raw.removeprefix(b"data: "))
@@ -105,12 +105,12 @@ def _usage_chunk(raw: bytes) -> dict[str, object] | None:
 async def _typed(
     exchange: Exchange, batch: list[Piece], *, form: WrittenForm, last: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """The engine's own events; the last one waits for the receipt."""
+    """The engine's own events; the last one is held back until the receipt is known."""
     end = b""
     while batch:
         raw = []
         for piece in batch:
-            if piece.raw.startswith(last):  # alone in its piece
+            if piece.raw.startswith(last):  # in a piece of its own
                 end = piece.raw
             else:
                 raw.append(piece.raw)

@@ -1,4 +1,4 @@
-"""Rollouts, for operators: new versions of models under the names that clients call."""
+"""`/v1/admin/rollouts`, for operators: canary rollouts of new models under existing names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cato.serve.pools import is_ready
 MAX_BYTES = 10_000
 MAX_NAME_CHARS = 256
 MAX_STEPS = 20
-# Of a step; a rollout ends some day.
+# Limits of a step, so that every rollout ends.
 MAX_CALLS, MAX_HOLD_S = 10_000_000, 30 * 86_400.0
 RULE_FIELDS = RolloutRule.__slots__
 SHAPE = '{"name": str, "canary": str, "rule": {...}}'
@@ -40,14 +40,14 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("", responses=document.ROLLOUTS)
     async def rollouts(request: Request) -> Response:
-        """All rollouts: their steps, what both models did in the present one, and why."""
+        """All rollouts: their steps, both models' results in the current step, and the verdict."""
         _check_operator(request)
         known = ingress.service.records.rollouts()
         return JsonAnswer({"object": "list", "data": described(known)})
 
     @router.post("", **document.START_ROLLOUT)
     async def start(request: Request) -> Response:
-        """Point a model's name at another model, step by step."""
+        """Move a model's name to another model step by step."""
         _check_operator(request)
         body = await read_object(request, MAX_BYTES)
         known_keys(body, ("name", "canary", "rule"), SHAPE)
@@ -55,13 +55,13 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/promote", **document.ROLLOUT_STEP)
     async def promote(request: Request) -> Response:
-        """Go to the next step now, whatever the comparison says."""
+        """Go to the next step now, regardless of the comparison."""
         _check_operator(request)
         return await ordered(request, PromoteRollout(await named(request)))
 
     @router.post("/rollback", **document.ROLLOUT_STEP)
     async def roll_back(request: Request) -> Response:
-        """Give every session to the stable model again; streams under way go on where they are."""
+        """Route every session to the stable model again; running streams stay where they are."""
         _check_operator(request)
         return await ordered(request, RollBackRollout(await named(request)))
 
@@ -79,7 +79,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
 
 def described(rollouts: Mapping[str, Rollout]) -> list[dict[str, object]]:
-    """Rollouts as people and tools see them, by name."""
+    """Rollouts in JSON form, sorted by name."""
     now_s = time.time()
     return [_described(rollout, now_s) for _, rollout in sorted(rollouts.items())]
 
@@ -116,7 +116,8 @@ def _counts(counts: ArmCounts) -> dict[str, object]:
 
 def _check_operator(request: Request) -> None:
     if not caller_of(request).is_operator:
-        raise AccessError(403, "admins_only", "This is for operators.")
+        told = "Only operators may manage rollouts; use a key with the role operator."
+        raise AccessError(403, "admins_only", told)
 
 
 def _name(body: Mapping[str, object], key: str) -> str:
@@ -135,8 +136,8 @@ def _start(ingress: Ingress, body: Mapping[str, object]) -> StartRollout:
         raise InputError(f"no replica of {canary!r} is ready; start one first", "canary")
     if rule.shadow_share and old.name.partition("/")[0] == new.name.partition("/")[0]:
         raise InputError(
-            "both models are served by the same replicas, so that shadow traffic would slow real "
-            "calls; set shadow_share to 0",
+            "both models are served by the same replicas, so shadow traffic would slow real calls; "
+            "set shadow_share to 0",
             "rule.shadow_share",
         )
     return StartRollout(name, stable, chosen, rule)
@@ -146,7 +147,7 @@ def _rule(given: Mapping[str, object]) -> RolloutRule:
     unknown = sorted(given.keys() - set(RULE_FIELDS))
     if unknown:
         known = ", ".join(RULE_FIELDS)
-        raise InputError(f"unknown field {unknown[0]!r} of rule; there are {known}", "rule")
+        raise InputError(f"unknown field {unknown[0]!r} in rule; known: {known}", "rule")
     values: dict[str, object] = {}
     for key, value in given.items():
         if key == "shares":
@@ -165,7 +166,7 @@ def _shares(value: object) -> tuple[float, ...]:
     numbers = value if isinstance(value, list) else []
     shares = tuple(_number("shares", n, 0, 1) for n in numbers)
     if not shares or len(shares) > MAX_STEPS or sorted(set(shares)) != list(shares):
-        raise InputError(f"rule.shares must be 1 to {MAX_STEPS} growing numbers", "rule.shares")
+        raise InputError(f"rule.shares must be 1 to {MAX_STEPS} increasing numbers", "rule.shares")
     if not 0 < shares[0] <= shares[-1] < 1:
         raise InputError("rule.shares must be above 0 and below 1", "rule.shares")
     return shares

@@ -1,4 +1,4 @@
-"""Requests that a model's chat template would lose parts of."""
+"""Refuses requests with tools if the model's chat template would drop them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cato.serve.pools import PoolInfo
 
 
 def check_tools(pool: PoolInfo, body: Mapping[str, object]) -> None:
-    """Raise `InputError` for tools that the pool's model would never see: an agent takes the
-    nonsense that comes back for an answer."""
+    """Raise `InputError` for tools that the chat template drops: the model would never see them,
+    and an agent would take its nonsense for an answer."""
     template = pool.template
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     if not has_tools or template is None or template.renders_tools:
         return
     raise InputError(
         f"model {pool.model.name!r} cannot be used with tools: its chat template drops "
-        f"{lost_parts(template)}; ask another model, or give its engine another template",
+        f"{lost_parts(template)}; use another model, or ask an operator to set another template",
         "tools",
     )
 
 
 def note_of(pool: PoolInfo) -> str:
-    """What operators should know of the pool's chat template; empty when it loses nothing."""
+    """A warning for operators about the pool's chat template; empty if it drops nothing."""
     lost = "" if pool.template is None else lost_parts(pool.template)
     return f"the chat template of {pool.model.name} drops {lost}: no agents" if lost else ""

@@ -1,5 +1,4 @@
-"""What was used and what it costs: by day, tenant, API key, task and model; or by the turns of a
-session."""
+"""`GET /v1/usage`: usage and cost by day, tenant, API key, task and model, or by session turn."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/v1/usage", **document.USAGE)
     async def usage(request: Request) -> Response:
-        """What the tenant of the API key used and what that costs; for operators and without keys,
-        what all did. `by` sums it up. With `session`, what each turn of it used that is still
-        kept."""
+        """Usage and cost of the API key's tenant; of all tenants for operators and when no keys are
+        configured. `by` groups the rows. With `session`: one row for each of its turns that is
+        still stored."""
         form = request.query_params.get("format", FORMATS[0])
         if form not in FORMATS:
             raise InputError(f"format must be one of {', '.join(FORMATS)}", "format")
@@ -70,12 +69,12 @@ def _groups(text: str | None) -> tuple[str, ...]:
         return GROUPS
     by = tuple(text.split(","))
     if len(set(by)) != len(by) or not set(by) <= set(GROUPS):
-        raise InputError(f"by must be some of {','.join(GROUPS)}", "by")
+        raise InputError(f"by must be a comma-separated list of {', '.join(GROUPS)}", "by")
     return by
 
 
 def _day(request: Request, name: str, otherwise: str) -> str:
     text = request.query_params.get(name)
     if text is not None and not _DAY.fullmatch(text):
-        raise InputError(f"{name} must be a day such as 2026-11-30", name)
+        raise InputError(f"{name} must be a date such as 2026-11-30", name)
     return otherwise if text is None else text

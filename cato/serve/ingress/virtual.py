@@ -1,4 +1,4 @@
-"""Workflows under the names of models, for clients that can only set a model and a prompt."""
+"""Virtual models: workflows under model names, for clients that only set a model and a prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cato.core.ids import TaskName
 from cato.core.workflow import Workflow
 
 PREFIX = "cato-"
-# Inputs that a prompt means, whatever stands before them in the file.
+# Inputs that receive the prompt, wherever they stand in the workflow file.
 MAIN_INPUTS = ("prefix", "instruction", "code")
 
 
@@ -19,17 +19,17 @@ def model_name(task: str) -> str:
 
 
 def model_names(tasks: Iterable[TaskName]) -> dict[str, TaskName]:
-    """Every name that means a task: the short one, and the one with the task's full name."""
+    """Every virtual model name: the short one, and the one with the task's full name."""
     names: dict[str, TaskName] = {}
     for task in sorted(tasks):
         names.setdefault(model_name(task), task)
     for task in sorted(tasks):
-        names[PREFIX + task] = task  # wins where `x` and `code-x` would share a short name
+        names[PREFIX + task] = task  # wins if `x` and `code-x` would share a short name
     return names
 
 
 def main_input(workflow: Workflow) -> str:
-    """The input that a prompt means."""
+    """The input that receives the prompt."""
     texts = [i for i in workflow.inputs if i.type == "str"]
     named = [name for name in MAIN_INPUTS if any(i.name == name for i in texts)]
     if named:
@@ -53,7 +53,7 @@ def prompt_of(body: Mapping[str, object]) -> str:
 
 
 def text_of(output: object) -> str:
-    """The text of an output node's result; a fan-out's items follow each other by lines."""
+    """The text of an output node's result; items of a fan-out are joined by newlines."""
     match output:
         case {"text": str(text)} | {"code": str(text)}:
             return text

@@ -1,5 +1,5 @@
-"""Links: the connections of an ingress to routers and replicas, and of replicas to their router.
+"""Links: connections from an ingress to routers and replicas, and from replicas to their router.
 
-`codec` turns values into bytes, `handshake` lets in who knows the pool's secret, `connection` is
-either end of a link, and `endpoints` opens them. No Ray here, and no pickle.
+`codec` serializes values, `handshake` authenticates peers by the pool's secret, `connection` is
+either end of a link, and `endpoints` opens links. Uses neither Ray nor pickle.
 """

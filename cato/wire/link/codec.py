@@ -1,4 +1,4 @@
-"""Values as bytes and back: msgpack with CATO's own types, which both ends name in advance."""
+"""Serialization for links: msgpack with CATO's types, which both ends declare in advance."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import msgpack
 from cato.core import errors
 from cato.core.errors import CatoError
 
-# Ext types of msgpack.
+# Extension types of msgpack.
 _TUPLE, _BIG_INT, _FIRST_TYPE = 0, 1, 2
 _LAST_TYPE = 127
 
 
 class CodecError(CatoError):
-    """A value cannot be sent, or bytes are none of a known value."""
+    """A value cannot be serialized, or bytes cannot be parsed."""
 
 
 class Codec:
-    """Packs `types` (dataclasses, enums) and CATO's errors, and plain values in any nesting.
+    """Packs `types` (dataclasses, enums), CATO's errors, and plain values in any nesting.
 
-    Both ends must know the same types: `version` is a digest of their names and fields.
+    Both ends must know the same types; `version` is a digest of their names and fields.
     """
 
     def __init__(self, types: Iterable[type]) -> None:
@@ -44,8 +44,8 @@ class Codec:
         self.version = hashlib.sha256("\n".join(described).encode()).digest()
 
     def pack(self, value: object) -> bytes:
-        """Raise `CodecError` for what is no plain value and of no known type."""
-        # One for each level of nested types: to make one costs ten times what it packs.
+        """Raise `CodecError` for a value that is neither plain nor of a known type."""
+        # One packer per level of nested types: creating one costs ten times as much as packing.
         packer = self._packers.pop() if self._packers else self._packer()
         try:
             packed: bytes = packer.pack(value)
@@ -66,21 +66,21 @@ class Codec:
             return msgpack.unpackb(
                 data, ext_hook=self._value, strict_map_key=False, unicode_errors="surrogatepass"
             )
-        except Exception as error:  # a constructor may raise anything at wrong parts
+        except Exception as error:  # a constructor may raise anything for bad parts
             raise CodecError(f"not understood: {error!r}") from error
 
     def _ext(self, value: Any) -> object:
-        """What msgpack has no type for; with `strict_types` tuples and subclasses, too."""
+        """Values without a msgpack type; with `strict_types` also tuples and subclasses."""
         cls = type(value)
         if cls is tuple:
             return msgpack.ExtType(_TUPLE, self.pack(list(value)))
         if (found := self._codes.get(cls)) is not None:
             code, parts = found
             return msgpack.ExtType(code, self.pack(parts(value)))
-        if cls is int:  # of more than 64 bits
+        if cls is int:  # more than 64 bits
             return msgpack.ExtType(_BIG_INT, str(value).encode())
         if isinstance(value, float):
-            return float(value)  # numpy's
+            return float(value)  # numpy's float
         raise TypeError(f"a {cls.__name__}")
 
     def _value(self, code: int, data: bytes) -> object:
@@ -111,7 +111,8 @@ def _field_names(cls: type) -> list[str]:
 
 
 def _parts_of(cls: type) -> Callable[[Any], Any]:
-    """What `cls` is made of again; of a dataclass with one field a list, too."""
+    """A function that returns the parts to rebuild a `cls` from, also as a list for a dataclass
+    with one field."""
     if issubclass(cls, Enum):
         return attrgetter("value")
     if issubclass(cls, CatoError):

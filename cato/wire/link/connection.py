@@ -1,9 +1,9 @@
-"""One end of a link: calls, their answers and streams, and notes, all over one connection.
+"""One end of a link: calls, answers, streams and notes, multiplexed over one connection.
 
-A frame is its length, kind, the number of its call and a packed value. Each side may ask the other
-(one answer), call it (a stream of answers) and send it notes. A stream's reader grants the writer
-so many bytes ahead, so that one that is not read holds up nothing but itself. A peer that is silent
-for `MISSED` heartbeats is gone; the end of the connection ends all calls of both sides.
+A frame has a length, a kind, a call number and a packed value. Each side may ask the other (one
+answer), call it (a stream of answers) and send it notes. A stream's reader grants the writer a
+window of bytes, so that an unread stream blocks only itself. A peer that is silent for `MISSED`
+heartbeats is considered gone; when the connection ends, all calls of both sides end.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger("cato.link")
 
 HEARTBEAT_S = 1.0
 MISSED = 3
-# For the proof of who is there.
+# Time limit of the handshake.
 HANDSHAKE_S = 5.0
-# Of a stream that is not read; the reader grants more when it has read half of them.
+# Unread bytes allowed per stream; the reader grants more after reading half of them.
 WINDOW_BYTES = 256 * 1024
-# A body of the largest prompts and some images. What is longer goes another way.
+# Enough for the largest prompts and some images. Larger values take another way than a link.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _MAX_HANDSHAKE_BYTES = 128
 
@@ -38,9 +38,9 @@ _HEAD = struct.Struct(">IBI")
 
 
 class Handler(Protocol):
-    """What a link's user does for the other end. All run in the link's event loop.
+    """Serves the other end of a link. All methods run in the link's event loop.
 
-    `answer` and `stream` are cancelled when the other end gives up the call, or is gone. A
+    `answer` and `stream` are cancelled when the other end gives up the call or disconnects. A
     `CatoError` that they raise is raised at the other end.
     """
 
@@ -51,12 +51,12 @@ class Handler(Protocol):
     def note(self, peer: Connection, note: object) -> None: ...
 
     def ended(self, peer: Connection) -> None:
-        """The connection is no more; called once, if it was ever let in."""
+        """The connection has ended; called once, if its handshake had succeeded."""
         ...
 
 
 class Passive:
-    """A handler of an end that is asked nothing."""
+    """The handler of an end that serves no calls."""
 
     async def answer(self, peer: Connection, asked: object) -> object:
         raise CodecError(f"nothing here answers a {type(asked).__name__}")
@@ -65,14 +65,14 @@ class Passive:
         raise CodecError(f"nothing here answers a {type(asked).__name__}")
 
     def note(self, peer: Connection, note: object) -> None:
-        log.warning("unexpected note: a %s", type(note).__name__)
+        log.warning("unexpected note of type %s ignored", type(note).__name__)
 
     def ended(self, peer: Connection) -> None:
         pass
 
 
 class Connection(asyncio.Protocol):
-    """Both ends are alike but for the handshake. `name` is for log lines and errors."""
+    """Both ends differ only in the handshake. `name` identifies the peer in logs and errors."""
 
     def __init__(
         self, codec: Codec, secret: bytes, handler: Handler, name: str, *, is_server: bool
@@ -86,8 +86,8 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._why = ""
         self._numbers = itertools.count(1)
-        self._asked: dict[int, _Incoming] = {}  # by us
-        self._served: dict[int, _Served] = {}  # by us, for the other end
+        self._asked: dict[int, _Incoming] = {}  # by this end
+        self._served: dict[int, _Served] = {}  # by this end, for the other
         self._missed = 0
         self._has_written = False
         self._timer: asyncio.TimerHandle | None = None
@@ -95,14 +95,14 @@ class Connection(asyncio.Protocol):
         self._writable.set()
 
     async def opened(self) -> None:
-        """Return when the other end has proved who it is; raise `LinkError` when it did not."""
+        """Return once the other end is authenticated; raise `LinkError` if that fails."""
         await self._opened
 
-    # For users
+    # Public calls
 
     async def ask(self, value: object) -> Any:
-        """The other end's answer; giving up the wait tells it so. Raise `LinkError` when the
-        connection ends before, and what the other end raises."""
+        """The other end's answer; cancelling the wait cancels the call there. Raise `LinkError` if
+        the connection ends first, and any error raised by the other end."""
         incoming = await self._begin(_ASK, value)
         try:
             return await incoming.next()
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
             self._finish(incoming)
 
     async def call(self, value: object) -> AsyncGenerator[Any, None]:
-        """The other end's answers, in the same manner."""
+        """The other end's stream of answers; cancellation and errors as in `ask`."""
         incoming = await self._begin(_CALL, value)
         try:
             while True:
@@ -122,12 +122,12 @@ class Connection(asyncio.Protocol):
             self._finish(incoming)
 
     def note(self, value: object) -> None:
-        """Tell the other end; lost when the connection is."""
+        """Send a note to the other end; it is lost if the connection ends."""
         if self.is_open:
             self._write(_NOTE, 0, self._codec.pack(value))
 
     def close(self, why: str) -> None:
-        """End the connection; harmless when it has ended."""
+        """End the connection; no effect if it has already ended."""
         self._why = self._why or why
         if self._transport is not None:
             self._transport.abort()
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
     async def _begin(self, kind: int, value: object) -> _Incoming:
         data = self._codec.pack(value)
         if len(data) > MAX_FRAME_BYTES:
-            raise CodecError(f"{len(data)} bytes are more than a link carries")
+            raise CodecError(f"{len(data)} bytes exceed a link's limit of {MAX_FRAME_BYTES} bytes")
         await self._writable.wait()
         if not self.is_open:
             raise self._error()
@@ -152,10 +152,10 @@ class Connection(asyncio.Protocol):
     def _error(self) -> LinkError:
         return LinkError(self.name, self._why or "it is not connected")
 
-    # The transport's calls
+    # Transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_S, self.close, "the handshake took too long")
         if (opening := self._handshake.opening()) is not None:
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
             size, kind, number = _HEAD.unpack_from(buffer, at)
             limit = MAX_FRAME_BYTES if self._handshake.is_done else _MAX_HANDSHAKE_BYTES
             if size > limit:
-                self.close("a frame that is too long")
+                self.close("the other end sent a frame that is too long")
                 return
             start = at + _HEAD.size
             if have - start < size:
@@ -193,10 +193,10 @@ class Connection(asyncio.Protocol):
         self._why = self._why or "the connection ended"
         if self._timer is not None:
             self._timer.cancel()
-        self._writable.set()  # who waits learns that it is gone
+        self._writable.set()  # wake writers, so that they see the end
         if not self._opened.done():
             self._opened.set_exception(self._error())
-            self._opened.exception()  # seen: perhaps nothing waits for it
+            self._opened.exception()  # mark as retrieved: perhaps nothing awaits it
         for incoming in list(self._asked.values()):
             incoming.fail(self._error())
         for served in list(self._served.values()):
@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(_HEAD.pack(len(data), kind, number) + data)
 
     def _take(self, kind: int, number: int, payload: bytes) -> bool:
-        """Handle a frame; False when the connection is not to be read any further."""
+        """Handle a frame; False if the connection must not be read any further."""
         if not self._handshake.is_done:
             return self._shake_hands(payload)
         try:
@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol):
         try:
             answer = self._handshake.step(payload)
         except Refused:
-            self.close("refused: it has another secret, or is of another version")
+            self.close("refused: its secret or its version differs from this end's")
             return False
         if answer is not None:
             self._write(_BEAT, 0, answer)
@@ -245,8 +245,8 @@ class Connection(asyncio.Protocol):
             note = self._codec.unpack(payload)
             try:
                 self._handler.note(self, note)
-            except Exception:  # a defect; the link goes on
-                log.exception("a note over %s broke: a %s", self.name, type(note).__name__)
+            except Exception:  # a bug in the handler; the link stays open
+                log.exception("link %s: the note %s failed", self.name, type(note).__name__)
         elif kind in (_ASK, _CALL):
             self._serve(kind, number, self._codec.unpack(payload))
         elif kind in (_CANCEL, _MORE):
@@ -271,9 +271,9 @@ class Connection(asyncio.Protocol):
                 incoming.put(self._codec.unpack(payload), len(payload))
 
     def _beat(self) -> None:
-        """Once a second. A loop that stood still itself misses one beat, not many."""
+        """Once a second. If this event loop itself stalls, it counts one missed beat, not many."""
         if self._missed >= MISSED:
-            self.close(f"silent for {MISSED * HEARTBEAT_S:g} s")
+            self.close(f"no heartbeat for {MISSED * HEARTBEAT_S:g} s")
             return
         self._missed += 1
         if not self._has_written:
@@ -309,18 +309,18 @@ class Connection(asyncio.Protocol):
 
     @contextlib.contextmanager
     def _telling(self, number: int) -> Iterator[None]:
-        """The end of a call; errors go to the other end."""
+        """Send errors of a served call to the other end, and end the call."""
         try:
             yield
         except CatoError as error:
             self._fail(number, error)
         except asyncio.CancelledError:
-            # Heard by nobody if it was the other end that gave up.
+            # Ignored by the other end if it cancelled the call itself.
             self._fail(number, LinkError(self.name, "the call was cancelled there"))
             raise
         except Exception as error:
-            log.exception("a call over %s broke", self.name)
-            self._fail(number, LinkError(self.name, f"the call broke: {error!r}"))
+            log.exception("link %s: a call failed", self.name)
+            self._fail(number, LinkError(self.name, f"the call failed: {error!r}"))
         finally:
             self._served.pop(number, None)
 
@@ -338,7 +338,7 @@ _END_OF_STREAM = object()
 
 
 class _Incoming:
-    """Answers of one call, in the order in which they came."""
+    """Answers to one call, in order of arrival."""
 
     __slots__ = ("_connection", "_items", "_read_bytes", "_waiter", "has_ended", "number")
 
@@ -385,7 +385,7 @@ class _Raised:
 
 
 class _Served:
-    """A call of the other end: its task, and the bytes sent that it has not read."""
+    """A call from the other end: its task, and the bytes sent that the other end has not read."""
 
     __slots__ = ("_has_room", "ahead", "task")
 

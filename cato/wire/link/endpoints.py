@@ -1,4 +1,4 @@
-"""Where links are opened: a Unix socket on one host, TCP between hosts."""
+"""Opens links: Unix sockets within a host, TCP between hosts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cato.core.errors import LinkError
 from cato.wire.link.codec import Codec
 from cato.wire.link.connection import Connection, Handler
 
-# To a peer of the same cluster.
+# Time limit to connect to a peer in the same cluster.
 CONNECT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a process of `host` takes links: on `socket` from that host, on `port` of `ip` else."""
+    """Where a process on `host` accepts links: `socket` within the host, else `ip` and `port`."""
 
     host: str
     socket: str
@@ -31,7 +31,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Certificate, key and authority of this process, as files; both ends show a certificate."""
+    """Files of this process's certificate, key and CA; both ends present a certificate."""
 
     certificate: str
     key: str
@@ -42,12 +42,12 @@ class Tls:
         context = ssl.create_default_context(purpose, cafile=self.authority)
         context.load_cert_chain(self.certificate, self.key)
         context.verify_mode = ssl.CERT_REQUIRED
-        context.check_hostname = False  # Ray's certificates name no hosts; the authority is its own
+        context.check_hostname = False  # Ray's certificates name no hosts; the CA is private
         return context
 
 
 class Listener:
-    """Takes links until it is closed; every one of them is served by the same handler."""
+    """Accepts links until it is closed, and serves all of them with one handler."""
 
     def __init__(self, address: Address, servers: list[asyncio.Server]) -> None:
         self.address = address
@@ -70,7 +70,7 @@ async def listen(
     folder: Path,
     tls: Tls | None = None,
 ) -> Listener:
-    """Take links at a socket in `folder`, which is made for this user alone, and at `ip`."""
+    """Accept links at a socket in `folder`, which is created for this user only, and at `ip`."""
     folder.mkdir(mode=0o700, exist_ok=True)
     _forget_sockets_of_the_dead(folder)
     made = partial(Connection, codec, secret, handler, name, is_server=True)
@@ -84,7 +84,7 @@ async def listen(
 
 
 def _forget_sockets_of_the_dead(folder: Path) -> None:
-    """A killed process leaves its socket; its name begins with the process' id."""
+    """Remove sockets left by killed processes; a socket's name begins with its process id."""
     for path in folder.iterdir():
         pid, _, _ = path.name.partition("-")
         if not pid.isdecimal():
@@ -107,7 +107,7 @@ async def connect(
     host: str,
     tls: Tls | None = None,
 ) -> Connection:
-    """A link to `name` at `address`, for a process of `host`; raise `LinkError`."""
+    """Open a link to `name` at `address` from a process on `host`; raise `LinkError`."""
     made = partial(Connection, codec, secret, handler, name, is_server=False)
     loop = asyncio.get_running_loop()
     connection: Connection | None = None
@@ -128,6 +128,6 @@ async def connect(
     except BaseException:
         if connection is not None:
             with contextlib.suppress(OSError):
-                connection.close("nobody waits for it any more")
+                connection.close("the caller stopped waiting")
         raise
     return connection

@@ -1,8 +1,8 @@
-"""Who may use a link: both ends prove that they know the pool's secret, and neither tells it.
+"""Authentication of links: both ends prove that they know the pool's secret without revealing it.
 
-The server sends a random challenge; the client answers with one of its own and the HMAC of both;
-the server answers with another HMAC of both. What each signs also names the version of the
-messages, so that processes of different releases do not talk to each other.
+The server sends a random challenge; the client replies with its own challenge and an HMAC of both;
+the server replies with another HMAC of both. The HMACs also cover the version of the messages, so
+that processes of different releases do not connect.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ MAC_BYTES = 32
 
 
 class Refused(Exception):
-    """The other end does not know the secret, or speaks another version."""
+    """The other end has a different secret or version."""
 
 
 class Handshake:
-    """One end's side. Feed it each message of the other end; pure but for the challenge drawn."""
+    """One end of the handshake. Feed it each message of the other end. Pure except for the random
+    challenge."""
 
     def __init__(self, secret: bytes, version: bytes, *, is_server: bool) -> None:
         self.is_done = False
@@ -28,11 +29,11 @@ class Handshake:
         self._both = b""
 
     def opening(self) -> bytes | None:
-        """What to send first; None: wait for the other end."""
+        """The first message to send; None: wait for the other end."""
         return self._mine if self._is_server else None
 
     def step(self, message: bytes) -> bytes | None:
-        """Take a message and return the answer, if there is one. Raise `Refused`."""
+        """Take a message and return the reply, if there is one. Raise `Refused`."""
         if self._is_server:
             theirs = message[:NONCE_BYTES]
             self._both = self._mine + theirs

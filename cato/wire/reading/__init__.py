@@ -1,7 +1,7 @@
-"""Bodies of each dialect, read once as a `Conversation`.
+"""Parses request bodies of each dialect into a `Conversation`.
 
-What a dialect does not know survives in the body and is counted as JSON; what cannot be read at
-all is an `InputError` that names the field.
+Unknown content stays in the body and is counted as JSON; invalid content raises an `InputError`
+that names the field.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ READERS = {
     "messages": read_messages,
     "messages/count_tokens": read_messages,
 }
-"""By the path of the dialect below `/v1/`."""
+"""Readers by the dialect's path under `/v1/`."""
 
 
 def conversation_of(endpoint: str, body: Mapping[str, object]) -> Conversation:
-    """The conversation of a body; raise `InputError` where it has none, `KeyError` for a dialect
+    """The conversation in a body. Raise `InputError` if it has none, `KeyError` for a dialect
     without conversations."""
     return READERS[endpoint](body)
 

@@ -20,7 +20,7 @@ _FIELD = "messages"
 
 
 def read_chat(body: Mapping[str, object]) -> Conversation:
-    """Raise `InputError` for messages that are none."""
+    """Raise `InputError` for invalid messages."""
     messages = objects(body.get(_FIELD), _FIELD)
     if not messages:
         raise InputError("messages must not be empty", _FIELD)

@@ -1,4 +1,4 @@
-"""What the readers of all dialects share."""
+"""Helpers shared by the readers of all dialects."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cato.wire.conversation import Message, Part, PartKind
 
 Block = Mapping[str, object]
 
-# Made once: `json.dumps` with an argument makes an encoder for every call.
+# Created once, since `json.dumps` with an argument creates an encoder for every call.
 _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def as_text(value: object) -> str:
-    """`value` as a model reads it: a text as it is, anything else as JSON."""
+    """`value` as a model reads it: a string unchanged, anything else as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else _to_json(value)
@@ -44,13 +44,13 @@ def parts_of(content: object, field: str, part_of: Callable[[Block], Iterable[Pa
                     case Mapping():
                         found += part_of(block)
                     case _:
-                        raise InputError(f"{field} must hold text or objects", field)
+                        raise InputError(f"{field} must contain strings or objects", field)
             return found
     raise InputError(f"{field} must be a string or a list", field)
 
 
 def text_block(block: Block) -> list[Part]:
-    """A block of text, an image, or what no dialect knows (counted as its JSON)."""
+    """A block of text, an image, or an unknown block (counted as JSON)."""
     kind = str(block.get("type", "text"))
     text = block.get("text")
     if isinstance(text, str):
@@ -63,15 +63,15 @@ def text_block(block: Block) -> list[Part]:
 
 
 def role_of(block: Block, field: str, default: str | None = None) -> str:
-    """The speaker; `developer` is the system under another name."""
+    """The role of a message; `developer` becomes `system`."""
     role = block.get("role", default)
     if not isinstance(role, str):
-        raise InputError(f"each of {field} must have a role", field)
+        raise InputError(f"each item of {field} must have a role", field)
     return "system" if role == "developer" else role
 
 
 def tool_part(tool: object, name: object) -> Part:
-    """A tool's definition without marks that no model reads."""
+    """A tool's definition without fields that no model reads."""
     if isinstance(tool, Mapping):
         tool = {k: v for k, v in tool.items() if k not in ("cache_control", "defer_loading")}
     return Part(PartKind.TOOL, as_text(tool), name if isinstance(name, str) else "")

@@ -1,7 +1,7 @@
 """Anthropic's Messages, as Claude Code sends them.
 
-Its results of tools stand in messages of the user; a chat template is given them as messages of the
-role `tool`, and so are they here. A system text may stand among the messages, too.
+Tool results are part of user messages in this dialect; chat templates get them as messages with the
+role `tool`, so they become that here. System messages may occur between other messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIELD = "messages"
 
 
 def read_messages(body: Mapping[str, object]) -> Conversation:
-    """Raise `InputError` for messages that are none."""
+    """Raise `InputError` for invalid messages."""
     said = objects(body.get(_FIELD), _FIELD)
     if not said:
         raise InputError("messages must not be empty", _FIELD)
@@ -44,7 +44,7 @@ def read_messages(body: Mapping[str, object]) -> Conversation:
 
 
 def _messages(block: Block) -> list[Message]:
-    """One message of the dialect; results of tools become messages of their own before the rest."""
+    """One message of the dialect; its tool results become separate messages before the rest."""
     role = role_of(block, _FIELD)
     parts = parts_of(block.get("content"), "messages.content", _part)
     if role == "assistant":
@@ -62,7 +62,7 @@ def _part(block: Block) -> list[Part]:
         case "thinking":
             return [Part(PartKind.THINKING, as_text(block.get("thinking")))]
         case "redacted_thinking":
-            return []  # encrypted: no template renders it
+            return []  # encrypted: templates do not render it
         case "tool_use":
             name, id = str(block.get("name") or ""), str(block.get("id") or "")
             return [Part(PartKind.CALL, as_text(block.get("input")), name, id)]

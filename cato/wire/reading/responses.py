@@ -21,7 +21,7 @@ _FIELD = "input"
 
 
 def read_responses(body: Mapping[str, object]) -> Conversation:
-    """Raise `InputError` for input that is none."""
+    """Raise `InputError` for invalid input."""
     said = body.get(_FIELD)
     messages = system_message(as_text(body.get("instructions")))
     if isinstance(said, str):
@@ -38,7 +38,7 @@ def read_responses(body: Mapping[str, object]) -> Conversation:
 
 
 def _tools(listed: Iterable[Block]) -> list[Part]:
-    """Each tool; those of a `namespace` follow its own description, with its name in front."""
+    """All tools; those of a `namespace` follow its description and get its name as a prefix."""
     found: list[Part] = []
     for tool in listed:
         inner = tool.get("tools")
@@ -66,7 +66,8 @@ def _messages(item: Block) -> list[Message]:
             thought = "\n".join(texts)
             return [Message("assistant", (Part(PartKind.THINKING, thought),))] if thought else []
         case "item_reference":
-            raise InputError("items are not stored; send them, not item_reference", _FIELD)
+            rule = "item_reference is not supported: items are not stored; send the item itself"
+            raise InputError(rule, _FIELD)
     if isinstance(kind, str) and kind.endswith("_output"):
         parts = parts_of(_output(item), "input.output", text_block)
         text = "\n".join(part.text for part in parts if part.kind is PartKind.TEXT)
@@ -81,7 +82,7 @@ def _messages(item: Block) -> list[Message]:
 
 
 def _output(item: Block) -> object:
-    """What a tool answered: a text, blocks, or (custom tools) any other value, as JSON."""
+    """A tool's output: a text, blocks, or (custom tools) any other value, as JSON."""
     output = item.get("output")
     return output if isinstance(output, str | list | None) else as_text(output)
 

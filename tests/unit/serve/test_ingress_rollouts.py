@@ -217,7 +217,7 @@ async def test_a_key_of_one_model_gets_no_other_by_a_rollout(tmp_path: Path) -> 
         ({"name": "coder", "canary": OLD, "rule": {"shadow_share": 0}}, 400, "already"),
         ({"name": "coder", "canary": OLD}, 400, "same replicas"),
         ({"name": "coder", "canary": NEW, "rule": {"share": 1}}, 400, "unknown field 'share'"),
-        ({"name": "coder", "canary": NEW, "rule": {"shares": [0.5, 0.2]}}, 400, "growing"),
+        ({"name": "coder", "canary": NEW, "rule": {"shares": [0.5, 0.2]}}, 400, "increasing"),
         ({"name": "coder", "canary": NEW, "rule": {"shares": [1]}}, 400, "below 1"),
         ({"name": "coder", "canary": NEW, "rule": {"min_calls": 10**12}}, 400, "min_calls"),
         ({"name": "coder", "canary": NEW, "rule": {"hold_s": True}}, 400, "hold_s"),

@@ -31,7 +31,7 @@ async def test_a_body_that_trickles_in_is_refused(
             answer = await reader.readuntil(b"}}")
         writer.close()
     assert answer.startswith(b"HTTP/1.1 400")
-    assert b"did not come within 0.2 s" in answer
+    assert b"did not arrive within 0.2 s" in answer
 
 
 async def test_a_client_that_does_not_read_its_stream_is_let_go(

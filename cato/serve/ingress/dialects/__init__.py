@@ -1,1 +1,1 @@
-"""The APIs of IDEs and agents. A new dialect: a file here, its routes in `ingress.app.DIALECTS`."""
+"""The APIs of IDEs and agents. To add one: a file here, its routes in `ingress.app.DIALECTS`."""

@@ -1,7 +1,7 @@
-"""OpenAI's files and batches: requests that may wait, in files, with results as JSON lines.
+"""OpenAI's files and batches: files of requests without urgency, with results as JSON lines.
 
-A deployment that has them switched on keeps prompts and answers in files until they are deleted or
-old; everywhere else these paths say so.
+Off by default: these paths then answer 404. When on, prompts and answers stay in files until they
+are deleted or expire.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cato.serve.ingress.jsons import JsonAnswer
 
 MAX_BODY_BYTES = 16_384
 UPLOAD_WITHIN_S = 600.0
-# Of an upload beside its file: names of fields, boundaries.
+# Allowance for the rest of an upload: field names and boundaries.
 FORM_BYTES = 65_536
 MAX_NAME_CHARS = 200
 MAX_METADATA = 16
@@ -55,7 +55,8 @@ def routes(ingress: Ingress) -> APIRouter:
         if ingress.batches is None:
             raise AccessError(
                 404, "batches_off",
-                "This deployment keeps no files; its operator sets `batches` in the ingress args.",
+                "Files and batches are off in this deployment; an operator can set `batches` in "
+                "the ingress args.",
             )  # fmt: skip
         return ingress.batches
 
@@ -64,11 +65,11 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/v1/files", **document.UPLOAD)
     async def upload(request: Request) -> Response:
-        """Keep a file of requests (`purpose` is `batch`)."""
+        """Upload a file of requests (`purpose` must be `batch`)."""
         folder, most = folder_of(request), room().limits
         declared = request.headers.get("content-length", "")
         if not declared.isdecimal():
-            raise InputError("an upload must have a Content-Length")
+            raise InputError("an upload must have the header Content-Length")
         if int(declared) > most.file_bytes + FORM_BYTES:
             raise HTTPException(413)
         try:
@@ -78,17 +79,17 @@ def routes(ingress: Ingress) -> APIRouter:
             ):
                 given, purpose = form.get("file"), form.get("purpose")
                 if not isinstance(given, UploadFile):
-                    raise InputError("file must be a file", "file")
+                    raise InputError("file must be an uploaded file", "file")
                 if purpose != "batch":
                     raise InputError("purpose must be batch", "purpose")
                 facts = await asyncio.to_thread(_kept, folder, most, given)
         except TimeoutError:
-            raise InputError(f"the upload did not come within {UPLOAD_WITHIN_S:g} s") from None
+            raise InputError(f"the upload did not finish within {UPLOAD_WITHIN_S:g} s") from None
         return JsonAnswer(_file(facts))
 
     @router.get("/v1/files", responses=document.FILES)
     async def files(request: Request) -> Response:
-        """The tenant's files, newest first; results of batches too."""
+        """The tenant's files, batch results included, newest first."""
         found = await asyncio.to_thread(folder_of(request).files)
         return _list([_file(f) for f in found])
 
@@ -105,17 +106,17 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.delete("/v1/files/{file_id}", responses=document.DELETED)
     async def delete(request: Request, file_id: str) -> Response:
-        """Forget a file; a batch that still needs it must be cancelled first."""
+        """Delete a file. A batch that still needs it must be cancelled first."""
         found, folder = await found_file(request, file_id), folder_of(request)
         batches = [folder.batch(id) for id in folder.open_ids()]
         if any(b is not None and b.input_file_id == found.id for b in batches):
-            raise InputError("a batch that runs needs this file; cancel it first", "file_id")
+            raise InputError("a running batch needs this file; cancel the batch first", "file_id")
         await asyncio.to_thread(folder.delete_file, found.id)
         return JsonAnswer({"id": found.id, "object": "file", "deleted": True})
 
     @router.post("/v1/batches", **document.START_BATCH)
     async def create(request: Request) -> Response:
-        """Run the requests of a file when there is room."""
+        """Run the requests of a file when there is spare capacity."""
         folder, most = folder_of(request), room().limits
         body = await read_object(request, MAX_BODY_BYTES)
         known_keys(body, _FIELDS, _SHAPE)
@@ -125,7 +126,9 @@ def routes(ingress: Ingress) -> APIRouter:
         source = await found_file(request, str(body.get("input_file_id")), "input_file_id")
         metadata = _metadata(sub_object(body, "metadata"))
         if len(folder.open_ids()) >= most.open_batches:
-            raise InputError(f"{most.open_batches} batches are under way; wait for one of them")
+            raise InputError(
+                f"{most.open_batches} batches are in progress; wait for one to finish or cancel one"
+            )
         lines, problem = await asyncio.to_thread(
             checked, folder.content(source.id), str(endpoint), most.lines, ingress.max_body_bytes
         )
@@ -150,13 +153,13 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/v1/batches/{batch_id}", responses=document.BATCH)
     async def batch(request: Request, batch_id: str) -> Response:
-        """One batch, and how far it is."""
+        """One batch and its progress."""
         folder = folder_of(request)
         return JsonAnswer(_batch(folder, await found_batch(folder, batch_id)))
 
     @router.post("/v1/batches/{batch_id}/cancel", responses=document.BATCH)
     async def cancel(request: Request, batch_id: str) -> Response:
-        """End a batch; results that it has stay."""
+        """Cancel a batch; finished results are kept."""
         folder = folder_of(request)
         found = await found_batch(folder, batch_id)
         if not found.is_over:
@@ -166,13 +169,14 @@ def routes(ingress: Ingress) -> APIRouter:
     async def found_file(request: Request, id: str, param: str = "file_id") -> FileFacts:
         found = await asyncio.to_thread(folder_of(request).file, id)
         if found is None:
-            raise AccessError(404, "file_not_found", f"No file has this {param}.")
+            told = f"No file has this {param}; see GET /v1/files."
+            raise AccessError(404, "file_not_found", told)
         return found
 
     async def found_batch(folder: TenantFolder, id: str) -> Batch:
         found = await asyncio.to_thread(folder.batch, id)
         if found is None:
-            raise AccessError(404, "batch_not_found", "No batch has this id.")
+            raise AccessError(404, "batch_not_found", "No batch has this id; see GET /v1/batches.")
         return found
 
     return router
@@ -191,7 +195,7 @@ def _kept(folder: TenantFolder, limits: BatchLimits, given: UploadFile) -> FileF
         if most == limits.file_bytes:
             raise HTTPException(413)
         raise InputError(
-            f"the tenant's files would be more than {limits.total_bytes} bytes; delete some", "file"
+            f"the tenant's files would exceed {limits.total_bytes} bytes; delete some first", "file"
         )
     return folder.keep(id, (given.filename or "")[:MAX_NAME_CHARS], "batch")
 
@@ -201,7 +205,7 @@ def _file(facts: FileFacts) -> dict[str, object]:
 
 
 def _batch(folder: TenantFolder, batch: Batch) -> dict[str, object]:
-    """In OpenAI's form; what it has no name for is left out."""
+    """A batch in OpenAI's form; fields unknown to that form are left out."""
     status, ended_at = batch.status, batch.ended_at
     if not batch.is_over and folder.is_cancelled(batch.id):
         status = "cancelling"
@@ -235,7 +239,7 @@ def _window_h(value: object) -> int:
     found = WINDOW.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found[1]) > MAX_WINDOW_H:
         raise InputError(
-            f"completion_window must be hours up to {MAX_WINDOW_H}h, such as 24h",
+            f"completion_window must be a number of hours up to {MAX_WINDOW_H}h, such as 24h",
             "completion_window",
         )
     return int(found[1])
@@ -246,5 +250,6 @@ def _metadata(given: Mapping[str, object]) -> dict[str, str]:
         isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in given.items()
     )
     if not is_small:
-        raise InputError(f"metadata has at most {MAX_METADATA} texts of 512 characters", "metadata")
+        rule = f"metadata must have at most {MAX_METADATA} strings of at most 512 characters"
+        raise InputError(rule, "metadata")
     return {k: str(v) for k, v in given.items()}

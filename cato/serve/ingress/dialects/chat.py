@@ -1,12 +1,13 @@
 """OpenAI's chat completions.
 
-A virtual model (`cato-generation`, ...) answers one user message with its workflow; its other
-inputs and its SLA stand in the body's object `cato`: `{"inputs": {...}, "sla": ..., "task": ...,
-"deadline_ms": ...}`. A conversation, and any other model's chat, goes to the engine as it is
-(`cato.serve.ingress.chats`), but for the role `developer`, which most templates know as `system`.
+A virtual model (`cato-generation`, ...) answers one user message with its workflow; the body's
+object `cato` holds its other inputs and SLA: `{"inputs": {...}, "sla": ..., "task": ...,
+"deadline_ms": ...}`. A conversation, and any other model's chat, goes to the engine unchanged
+(`cato.serve.ingress.chats`), except that the role `developer` becomes `system`, which templates
+know.
 
-The receipt is the object `cato`: of a whole answer, of the usage chunk of a stream when the client
-asked for usage, else of a task's last chunk. A direct stream without usage has it only on demand
+The receipt is the object `cato` of a whole answer, of a stream's usage chunk if the client asked
+for usage, or else of a task's last chunk. A direct stream without usage has it only on demand
 (header `X-CATO-Receipt: 1` or `{"cato": {"receipt": true}}`), in a chunk without choices.
 """
 
@@ -76,13 +77,13 @@ def _writer(request: Request, chat: ChatRequest) -> ChatWriter:
 
 
 def usage_in_of(body: Mapping[str, object]) -> UsageIn:
-    """Where a stream says its counts, as `stream_options` asks."""
+    """Where a stream reports usage, according to `stream_options`."""
     wants_usage = flag(sub_object(body, "stream_options"), "include_usage")
     return UsageIn.OWN_CHUNK if wants_usage else UsageIn.NO_CHUNK
 
 
 def with_known_roles(messages: object) -> object:
-    """Messages with the role `developer` under the name that chat templates know: `system`."""
+    """Messages with the role `developer` renamed to `system`, which chat templates know."""
     if not isinstance(messages, list):
         return messages
     return [

@@ -1,13 +1,12 @@
 """OpenAI's completions.
 
 A virtual model (`cato-completion`, ...) runs a workflow; see `cato.serve.ingress.dialects.chat` for
-its other inputs, its SLA and where receipts are. Limits, stop strings and sampling apply to the
-nodes whose text is the answer.
+its other inputs, its SLA and its receipts. Token limits, stop strings and sampling apply to the
+nodes that write the answer.
 
-Any other model is called directly. Its body and its answer pass through untouched, except that
-`suffix`, or a prompt with the sentinels of another family, is rendered in the model's own
-fill-in-the-middle form, that a limit of tokens is cut to what fits, and that fields which are
-CATO's business are taken out.
+Any other model is called directly. The body and the answer pass through unchanged, with three
+exceptions: `suffix`, or a prompt with another family's sentinels, is rendered in the model's own
+fill-in-the-middle form; a token limit is cut to what fits; and CATO's own fields are removed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/v1/completions", **document.COMPLETIONS)
     async def completions(request: Request) -> Response:
-        """Complete a prompt, with `suffix` in the middle of a text; Tabby's bodies too."""
+        """Complete a prompt, or with `suffix` fill in the middle; also accepts Tabby's bodies."""
         body = await read_object(request, ingress.max_body_bytes)
         if "segments" in body:
             return await tabby.complete(ingress, request, body)
@@ -84,7 +83,7 @@ async def _complete(ingress: Ingress, request: Request, body: dict[str, object])
 
 
 def _with_twinnys_limit(body: dict[str, object]) -> dict[str, object]:
-    """Twinny sends Ollama's `options.num_predict` to this path, and vLLM's default is 16 tokens."""
+    """Use Ollama's `options.num_predict`, which Twinny sends here; vLLM's default is 16 tokens."""
     limit = options.get("num_predict") if isinstance(options := body.get("options"), dict) else None
     is_limit = isinstance(limit, int) and limit > 0
     return {**body, "max_tokens": limit} if is_limit and not body.get("max_tokens") else body
@@ -133,7 +132,7 @@ async def _call(
 
 
 def _buffer(request: Request, body: dict[str, object]) -> BufferId | None:
-    """The buffer of a direct call that fills in the middle; None for any other."""
+    """The buffer of a direct fill-in-the-middle call; None for any other."""
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         return None
@@ -142,16 +141,16 @@ def _buffer(request: Request, body: dict[str, object]) -> BufferId | None:
 
 
 def _in_its_own_form(pool: PoolInfo, body: dict[str, object]) -> dict[str, object]:
-    """The body with its prompt in the form of the pool's model, if it is a fill-in-the-middle."""
+    """The body; a fill-in-the-middle prompt is rendered in the form of the pool's model."""
     family, prompt, suffix = pool.model.family, body.get("prompt"), text_field(body, "suffix")
     if suffix:
         if not isinstance(prompt, str):
             raise InputError("with a suffix, prompt must be one string", "prompt")
         if not fim_family(family).has_suffix:
-            raise InputError(f"model {pool.model.name!r} takes no suffix", "suffix")
+            raise InputError(f"model {pool.model.name!r} takes no suffix; leave it out", "suffix")
         return _rendered(body, family, prompt, suffix)
     parts = parse_fim(prompt) if isinstance(prompt, str) else None
-    # A model whose family is not known may well know the sentinels that its client wrote.
+    # A model of unknown family may know the sentinels that the client wrote.
     if parts is None or family in parts.families or not fim_family(family).has_suffix:
         return body
     return _rendered(body, family, parts.prefix, parts.suffix)

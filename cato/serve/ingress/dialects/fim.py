@@ -1,7 +1,7 @@
-"""Mistral's fill-in-the-middle: prefix and suffix apart, answers in the form of chat.
+"""Mistral's fill-in-the-middle: prefix and suffix in separate fields, answers in chat form.
 
-Continue's provider `mistral` and mistralai speak it. Best for autocompletion: nothing has to be
-guessed from a prompt.
+Used by Continue's provider `mistral` and by mistralai. The best dialect for autocompletion: nothing
+has to be guessed from a prompt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/v1/fim/completions", **document.FIM)
     async def complete(request: Request) -> Response:
-        """Fill in the middle; a completion that is shed under load is an empty answer."""
+        """Fill in the middle. A completion that is shed under load gets an empty answer."""
         body = with_model(await read_object(request, ingress.max_body_bytes))
         if not isinstance(body.get("prompt"), str):
             raise InputError("prompt must be the text before the cursor", "prompt")
@@ -50,7 +50,7 @@ def routes(ingress: Ingress) -> APIRouter:
         writer = ChatWriter(
             request_id(request), str(body.get("model") or ""), int(time.time()), _usage_in(body)
         )
-        form = WrittenForm(writer, has_signs=False)  # editors lose data that is read with one
+        form = WrittenForm(writer, has_signs=False)  # editors lose data after a keep-alive
         shed = partial(form.nothing, is_streamed=is_streamed)
         return await serve_text(ingress, request, task, form, is_streamed=is_streamed, shed=shed)
 
@@ -58,7 +58,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
 
 def _usage_in(body: dict[str, object]) -> UsageIn:
-    """Mistral's SDK has no `stream_options`: who sends them knows OpenAI's chunk of its own."""
+    """Mistral's SDK has no `stream_options`: clients that send them expect OpenAI's usage chunk."""
     is_asked = flag(sub_object(body, "stream_options"), "include_usage")
     return UsageIn.OWN_CHUNK if is_asked else UsageIn.LAST_CHUNK
 

@@ -1,7 +1,7 @@
-"""llama.cpp's `/infill`, which llama.vim and llama.vscode speak.
+"""llama.cpp's `/infill`, used by llama.vim and llama.vscode.
 
-Answers are compact JSON: llama.vim looks for `"content":"`. The request's time limits are hints of
-the SLA. A request for no tokens (`n_predict` 0, to warm a cache) and a shed one get an empty
+Answers are compact JSON, because llama.vim searches for `"content":"`. The request's time limits
+are SLA hints. A request for no tokens (`n_predict` 0, to warm a cache) and a shed one get an empty
 answer.
 """
 
@@ -45,7 +45,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/infill", **document.INFILL)
     async def infill(request: Request) -> Response:
-        """Fill in the middle; a request for no tokens and a shed one are empty answers."""
+        """Fill in the middle. A request for no tokens or a shed one gets an empty answer."""
         body = await read_object(request, ingress.max_body_bytes)
         extra, is_streamed = cato_of(body), flag(body, "stream")
         form = _Form(_response_fields(body))
@@ -77,7 +77,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
 
 def _context(body: Mapping[str, object]) -> str:
-    """Code of other files, each piece under its name."""
+    """Code of other files, each piece preceded by its file name."""
     extra = body.get("input_extra")
     if extra is not None and not isinstance(extra, list):
         raise InputError("input_extra must be a list", "input_extra")
@@ -88,8 +88,8 @@ def _context(body: Mapping[str, object]) -> str:
 def _with_limits(
     extra: dict[str, object], body: Mapping[str, object], slo: Slo
 ) -> dict[str, object]:
-    """`extra` with the time that the editor gives to the prompt, and to the rest after it, as a
-    deadline for the metric of `slo`."""
+    """`extra`, with the editor's time limits for the prompt and for generation as a deadline for
+    the metric of `slo`."""
     names = ("t_max_prompt_ms", "t_max_predict_ms")
     prompt_ms, predict_ms = (
         positive_number(body[name], name) if body.get(name) else None for name in names
@@ -110,7 +110,7 @@ def _response_fields(body: Mapping[str, object]) -> tuple[str, ...]:
 
 
 class _Form:
-    """llama.cpp's answer; with `fields` only these, those of inner objects as `outer/inner`."""
+    """llama.cpp's answer; with `fields` only these; a nested field is written `outer/inner`."""
 
     sign = b""
 
@@ -150,7 +150,7 @@ class _Form:
 
 
 def _end(finish: FinishRun) -> dict[str, object]:
-    """Counts and times under llama.cpp's names, in milliseconds."""
+    """Counts, and times in milliseconds, under llama.cpp's names."""
     receipt = finish.receipt
     prompt, output, cached = tokens_of(receipt)
     prompt_ms = (receipt.ttft_s or receipt.e2e_s) * 1000

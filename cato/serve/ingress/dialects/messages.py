@@ -1,7 +1,7 @@
-"""Anthropic's Messages, which Claude Code speaks, and the count of their tokens.
+"""Anthropic's Messages, used by Claude Code, and its token counting endpoint.
 
-A virtual model answers one user's text with its workflow. A conversation, and any other model's
-request, goes to the engine as it is.
+A virtual model answers one user message with its workflow. A conversation, and any other model's
+request, goes to the engine unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/v1/messages/count_tokens", **document.COUNT_TOKENS)
     async def count_tokens(request: Request) -> Response:
-        """The tokens of a conversation, counted by the model that would answer it."""
+        """Count the tokens of a conversation with the model that would answer it."""
         body = _without_tier(with_model(await read_object(request, ingress.max_body_bytes)))
         chat = read_chat(ingress, request, Endpoint.COUNT_TOKENS, body)
         target = target_of(ingress, request, chat)
@@ -67,5 +67,6 @@ async def _answer(ingress: Ingress, request: Request, body: dict[str, object]) -
 
 
 def _without_tier(body: dict[str, object]) -> dict[str, object]:
-    """Anthropic's `service_tier` is about its own capacity, with other values than OpenAI's."""
+    """Remove Anthropic's `service_tier`: it concerns Anthropic's capacity, and its values differ
+    from OpenAI's."""
     return {key: value for key, value in body.items() if key != "service_tier"}

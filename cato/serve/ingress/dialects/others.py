@@ -1,6 +1,6 @@
-"""What engines do besides generating: tokens of a text, text of tokens, embeddings, scores.
+"""Endpoints that generate nothing: tokenize, detokenize, embeddings, score and rerank.
 
-Bodies and answers are the engine's own, and 404 where it does not serve an endpoint.
+Bodies and answers are the engine's own; 404 if the engine does not support an endpoint.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/tokenize", **document.TOKENIZE)
     async def tokenize(request: Request) -> Response:
-        """The tokens of a prompt or of messages."""
+        """Tokenize a prompt or messages."""
         return await _passed(ingress, request, Endpoint.TOKENIZE)
 
     @router.post("/detokenize", **document.DETOKENIZE)
     async def detokenize(request: Request) -> Response:
-        """The text of tokens."""
+        """Convert tokens to text."""
         return await _passed(ingress, request, Endpoint.DETOKENIZE)
 
     @router.post("/v1/embeddings", **document.EMBEDDINGS)
     async def embeddings(request: Request) -> Response:
-        """Vectors of texts, by a deployed embedding model."""
+        """Embed texts with a deployed embedding model."""
         return await _passed(ingress, request, Endpoint.EMBEDDINGS)
 
     @router.post("/score", **document.SCORE, include_in_schema=False)
     @router.post("/v1/score", **document.SCORE)
     async def score(request: Request) -> Response:
-        """How well texts go together, by a deployed scoring model; in vLLM's words."""
+        """Score pairs of texts with a deployed scoring model, in vLLM's form."""
         return await _passed(ingress, request, Endpoint.SCORE)
 
     @router.post("/rerank", **document.RERANK, include_in_schema=False)
     @router.post("/v2/rerank", **document.RERANK, include_in_schema=False)
     @router.post("/v1/rerank", **document.RERANK)
     async def rerank(request: Request) -> Response:
-        """Documents by their relevance to a query, as Jina's and Cohere's clients ask."""
+        """Rank documents by relevance to a query, in Jina's and Cohere's form."""
         return await _passed(ingress, request, Endpoint.RERANK)
 
     return router

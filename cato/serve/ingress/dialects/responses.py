@@ -1,7 +1,7 @@
-"""OpenAI's Responses, which Codex speaks. Nothing is stored: every request brings all it is about.
+"""OpenAI's Responses, used by Codex. Nothing is stored: every request carries its whole input.
 
-A virtual model answers one user's text with its workflow. A conversation, and any other model's
-request, goes to the engine as it is.
+A virtual model answers one user message with its workflow. A conversation, and any other model's
+request, goes to the engine unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cato.serve.ingress.relay import relay_typed
 from cato.wire.endpoint import Endpoint
 from cato.wire.responses import ResponsesWriter
 
-# What would need a store of earlier responses.
+# Fields that would need a store of earlier responses.
 STATEFUL_FIELDS = ("previous_response_id", "conversation", "background")
 
 
@@ -35,7 +35,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/v1/responses", **document.RESPONSES)
     async def responses(request: Request) -> Response:
-        """Answer, with tools if the model knows them; nothing is stored."""
+        """Answer, with tools if the model supports them. Nothing is stored."""
         body = with_model(await read_object(request, ingress.max_body_bytes))
         return await _respond(ingress, request, body)
 
@@ -45,7 +45,8 @@ def routes(ingress: Ingress) -> APIRouter:
 async def _respond(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
     for field in STATEFUL_FIELDS:
         if body.get(field):
-            raise InputError(f"responses are not stored; send all of the input, not {field}", field)
+            rule = f"{field} is not supported: responses are not stored; send the whole input"
+            raise InputError(rule, field)
     if not isinstance(body.get("input"), str | list):
         raise InputError("input must be a string or a list", "input")
     chat = read_chat(ingress, request, Endpoint.RESPONSES, body)

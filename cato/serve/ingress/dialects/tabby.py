@@ -1,6 +1,6 @@
-"""Tabby's dialect: health, settings, completions with `segments`, and what became of them.
+"""Tabby's dialect: health, settings, completions with `segments`, and completion events.
 
-https://tabby.tabbyml.com/api. A completion's answer is a part of OpenAI's, whose path it shares.
+https://tabby.tabbyml.com/api. Completions share OpenAI's path; the answer is a subset of OpenAI's.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from cato.serve.ingress.naming import COMPLETION, GENERATION, resolve
 from cato.serve.ingress.virtual import model_name
 from cato.wire.completions import COMPLETION_ID_PREFIX, CompletionsWriter
 
-# The version of Tabby's API that is spoken; its clients ask older servers for less.
+# The version of Tabby's API that this implements; clients use fewer features of older servers.
 API_VERSION = "v0.17.0"
-# An event is some 200 bytes of ids and numbers.
+# An event has about 200 bytes of ids and numbers.
 MAX_EVENT_BYTES = 4096
 MAX_NAME_CHARS = 200
 MAX_CHOICE = 1023
@@ -45,17 +45,17 @@ def routes(ingress: Ingress) -> APIRouter:
     @router.get("/v1/health", responses=document.TABBY_HEALTH)
     @router.post("/v1/health", responses=document.TABBY_HEALTH)
     async def health() -> Response:
-        """What Tabby's clients want to know before they ask for anything."""
+        """Server information that Tabby's clients check before anything else."""
         return JsonAnswer(_health(ingress))
 
     @router.get("/v1beta/server_setting", responses=document.TABBY_SETTING)
     async def setting() -> Response:
-        """Nothing about a user of this server goes to anybody else."""
+        """Disables the client's telemetry to third parties."""
         return JsonAnswer({"disable_client_side_telemetry": True})
 
     @router.post("/v1/events", response_class=Response, **document.TABBY_EVENT)
     async def event(request: Request) -> Response:
-        """A completion was shown, taken or dismissed."""
+        """Report that a completion was shown, accepted or dismissed."""
         caller = caller_of(request)
         ingress.access.tell(caller)
         body = await read_object(request, min(MAX_EVENT_BYTES, ingress.max_body_bytes))
@@ -67,7 +67,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
 
 async def complete(ingress: Ingress, request: Request, body: dict[str, object]) -> Response:
-    """A completion for a body with `segments`; shed under load it is an empty answer."""
+    """A completion for a body with `segments`; the answer is empty if it is shed under load."""
     extra = cato_of(body)
     segments = sub_object(body, "segments")
     if not isinstance(segments.get("prefix"), str):
@@ -87,7 +87,7 @@ async def complete(ingress: Ingress, request: Request, body: dict[str, object]) 
     return await serve_text(ingress, request, task, form, is_streamed=False, shed=shed)
 
 
-# What a client sends of other files, most telling first.
+# Fields with code of other files, most relevant first.
 _SNIPPET_FIELDS = (
     "declarations",
     "relevant_snippets_from_changed_files",
@@ -96,7 +96,7 @@ _SNIPPET_FIELDS = (
 
 
 def _context(segments: Mapping[str, object]) -> str:
-    """Code of other files, each piece under its path."""
+    """Code of other files, each piece preceded by its path."""
     found = []
     for field in _SNIPPET_FIELDS:
         snippets = segments.get(field)
@@ -107,12 +107,12 @@ def _context(segments: Mapping[str, object]) -> str:
 
 
 def _feedback(body: Mapping[str, object], select_kind: str) -> Feedback:
-    """The event of a body; raise `InputError` when it is none."""
+    """The event in a body; raise `InputError` if it is invalid."""
     kind, completion = body.get("type"), body.get("completion_id")
     if not isinstance(kind, str) or kind not in set(Reaction):
         raise InputError(f"type must be one of {', '.join(Reaction)}", "type")
     if not isinstance(completion, str) or not completion:
-        raise InputError("completion_id must be the id of a completion's answer", "completion_id")
+        raise InputError("completion_id must be the id of a completion", "completion_id")
     elapsed_ms = _bounded(body, "elapsed", MAX_ELAPSED_MS)
     return Feedback(
         request_id=_name(completion, "completion_id").removeprefix(COMPLETION_ID_PREFIX),
@@ -125,7 +125,7 @@ def _feedback(body: Mapping[str, object], select_kind: str) -> Feedback:
 
 
 def _name(value: object, field: str) -> str:
-    """A short text; absent and null are empty."""
+    """A short text; empty when absent or null."""
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > MAX_NAME_CHARS:

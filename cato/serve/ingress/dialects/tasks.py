@@ -2,8 +2,8 @@
 
 `POST /v1/tasks/{task}` with `{"inputs": {...}, "stream": false, "sla": {...}}`. A streamed answer
 is a sequence of `event: text` with `{"text": ...}`, then one `event: done` with `{"id", "task",
-"output", "text", "cato"}` or one `event: error` with the error object, then `data: [DONE]`. The
-output of `done` counts where it differs from the streamed text.
+"output", "text", "cato"}` or one `event: error` with the error object, then `data: [DONE]`. If the
+output in `done` differs from the streamed text, `done` is authoritative.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/v1/tasks", responses=document.TASKS)
     async def tasks(request: Request) -> Response:
-        """What the API key may run, with inputs and what is promised for each."""
+        """Tasks that the API key may run, with their inputs and SLAs."""
         names = filter(caller_of(request).may_run, sorted(service.workflows))
         workflows = [service.workflows[name] for name in names]
         return JsonAnswer({"object": "list", "data": [_described(w) for w in workflows]})
 
     @router.get("/v1/tasks/{task}", responses=document.TASK)
     async def task(request: Request, task: str) -> Response:
-        """One task that the API key may run."""
+        """One task that the API key may run, with its inputs and SLA."""
         check_task(request, service.workflow(task).name)
         return JsonAnswer(_described(service.workflow(task)))
 
     @router.get("/v1/tasks/{task}/sla", responses=document.TASK_SLA)
     async def sla(request: Request, task: str) -> Response:
-        """What is promised for a task that the API key may run, and its measured baseline."""
+        """The SLA of a task that the API key may run, and its measured baseline."""
         workflow = service.workflow(task)
         check_task(request, workflow.name)
         measured = service.records.estimates(workflow.name)
@@ -72,7 +72,7 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.post("/v1/tasks/{task}", **document.RUN)
     async def run(request: Request, task: str) -> Response:
-        """Run a task; with `stream` as server-sent events."""
+        """Run a task; with `stream`, the answer is server-sent events."""
         body = await read_object(request, ingress.max_body_bytes)
         known_keys(body, ("inputs", "stream", "sla", "deadline_ms", "tpot_ms"), SHAPE)
         is_streamed = flag(body, "stream")

@@ -3,8 +3,8 @@
 As in vLLM, one step is the next chunk of waiting prompts plus one token for every running request.
 A request is admitted when its prompt and whole answer fit the KV cache. The answer's length is
 known here, so nothing is ever preempted, which makes a full cache look slightly too good. Cached
-prompt tokens cost no time, unless they lie in host memory: then they are loaded first, one request after
-the other, beside the steps. A `DueDateRule`, if given, plans each step, as it does in vLLM.
+prompt tokens cost no time, unless they lie in host memory: then they are loaded first, one request
+after the other, beside the steps. A `DueDateRule`, if given, plans each step, as it does in vLLM.
 """
 
 from __future__ import annotations

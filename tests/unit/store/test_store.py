@@ -303,8 +303,8 @@ def test_the_default_is_a_file_in_the_state_folder_unless_the_environment_names_
 @pytest.mark.parametrize(
     ("location", "problem"),
     [
-        ("sqlite://", "would forget all"),
-        ("sqlite:///:memory:", "would forget all"),
+        ("sqlite://", "keeps nothing"),
+        ("sqlite:///:memory:", "keeps nothing"),
         ("mysql://me:hush@db/cato", "mysql is not supported"),
         ("postgresql://me:hush@db:many/cato", "not a URL"),
     ],

@@ -90,7 +90,7 @@ def test_a_locked_database_delays_records_and_loses_none(
     assert writer.state().is_ok
     assert tokens(path) == [1, 2]
     said = [r.message for r in caplog.records]
-    assert sum("locked; serving goes on" in line for line in said) == 1, "once, not once a retry"
+    assert sum("locked; serving continues" in line for line in said) == 1, "once, not once a retry"
     assert said[-1].endswith("is open")
     other.close()
 

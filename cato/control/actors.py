@@ -1,8 +1,8 @@
-"""Names and life of the control plane's actors.
+"""Create, find and end the control plane's actors.
 
-They are named, detached and restart for ever: usable 1.5 s after a kill under the same handle. All
-but the host agents run on the head node, without which there is no cluster, so that no other host
-takes one along when it is lost. They survive `serve shutdown`, so `remove_all` ends them.
+They are named, detached and restart without limit: usable 1.5 s after a kill under the same handle.
+All but the host agents run on the head node, so losing another host takes none down; without
+the head there is no cluster anyway. They survive `serve shutdown`, so `remove_all` ends them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PROVISIONER = "provisioner"
 EVICTION_MANAGER = "eviction-manager"
 ENGINES_APP = "engines"
 INGRESS_APP = "cato"
-# Calls of an actor at once. What waits for long (offers, orders) comes over links instead.
+# Concurrent calls of an actor. Calls that wait long (offers, orders) use links instead.
 MAX_CALLS = 1_000
-# For the Profiler to write what it has not written yet.
+# Time for the Profiler to flush its pending writes.
 CLOSE_S = 5.0
 
 
 def router_name(pool: str, shard: int = 0) -> str:
-    """The router of a pool, or one of its further shards."""
+    """The router of a pool, or of one of its additional shards."""
     return f"router:{pool}#{shard}" if shard else f"router:{pool}"
 
 
@@ -45,7 +45,7 @@ def host_agent_name(node_id: str) -> str:
 
 
 def create(cls: type, name: str, *args: object, host: str | None = None) -> Any:
-    """The actor `name`, made from `cls` when there is none. Returns its handle.
+    """The actor `name`, created from `cls` if it does not exist. Returns its handle.
 
     It runs on the Ray node `host`, or on the head node.
     """
@@ -69,7 +69,7 @@ def create(cls: type, name: str, *args: object, host: str | None = None) -> Any:
 
 
 def _with_logs(cls: type) -> type:
-    """`cls`, in whose process CATO's log lines are written as everywhere."""
+    """`cls`, with CATO's log format set up in its process."""
 
     class Logged(cls):  # type: ignore[misc]
         def __init__(self, *args: object) -> None:
@@ -86,7 +86,7 @@ def get(name: str) -> Any:
 
 
 def _names() -> list[str]:
-    """Of all control actors of this cluster."""
+    """Names of all control actors of this cluster."""
     return [
         a["name"]
         for a in ray.util.list_named_actors(all_namespaces=True)
@@ -95,7 +95,7 @@ def _names() -> list[str]:
 
 
 def remove_routers_but(kept: Collection[str]) -> None:
-    """End all routers but those named: their pools are gone, or have fewer shards."""
+    """End all routers except those named: their pools were removed, or have fewer shards."""
     for name in _names():
         if name.startswith(router_name("")) and name not in kept:
             with contextlib.suppress(ValueError):  # it ended between the listing and now
@@ -106,7 +106,7 @@ def remove_all() -> list[str]:
     """End every control actor of this cluster; return their names."""
     names = _names()
     if PROFILER in names:
-        with contextlib.suppress(ValueError, RayError):  # gone, or it does not answer
+        with contextlib.suppress(ValueError, RayError):  # it is gone or does not answer
             ray.get(get(PROFILER).close.remote(), timeout=CLOSE_S)
     for name in names:
         try:

@@ -1,7 +1,7 @@
-"""The Eviction Manager actor: which model sits on which card.
+"""The Eviction Manager actor: which model is loaded on which accelerator.
 
-It keeps the book of loaded models. Of shared pools it is the router as well: which invocation runs
-in which slot and which model that slot loads is one decision.
+It tracks the loaded models of all pools. It is also the router of shared pools: choosing the
+slot for an invocation and the model that the slot loads is one decision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cato.telemetry.decisions import PoolDecisions
 log = logging.getLogger("cato.eviction")
 SILENCE_S = 10.0
 TICK_S = 0.5
-# After a restart of this actor the control plane tells it its pools within two seconds.
+# After a restart of this actor the control plane registers its pools within two seconds.
 KNOWN_WITHIN_S = 5.0
 POLL_S = 0.1
 
@@ -40,19 +40,19 @@ class EvictionManager:
     """Residency of models, as replicas report it, and the shared pools."""
 
     def __init__(self, secret: bytes = b"") -> None:
-        """`secret` is the same in all lives of the actor; each pool's links have one made of it."""
+        """`secret` outlives restarts; the secret of each pool's links is derived from it."""
         self._secret = secret
         self._book = Residency()
         self._shared: dict[PoolName, SharedPool] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._store: str | None = None
-        # Whose models and arrivals the store could not tell yet.
+        # Pools whose models and arrivals could not be read from the store yet.
         self._unread_models: set[PoolName] = set()
         self._unread_arrivals: set[PoolName] = set()
         self._registering = asyncio.Lock()
 
     async def door(self, pool: PoolName) -> Door:
-        """Where the shared pool takes links now; raise `UnknownNameError` when there is none."""
+        """Where the shared pool accepts links; raise `UnknownNameError` if it does not exist."""
         return await (await self._pool(pool)).links.door()
 
     def _secret_of(self, pool: PoolName) -> bytes:
@@ -70,7 +70,7 @@ class EvictionManager:
         return (*self._book.all(), *in_slots)
 
     async def why_not_unload(self, replica_id: ReplicaId, min_copies: int) -> str | None:
-        """Why a copy must stay; None when it may be unloaded."""
+        """Why a replica must stay loaded; None when it may be unloaded."""
         self._book.forget_silent(time.monotonic(), SILENCE_S)
         return self._book.why_not_unload(replica_id, min_copies)
 
@@ -83,10 +83,10 @@ class EvictionManager:
         store: str | None,
         event_log: str | None = None,
     ) -> None:
-        """The deployment file's shared pools, and how each decides now; `store` holds the models
-        that were added to them since. May be told again and again; a pool whose file changed begins
-        with new books."""
-        async with self._registering:  # the store may take longer than who tells waits
+        """The deployment file's shared pools and their current policies; `store` holds the models
+        that were added to them since. May be called again; a pool whose file changed starts with
+        fresh state."""
+        async with self._registering:  # reading the store may outlast the caller's timeout
             self._store = store
             known = {spec.name for spec, _ in pools}
             for name in self._shared.keys() - known:
@@ -109,26 +109,25 @@ class EvictionManager:
                 self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
     async def _read(self, pool: SharedPool) -> None:
-        """What the store knows of the pool and has not told yet. While it cannot be read, and a
-        line in the log says so, models that were added are not served, and what is learnt of times
-        of day is not kept."""
+        """Read from the store what the pool lacks. While the store cannot be read (an error is
+        logged), added models are not served, and learnt arrival times are not saved."""
         name = pool.spec.name
         try:
             if name in self._unread_models:
                 self._add_all(pool, await with_store(self._store, lambda store: store.models()))
                 self._unread_models.discard(name)
         except StoreError as error:
-            log.error("models that were added to %s are not served: %s", name, error)
+            log.error("models added to %s are not served: cannot read the store: %s", name, error)
         try:
             if name in self._unread_arrivals:
                 slices = await with_store(self._store, lambda store: store.arrivals_of(name))
                 pool.remember_arrivals(slices)
                 self._unread_arrivals.discard(name)
         except StoreError as error:
-            log.error("when the models of %s are asked for is not known: %s", name, error)
+            log.error("arrival times of %s are unknown: cannot read the store: %s", name, error)
 
     def _add_all(self, pool: SharedPool, models: Iterable[RegisteredModel]) -> None:
-        """The newest version of each of the pool's."""
+        """Add the newest version of each of the pool's models."""
         newest = {m.name: m for m in models if m.pool == pool.spec.name}
         for added in newest.values():
             why_not = pool.why_not_add(added.hosted)
@@ -138,7 +137,7 @@ class EvictionManager:
                 log.warning("%s is not served by %s: %s", added.name, added.pool, why_not)
 
     async def parts(self) -> tuple[HostedPart, ...] | None:
-        """What ingresses can offer to; None until `register`, after a restart of this actor too."""
+        """What ingresses can offer to; None before `register`, also after a restart."""
         if self._ticker is None:
             return None
         return tuple(part for pool in self._shared.values() for part in pool.parts())
@@ -147,7 +146,7 @@ class EvictionManager:
         return tuple(pool.picture() for pool in self._shared.values())
 
     async def add_model(self, added: RegisteredModel) -> None:
-        """The model can be asked for from now on; raise `InputError` when its name is taken."""
+        """Accept calls for the model from now on; raise `InputError` when its name is taken."""
         pool = await self._pool(added.pool)
         why_not = pool.why_not_add(added.hosted)
         if why_not is not None:
@@ -159,14 +158,14 @@ class EvictionManager:
         await (await self._pool(pool)).remove_model(name)
 
     async def decisions(self) -> dict[PoolName, PoolDecisions]:
-        """Of each shared pool, the newest decisions with their reasons, and all counted."""
+        """For each shared pool: its newest decisions with their reasons, and the counts of all."""
         return {name: pool.decisions.all() for name, pool in self._shared.items()}
 
     async def policies(self, pool: PoolName) -> SharedPoolPolicies:
         return (await self._pool(pool)).policies
 
     async def reset(self, pool: PoolName, unit_s: float = 1.0) -> None:
-        """Empty the slots and the books of an idle pool; see `SharedPool.reset`."""
+        """Empty the slots and the state of an idle pool; see `SharedPool.reset`."""
         (await self._pool(pool)).reset(unit_s)
 
     async def measure(self, pool: PoolName, hosted: HostedModel, profile: Profile | None) -> Staged:
@@ -176,7 +175,7 @@ class EvictionManager:
     async def measured(
         self, pool: PoolName, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError
     ) -> None:
-        """What a slot was lent for is done."""
+        """Result of the measurement that a slot was lent for."""
         if pool in self._shared:
             self._shared[pool].measured(slot, copy_id, found)
 
@@ -195,14 +194,14 @@ class EvictionManager:
                 try:
                     pool.tick()
                 except Exception:
-                    # One pool's broken books must not stop the others.
-                    log.exception("shared pool %s could not look", name)
+                    # A failure in one pool must not stop the others.
+                    log.exception("periodic check of shared pool %s failed", name)
                 if name not in self._unread_arrivals and (slices := pool.learnt_arrivals()):
                     await self._keep_arrivals(name, slices)
 
     async def _keep_arrivals(self, pool: PoolName, slices: tuple[UsualArrivals, ...]) -> None:
-        """Once in half an hour. What cannot be kept is learnt again on other days."""
+        """Every half hour. Slices that cannot be stored are learnt again on later days."""
         try:
             await with_store(self._store, lambda store: store.save_arrivals(pool, slices))
         except StoreError as error:
-            log.error("when the models of %s are asked for was not kept: %s", pool, error)
+            log.error("arrival times of the models of %s were not stored: %s", pool, error)

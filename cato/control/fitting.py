@@ -1,7 +1,7 @@
-"""Growing forests of output lengths in a process of its own, whose memory ends with it.
+"""Fit forests of output lengths in a subprocess, so that their memory is freed with it.
 
-scikit-learn takes 130 MB where it is imported, and what fits leave behind grows with every one. The
-Profiler lives as long as its deployment, so it does not import it.
+Importing scikit-learn takes 130 MB, and every fit leaves more behind. The Profiler lives as long as
+its deployment, so it does not import it.
 
     python -m cato.control.fitting      # reads a pickled task, writes the pickled lengths
 """
@@ -15,9 +15,9 @@ import sys
 
 from cato.estimators.output_lengths import MIN_FOREST_SAMPLES, Due, OutputLengths, refitted
 
-# A forest takes a tenth of a second, the imports two; on a busy host ten times that.
+# A forest takes a tenth of a second, the imports two; ten times that on a busy host.
 LIMIT_S = 120.0
-# Whom nobody waits for gives way.
+# No request waits for a fit, so it yields the CPU.
 NICENESS = 10
 
 
@@ -27,8 +27,8 @@ def needs_forest(due: Due) -> bool:
 
 
 def refitted_apart(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:
-    """As `refitted`, in a process of its own. Blocks; raise `OSError` or `SubprocessError` when
-    that process fails."""
+    """`refitted` in a subprocess. Blocks; raise `OSError` or `SubprocessError` when the
+    subprocess fails."""
     done = subprocess.run(
         [sys.executable, "-m", __name__],
         input=pickle.dumps((due, version, seed)),
@@ -44,7 +44,7 @@ def refitted_apart(lengths: OutputLengths, due: Due, version: int, seed: int) ->
 def main() -> None:
     os.nice(NICENESS)
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no part of the answer
+    os.dup2(2, 1)  # keep library output out of the answer
     due, version, seed = pickle.load(sys.stdin.buffer)
     with answer:
         pickle.dump(refitted(OutputLengths(), due, version, seed), answer)

@@ -1,4 +1,4 @@
-"""The host agent: one actor a host, owner of the processes that engines are forked from."""
+"""The host agent: one actor per host. It owns the processes that engines are forked from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cato.engines.vllm.host import Zygote
 
 
 class HostAgent:
-    """Starts a zygote per interpreter on first use, and again when it died."""
+    """Starts a zygote per interpreter on first use, and restarts one that died."""
 
     def __init__(self) -> None:
         self._zygotes: dict[str, Zygote] = {}
@@ -32,7 +32,7 @@ class HostAgent:
 
 
 def zygote_socket_of(host: HostId, python: str) -> Awaitable[str]:
-    """Path of the socket of a ready zygote on `host`, whose agent is made when it has none."""
+    """Path of the socket of a ready zygote on `host`; starts the host's agent if needed."""
     agent: Any = actors.create(HostAgent, actors.host_agent_name(host), host=host)
     socket: Awaitable[str] = agent.zygote_socket.remote(python)
     return socket

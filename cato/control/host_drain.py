@@ -1,7 +1,7 @@
-"""A host that is about to go: its replicas start elsewhere, take no more, and end what they have.
+"""Drain a host: its replicas start elsewhere, accept no new calls and finish running ones.
 
-Ray Serve moves replicas off a node that Ray calls draining; Ray ends the node's processes when they
-are idle, and at the deadline at the latest.
+Ray Serve moves replicas off a node that Ray marks as draining. Ray ends the node's processes when
+they are idle, at the latest at the deadline.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ POLL_S = 0.5
 
 
 def begin(node: str, within_s: float, why: str) -> None:
-    """Tell Ray that `node` goes within this time; raise `InputError` when it must not or cannot."""
+    """Tell Ray to drain `node` within this time; raise `InputError` when that is not possible."""
     is_head = ray_private.nodes().get(node)
     if is_head is None:
         raise InputError(f"no host {node} in the cluster")
     if is_head:
-        raise InputError("this is the head: with it goes the cluster, and nothing can be moved")
+        raise InputError("this is the head node: draining it would end the cluster")
     if problem := ray_private.drain(node, time.time() + within_s, why):
-        raise InputError(f"Ray does not drain this host: {problem}")
+        raise InputError(f"Ray refused to drain this host: {problem}")
 
 
 def wait(node: str, within_s: float, say: Callable[[str], None] = lambda _: None) -> bool:
@@ -32,7 +32,7 @@ def wait(node: str, within_s: float, say: Callable[[str], None] = lambda _: None
     while left := ray_private.replicas_on(node):
         if time.monotonic() > until_s:
             return False
-        if (now := f"{len(left)} replicas end: {', '.join(left)}") != said:
+        if (now := f"{len(left)} replicas still running: {', '.join(left)}") != said:
             say(now)
             said = now
         time.sleep(POLL_S)

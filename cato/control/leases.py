@@ -1,4 +1,4 @@
-"""What ingresses ask of a pool's books: offers that wait for their lease."""
+"""Offers of ingresses that wait for a lease from the pool's orchestrator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cato.core.snapshot import Invocation
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """What an ingress waits for: a lease for its invocation, in this attempt."""
+    """A pending offer: one attempt of an invocation, waiting for its lease."""
 
     answer: asyncio.Future[Dispatch | Refuse]
     attempt: int
@@ -28,25 +28,25 @@ class Leases:
     """Offers of one pool. All methods are safe to call again with the same ids."""
 
     def __init__(self, pool: PoolName, handle: Callable[[Event], object]) -> None:
-        """`handle` passes an event to the books, whose answers come to `answer`."""
+        """`handle` passes an event to the orchestrator, whose answers come to `answer`."""
         self._pool, self._handle = pool, handle
         self._prefixes = SessionPrefixes()
         self._asked: dict[InvocationId, _Asked] = {}
 
     async def offer(self, invocation: Invocation, shared_blocks: int = 0) -> Dispatch:
         """Wait for a lease; raise `CapacityError` when the queue is full, `SupersededError` when a
-        newer run of its buffer takes its place, and `PrefixUnknownError` when its prefix lacks the
-        first of the `shared_blocks` that it shares with the prompt before, and they are not known.
+        newer run of its buffer takes its place, and `PrefixUnknownError` when its prefix omits the
+        `shared_blocks` that it shares with the previous prompt, and those are not known here.
 
-        Times of `invocation` count from the moment of the call; here they become this clock's.
-        To cancel the call is to withdraw it, unless the same is offered again by then.
+        Times of `invocation` count from the moment of the call; here they are converted to this
+        clock. Cancelling the call withdraws the offer, unless it was offered again by then.
         """
         now_s = time.monotonic()
         prefix = self._prefixes.whole(invocation.session, shared_blocks, invocation.prefix)
         mine = replace(invocation.on_clock(now_s), prefix=prefix)
         asked = _Asked(asyncio.get_running_loop().create_future(), mine.attempt)
         earlier, self._asked[mine.id] = self._asked.get(mine.id), asked
-        if earlier is not None:  # from an ingress whose end is not seen yet
+        if earlier is not None:  # its ingress ended, not detected yet
             earlier.is_over = True
             earlier.answer.cancel()
         self._handle(InvocationOffered(now_s, mine))
@@ -63,7 +63,7 @@ class Leases:
         return command
 
     def withdraw(self, id: InvocationId, attempt: int, reason: str) -> None:
-        """Its ingress gives up `attempt`; nothing happens when it has asked for a newer one."""
+        """Its ingress gives up `attempt`; a no-op if the ingress has offered a newer attempt."""
         asked = self._asked.get(id)
         if asked is not None and asked.attempt > attempt:
             return
@@ -74,13 +74,13 @@ class Leases:
             asked.answer.cancel()
 
     def answer(self, command: Dispatch | Refuse) -> None:
-        # One that was taken back and has a place again before its ingress asked gets it then.
+        # An invocation preempted and leased again before its ingress asks gets the lease then.
         asked = self._asked.pop(command.invocation_id, None)
         if asked is not None and not asked.answer.done():
             asked.answer.set_result(command)
 
     def fail(self, id: InvocationId, error: CatoError) -> None:
-        """It cannot be served."""
+        """The invocation cannot be served: `error` is raised to its ingress."""
         asked = self._asked.pop(id, None)
         if asked is not None and not asked.answer.done():
             asked.answer.set_exception(error)

@@ -1,8 +1,7 @@
-"""Links between the Ray processes of a deployment: what they carry, where they are taken, and those
-that this process has opened.
+"""Links between the Ray processes of a deployment: their messages, listeners and open connections.
 
-The secret of a pool's links is its router's, which hands it out by an actor call: who may call it
-may do all that links allow.
+A pool's router owns the secret of the pool's links and hands it out by an actor call: a caller that
+can call the actor may do everything that links allow.
 """
 
 from __future__ import annotations
@@ -48,29 +47,29 @@ from cato.wire.link.endpoints import Address, Listener, Tls, connect, listen
 
 log = logging.getLogger("cato.link")
 
-# A peer that refused is not asked again by every call.
+# A peer that refused a link is not tried again for this long.
 REFUSED_S = 1.0
-# To a router that is being restarted.
+# Retry interval for a router that is being restarted.
 RETRY_S = 0.1
 DOOR_S, DOOR_TRIES = 0.5, 8
 
 
 @record
 class Generate:
-    """To a replica: the tokens of one attempt of an invocation. Answered with `EngineChunk`s."""
+    """To a replica: generate one attempt of an invocation. Answered with `EngineChunk`s."""
 
     request: EngineRequest
     invocation_id: InvocationId
     attempt: int
     model: str = ""
-    """The model that the replica must hold; empty where its pool has but one."""
+    """The model that the replica must hold; empty if its pool has only one."""
 
 
 @record
 class Offer:
-    """To a router: wait for a lease, as `ReplicaRouter.offer` has it. Answered with `Leased`.
+    """To a router: wait for a lease, see `ReplicaRouter.offer`. Answered with `Leased`.
 
-    `model` is the one that is asked for, where replicas change models.
+    `model` is the requested model, in pools whose replicas change models.
     """
 
     invocation: Invocation
@@ -80,7 +79,7 @@ class Offer:
 
 @record
 class Leased:
-    """A lease, and where its replica takes links (None: it has not told)."""
+    """A lease, and the address where its replica accepts links (None: not reported yet)."""
 
     dispatch: Dispatch
     address: Address | None
@@ -88,7 +87,7 @@ class Leased:
 
 @record
 class Joined:
-    """A replica's first note to its router: which it is, and where it takes links."""
+    """A replica's first note to its router: its id and the address where it accepts links."""
 
     replica_id: ReplicaId
     address: Address
@@ -96,7 +95,7 @@ class Joined:
 
 @record
 class Stop:
-    """A router's note to a replica: it takes this attempt back."""
+    """A router's note to a replica: stop this attempt."""
 
     invocation_id: InvocationId
     attempt: int
@@ -104,15 +103,15 @@ class Stop:
 
 @record
 class Follow:
-    """An ingress' note to a router shard: tell it the shard's load (`ShardLoad`) as it changes, or
-    no longer."""
+    """An ingress' note to a router shard: start or stop sending the shard's load (`ShardLoad`) when
+    it changes."""
 
     is_on: bool = True
 
 
 @record
 class Shards:
-    """A router's note to its replicas: the pool has so many router shards."""
+    """A router's note to its replicas: the number of the pool's router shards."""
 
     count: int
 
@@ -132,7 +131,7 @@ Told = (
     | InvocationWithdrawn
     | ReplicaLost
 )
-"""Notes to a router: events, whose `now_s` the router replaces by its own clock's."""
+"""Notes to a router: events whose `now_s` the router replaces by its own clock."""
 
 CODEC = Codec(
     (
@@ -147,14 +146,14 @@ CODEC = Codec(
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where a pool's router takes links, and the secret of all links of the pool."""
+    """Where a pool's router accepts links, and the secret of all links of the pool."""
 
     address: Address
     secret: bytes
 
 
 def _tls() -> Tls | None:
-    """Ray's own certificates, where its TLS is on."""
+    """Ray's own certificates, if its TLS is on."""
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return None
     names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
@@ -162,12 +161,12 @@ def _tls() -> Tls | None:
 
 
 def _host() -> str:
-    """Raylets that share a machine are hosts of their own."""
+    """Raylets that share a machine count as separate hosts."""
     return str(ray.get_runtime_context().get_node_id())
 
 
 async def take(handler: Handler, secret: bytes, name: str) -> Listener:
-    """Take links of this process' pool; raise OSError."""
+    """Listen for links of this process' pool; raise OSError."""
     return await listen(
         CODEC,
         secret,
@@ -181,7 +180,7 @@ async def take(handler: Handler, secret: bytes, name: str) -> Listener:
 
 
 async def open_link(address: Address, secret: bytes, name: str, handler: Handler) -> Connection:
-    """A link to `name`; raise `LinkError`."""
+    """Open a link to `name`; raise `LinkError`."""
     return await connect(address, CODEC, secret, handler, name=name, host=_host(), tls=_tls())
 
 
@@ -193,7 +192,7 @@ async def link_to_router(
     *,
     is_shared: bool = False,
 ) -> tuple[Connection, bytes]:
-    """A link to a shard of the pool's router in its present life, and the pool's secret.
+    """A link to a shard of the pool's router in its current incarnation, and the pool's secret.
 
     The Eviction Manager is the router of all shared pools, with a door for each. Raise `LinkError`
     when the actor does not answer within `tries` times `DOOR_S`.
@@ -204,8 +203,8 @@ async def link_to_router(
 
 
 async def _door(name: str, tries: int, *args: object) -> Door:
-    """What the actor answers. Ray does not tell soon that a call's actor has died, and one that is
-    busy answers late: it is asked again while earlier answers may still come."""
+    """The actor's answer. Ray is slow to report that the actor of a call has died, and a busy actor
+    answers late: it is asked again while earlier answers may still arrive."""
     asked: set[asyncio.Future[Door]] = set()
     try:
         for _ in range(tries):
@@ -229,7 +228,7 @@ Dial = Callable[[Address, bytes, str, Handler], Coroutine[Any, Any, Connection]]
 
 
 class ReplicaLinks:
-    """The links of an ingress to replicas, opened when they are first needed and kept."""
+    """The links of an ingress to replicas, opened on first use and kept."""
 
     def __init__(self, dial: Dial = open_link) -> None:
         self._dial = dial
@@ -243,7 +242,7 @@ class ReplicaLinks:
         return link if link is not None and link.is_open else None
 
     async def reach(self, replica: ReplicaId, address: Address, secret: bytes) -> None:
-        """Return when there is a link; raise `LinkError` when there can be none now."""
+        """Return once a link is open; raise `LinkError` when none can be opened now."""
         if self.get(replica) is not None:
             return
         error, until_s = self._refused.get(replica, (None, 0.0))
@@ -265,7 +264,7 @@ class ReplicaLinks:
             return
         error = done.exception()
         if isinstance(error, LinkError):
-            log.warning("streams go through Serve's handle: %s", error)
+            log.warning("no link to a replica: streams use Serve's handle instead: %s", error)
             self._refused[replica] = (error, now_s + REFUSED_S)
         elif error is None:
             self._open[replica] = done.result()

@@ -1,4 +1,4 @@
-"""The loads of a shared pool: those under way, and counts for operators."""
+"""Model loads of a shared pool: those under way, and counters for operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cato.core.slots import LoadCounts
 
 
 class LoadBook:
-    """Belongs to one core of a shared pool."""
+    """Owned by one `SharedPool`."""
 
     def __init__(self) -> None:
         self.counts = LoadCounts()
@@ -21,7 +21,7 @@ class LoadBook:
         return self._ordered[copy_id][1] if copy_id in self._ordered else None
 
     def begin(self, load: Load, now_s: float) -> None:
-        """Ordered; what it evicts is gone."""
+        """A load was ordered; the models that it evicts count as gone."""
         for victim in load.evicted:
             self.end(victim.copy_id, now_s)
         self._ordered[load.copy_id] = (now_s, load)
@@ -35,17 +35,17 @@ class LoadBook:
         )
 
     def end(self, copy_id: CopyId, now_s: float, *, has_failed: bool = False) -> None:
-        """The copy serves, or is gone."""
+        """The load has ended: the copy serves, or is gone."""
         c, ordered = self.counts, self._ordered.pop(copy_id, None)
         load_s = 0.0 if ordered is None else now_s - ordered[0]
         self.counts = replace(c, load_s=c.load_s + load_s, failures=c.failures + has_failed)
 
     def lend(self, copy_id: CopyId, now_s: float) -> None:
-        """The copy leaves a card that is lent."""
+        """The copy leaves an accelerator that is lent."""
         self.end(copy_id, now_s)
         self.counts = replace(self.counts, evictions=self.counts.evictions + 1)
 
     def serve(self, calls: int, hits: int) -> None:
-        """So many calls have their lease; of them `hits` found their model loaded."""
+        """`calls` got their lease; `hits` of them found their model loaded."""
         c = self.counts
         self.counts = replace(c, served=c.served + calls, hits=c.hits + hits)

@@ -1,6 +1,6 @@
-"""One replica of a running deployment, found and asked directly: what is measured.
+"""Find one replica of a running deployment and call it directly, to measure it.
 
-Importing this module imports Ray, which reads its settings then.
+Importing this module imports Ray, which reads its settings at import.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ReplicaCaller:
     """The pinned calls of one replica; see `cato.measure.sweep.EngineCaller`."""
 
     def __init__(self, deployment: str, replica: str, adapter: AdapterSpec | None = None) -> None:
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # its notes break the progress bar
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # they break the progress bar
         handle: Any = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
         self._handle = handle
         self._stream = handle.options(stream=True)
@@ -100,7 +100,7 @@ class ReplicaCaller:
 
 
 async def engine_steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
-    """What the replica's engine does in a step, by its own words and the deployment's."""
+    """How the replica's engine schedules a step, as reported by the engine and the deployment."""
     engine = found.spec.engine
     load = await caller.load()
     block_tokens = whole(load.get("block_tokens"))
@@ -113,5 +113,5 @@ async def engine_steps(caller: ReplicaCaller, found: Found) -> EngineSteps:
 
 
 def whole(value: object) -> int:
-    """A number that a replica says, 0 when it says none."""
+    """A number that a replica reports; 0 if it reports none."""
     return value if isinstance(value, int) else 0

@@ -1,4 +1,4 @@
-"""What clouds tell a machine that they are about to take away, by its own metadata service."""
+"""Termination notices of clouds, read from the machine's metadata service."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 
 ANSWER_WITHIN_S = 5.0
-# Where a notice does not say when: Google gives 30 s before it takes a spot machine, and 60 s
-# before maintenance that ends one.
+# Where a notice gives no time: Google reclaims a spot machine after 30 s, and warns 60 s before
+# maintenance that ends one.
 GOOGLE_SPOT_S = 30.0
 GOOGLE_MAINTENANCE_S = 60.0
-# Of Azure's events all others keep a machine's memory.
+# Azure's other events keep a machine's memory.
 _AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
 
 
@@ -63,7 +63,7 @@ def gcp(http: httpx.Client) -> Notice | None:
     event = http.get(f"{base}/maintenance-event").raise_for_status().text.strip()
     if event == "TERMINATE_ON_HOST_MAINTENANCE":
         return Notice(f"maintenance: {event}", GOOGLE_MAINTENANCE_S)
-    return None  # NONE, or one that moves the machine while it runs
+    return None  # NONE, or live migration
 
 
 def azure(http: httpx.Client) -> Notice | None:
@@ -71,7 +71,7 @@ def azure(http: httpx.Client) -> Notice | None:
     answer = http.get("/metadata/scheduledevents", params={"api-version": "2020-07-01"})
     for event in answer.raise_for_status().json()["Events"]:
         if event["EventType"] in _AZURE_ENDS:
-            starts = event.get("NotBefore")  # empty once it has begun
+            starts = event.get("NotBefore")  # empty once the event has begun
             within_s = _until(parsedate_to_datetime(starts)) if starts else 0.0
             return Notice(f"{event['EventType'].lower()}: {event.get('Description', '')}", within_s)
     return None
@@ -85,9 +85,9 @@ CLOUDS: Mapping[str, tuple[str, Callable[[httpx.Client], Notice | None]]] = {
 
 
 def look(cloud: str, base_url: str = "") -> Notice | None:
-    """The notice that stands now; raise an `httpx.HTTPError` when nobody answers."""
+    """The current notice; raise an `httpx.HTTPError` when the service does not answer."""
     usual, ask = CLOUDS[cloud]
     url = base_url or usual
-    # No proxy: the service is this machine's own.
+    # No proxy: the service is local to this machine.
     with httpx.Client(base_url=url, timeout=ANSWER_WITHIN_S, trust_env=False) as http:
         return ask(http)

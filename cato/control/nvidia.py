@@ -1,7 +1,7 @@
-"""NVIDIA's cards of this host, as their driver tells of them (NVML).
+"""NVIDIA GPUs of this host, as their driver reports them (NVML).
 
-NVML is asked through the module that Ray brings and finds its own GPUs with; without a driver
-there are no cards. It counts all cards of the host, whatever `CUDA_VISIBLE_DEVICES` says.
+NVML is used through the module that Ray ships and detects its own GPUs with. Without a driver the
+list is empty. It covers all GPUs of the host, whatever `CUDA_VISIBLE_DEVICES` says.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 _NVML = "ray._private.thirdparty.pynvml"
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-# Ray's label of a card: "NVIDIA H100 80GB HBM3" is an H100, "Tesla V100-SXM2-16GB" a V100.
+# Ray's label of a GPU: "NVIDIA H100 80GB HBM3" is an H100, "Tesla V100-SXM2-16GB" a V100.
 _TYPE = re.compile(r"\w+\s+((?:[A-Z]+\s+)*[A-Z0-9]*\d[A-Z0-9]*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One card; `processes` holds bytes by process id, where the driver tells them.
+    """One GPU; `processes` maps process ids to bytes, if the driver reports them.
 
-    In a container it may know other ids than the processes themselves, or none.
+    In a container the driver may report other ids than the processes see, or none.
     """
 
     index: int
@@ -43,7 +43,7 @@ class Card:
 
 
 def cards(nvml: Any = None) -> tuple[Card, ...]:
-    """Those that this process may use, none without a driver; `nvml` is the module to ask."""
+    """GPUs that this process may use, none without a driver; `nvml` replaces the NVML module."""
     nvml = nvml or import_module(_NVML)
     try:
         nvml.nvmlInit()
@@ -66,7 +66,7 @@ def _card(nvml: Any, index: int, driver: str) -> Card:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     try:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except nvml.NVMLError:  # not for everybody
+    except nvml.NVMLError:  # not always permitted
         running = []
     held = {p.pid: int(p.usedGpuMemory) for p in running if p.usedGpuMemory is not None}
     return Card(
@@ -85,7 +85,7 @@ def _text(value: str | bytes) -> str:
 
 
 def visible(found: Sequence[Card], named: str | None) -> tuple[Card, ...]:
-    """Of all cards those that `CUDA_VISIBLE_DEVICES` names, by number or UUID; None: all."""
+    """The GPUs that `CUDA_VISIBLE_DEVICES` names, by number or UUID; all when it is None."""
     if named is None:
         return tuple(found)
     wanted = [name.strip() for name in named.split(",") if name.strip()]
@@ -98,9 +98,10 @@ def visible(found: Sequence[Card], named: str | None) -> tuple[Card, ...]:
 
 
 def held_bytes(now: Sequence[Card], pids: Iterable[int], before: Sequence[Card]) -> int:
-    """What the processes `pids` hold on the cards.
+    """Bytes that the processes `pids` hold on the GPUs.
 
-    When the driver does not know them: by how much more is used than `before` they were started.
+    If the driver does not report these processes: the growth in used memory since `before`, when
+    they had not started.
     """
     ours = set(pids)
     known = [held for card in now for pid, held in card.processes.items() if pid in ours]

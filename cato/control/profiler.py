@@ -1,4 +1,4 @@
-"""The Profiler actor: what was measured, learnt from every finished run, kept over restarts."""
+"""The Profiler actor: measures and learns from every finished run, and keeps it over restarts."""
 
 from __future__ import annotations
 
@@ -52,30 +52,31 @@ from cato.telemetry.recent import RecentOverview, RecentRuns
 
 log = logging.getLogger("cato.profiler")
 
-# Receipts kept for `cato explain`, newest last; about 5 kB each. The store has more.
+# Receipts kept for `cato explain`, newest last; about 5 kB each. The store keeps more.
 KEPT_RECEIPTS = 1_000
-# Runs that people may still react to: what is needed of each takes 300 bytes.
+# Runs that users may still react to; about 300 bytes each.
 KEPT_RUNS = 4_000
-# Of one request: a few choices, each shown, taken or dismissed.
+# Reactions kept per request: a few choices, each shown, taken or dismissed.
 KEPT_REACTIONS = 32
-# Passed-through calls differ too much for a mean per model name to say anything about budgets.
+# Passed-through calls vary too much for a mean per model name to say anything about budgets.
 UNLEARNT_PREFIX = "model:"
-# Learning again costs milliseconds for each node, in a thread; with forests some seconds of a core
-# in a process of its own.
+# Refitting costs milliseconds per node, in a thread; forests cost some seconds of one core, in a
+# subprocess.
 RELEARN_S = 5.0
 REGROW_S = 60.0
 SEED = 0
-# How old the API keys may be that all ingress replicas are told.
+# Maximum age of the API keys handed to all ingress replicas.
 ACCESS_AGE_S = 0.5
-# What was just used can be asked for; a store that hangs does not hold the answer up for longer.
+# Queries flush pending writes first, so that they see the newest use; a hanging store delays them
+# by no more than this.
 FLUSH_S = 1.0
-# What a rollout has seen is kept so often: a restart costs it no more.
+# Interval for saving rollout counts: the most that a restart loses.
 KEEP_ROLLOUTS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What is known of a run whose answer people may react to, and how they did."""
+    """What is known of a run whose answer users may react to, and their reactions."""
 
     task: str
     model: str
@@ -85,16 +86,16 @@ class _Shown:
 
 
 Finished = tuple[SlaReceipt, tuple[NodeId, ...]]
-"""A receipt, and all nodes of its workflow: those without an execution were skipped."""
+"""A receipt, and all nodes of its workflow: nodes without an execution were skipped."""
 
 Fit = Callable[[OutputLengths, Due, int, int], OutputLengths]
 
 
 class Profiler:
-    """Baselines of nodes, lengths of outputs, receipts and run metrics of all ingress replicas.
+    """Node baselines, output lengths, receipts and run metrics of all ingress replicas.
 
-    What is learnt is kept in the metadata store at `location` (None: `default_location`), and taken
-    up again from there. Without it everything works, until the next restart.
+    Learnt values are kept in the metadata store at `location` (None: `default_location`) and
+    restored from it. Without the store everything works until the next restart.
     """
 
     def __init__(self, location: str | Path | None = None) -> None:
@@ -128,7 +129,7 @@ class Profiler:
         self._writer.start()
 
     async def record(self, finished: tuple[Finished, ...], usage: tuple[Usage, ...] = ()) -> None:
-        """Keep and learn. Of a tenant's runs with one id, which it chooses, the newest is kept."""
+        """Store and learn. A tenant chooses its request ids; the newest run of an id is kept."""
         self._take_earlier()
         records: list[Record] = [*usage]
         for receipt, all_nodes in finished:
@@ -137,11 +138,11 @@ class Profiler:
         self._relearn_when_due()
 
     async def keep_receipts(self, per_s: float) -> None:
-        """Of more runs a second than that no receipt is kept and nothing learnt; they count."""
+        """Above this rate, runs are only counted: no receipt is kept and nothing is learnt."""
         self._receipts_per_s = per_s
 
     def _is_kept(self, now_s: float) -> bool:
-        """Whether this is one of the first runs of its second."""
+        """Whether this is among the first `per_s` runs of the current second."""
         if int(now_s) != self._second:
             self._second, self._kept_in_it = int(now_s), 0
         self._kept_in_it += 1
@@ -156,7 +157,7 @@ class Profiler:
                 self._metrics.record(receipt)
                 self._recent.record(receipt, now_s)
             return []
-        if receipt.is_shadow:  # nobody asked for it
+        if receipt.is_shadow:  # its answer went to no client
             return self._learn_lengths(receipt)
         name = (receipt.tenant, receipt.request_id)
         self._receipts[name] = receipt
@@ -176,7 +177,7 @@ class Profiler:
             *self._learn_lengths(receipt),
             *self._errors.record(receipt),
         ]
-        # A task's baselines are those of the model that most of its runs have.
+        # A task's baselines are those of the model that serves most of its runs.
         is_canary = any(drawn.arm is TrafficArm.CANARY for drawn in receipt.rollouts)
         if not receipt.task.startswith(UNLEARNT_PREFIX) and not is_canary:
             records += self._baselines.record(receipt, all_nodes)
@@ -187,16 +188,16 @@ class Profiler:
         return records
 
     def _learn_lengths(self, receipt: SlaReceipt) -> list[Record]:
-        """Samples are of their model, so that a canary has beliefs of its own."""
+        """Samples carry their model's name, so a canary has estimates of its own."""
         samples = samples_of(receipt)
         self._length_history.add(samples)
         return list(samples)
 
     async def react(self, told: tuple[Feedback, ...]) -> None:
-        """Count and keep what people did with completions.
+        """Count and keep what users did with completions.
 
-        Clients make ids up, and repeat themselves: what is about no known run of the same tenant,
-        was told before, or is more than people do with one completion, is left out.
+        Clients invent ids and repeat themselves. Feedback is dropped if it names no run of the
+        same tenant, repeats earlier feedback, or exceeds `KEPT_REACTIONS`.
         """
         for feedback in told:
             shown = self._shown.get((feedback.tenant, feedback.request_id))
@@ -224,14 +225,14 @@ class Profiler:
             self._writer.put([reaction])
 
     def _count_reaction(self, shown: _Shown, kind: Kind) -> None:
-        """Each completion counts once as shown, and once as taken."""
+        """Count each completion once as shown and once as taken."""
         counts = {Kind.VIEW: SHOWN, Kind.SELECT: TAKEN}.get(kind)
         if counts is not None and all(name != kind.value for name, _, _ in shown.reactions):
             for drawn in shown.rollouts:
                 self._rollouts.count(drawn, counts)
 
     async def rollouts(self) -> tuple[Rollout, ...] | None:
-        """All rollouts, as their rules have them now; None until the store has told of them."""
+        """All rollouts, advanced by their rules; None until they were read from the store."""
         self._take_earlier()
         if not self._has_earlier:
             return None
@@ -247,8 +248,8 @@ class Profiler:
         return tuple(self._rollouts.all.values())
 
     async def order_rollout(self, order: RolloutOrder, by: str) -> Rollout:
-        """The rollout as the `order` of `by` makes it; raise `InputError`, `UnknownNameError`, or
-        `StoreError` where it cannot be kept."""
+        """Apply `order`, given by `by`, and return the rollout; raise `InputError`,
+        `UnknownNameError`, or `StoreError` when it cannot be stored."""
         self._take_earlier()
         if not self._writer.state().is_ok:
             raise StoreUnavailableError("", "the store cannot keep a rollout now")
@@ -273,22 +274,22 @@ class Profiler:
         return self._baselines.table()
 
     async def lengths(self, known_version: int) -> OutputLengths | None:
-        """What is believed of output lengths; None when none is newer."""
+        """Estimates of output lengths; None if `known_version` is the newest."""
         self._take_earlier()
         self._relearn_when_due()
         self._version = max(self._version, known_version)
         return self._lengths if self._lengths.version > known_version else None
 
     async def past_runs(self, known_version: int) -> PastRuns | None:
-        """Past runs of several stages; None when none is newer."""
+        """Past multi-node runs; None if `known_version` is the newest."""
         self._take_earlier()
         self._relearn_when_due()
         self._version = max(self._version, known_version)
         return self._past_runs if self._past_runs.version > known_version else None
 
     async def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
-        """A receipt of `tenant` (None: the newest of anybody) as plain values; one from before a
-        restart comes without its free text."""
+        """A receipt of `tenant` (None: the newest of any tenant) as plain values; receipts from
+        before a restart lack their free text."""
         known = self._receipts.get((tenant or "", request_id))
         if known is None and tenant is None:
             newest_first = reversed(self._receipts.values())
@@ -304,8 +305,8 @@ class Profiler:
             return None
 
     async def access(self) -> Access | None:
-        """All keys, tenants and this month's spending; None when they have never been readable."""
-        async with self._reading_access:  # nobody is told that there are none while they are read
+        """All keys, tenants and this month's spending; None if they could never be read."""
+        async with self._reading_access:  # callers wait for the first read
             if time.monotonic() - self._access_at_s >= ACCESS_AGE_S:
                 month = datetime.now(UTC).strftime("%Y-%m")
                 try:
@@ -314,14 +315,14 @@ class Profiler:
                         self._writer.read, lambda s: _access_of(s, month, known)
                     )
                 except StoreError as error:  # the writer has logged it
-                    log.debug("API keys: %s; those that are known stay valid", error)
+                    log.debug("API keys not refreshed: %s; known keys stay valid", error)
                     if self._access is None and await asyncio.to_thread(self._had_keys):
                         return Access(history=KeyHistory.KEYED)
                 self._access_at_s = time.monotonic()
         return self._access
 
     def _had_keys(self) -> bool:
-        """Whether this host knows of keys in a store that cannot be read."""
+        """Whether this host knows that a store it cannot read holds keys."""
         try:
             return keyed.history(store_url(self._location)) is KeyHistory.KEYED
         except StoreError:
@@ -330,22 +331,22 @@ class Profiler:
     async def usage(
         self, tenant: str | None, since: str = "", until: str = LAST_DAY
     ) -> tuple[Usage, ...]:
-        """What `tenant` used (None: everybody) on those days, by name; raise `StoreError`."""
+        """Usage of `tenant` (None: all tenants) on those days, by name; raise `StoreError`."""
         await asyncio.to_thread(self._writer.flush, FLUSH_S)
         return await asyncio.to_thread(self._writer.read, lambda s: s.usage(tenant, since, until))
 
     async def hold_cards(self, held: tuple[CardTime, ...]) -> None:
-        """Models held cards for so much longer."""
+        """Add accelerator time that models held."""
         self._writer.put(held)
 
     async def card_time(self, since: str, until: str) -> tuple[CardTime, ...]:
-        """How long models held cards on those days; raise `StoreError`."""
+        """Accelerator time that models held on those days; raise `StoreError`."""
         return await asyncio.to_thread(self._writer.read, lambda s: s.card_time(since, until))
 
     async def administer(
         self, change: Change, by: str, within: str | None
     ) -> ApiKey | Tenant | None:
-        """See `MetadataStore.administer`; raise `StoreError`. Who asks next is told of it."""
+        """See `MetadataStore.administer`; raise `StoreError`. The next `access` sees the change."""
         async with self._reading_access:
             done: ApiKey | Tenant | None = await asyncio.to_thread(
                 self._writer.read, lambda s: s.administer(change, by, within)
@@ -365,11 +366,11 @@ class Profiler:
         return await asyncio.to_thread(self._writer.read, lambda s: s.turns(session, tenant))
 
     async def recent(self, tenant: str | None) -> RecentOverview:
-        """Attainment of the last half hour and its slowest runs: `tenant`'s (None: everybody's)."""
+        """Attainment of the last half hour and its slowest runs, of `tenant` (None: of all)."""
         return self._recent.overview(tenant, time.time())
 
     async def keep_profile(self, profile: ProfileFile) -> str:
-        """Store a measured profile; empty, or why it could not be kept."""
+        """Store a measured profile. Returns why it could not be stored; empty on success."""
         try:
             await asyncio.to_thread(self._writer.read, lambda s: s.save_profile(profile))
         except StoreError as error:
@@ -380,13 +381,13 @@ class Profiler:
         return self._metrics.render(self._errors.table().values(), self._writer.state())
 
     async def close(self) -> None:
-        """Write what waits and let go of the store."""
+        """Flush pending writes and close the store."""
         await asyncio.to_thread(self._writer.close)
 
-    # What was learnt before
+    # Learnt before a restart
 
     def _read_earlier(self, store: MetadataStore) -> None:
-        # In the writer's thread when the store came late: taken up by the next call.
+        # Runs in the writer's thread if the store came up late; the next call applies it.
         self._earlier = store.learnt()
 
     def _take_earlier(self) -> None:
@@ -401,7 +402,7 @@ class Profiler:
         self._rollouts.restore(earlier.rollouts)
         self._new_runs = True
 
-    # Learning again
+    # Refitting
 
     def _relearn_when_due(self) -> None:
         now_s = time.monotonic()
@@ -423,7 +424,7 @@ class Profiler:
         self._learning.add_done_callback(_report_failure)
 
     async def _relearn(self, due: Due, fit: Fit) -> None:
-        """In a thread, from copies; what it returns replaces the old in one assignment."""
+        """Fit in a thread, from copies; the result replaces the old one in a single assignment."""
         if due:
             version = self._next_version()
             self._lengths = await asyncio.to_thread(fit, self._lengths, due, version, SEED)
@@ -434,13 +435,13 @@ class Profiler:
             self._past_runs = await asyncio.to_thread(past_runs, runs, version)
 
     def _next_version(self) -> int:
-        """Higher than any that an ingress knows, from an earlier life of this actor too."""
+        """Higher than any version an ingress knows, including those of earlier incarnations."""
         self._version = max(self._version + 1, time.time_ns() // 1_000_000)
         return self._version
 
 
 def _access_of(store: MetadataStore, month: str, known: Access | None) -> Access:
-    """What the store says now; one that lost its files with its keys is told of them."""
+    """The store's keys; if its files were lost, it is marked as keyed again."""
     access = store.access(month)
     if known is not None and known.needs_key and access.history is KeyHistory.NEVER:
         store.remember_keys()
@@ -450,4 +451,4 @@ def _access_of(store: MetadataStore, month: str, known: Access | None) -> Access
 
 def _report_failure(learning: asyncio.Task[None]) -> None:
     if not learning.cancelled() and (error := learning.exception()) is not None:
-        log.error("learning failed; what was learnt before stays", exc_info=error)
+        log.error("learning failed; keeping what was learnt before", exc_info=error)

@@ -1,8 +1,8 @@
-"""The Resource Provisioner actor: how many replicas each deployment has.
+"""The Resource Provisioner actor: scales the number of replicas of each deployment.
 
-At every look it asks the pools' routers what they have to do and Serve what there is, and gives
-Serve the numbers that its books (`cato.core.provisioning`) answer. Serve starts replicas, and
-drains those that go: they finish their streams.
+At every interval it asks the pools' routers for their demand and Serve for its replicas, and sends
+Serve the targets that `cato.core.provisioning` computes. Serve starts replicas and drains those
+that leave: they finish their streams.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from cato.store.records import AddedAdapter
 
 log = logging.getLogger("cato.provisioner")
 
-# A router that takes longer is busy or being restarted; its pool stays as it is until then.
+# A router that takes longer is busy or restarting; its pool is not scaled until it answers.
 ANSWER_WITHIN_S = 2.0
 RETRY_S = 2.0
-# Serve names the replicas that go one round of its control loop after the order.
+# Serve chooses the replicas to stop one round of its control loop after the order.
 LEAVING_WITHIN_S = 1.0
 LEAVING_POLL_S = 0.1
 
@@ -45,7 +45,7 @@ class ResourceProvisioner:
     def __init__(self) -> None:
         self._fleet: FleetOrchestrator | None = None
         self._looking: asyncio.Task[None] | None = None
-        # That were added to a base since the deployment; None until the store was read.
+        # Adapters added to a base model since the deployment; None until the store was read.
         self._adapters: tuple[AddedAdapter, ...] | None = None
 
     async def register(
@@ -54,8 +54,8 @@ class ResourceProvisioner:
         profiles: Mapping[DeploymentName, Profile],
         scaling: Mapping[PoolName, PoolScaling],
     ) -> None:
-        """The deployment file's pools, and how each is scaled now. May be told again and again;
-        a changed file resets what was wanted. Raise `UnknownNameError` for an unknown policy.
+        """Set the deployment file's pools and their current scaling. May be called again; a changed
+        file resets the targets. Raise `UnknownNameError` for an unknown policy.
         """
         policies = {pool: scaling_policy(s) for pool, s in scaling.items()}
         if self._fleet is None or topology != self._fleet.topology:
@@ -64,19 +64,19 @@ class ResourceProvisioner:
             try:
                 await self.read_adapters()
             except StoreError as error:
-                log.error("adapters that were added are not served yet: %s", error)
+                log.error("added adapters are not served yet: cannot read the store: %s", error)
         for pool, policy in policies.items():
             self._fleet.configure(pool, scaling[pool], policy)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look_forever())
 
     async def announce(self, tasks: Mapping[TaskName, CallsBefore]) -> None:
-        """The LLM calls of these tasks, in order: a call of one pool announces calls of others."""
+        """The LLM calls of these tasks, in order: a call to one pool announces calls to others."""
         if self._fleet is not None:
             self._fleet.announce(tasks)
 
     async def topology(self) -> Topology | None:
-        """What is deployed, and the adapters that were added to it."""
+        """The deployed topology, with the adapters that were added to it."""
         if self._fleet is None:
             return None
         added: dict[ModelName, list[AdapterSpec]] = {}
@@ -85,15 +85,15 @@ class ResourceProvisioner:
         return self._fleet.topology.with_adapters(added)
 
     async def read_adapters(self) -> None:
-        """Those that the metadata store holds now can be called; raise `StoreError`."""
+        """Reload the callable adapters from the metadata store; raise `StoreError`."""
         if self._fleet is not None:
             store = self._fleet.topology.store
             self._adapters = await with_store(store, lambda s: s.adapters())
 
     async def scale(self, deployment: str, replicas: int) -> int:
-        """Ask for `replicas`; returns what the bounds allow.
+        """Ask for `replicas`; returns the number within bounds.
 
-        Only a pool with the scaling policy `none` keeps them; another soon asks for what it wants.
+        It lasts only in a pool with the scaling policy `none`; other policies soon override it.
         """
         if self._fleet is None:
             raise UnknownNameError("deployment", deployment, ())
@@ -108,14 +108,14 @@ class ResourceProvisioner:
     async def _look_forever(self) -> None:
         while True:
             fleet = self._fleet
-            assert fleet is not None, "looks begin with the first topology"
+            assert fleet is not None, "the loop starts with the first topology"
             delay_s = fleet.every_s
             try:
                 await self._look(fleet)
             except Exception:
-                # Serve restarts its controller now and then; the next look sees it again.
+                # Serve restarts its controller now and then; the next round reaches it again.
                 delay_s = max(delay_s, RETRY_S)
-                log.exception("could not look; trying again in %.0f s", delay_s)
+                log.exception("scaling round failed; trying again in %.0f s", delay_s)
             await asyncio.sleep(delay_s)
 
     async def _look(self, fleet: FleetOrchestrator) -> None:
@@ -134,13 +134,13 @@ class ResourceProvisioner:
 
 
 async def _demand(pool: PoolSpec) -> PoolDemand | None:
-    """Of all its router shards; None when one does not tell: then nothing is decided on."""
+    """Demand over all router shards; None if one does not answer: the pool is then not scaled."""
     names = actors.router_names(pool.name, pool.router_shards)
     try:
         asked: list[Any] = [actors.get(name).demand.remote() for name in names]
         told: list[PoolDemand] = await asyncio.wait_for(asyncio.gather(*asked), ANSWER_WITHIN_S)
     except (ValueError, TimeoutError, RayError) as error:
-        log.warning("the router of pool %s does not tell its demand: %r", pool.name, error)
+        log.warning("the router of pool %s did not report its demand: %r", pool.name, error)
         return None
     return together(told)
 
@@ -150,10 +150,10 @@ async def _tell_who_leaves(
     orders: list[ScaleTo],
     before: Mapping[DeploymentName, ServedDeployment],
 ) -> None:
-    """Tell the routers which replicas drain, so that they lease none of them any more.
+    """Tell the routers which replicas drain, so that they get no new leases.
 
-    The ingresses tell it too, a second later; a call that is sent to such a replica meanwhile
-    has to ask for another lease.
+    The ingresses tell it too, a second later; a call sent to such a replica meanwhile needs another
+    lease.
     """
     pool_of = {d.name: p for p in topology.pools for d in p.deployments}
     waiting = {o.deployment for o in orders}
@@ -164,7 +164,7 @@ async def _tell_who_leaves(
         for name in sorted(waiting):
             served = now.get(name, ServedDeployment(0))
             if len(served.running) > served.target:
-                continue  # Serve has not chosen yet
+                continue  # Serve has not chosen the replicas yet
             waiting.discard(name)
             gone = before[name].running - served.running
             if gone:

@@ -1,13 +1,16 @@
 """All use of Ray's private API, in one place.
 
-What is used and why: `RequestRouter._choose_replica_for_request` (two defects of 2.60 make a
-public subclass unusable: calls hang under fan-out from one request, and the FIFO hand-over gives a
-replica to the wrong call); of the Serve controller `update_deployment_replicas` (the public REST
-route needs the dashboard and a token) and `get_serve_instance_details` (the public `serve.status`
-asks it too, and leaves out the targets, which replicas drain, and the deployment file); its client,
-for the address that Serve's proxies listen on; Ray's free resources by host (the public function
-adds them up); the name of the resource that only the head node has; and the call behind `ray
-drain-node`, which would need a shell. A test fans 40 calls out of one request.
+What is used and why:
+- `RequestRouter._choose_replica_for_request`: two defects of 2.60 make a public subclass unusable
+  (calls hang under fan-out from one request, and the FIFO hand-over gives a replica to the wrong
+  call). A test fans 40 calls out of one request.
+- `update_deployment_replicas` of the Serve controller: the public REST route needs the dashboard
+  and a token. `get_serve_instance_details`: the public `serve.status` calls it too, but omits the
+  targets, the draining replicas and the deployment file.
+- The controller's client, for the address that Serve's proxies listen on.
+- Ray's free resources by host: the public function only returns their sum.
+- The name of the resource that only the head node has.
+- The call behind `ray drain-node`, which would need a shell.
 """
 
 from __future__ import annotations
@@ -31,9 +34,9 @@ from cato.core.ids import DeploymentName, ReplicaId
 from cato.serve.engines_app import ServedApplication, ServedPart
 
 SUPPORTED = "2.60."
-# So little that any number of actors fits; as Serve does for its controller.
+# Small enough for any number of actors; Serve does the same for its controller.
 ON_HEAD_NODE = {HEAD_NODE_RESOURCE_NAME: 0.001}
-# A new replica may report to its pool's router before Serve has told this process of it.
+# A new replica may report to its pool's router before Serve has announced it to this process.
 UNLISTED_WAIT_S = 5.0
 POLL_S = 0.01
 _KINDS = {
@@ -41,11 +44,11 @@ _KINDS = {
     ReplicaState.STOPPING: "draining",
     ReplicaState.STOPPED: "draining",
 }
-"""Where they count in `ServedDeployment`; all others run."""
+"""State that `ServedDeployment` counts a replica in; all other states count as running."""
 
 
 def check_ray_version() -> None:
-    """Raise when the installed Ray is not the one this file was written against."""
+    """Raise when the installed Ray is not the version this file was written for."""
     if not ray.__version__.startswith(SUPPORTED):
         raise CatoError(
             f"CATO was tested with Ray {SUPPORTED}x and found {ray.__version__}; "
@@ -54,12 +57,12 @@ def check_ray_version() -> None:
 
 
 def http_host() -> str:
-    """The address that Serve's proxies listen on. Blocks for an answer of the controller."""
+    """The address that Serve's proxies listen on. Blocks for an answer from the controller."""
     return str(_get_global_client().http_config.host)
 
 
 class PinnedRouter(RequestRouter):  # type: ignore[misc]
-    """Sends a call to the replica that its `cato={"replica": ...}` argument names.
+    """Sends a call to the replica named by its `cato={"replica": ...}` argument.
 
     A call without one goes to the replica with the shortest queue. When the named replica has
     left, the call fails at once with `ReplicaLostError` and the ingress asks for another lease.
@@ -106,7 +109,7 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]
 
 
 async def scale(app: str, deployment: str, replicas: int) -> None:
-    """Tell Serve how many replicas `deployment` shall have (external scaler)."""
+    """Set Serve's target number of replicas for `deployment` (external scaler)."""
     controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     await controller.update_deployment_replicas.remote(
         DeploymentID(name=deployment, app_name=app), replicas
@@ -114,7 +117,7 @@ async def scale(app: str, deployment: str, replicas: int) -> None:
 
 
 async def deployments(app: str) -> dict[DeploymentName, ServedDeployment]:
-    """The deployments of `app` and their replicas; empty when it, or Serve, is not there."""
+    """The deployments of `app` and their replicas; empty if `app` or Serve does not run."""
     found = await _details(app)
     if found is None:
         return {}
@@ -122,7 +125,7 @@ async def deployments(app: str) -> dict[DeploymentName, ServedDeployment]:
 
 
 async def application(app: str) -> ServedApplication | None:
-    """What Serve says of `app`; None when it, or Serve, is not there."""
+    """Serve's details of `app`; None if `app` or Serve does not run."""
     found = await _details(app)
     if found is None:
         return None
@@ -150,7 +153,7 @@ def _part(details: Mapping[str, Any]) -> ServedPart:
 
 
 def is_on_head_node() -> bool:
-    """Whether this process runs beside the control actors. Blocks for an answer of Ray."""
+    """Whether this process runs on the node of the control actors. Blocks for an answer of Ray."""
     mine = ray.get_runtime_context().get_node_id()
     return any(
         node["NodeID"] == mine and HEAD_NODE_RESOURCE_NAME in node["Resources"]
@@ -159,14 +162,14 @@ def is_on_head_node() -> bool:
 
 
 def nodes() -> dict[str, bool]:
-    """Ray's id of each host that is there -> whether it is the head."""
+    """Ray's id of each living host -> whether it is the head."""
     return {
         n["NodeID"]: HEAD_NODE_RESOURCE_NAME in n["Resources"] for n in ray.nodes() if n["Alive"]
     }
 
 
 def drain(node: str, until: float, why: str) -> str:
-    """Tell Ray that `node` goes at the Unix time `until`; what Ray has against it, or nothing."""
+    """Tell Ray to drain `node` by the Unix time `until`; returns Ray's objection, or ""."""
     gcs = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
     reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     is_accepted, problem = gcs.drain_node(node, reason, why, int(until * 1000))
@@ -174,7 +177,7 @@ def drain(node: str, until: float, why: str) -> str:
 
 
 def replicas_on(node: str) -> list[str]:
-    """Serve's replicas on `node`, those that end too. Blocks for an answer of the controller."""
+    """Serve's replicas on `node`, stopping ones included. Blocks for the controller's answer."""
     controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     details: dict[str, Any] = ray.get(controller.get_serve_instance_details.remote())
     return sorted(
@@ -182,7 +185,7 @@ def replicas_on(node: str) -> list[str]:
         for application in details["applications"].values()
         for name, deployment in application["deployments"].items()
         for replica in deployment["replicas"]
-        if replica.get("node_id") == node  # one that waits for a place has none
+        if replica.get("node_id") == node  # a pending replica has none
     )
 
 
@@ -202,7 +205,7 @@ def _served(details: Mapping[str, Any]) -> ServedDeployment:
 
 
 def hosts() -> list[HostResources]:
-    """The living hosts."""
+    """Resources of the living hosts."""
     free = available_resources_per_node()
     return [
         HostResources(node["Resources"], free.get(node["NodeID"], {}))

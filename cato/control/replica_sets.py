@@ -1,4 +1,4 @@
-"""Which replicas Serve lists now, in this process.
+"""Replicas that Serve lists now, and those it listed before, as seen by this process.
 
 The request router fills it (its own module is pickled by value, so state must live elsewhere);
 the ingress reads it to tell a pool's router which replicas have left.
@@ -19,10 +19,10 @@ def note(deployment: str, replicas: frozenset[str]) -> None:
 
 
 def has_left(deployment: str, replica: str) -> bool:
-    """True when the replica was listed once and is no more."""
+    """True when the replica was listed before and no longer is."""
     return replica in _left.get(deployment, ())
 
 
 def left(deployment: str) -> frozenset[str]:
-    """All replicas of `deployment` that were listed once and are no more."""
+    """All replicas of `deployment` that were listed before and no longer are."""
     return frozenset(_left.get(deployment, ()))

@@ -47,10 +47,10 @@ class ReplicaRouter:
         secret: bytes = b"",
         shard: int = 0,
     ) -> None:
-        """`profile` is that of the pool's fastest deployment; policies that need a model of the
-        engine take it. All events and commands are logged in `log_folder`, if one is given.
-        `secret` is that of the pool's links, in all lives of the actor. `shard` is its number among
-        the pool's routers, each of which has replicas of its own.
+        """`profile` is that of the pool's fastest deployment; used by policies that model it.
+        All events and commands are logged in `log_folder`, if given. `secret` is that of the pool's
+        links and stays the same over restarts. `shard` is this router's number among the pool's
+        routers, each of which has its own replicas.
         """
         self._names, self._profile = policies, profile
         self._core = PoolOrchestrator(pool, policies_of(policies, profile))
@@ -65,12 +65,12 @@ class ReplicaRouter:
         self.links = RouterLinks(pool, secret, self)
 
     async def door(self) -> Door:
-        """Where this life of the actor takes links, and the secret that opens them."""
+        """Where this incarnation of the actor accepts links, and their secret."""
         return await self.links.door()
 
     async def configure(self, policies: PoolPolicies, profile: Profile, shards: int = 1) -> None:
-        """Change how the pool decides, the profile that its policies take (a new measurement), or
-        the number of its shards; raise `UnknownNameError` for a name that is none.
+        """Change the pool's policies, the profile that they use (a new measurement), or the number
+        of shards; raise `UnknownNameError` for an unknown policy.
         """
         self.links.resize(shards)
         if (policies, profile) != (self._names, self._profile):
@@ -84,9 +84,9 @@ class ReplicaRouter:
         return await self._leases.offer(invocation, shared_blocks)
 
     def take(self, told: Told) -> None:
-        """What a replica or an ingress tells; its `now_s` becomes this clock's.
+        """Handle an event from a replica or an ingress; its `now_s` is replaced by this clock's.
 
-        Of replicas that have left reports count no more.
+        Reports of replicas that have left are ignored.
         """
         match told:
             case InvocationWithdrawn(_, id, attempt, reason):
@@ -100,12 +100,12 @@ class ReplicaRouter:
                 self._handle(replace(told, now_s=_now_s()))
 
     def lose(self, replica: ReplicaId, reason: str) -> None:
-        """Its leases end; if it lives, its next report brings it back."""
+        """End the replica's leases; if it is alive, its next report brings it back."""
         log.warning("replica %s lost: %s", replica, reason)
         self._handle(ReplicaLost(_now_s(), replica, reason))
 
     def leave(self, replica: ReplicaId) -> None:
-        """Serve no longer lists it: it gets no new work, whatever it reports."""
+        """Serve no longer lists the replica: it gets no new work, whatever it reports."""
         if replica not in self._gone:
             self._gone.add(replica)
             self.lose(replica, "left the deployment")
@@ -116,14 +116,14 @@ class ReplicaRouter:
             self.leave(replica)
 
     def load(self) -> ShardLoad:
-        """What ingresses choose between shards by."""
+        """The load by which ingresses choose between shards."""
         return load_now(self._core)
 
     async def picture(self) -> PoolPicture:
         return self._core.picture(_now_s())
 
     async def demand(self) -> PoolDemand:
-        """What arrived, waits and ended since the last call; there is one caller."""
+        """Arrivals, queue and completions since the last call; there is only one caller."""
         return self._meter.look(self._core.picture(_now_s()), self._core.leased)
 
     async def policies(self) -> PoolPolicies:
@@ -133,7 +133,7 @@ class ReplicaRouter:
         return self._core.why_waiting(id)
 
     async def decisions(self) -> PoolDecisions:
-        """The newest decisions with their reasons, and all counted."""
+        """The newest decisions with their reasons, and the counts of all."""
         return self._decisions.all()
 
     def _handle(self, event: Event) -> tuple[Command, ...]:
@@ -150,7 +150,7 @@ class ReplicaRouter:
                     self._meter.refused(command.invocation_id)
                     self._leases.answer(command)
                 case Preempt():
-                    self.links.order(command)  # the ingress is told by the replica
+                    self.links.order(command)  # the replica tells the ingress
                     log.info("preempt %s: %s", command.invocation_id, command.reason)
                 case _:
                     assert_never(command)
@@ -170,7 +170,7 @@ class ReplicaRouter:
                 self._log.flush()
 
     def _deal_anew(self) -> None:
-        """Once in a life: early binding gave all that waited to the replica that reported first."""
+        """Once per incarnation: early binding gave all calls to the first replica to report."""
         if self._has_dealt or not self._core.replicas:
             return
         self._has_dealt = True

@@ -1,4 +1,4 @@
-"""The links that a pool's router takes: offers of ingresses, what replicas tell, orders to them."""
+"""Links of a pool's router: offers from ingresses, events from replicas, orders to replicas."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cato.core.snapshot import Invocation
 from cato.wire.link.connection import Connection, Passive
 from cato.wire.link.endpoints import Address, Listener
 
-# How old an ingress' knowledge of a shard may be; it counts itself what it has sent since.
+# Maximum age of an ingress' view of a shard's load; it counts its own calls since then itself.
 LOAD_EVERY_S = 0.05
 
 
 class Router(Protocol):
-    """What links do to the router."""
+    """The router's methods that links call."""
 
     async def offer(self, invocation: Invocation, shared_blocks: int = 0) -> Dispatch: ...
 
@@ -32,8 +32,8 @@ class Router(Protocol):
 
 
 class RouterLinks(Passive):
-    """A link that ends is a peer that is gone: what an ingress has waiting is withdrawn (its offers
-    are cancelled), and the leases of a replica end."""
+    """The router's end of its links. When a link ends the peer is gone: an ingress' pending offers
+    are cancelled, and so withdrawn, and a replica's leases end."""
 
     def __init__(self, pool: PoolName, secret: bytes, router: Router) -> None:
         self._pool, self._secret, self._router = pool, secret, router
@@ -47,21 +47,21 @@ class RouterLinks(Passive):
         self._teller: asyncio.TimerHandle | None = None
 
     async def door(self) -> Door:
-        """Where links are taken, from the first call on."""
+        """Where links are accepted; starts the listener on the first call."""
         async with self._opening:
             if self._listener is None:
                 self._listener = await take(self, self._secret, f"a peer of pool {self._pool}")
         return Door(self._listener.address, self._secret)
 
     def resize(self, shards: int) -> None:
-        """The pool's router has so many shards now; replicas go to the one that they belong to."""
+        """Set the pool's number of router shards; replicas move to the shard they belong to."""
         if shards != self._shards:
             self._shards = shards
             for link in self._replicas.values():
                 link.note(Shards(shards))
 
     def order(self, command: Preempt) -> None:
-        """Tell the replica to stop a call. One that is not connected has no leases."""
+        """Tell the replica to stop a call. A replica that is not connected has no leases."""
         link = self._replicas.get(command.replica_id)
         if link is not None:
             link.note(Stop(command.invocation_id, command.attempt))
@@ -96,7 +96,7 @@ class RouterLinks(Passive):
             self._router.lose(replica, "its link ended")
 
     def _tell_load(self) -> None:
-        """To all that follow, when it has changed; as long as any does."""
+        """Send the load to all followers when it has changed; runs while there are followers."""
         self._teller = None
         if not self._followers:
             return

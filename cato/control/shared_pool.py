@@ -1,7 +1,7 @@
 """One shared pool, live: a thin driver of `SharedOrchestrator`.
 
-Slots and ingresses reach it over links, as they reach a pool's router. The actor that keeps this
-object may be restarted: what is loaded and what runs comes back with the next reports of the slots.
+Slots and ingresses connect to it over links, as they do to a pool's router. The actor that holds
+this object may be restarted: slots report again what is loaded and running.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from cato.telemetry.event_log import EventLog, opened_log
 
 log = logging.getLogger("cato.shared_pool")
 
-# New books order no load until every slot has had the time to say what it holds.
+# Fresh state orders no load until every slot has had time to report what it holds.
 SETTLE_S = 2.0
-# How long a model that is to be removed may take to end what it has, and how often that is asked.
+# How long a model being removed may take to finish its calls, and the polling interval.
 REMOVE_WITHIN_S, REMOVE_POLL_S = 60.0, 0.1
 
 
 class SharedPool:
-    """Leases slots to invocations, and orders what slots load. Belongs to one asyncio loop."""
+    """Leases slots to invocations and orders model loads. Belongs to one asyncio loop."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class SharedPool:
         log_folder: str | None = None,
         secret: bytes = b"",
     ) -> None:
-        """`secret` is that of the pool's links, whichever books there are."""
+        """`secret` is that of the pool's links; it outlives the pool's state."""
         self.spec = spec
         self.profiles = dict(profiles)
         self._policies = spec.policies
         self.hosted: dict[ModelName, HostedModel] = {m.model.name: m for m in spec.models}
-        self._leaving: set[ModelName] = set()  # to be removed when those who have asked are served
+        self._leaving: set[ModelName] = set()  # removed once their pending calls have ended
         self.links = SlotLinks(spec.name, secret, self)
         self.slots = Slots(self, self.links.hold)
         self.loads = LoadBook()
@@ -103,7 +103,7 @@ class SharedPool:
         return core
 
     def _open_line(self, name: ModelName, *, in_order: bool) -> None:
-        """Offers to the model are taken, and a log of its line begins."""
+        """Accept offers for the model and open a log for its queue."""
         self._leases.setdefault(name, self._leases_of(name))
         if (former := self._logs.get(name)) is not None:
             former.close()
@@ -154,7 +154,7 @@ class SharedPool:
         return self._policies
 
     def configure(self, policies: SharedPoolPolicies) -> None:
-        """Change how the pool decides; raise `UnknownNameError` for a name that is none."""
+        """Change the pool's policies; raise `UnknownNameError` for an unknown one."""
         if policies == self._policies:
             return
         eviction, order = card_policies(policies)
@@ -166,7 +166,7 @@ class SharedPool:
         self.slots.size_memories()
 
     def why_not_add(self, hosted: HostedModel) -> str | None:
-        """Why the model cannot be added, or measured again; None when it can."""
+        """Why the model cannot be added or measured again; None when it can."""
         model = hosted.model
         if any(m.model.name == model.name for m in self.spec.models):
             return f"{model.name!r} is a model of the deployment file: change it there"
@@ -180,7 +180,7 @@ class SharedPool:
         return None
 
     def add_model(self, hosted: HostedModel, profile: Profile) -> None:
-        """The model can be asked for from now on; a known one has these facts from now on."""
+        """Accept calls for the model from now on; for a known model, replace its facts."""
         self.hosted[hosted.model.name] = hosted
         self.profiles[hosted.model.name] = profile
         if hosted.model.name not in self._leases:
@@ -189,10 +189,10 @@ class SharedPool:
         self.handle(self._added(hosted, _now_s()))
 
     async def remove_model(self, name: ModelName) -> None:
-        """New calls are refused at once; those that the pool has may end first, for a minute.
+        """Refuse new calls at once; calls already in the pool have a minute to end.
 
-        Raise `UnknownNameError`, or `InputError` when the model is one of the deployment file or
-        when some did not end: then it is served as before.
+        Raise `UnknownNameError`, or `InputError` when the model is in the deployment file or some
+        calls did not end; the model is then served as before.
         """
         if any(m.model.name == name for m in self.spec.models):
             raise InputError(f"{name!r} is a model of the deployment file: remove it there")
@@ -215,21 +215,21 @@ class SharedPool:
         del self.hosted[name], self.profiles[name], self._leases[name]
         if (log_ := self._logs.pop(name)) is not None:
             log_.close()
-        self.slots.clear(name)  # one that is added again may have other weights
+        self.slots.clear(name)  # the name may come back with other weights
 
     def remember_arrivals(self, slices: tuple[UsualArrivals, ...]) -> None:
-        """What was learnt of the times of day before this pool's books were opened."""
+        """Restore arrival times learnt before this pool's state was created."""
         self.handle(ArrivalsRemembered(_now_s(), slices))
 
     def learnt_arrivals(self) -> tuple[UsualArrivals, ...]:
-        """What was learnt of them since the last call."""
+        """Arrival times learnt since the last call."""
         return self.placement.learnt_arrivals()
 
     def reset(self, unit_s: float = 1.0) -> None:
-        """Begin again with empty slots and no memory of what was asked for; for measurements.
+        """Start over with empty slots and no arrival history; for measurements.
 
-        `unit_s`: what policies take for a second, see `Placement`. Raise `InputError` while
-        anything waits, runs or is measured.
+        `unit_s`: the length of a second to policies, see `Placement`. Raise `InputError` while
+        calls wait or run, or a model is being measured.
         """
         known = sum(line.queued + len(line.leased) for line in self._core.lines.values())
         if known:
@@ -269,16 +269,16 @@ class SharedPool:
         )
 
     def residents(self) -> tuple[Resident, ...]:
-        """What the slots hold, as they last said."""
+        """What the slots hold, by their latest reports."""
         return self.slots.residents()
 
-    # What links bring
+    # Events from links
 
     async def offer(
         self, invocation: Invocation, shared_blocks: int = 0, model: str = ""
     ) -> Dispatch:
-        """Wait for a slot that holds `model`; raise as `Leases.offer`, and `NotLoadedError` when it
-        does not load, `UnknownNameError` when the pool does not host it."""
+        """Wait for a slot that holds `model`; raise as `Leases.offer`, `NotLoadedError` when the
+        model fails to load, `UnknownNameError` when the pool does not host it."""
         name = ModelName(model)
         known = self._core.lines[name].invocation(invocation.id) if name in self.hosted else None
         is_new = known is None and invocation.attempt == 1 and not invocation.was_taken
@@ -288,7 +288,7 @@ class SharedPool:
         return await self._leases[name].offer(invocation, shared_blocks)
 
     def take(self, told: Told) -> None:
-        """What a slot or an ingress tells of calls; its `now_s` becomes this clock's."""
+        """Handle an event about calls; its `now_s` is replaced by this clock's."""
         match told:
             case InvocationWithdrawn(_, id, attempt, reason):
                 for name in self._lines_of(id):
@@ -301,20 +301,20 @@ class SharedPool:
                 model = self.slots.model_on(slot)
                 names = [model] if model in self._core.lines else []
             case ReplicaReported():
-                return  # of slots the placement reports
+                return  # the placement reports loaded models
             case _:
                 names = self._lines_of(told.invocation_id)
         for name in names:
             self.handle(OfLine(name, replace(told, now_s=_now_s())))
 
     def _lines_of(self, id: InvocationId) -> list[ModelName]:
-        """The line that knows the call. What ran before these books were there is in no line, and
-        each is told."""
+        """The queue that knows the call. A call that ran before this state was created is in no
+        queue: then all of them, so each is told."""
         lines = self._core.lines
         return [n for n in lines if lines[n].invocation(id) is not None] or list(lines)
 
     def report(self, report: SlotReport) -> None:
-        """A slot as it is now."""
+        """The current state of a slot."""
         if report.model is not None and report.template is not None:
             self._templates[report.model] = report.template
         self.slots.report(report)
@@ -328,23 +328,23 @@ class SharedPool:
         self.slots.leave((replica,))
 
     def load(self) -> ShardLoad:
-        """Shared pools have one router: there is nothing to choose by."""
+        """Shared pools have one router, so there is no choice between shards."""
         return NO_LOAD
 
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
-        """Load and measure a model in a slot that nobody needs now; its own model is unloaded.
+        """Load and measure a model in an idle slot; the slot's own model is unloaded.
 
-        The slot serves nobody for so long. Raise `CapacityError` while none is idle,
-        `ReplicaLostError` when the slot is lost or takes too long, and what the measuring raises.
+        The slot serves no calls meanwhile. Raise `CapacityError` when no slot is idle,
+        `ReplicaLostError` when the slot is lost or takes too long, and errors of the measurement.
         """
         return await self.slots.measure(hosted, profile)
 
     def measured(self, slot: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
-        """What the slot was lent for is done."""
+        """Result of the measurement that the slot was lent for."""
         self.slots.measured(slot, copy_id, found)
 
     def tick(self) -> None:
-        """Call it every second or so: failed loads are tried again."""
+        """Call it about every second: retries failed loads."""
         self.handle(ClockTold(_now_s(), _local_s()))
         self.handle(Looked(_now_s()))
         for log_ in self._logs.values():
@@ -352,7 +352,7 @@ class SharedPool:
                 log_.flush()
 
     def close(self) -> None:
-        """Other books take the place of these; peers come to them as to a router's next life."""
+        """New state replaces this one; peers reconnect to it as to a restarted router."""
         self.slots.end_loans("its pool was redeployed")
         self.links.close()
         for log_ in self._logs.values():
@@ -376,7 +376,7 @@ class SharedPool:
                     assert_never(step)
 
     def _carry_out(self, told: LineTold) -> None:
-        """What a model's line has decided."""
+        """Carry out the decisions of one model's queue."""
         if (log_ := self._logs.get(told.model)) is not None:
             in_order = self.placement.in_order
             names = replace(self._policies.of_models, by_turns=in_order)
@@ -392,13 +392,13 @@ class SharedPool:
                 case Dispatch() | Refuse():
                     self._leases[told.model].answer(command)
                 case Preempt():
-                    self.links.order(command)  # the ingress is told by the slot
+                    self.links.order(command)  # the slot tells the ingress
                 case _:
                     assert_never(command)
 
     def _order(self, load: Load, now_s: float) -> None:
         log.info("load %s on %s: %s", load.model, ", ".join(load.cards), load.reason)
-        gone = "".join(f"; {victim.model} goes" for victim in load.evicted)
+        gone = "".join(f"; evicts {victim.model}" for victim in load.evicted)
         reason = f"{load.model}: {load.reason}{gone}"
         decided = Decided(time.time(), self.spec.name, LOAD, reason, ", ".join(load.cards))
         self.decisions.add(decided, load.reason)
@@ -408,7 +408,7 @@ class SharedPool:
 
 
 def _with_hit(command: Command, told: LineTold) -> Command:
-    """The reason of a lease says whether the model was there; not when it is only said again."""
+    """A dispatch whose reason says whether the model was loaded; unchanged when it is a repeat."""
     if not isinstance(command, Dispatch) or command.invocation_id not in told.started:
         return command
     found = "hit" if command.invocation_id in told.hits else "miss"
@@ -420,6 +420,6 @@ def _now_s() -> float:
 
 
 def _local_s() -> float:
-    """Seconds since 1970 of a clock that shows local time."""
+    """Seconds since 1970 on a clock that shows local time."""
     now_s = time.time()
     return now_s + time.localtime(now_s).tm_gmtoff

@@ -1,4 +1,4 @@
-"""The links that a shared pool takes: those of any pool, and the reports and orders of slots."""
+"""Links of a shared pool: those of any pool, plus the reports and orders of slots."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cato.core.slots import SlotOrder, SlotReport
 from cato.core.snapshot import Invocation
 from cato.wire.link.connection import Connection
 
-CLOSED = "other books take the place of these"
+CLOSED = "the pool was redeployed"
 
 
 class SlotKeeper(Protocol):
-    """What links do to a shared pool: see `Router`."""
+    """The shared pool's methods that links call: see `Router`."""
 
     async def offer(
         self, invocation: Invocation, shared_blocks: int = 0, model: str = ""
@@ -35,7 +35,7 @@ class SlotKeeper(Protocol):
 
 
 class SlotLinks(RouterLinks):
-    """When these books are closed all links end, as when a router dies: peers come to the next."""
+    """When the pool's state is replaced all links end, as when a router dies: peers reconnect."""
 
     def __init__(self, pool: PoolName, secret: bytes, keeper: SlotKeeper) -> None:
         super().__init__(pool, secret, keeper)
@@ -44,7 +44,7 @@ class SlotLinks(RouterLinks):
         self._is_closed = False
 
     def hold(self, slot: ReplicaId, order: SlotOrder) -> None:
-        """Tell the slot what to hold. One that is not connected is told with its next report."""
+        """Tell the slot what to hold. A slot that is not connected is told at its next report."""
         link = self._replicas.get(slot)
         if link is not None:
             link.note(order)
@@ -65,7 +65,7 @@ class SlotLinks(RouterLinks):
             super().note(peer, note)
 
     def _meet(self, peer: Connection) -> None:
-        """One that was idle when the books were closed comes to know now."""
+        """A new peer; one that was idle when the state was replaced is told now."""
         self._peers.add(peer)
         if self._is_closed:
             peer.close(CLOSED)

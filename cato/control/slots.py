@@ -1,4 +1,4 @@
-"""The slots of a shared pool: what they say of themselves, and what they have to hold."""
+"""The slots of a shared pool: their reports, and orders for what they should hold."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cato.telemetry.decisions import LOAD, Decided, DecisionBook
 
 log = logging.getLogger("cato.shared_pool")
 
-# Two loads of the largest model from slow storage take minutes; what hangs must end some time.
+# Two loads of the largest model from slow storage take minutes; a measurement that hangs must end.
 MEASURE_LIMIT_S = 1800.0
 FULL_RETRY_AFTER_S = 1.0
 NOTHING = CopyId("")
@@ -44,7 +44,7 @@ _MEASURE = "measure-"
 
 
 class Books(Protocol):
-    """The pool as its slots need it."""
+    """The parts of the pool that its slots use."""
 
     spec: SharedPoolSpec
     hosted: dict[ModelName, HostedModel]
@@ -63,7 +63,7 @@ class Books(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Loan:
-    """A slot that measures a model, and those who wait for what it finds."""
+    """A measurement in a lent slot, and the future of its result."""
 
     order: SlotOrder
     found: asyncio.Future[Staged]
@@ -82,13 +82,13 @@ class _Slot:
 
 
 class Slots:
-    """What each slot said last. Slots are told their orders with each report, until they obey."""
+    """The latest report of each slot. Each report is answered with orders until the slot obeys."""
 
     def __init__(self, books: Books, hold: Callable[[ReplicaId, SlotOrder], None]) -> None:
         """`hold` sends an order to a slot."""
         self._books, self._hold = books, hold
         self._slots: dict[ReplicaId, _Slot] = {}
-        # Serve does not list these any more; they report for as long as they drain.
+        # Serve no longer lists these slots; they keep reporting while they drain.
         self.have_left: set[ReplicaId] = set()
 
     def __contains__(self, slot: ReplicaId) -> bool:
@@ -96,7 +96,7 @@ class Slots:
 
     @property
     def count(self) -> int:
-        """How many can hold a model now; one that is lent comes back in a minute."""
+        """Slots that can hold a model; a lent slot counts, as it is back in a minute."""
         lent = {s.card for s in self._slots.values() if s.loan is not None}
         return len(self._books.placement.cards().keys() | lent)
 
@@ -105,7 +105,7 @@ class Slots:
         return any(s.loan is not None for s in self._slots.values())
 
     def model_on(self, slot: ReplicaId) -> ModelName | None:
-        """What it says that it holds, or loads."""
+        """The model that the slot reports as held or loading."""
         return self._slots[slot].report.model if slot in self._slots else None
 
     def pictures(self) -> tuple[SlotPicture, ...]:
@@ -122,7 +122,7 @@ class Slots:
         return {host: tuple(sorted(models)) for host, models in found.items()}
 
     def residents(self) -> tuple[Resident, ...]:
-        """What the slots hold, as they last said."""
+        """What the slots hold, by their latest reports."""
         pool, spec = self._books.spec.name, self._books.spec.slots
         return tuple(
             Resident(
@@ -141,10 +141,10 @@ class Slots:
             if r.model is not None and r.state is not SlotState.EMPTY
         )
 
-    # What they say
+    # Reports
 
     def report(self, report: SlotReport) -> None:
-        """A slot as it is now; it is told what it should hold instead."""
+        """Take a slot's current state, and tell it what to hold instead."""
         if report.slot in self.have_left:
             return
         slot = self._slots.get(report.slot)
@@ -163,7 +163,7 @@ class Slots:
             self._check_loan(slot, slot.loan)
             return
         if report.state is SlotState.LOADING and (report.copy_id or "").startswith(_MEASURE):
-            slot.must_clear = True  # nobody waits for what it measures: these books are new
+            slot.must_clear = True  # ordered before a restart: no caller waits for it
         if slot.must_clear:
             slot.must_clear = report.state is not SlotState.EMPTY
         if not slot.must_clear:
@@ -171,7 +171,7 @@ class Slots:
             self._check_memory(slot, now_s)
 
     def _reconcile(self, slot: _Slot, now_s: float) -> None:
-        """Bring the books to what the slot says of itself."""
+        """Bring the pool's state in line with the slot's report."""
         report, cards = slot.report, self._books.placement.cards()
         loads, handle = self._books.loads, self._books.handle
         on_card = cards.get(slot.card)
@@ -189,7 +189,7 @@ class Slots:
             and report.state is SlotState.READY
             and report.model in self._books.hosted
         ):
-            # A model is loaded that these books know nothing of: they, or the slot, were lost.
+            # An unknown model is loaded: this process restarted, or the slot was lost for a while.
             assert report.copy_id is not None
             card, place = (slot.card,), self._place_of(slot)
             handle(CopyFound(now_s, report.copy_id, report.model, card, _held(report), place))
@@ -197,17 +197,17 @@ class Slots:
             handle(CardAdded(now_s, Card(slot.card, self._place_of(slot))))
 
     def _check_memory(self, slot: _Slot, now_s: float) -> None:
-        """Engines may end in their sleep; what is loaded sleeps when it has to leave."""
+        """Report models in host memory: sleepers may die; a loaded one sleeps if evicted."""
         report = slot.report
         if self._sleeps and report.state is not SlotState.LOADING:
             loaded = {report.model} if report.model and report.state is SlotState.READY else set()
             models = frozenset(loaded | set(report.asleep))
             self._books.handle(HostMemoryHeld(now_s, self._place_of(slot), models))
 
-    # What they are told
+    # Orders
 
     def tell(self, slot_id: ReplicaId) -> None:
-        """Send the slot what it should hold, unless it holds or loads that already."""
+        """Send the slot its order, unless it already holds or loads that."""
         slot = self._slots.get(slot_id)
         order = None if slot is None else self._order_for(slot)
         if order is not None:
@@ -266,8 +266,8 @@ class Slots:
             problem = f"{hosted.model.name} was not measured in {MEASURE_LIMIT_S:.0f} s"
             raise ReplicaLostError(slot.id, problem) from None
         finally:
-            slot.loan = None  # its next report brings it back
-            slot.must_clear = loan.found.cancelled()  # nobody waits, but it still measures
+            slot.loan = None  # its next report makes it usable again
+            slot.must_clear = loan.found.cancelled()  # cancelled, but the slot still measures
             self.size_memories()
             self.tell(slot.id)
 
@@ -276,21 +276,21 @@ class Slots:
         copy = books.placement.cards()[slot.card]
         reason = f"lent to measure {name}"
         if copy is not None:
-            reason += f"; {copy.model} goes"
+            reason += f"; evicts {copy.model}"
             books.loads.lend(copy.id, now_s)
         log.info("slot %s: %s", slot.id, reason)
         decided = Decided(time.time(), books.spec.name, LOAD, reason, slot.id)
         books.decisions.add(decided, "lent to measure a model")
         books.handle(CardLent(now_s, slot.card))
-        if self._sleeps:  # what sleeps there makes room
+        if self._sleeps:  # sleeping models make room
             books.handle(HostMemorySized(now_s, HostMemory(self._place_of(slot), 0)))
         self.tell(slot.id)
 
     def measured(self, slot_id: ReplicaId, copy_id: CopyId, found: Staged | CatoError) -> None:
-        """What the slot was lent for is done."""
+        """Result of the measurement that the slot was lent for."""
         slot = self._slots.get(slot_id)
         if slot is None or slot.loan is None or slot.loan.order.copy_id != copy_id:
-            return  # nobody waits for it any more
+            return  # no caller waits for it any more
         if slot.loan.found.done():
             return
         if isinstance(found, Staged):
@@ -299,10 +299,10 @@ class Slots:
             slot.loan.found.set_exception(found)
 
     def _check_loan(self, slot: _Slot, loan: _Loan) -> None:
-        """A slot that is done has said what it found, unless that was lost."""
+        """A slot that is done has already sent its result, unless the result was lost."""
         is_done = slot.report.copy_id == loan.order.copy_id
         if is_done and slot.report.state is SlotState.EMPTY:
-            self._end_loan(slot, slot.report.problem or "what it measured did not arrive")
+            self._end_loan(slot, slot.report.problem or "the result of the measurement was lost")
 
     def end_loans(self, problem: str) -> None:
         for slot in self._slots.values():
@@ -312,17 +312,17 @@ class Slots:
         if slot.loan is not None and not slot.loan.found.done():
             slot.loan.found.set_exception(ReplicaLostError(slot.id, problem, was_reached=True))
 
-    # Their ends
+    # Slots that leave
 
     def leave(self, slots: Iterable[ReplicaId]) -> None:
-        """These get no more work, whatever they report, and end what they have."""
+        """These slots get no new work, whatever they report, and finish running calls."""
         for slot_id in sorted(set(slots) - self.have_left):
             self.have_left.add(slot_id)
             self.lose(slot_id, "it left its deployment")
 
     def lose(self, slot_id: ReplicaId, why: str) -> None:
-        """Leases there end; the ingresses come again, and what waited first is served first. If
-        the slot lives, its next report brings it back."""
+        """End the slot's leases; the ingresses offer again and keep their queue position. If the
+        slot is alive, its next report brings it back."""
         slot = self._slots.pop(slot_id, None)
         if slot is None:
             return
@@ -334,19 +334,19 @@ class Slots:
         self._books.handle(CardLost(now_s, slot.card))
         self.size_memories()
 
-    # Memory of hosts
+    # Host memory
 
     @property
     def _sleeps(self) -> bool:
         return self._books.spec.slots.engine.sleep
 
     def _place_of(self, slot: _Slot) -> HostId:
-        """Where weights are kept: the host, or the slot if engines sleep: none wakes elsewhere."""
+        """Where weights are kept: the host, or the slot if engines sleep (only it wakes them)."""
         host = slot.report.host
         return HostId(f"{host}/{slot.id}") if self._sleeps else host
 
     def size_memories(self) -> None:
-        """Slots whose engines sleep share their host's memory in equal parts."""
+        """Divide each host's memory equally among its slots whose engines sleep."""
         places: dict[HostId, set[HostId]] = {}
         for slot in self._slots.values():
             places.setdefault(slot.report.host, set()).add(self._place_of(slot))
@@ -361,7 +361,7 @@ def _held(report: SlotReport) -> tuple[InvocationId, ...]:
 
 
 def _is_busy_elsewhere(report: SlotReport) -> bool:
-    """It loads, or runs calls of a model that the books do not know (yet)."""
+    """The slot loads, or runs calls of a model that the pool does not know (yet)."""
     return report.state is SlotState.LOADING or bool(report.held)
 
 

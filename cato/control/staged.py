@@ -1,4 +1,4 @@
-"""What is found when a model is measured before it is served."""
+"""The result of measuring a model before it is served."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cato.profiles.schema import ProfileFile
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """`hosted` with what was measured; `memory_bytes` is what the engine's processes held at the
-    end, `on_card` or in the host's memory. On a card the KV cache is part of it."""
+    """`hosted` with measured values; `memory_bytes` is what the engine's processes held at the
+    end, on the accelerator if `on_card` (including the KV cache), otherwise in host memory."""
 
     hosted: HostedModel
     profile: ProfileFile

@@ -1,1 +1,1 @@
-"""Engines turn prompts into tokens. One protocol; adapters: vLLM, simulated, scripted."""
+"""Inference engines behind one protocol: vLLM, simulated and scripted."""

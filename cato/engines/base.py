@@ -18,17 +18,17 @@ class EngineRequest:
     """One invocation as the engine sees it.
 
     `body` is the dialect's body without `model` and `stream`; the adapter sets these, the request
-    id and the priority (smaller is sooner). With `raw` the chunks carry the engine's own bytes, for
-    requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
+    id and the priority (smaller runs first). With `raw` the chunks carry the engine's own bytes,
+    for requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
     Only completions and chat are also answered without `raw`. `traceparent` is the W3C trace
-    context of the run; empty when it is not traced. `adapter` of the engine's model; None for that
-    itself. `prompt_tokens` is the estimate of the prompt's length, `target` what a scheduler inside
-    the engine goes by.
+    context of the run; empty when it is not traced. `adapter` is a LoRA adapter of the engine's
+    model; None for the base model. `prompt_tokens` is the estimated prompt length. `target` is for
+    a scheduler inside the engine.
 
-    `begun` is the text at the prompt's end that other engines wrote of the answer, of which
-    `begun_tokens` were counted, and are taken off the body's limits. There may be more: an event of
-    a stream may have several. An engine that counts them itself takes these off, too, and says
-    them as its own.
+    `begun` is the part of the answer, at the prompt's end, that other engines generated.
+    `begun_tokens` of its tokens were counted and are already subtracted from the body's limits.
+    There may be more, since a stream event may hold several tokens. An engine that counts tokens
+    itself subtracts the rest and reports them as its own output.
     """
 
     id: str
@@ -46,14 +46,14 @@ class EngineRequest:
 
 
 PREEMPTED = "preempted"
-"""Finish reason of a stream that its pool's router took back; it goes on under a new lease."""
+"""Finish reason of a stream that its pool's router preempted; it resumes under a new lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChunk:
     """Some output. Counts are cumulative; `finish_reason` is set on the last chunk only.
 
-    `prompt_tokens` and `cached_tokens` are -1 until the engine has said them; the last chunk
+    `prompt_tokens` and `cached_tokens` are -1 until the engine reports them; the last chunk
     always has them.
     """
 
@@ -74,7 +74,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What the engine itself says it holds; `kv_cache_usage` is a fraction in [0, 1]."""
+    """The load that the engine itself reports; `kv_cache_usage` is a fraction in [0, 1]."""
 
     running: int
     waiting: int
@@ -83,13 +83,13 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What does not change while an engine lives.
+    """Constants of a running engine.
 
     `simulated` marks output that no model computed. `served_model` is the name the engine
-    answers to. `kv_capacity_tokens` and `block_tokens`, the tokens of a block of the KV cache, are
-    0 when the engine does not say them. `host_bytes` of the host's memory keep blocks that leave
-    that cache, `host_tokens` of them (0: none, or unknown). `template` is None when it is not
-    known, or when the model has none.
+    answers to. `kv_capacity_tokens` and `block_tokens` (the size of a KV cache block) are 0 when
+    the engine does not report them. `host_bytes` of host memory hold blocks evicted from that
+    cache, `host_tokens` of them (0: none, or unknown). `template` is None when it is unknown or
+    the model has none.
     """
 
     kind: str
@@ -107,7 +107,7 @@ class EngineFacts:
     capabilities: frozenset[str] = field(default_factory=frozenset)
 
     def host_tokens_by(self, profile: Profile) -> int:
-        """Tokens in the host's memory; where the engine cannot tell, as `profile` says."""
+        """Tokens held in host memory; if the engine does not report them, `profile`'s number."""
         if self.host_tokens or not self.host_bytes:
             return self.host_tokens
         if profile.kv_token_bytes:
@@ -119,7 +119,7 @@ class Engine(Protocol):
     """An inference runtime. All methods belong to one asyncio loop.
 
     `generate` yields at least one chunk, the last with a finish reason, or raises
-    `EngineError` (refused: status 400 with the engine's words, `ContextLengthError` when the
+    `EngineError` (refused: status 400 with the engine's message, `ContextLengthError` when the
     prompt does not fit; broken: `EngineDeadError`). Closing the iterator early, or cancelling
     the task that reads it, aborts the request in the engine.
     """
@@ -132,15 +132,15 @@ class Engine(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The engine's own process on this host; None when it has none."""
+        """The engine's own process on this host; None if it has none."""
         ...
 
     async def start(self) -> None:
-        """Return when the engine answers; raise `EngineError` with its last words otherwise."""
+        """Return when the engine answers; otherwise raise `EngineError` with the end of its log."""
         ...
 
     async def stop(self) -> None:
-        """End the engine and all it started. Idempotent."""
+        """End the engine and every process it started. Idempotent."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]: ...
@@ -148,5 +148,5 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad: ...
 
     async def wait_dead(self) -> str:
-        """Return, with the reason, when the engine dies without having been stopped."""
+        """Return the reason once the engine dies without having been stopped."""
         ...

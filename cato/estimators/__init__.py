@@ -1,1 +1,1 @@
-"""Predictions of lengths, speeds and stages. Pure models, trained on records."""
+"""Predictors of lengths, speeds and stages. Pure models, trained on records."""

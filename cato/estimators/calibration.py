@@ -1,4 +1,4 @@
-"""Is a bound honest? Coverage, pinball loss and the points of a reliability plot."""
+"""Calibration of length bounds: coverage, pinball loss and reliability plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Values = Sequence[float] | NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Of the bounds at level `q`, the fraction `coverage` held; `stderr` is binomial."""
+    """The bounds at level `q` held for the fraction `coverage`; `stderr` is binomial."""
 
     q: float
     coverage: float
@@ -23,7 +23,7 @@ class Reliability:
 
 
 def covered(lengths: Values, bounds: Values) -> NDArray[np.float64]:
-    """1 where the length kept within its bound, else 0; one value a pair."""
+    """Per pair: 1 where the length is within its bound, else 0."""
     observed, limit = _paired(lengths, bounds)
     return (observed <= limit).astype(np.float64)
 
@@ -36,8 +36,8 @@ def coverage(lengths: Values, bounds: Values) -> float:
 def pinball_losses(lengths: Values, bounds: Values, q: float) -> NDArray[np.float64]:
     """Loss of each pair, in tokens: q times the shortfall, or 1 - q times the excess.
 
-    Its mean is least, over all bounds, at the true quantile (Koenker and Bassett 1978), so that
-    it punishes a bound that covers enough only by being too wide.
+    The true quantile minimises its mean (Koenker and Bassett 1978), so it also punishes a bound
+    that gets its coverage only by being too wide.
     """
     observed, limit = _paired(lengths, bounds)
     short = observed - limit
@@ -50,7 +50,7 @@ def pinball_loss(lengths: Values, bounds: Values, q: float) -> float:
 
 
 def reliability(lengths: Values, bounds_at: Mapping[float, Values]) -> tuple[Reliability, ...]:
-    """One point for each level q of `bounds_at`, in ascending order; calibrated: the diagonal."""
+    """One point per level q of `bounds_at`, ascending; calibrated bounds lie on the diagonal."""
     points = []
     for q in sorted(bounds_at):
         share = coverage(lengths, bounds_at[q])

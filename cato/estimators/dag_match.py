@@ -1,9 +1,9 @@
-"""Which past run does a growing run resemble, and how is its time best divided?
+"""Match a growing run to past runs and divide its remaining time between stages.
 
-Tempo, section on collective requests: the calls of one stage form a super-node, whose weight is
-the sum of their output lengths; edges weigh the input lengths that flow along them. A growing
-graph is compared with the prefixes of past graphs of the same application by a Gaussian kernel,
-and the stage times of the closest tell which share of the remaining time the next stage gets.
+From Tempo's section on collective requests: the calls of one stage form a super-node, weighted by
+the sum of their output lengths; edges are weighted by the input lengths that flow along them. A
+growing graph is compared with prefixes of past graphs of the same application by a Gaussian kernel.
+The stage times of the closest past run give the next stage's share of the remaining time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FROM_USER = -1
 class SuperNode:
     """The calls of one stage, together.
 
-    `input_tokens` holds (source, tokens) pairs: what the calls read, by the stage that wrote it,
-    or `FROM_USER`. `output_tokens` and `time_s` are None until the stage is finished.
+    `input_tokens` holds (source, tokens) pairs: the input of the calls, by the stage that wrote
+    it, or `FROM_USER`. `output_tokens` and `time_s` are None until the stage is finished.
     """
 
     input_tokens: tuple[tuple[int, int], ...]
@@ -37,13 +37,13 @@ class SuperNode:
 
 @dataclass(frozen=True, slots=True)
 class SuperGraph:
-    """A run by its stages, in order; only the last may be unfinished."""
+    """A run as a sequence of stages; only the last may be unfinished."""
 
     stages: tuple[SuperNode, ...]
 
     @property
     def finished(self) -> int:
-        """Stages that are finished; the next to be budgeted has this index."""
+        """Number of finished stages, and so the index of the next one to be budgeted."""
         return sum(1 for s in self.stages if s.output_tokens is not None)
 
 
@@ -58,19 +58,19 @@ class StageShare:
     def budget_s(self, remaining_s: float) -> float:
         """Time for all calls of the next stage together: they share one deadline.
 
-        `remaining_s` is the time to the run's deadline, so that time saved earlier is
-        spread over all stages to come.
+        `remaining_s` is the time to the run's deadline, so time saved earlier is spread over all
+        later stages.
         """
         return max(0.0, remaining_s) * self.share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DagHistory:
-    """Past runs of one application as arrays, one row a run, oldest first.
+    """Past runs of one application as arrays, one row per run, oldest first.
 
-    Row layout: stage by stage the logarithms of 1 + tokens of its inputs (from the user, from
-    stage 0, 1, ..) and then of its output; -1 where there is no such edge. A prefix of stages is
-    a prefix of the row. `lengths` counts the entries of each row, `times_s` holds [run, stage].
+    Row layout, stage by stage: the logarithms of 1 + tokens of its inputs (from the user, from
+    stage 0, 1, ..), then of its output; -1 for a missing edge. A prefix of stages is a prefix of
+    the row. `lengths` counts the entries of each row, `times_s` is indexed [run, stage].
     """
 
     rows: Floats
@@ -100,7 +100,7 @@ class DagHistory:
         return out
 
     def match(self, growing: SuperGraph, bandwidth: float = 0.5) -> StageShare | None:
-        """The closest past run that went on from here, the latest of equals; None without any.
+        """The closest past run that went on from here, the latest of equals; None if none did.
 
         `bandwidth` is the kernel's width in logarithms of tokens: 0.5 is a factor of 1.6.
         """
@@ -117,7 +117,7 @@ class DagHistory:
 
 
 def _row(graph: SuperGraph) -> list[float]:
-    """The row of `DagHistory`; the output of an unfinished last stage is left out."""
+    """The row of `DagHistory`; excludes the output of an unfinished last stage."""
     row: list[float] = []
     for k, stage in enumerate(graph.stages):
         inputs = [-1.0] * (k + 1)
@@ -140,10 +140,11 @@ def _row(graph: SuperGraph) -> list[float]:
 def _similarities(
     rows: Floats, lengths: Ints, growing: Floats, finished: int, bandwidth: float
 ) -> Floats:
-    """Mean over nodes and edges, of either graph, of exp(-d² / 2h²); 0 for an edge of one only.
+    """Mean over nodes and edges of either graph of exp(-d² / 2h²); 0 for an edge in only one.
 
-    A mean, where a product would let one unusual node hide an otherwise equal run. Entries up to
-    the end of stage k number (k + 1)(k + 4) / 2, so a run with `finished` + 1 stages has the next.
+    A mean, since a product would let one unusual node hide an otherwise equal run. There are
+    (k + 1)(k + 4) / 2 entries up to the end of stage k; a run that has them up to
+    k = `finished` has the next stage.
     """
     needed = (finished + 1) * (finished + 4) // 2
     scale = -0.5 / (bandwidth * bandwidth)

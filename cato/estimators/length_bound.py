@@ -1,7 +1,7 @@
-"""How long will an answer be? Distributions of output lengths, learnt from records.
+"""Distributions of output lengths, learnt from records.
 
-A bound that is right nine times in ten lets a scheduler keep promises that a mean breaks. Every
-model answers the same two questions, before the first token and while the answer grows.
+A bound that holds nine times in ten lets a scheduler keep promises that a mean breaks. Every model
+predicts before the first token and, conditioned on the tokens so far, while the answer grows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from quantile_forest import RandomForestQuantileRegressor
 
 GRID_POINTS = 32
-"""Points of a grid, as many as `LengthBelief.of` keeps."""
+"""Points of a grid: as many as `LengthBelief.of` keeps."""
 
 _FINE_LEVELS = 400
-"""Levels at which the package's quantiles are interpolated: the tail to 1 in 800."""
+"""Levels between which the package's quantiles are interpolated: the tail to 1 in 800."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthFeatures:
-    """Features of an invocation before it runs; `values` in the order of the training."""
+    """Features of an invocation before it runs; `values` in the order used in training."""
 
     task: TaskName
     values: tuple[float, ...] = ()
@@ -47,12 +47,12 @@ class LengthRecord:
 class LengthModel(Protocol):
     """A distribution of output tokens for given features. Must be pure.
 
-    All answers are in tokens and given that the length exceeds `generated_tokens`. Both raise
-    `InputError` for features that the model was not trained on.
+    Results are in tokens, conditioned on the length exceeding `generated_tokens`. Both methods
+    raise `InputError` for features that the model was not trained on.
     """
 
     def quantile(self, features: LengthFeatures, q: float, generated_tokens: int = 0) -> float:
-        """The length that is not exceeded with probability `q`, in (0, 1)."""
+        """The length not exceeded with probability `q`, in (0, 1)."""
         ...
 
     def grid(self, features: LengthFeatures, generated_tokens: int = 0) -> tuple[float, ...]:
@@ -62,10 +62,10 @@ class LengthModel(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MarginalLengths:
-    """The lengths each task had before, whatever the prompt; all tasks' for an unknown task.
+    """Past lengths of each task, regardless of the prompt; those of all tasks for an unknown one.
 
-    The baseline that any model of the prompt must beat. `counts[i]` belongs to `tasks[i]`, the
-    last row to all; columns are the distinct lengths in `support`.
+    The baseline that any prompt-based model must beat. `counts[i]` belongs to `tasks[i]`, the last
+    row to all tasks; columns are the distinct lengths in `support`.
     """
 
     tasks: tuple[TaskName, ...]
@@ -96,7 +96,7 @@ class MarginalLengths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GaussianLengths:
-    """A normal distribution per task, as SLO-SA assumes; the last row is of all tasks.
+    """A normal distribution per task, as SLO-SA assumes; the last row covers all tasks.
 
     Kept for comparison: lengths of code are skewed, so its upper quantiles are wrong.
     """
@@ -128,7 +128,7 @@ class GaussianLengths:
         least = generated_tokens + 1.0
         if deviation == 0.0:
             return np.full(len(levels), max(mean, least))
-        # In logarithms: far out in the tail the probabilities themselves are 0.
+        # In logarithms: far out in the tail the probabilities underflow to 0.
         survived = log_ndtr((mean - generated_tokens) / deviation)
         out: Floats = mean - deviation * ndtri_exp(np.log1p(-levels) + survived)
         return np.maximum(out, least)
@@ -138,12 +138,12 @@ class GaussianLengths:
 class ForestSettings:
     """How a forest is grown.
 
-    Prompts say little of the length of a completion: leaves must be large, or the forest learns
-    noise and covers too little. `marginal_weight` of the mixture is the task's own distribution,
-    which takes over where few of the forest's answers survive. Chosen on rows 1-2,500 of the
-    Azure 2023 coding trace, trained on the earlier and tested on the later of them: leaves of a
+    Prompts say little about the length of a completion: leaves must be large, or the forest learns
+    noise and covers too little. `marginal_weight` is the share of the task's own distribution in
+    the mixture; it takes over where few of the forest's answers survive. Chosen on rows 1-2,500 of
+    the Azure 2023 coding trace, training on earlier and testing on later rows: leaves of a
     twentieth of the records, against a tenth and a fifth; weights of 0.1 and 0.3 are alike there,
-    but where the features do tell the length 0.3 covers 0.95 for 0.9.
+    but where features do predict the length, 0.3 covers 0.95 instead of 0.9.
     """
 
     trees: int = 100
@@ -154,7 +154,7 @@ class ForestSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForestLengths:
-    """A quantile regression forest (Meinshausen 2006) as the package quantile-forest answers.
+    """A quantile regression forest (Meinshausen 2006), from the package quantile-forest.
 
     Milliseconds per prediction: for comparison, and to be `compiled`.
     """
@@ -171,7 +171,7 @@ class ForestLengths:
         cls, records: Sequence[LengthRecord], seed: int, settings: ForestSettings | None = None
     ) -> ForestLengths:
         """Raise `InputError` for no records, lengths below 1, or features that differ in number."""
-        # Here, not above: a process that only predicts spares 1.5 s and 80 MB of scikit-learn.
+        # Imported here: a process that only predicts saves 1.5 s and 80 MB of scikit-learn.
         from quantile_forest import RandomForestQuantileRegressor
 
         settings = settings or ForestSettings()
@@ -203,17 +203,17 @@ class ForestLengths:
     def quantiles_of(
         self, features: Sequence[LengthFeatures], q: float, generated_tokens: int = 0
     ) -> Floats:
-        """`quantile` of each of many, in one call: most of the package's time is per call."""
+        """`quantile` of many rows in one call: most of the package's time is per call."""
         quantiles: Floats = self._quantiles(features, _one_level(q), generated_tokens)[:, 0]
         return quantiles
 
     def _quantiles(
         self, features: Sequence[LengthFeatures], levels: Floats, generated_tokens: int
     ) -> Floats:
-        """[row, level]. The package knows no survival: the level is moved up past those below g.
+        """[row, level]. The package cannot condition: levels are moved up past the lengths below g.
 
-        It predicts one set of levels for all rows, so that the rows share their quantiles at a
-        fine grid of levels, between which the moved levels are interpolated.
+        It predicts one set of levels for all rows, so the rows share their quantiles on a fine grid
+        of levels, between which the moved levels are interpolated.
         """
         x = np.array([_vector(f, self.tasks, self.n_features) for f in features])
         if generated_tokens == 0:
@@ -228,7 +228,7 @@ class ForestLengths:
         return np.maximum(out, generated_tokens + 1.0)
 
     def compiled(self) -> CompiledForest:
-        """The same trees and leaves in arrays."""
+        """The same trees and leaves as arrays."""
         leaves = self.forest.forest_.y_train_leaves
         trained = np.asarray(self.forest.forest_.y_train)[0]
         share = (1.0 - self.settings.marginal_weight) / len(self.forest.estimators_)
@@ -247,7 +247,7 @@ class ForestLengths:
                     right.append(nodes + int(grown.children_right[node]))
                     continue
                 held = np.asarray(in_leaf[node][0])
-                lengths = trained[held[held > 0] - 1]  # counted from 1; 0 pads
+                lengths = trained[held[held > 0] - 1]  # 1-based; 0 is padding
                 value, n = np.unique(np.searchsorted(self.support, lengths), return_counts=True)
                 values.append(value.astype(np.int64))
                 masses.append(share * n / n.sum())
@@ -280,8 +280,8 @@ class CompiledForest:
     """A quantile forest as arrays: microseconds per prediction.
 
     Each tree contributes its leaf's distribution with equal weight (Meinshausen 2006, equation
-    for w_i), whereas the package pools the leaves, which favours large ones. Node and leaf arrays
-    are those of `survival.mixture`; `base[i]` is what the marginal of `tasks[i]` contributes, its
+    for w_i); the package pools the leaves, which favours large ones. Node and leaf arrays are
+    those of `survival.mixture`; `base[i]` is the contribution of the marginal of `tasks[i]`, its
     last row for an unknown task. Nodes compare float32 features, as scikit-learn does.
     """
 
@@ -336,8 +336,8 @@ class CompiledForest:
 def beats(model: LengthModel, plain: LengthModel, unseen: Sequence[LengthRecord], q: float) -> bool:
     """Whether `model` bounds the lengths of `unseen` better than `plain` does, at level `q`.
 
-    By more than two standard errors of the pinball losses' difference: by chance alone a model
-    that found nothing is better half of the time.
+    By more than two standard errors of the difference in pinball loss: a model that found nothing
+    is better by chance half of the time.
     """
     lengths = [record.output_tokens for record in unseen]
     loss, plain_loss = (
@@ -349,14 +349,14 @@ def beats(model: LengthModel, plain: LengthModel, unseen: Sequence[LengthRecord]
 
 
 def grid_levels(points: int) -> Floats:
-    """The probabilities of a grid's points: the middles of `points` equal parts."""
+    """The probabilities of a grid's points: the midpoints of `points` equal parts."""
     levels: Floats = (np.arange(points) + 0.5) / points
     return levels
 
 
 def _one_level(q: float) -> Floats:
     if not 0.0 < q < 1.0:
-        raise InputError(f"a quantile lies between 0 and 1, not at {q}")
+        raise InputError(f"a quantile level must lie between 0 and 1, got {q}")
     return np.array([q])
 
 
@@ -367,7 +367,7 @@ def _row(tasks: tuple[TaskName, ...], task: TaskName) -> int:
 def _vector(
     features: LengthFeatures, tasks: tuple[TaskName, ...], n_features: int
 ) -> tuple[float, ...]:
-    """The values, and one column a task when there are several; all 0 for an unknown one."""
+    """The values, plus one column per task if there are several; all 0 for an unknown task."""
     if len(features.values) != n_features:
         raise InputError(
             f"the length model was trained on {n_features} features, got "
@@ -381,7 +381,7 @@ def _vector(
 def _tallied(
     records: Sequence[LengthRecord],
 ) -> tuple[tuple[TaskName, ...], Floats, Floats]:
-    """Tasks in order of name, distinct lengths ascending, and counts [task or all, length]."""
+    """Tasks sorted by name, distinct lengths ascending, and counts [task or all, length]."""
     if not records:
         raise InputError("a length model needs records: run some invocations first")
     if min(r.output_tokens for r in records) < 1:

@@ -1,9 +1,9 @@
-"""A fitted length model as the bytes of one file, and back.
+"""Serialize a fitted length model to the bytes of one file, and back.
 
-The file is NumPy's npz: the arrays of the model under their field names, and `header`, a JSON text
-with `format` (1), `kind` ("marginal", "gaussian" or "forest"), `tasks`, `points` and, for a forest,
-`n_features`. It holds no pickle: reading one may run any code. Indices are checked, because the
-compiled code that follows them does not look where it reads.
+The file is NumPy's npz: the model's arrays under their field names, and `header`, a JSON text with
+`format` (1), `kind` ("marginal", "gaussian" or "forest"), `tasks`, `points` and, for a forest,
+`n_features`. It contains no pickle, since loading one may run any code. Indices are checked here,
+because the compiled code that follows them has no bounds checks.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _is_sound(kind: str, arrays: Mapping[str, _Array], n_tasks: int, n_features:
         return False
     if kind == "marginal":
         counts = arrays["counts"]
-        # A row without a count has no quantiles; the last row holds every length seen.
+        # A row without counts has no quantiles; the last row holds every length seen.
         return (
             counts.shape == (n_tasks + 1, n)
             and bool((counts >= 0).all() and (counts.sum(axis=1) > 0).all())
@@ -132,7 +132,7 @@ def _is_sound_forest(
     return bool(
         ((roots >= 0) & (roots < len(split))).all()
         and (split < columns).all()
-        # Children lie after their parent: no walk goes round in a circle.
+        # Children come after their parent, so that no walk loops.
         and ((left > node) & (right > node) & (left < len(node)) & (right < len(node)))[inner].all()
         and ((left >= 0) & (left <= right) & (right <= len(value)))[leaf].all()
         and ((value >= 0) & (value < n_support)).all()

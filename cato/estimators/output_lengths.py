@@ -22,33 +22,33 @@ from cato.estimators.length_bound import (
 )
 
 Key = tuple[TaskName, NodeId, str]
-"""Task, node and model: what lengths are learnt for."""
+"""Task, node and model: lengths are learnt for each such key."""
 
 ENDED = frozenset({"stop", "tool_calls"})
 """Finish reasons of an output that ended by itself."""
 CUT = "length"
-"""Finish reason of an output that met its limit: its length is known only to be longer."""
+"""Finish reason of an output that reached its limit: its length is only known to be longer."""
 
 MIN_SAMPLES = 9
-"""Fewest answers that say anything: the longest of nine is a 0.9 quantile of the tenth."""
+"""Fewest answers to learn from: the longest of nine is a 0.9 quantile of the tenth."""
 
 MIN_FOREST_SAMPLES = 400
-"""Fewest answers that a forest is grown from. On the Azure 2023 coding trace, whose prompts say
-almost nothing of the length, its 0.9 bound loses 35 % to plain quantiles when grown from 100, 5 %
-from 400 and 1 % from 1,600; and the newest fifth of 400 is enough to see whether it gains."""
+"""Fewest answers to grow a forest from. On the Azure 2023 coding trace, whose prompts say almost
+nothing about the length, its 0.9 bound is 35 % worse than plain quantiles when grown from 100, 5 %
+from 400 and 1 % from 1,600; the newest fifth of 400 is enough to see whether it gains."""
 
 KEPT_SAMPLES = 2_500
-"""Newest answers of a key that are learnt from. More taught the forest nothing on that trace."""
+"""Newest answers of a key to learn from. More did not improve the forest on that trace."""
 
 NEWEST = 5
-"""One answer of this many, the newest ones, judges whether the forest is used."""
+"""One answer in this many, the newest ones, is held out to judge whether the forest is used."""
 LEVEL = 0.9
-"""At this quantile."""
+"""Level of that comparison."""
 _TREES = 30
-"""As good as 100 on that trace, in a quarter of the time and memory."""
+"""Trees of a forest: as good as 100 on that trace, in a quarter of the time and memory."""
 _LEAVES = 20
 _GROWTH = 0.1
-"""A key is learnt again once a tenth of what it was learnt from has come on top."""
+"""A key is refitted once its answers have grown by this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class LengthSample:
 
 
 def samples_of(receipt: SlaReceipt) -> tuple[LengthSample, ...]:
-    """The outputs of a run that say something of lengths; cancelled and failed ones do not."""
+    """The outputs of a run that tell lengths; cancelled and failed ones do not."""
     return tuple(
         LengthSample(
             receipt.task,
@@ -88,7 +88,7 @@ def samples_of(receipt: SlaReceipt) -> tuple[LengthSample, ...]:
 
 @dataclass(frozen=True, slots=True)
 class KeyLengths:
-    """What was learnt of one key. `forest` is None where it is no better than `belief`."""
+    """The fit of one key. `forest` is None where it is no better than `belief`."""
 
     belief: LengthBelief
     forest: CompiledForest | None
@@ -105,7 +105,7 @@ class OutputLengths:
     def belief(
         self, task: TaskName, node: NodeId, model: str, prompt_tokens: int, max_tokens: int
     ) -> LengthBelief | None:
-        """Equally likely lengths of an output that is cut at `max_tokens`; None when unknown."""
+        """Equally likely lengths of an output cut at `max_tokens`; None when unknown."""
         known = self.keys.get((task, node, model))
         if known is None:
             return None
@@ -119,9 +119,9 @@ class OutputLengths:
         return LengthBelief(tuple(min(point, limit) for point in points))
 
     def warm_up(self) -> None:
-        """Compile or load what `belief` runs: seconds in a fresh process, so not where it serves.
+        """Compile or load the code that `belief` runs: seconds in a fresh process, not on demand.
 
-        Arrays from Ray's object store are read-only, which is another signature to compile.
+        Arrays from Ray's object store are read-only, which needs another compiled signature.
         """
         for known in self.keys.values():
             if known.forest is not None:
@@ -129,7 +129,7 @@ class OutputLengths:
 
 
 Due = Mapping[Key, tuple[Sequence[LengthSample], int]]
-"""Keys to be learnt again: their newest samples, and how many were ever seen."""
+"""Keys to refit: their newest samples, and how many were ever seen."""
 
 
 class LengthHistory:
@@ -145,7 +145,7 @@ class LengthHistory:
             self._seen[sample.key] = self._seen.get(sample.key, 0) + 1
 
     def restore(self, earlier: Iterable[LengthSample]) -> None:
-        """Put what was learnt earlier in front of what has come since; oldest first."""
+        """Put samples learnt earlier, oldest first, before those that came since."""
         since = [sample for samples in self._samples.values() for sample in samples]
         self._samples.clear()
         self._seen.clear()
@@ -153,7 +153,7 @@ class LengthHistory:
         self.add(since)
 
     def due(self, lengths: OutputLengths) -> Due:
-        """The keys that have outgrown `lengths`."""
+        """The keys with enough new samples since `lengths`."""
         return {
             key: (tuple(samples), self._seen[key])
             for key, samples in self._samples.items()
@@ -162,7 +162,7 @@ class LengthHistory:
 
 
 def refitted(lengths: OutputLengths, due: Due, version: int, seed: int) -> OutputLengths:
-    """`lengths` with the keys of `due` relearnt; a tenth of a second for a key with a forest."""
+    """`lengths` with the keys of `due` refitted; a tenth of a second for a key with a forest."""
     fresh = {key: _fitted(samples, seen, seed) for key, (samples, seen) in due.items()}
     return OutputLengths(version, {**lengths.keys, **fresh})
 
@@ -181,7 +181,7 @@ def _fitted(samples: Sequence[LengthSample], seen: int, seed: int) -> KeyLengths
 
 
 def _forest_gains(samples: Sequence[LengthSample], seed: int) -> bool:
-    """Would a forest of the older samples have bounded the newest ones better than quantiles?"""
+    """Whether a forest of the older samples bounds the newest ones better than quantiles."""
     split = len(samples) - len(samples) // NEWEST
     older, newest = _records(samples[:split]), _records(samples[split:])
     return beats(_forest(older, seed), MarginalLengths.fit(older), newest, LEVEL)

@@ -1,7 +1,7 @@
 """Features of a call that may predict the length of its answer.
 
-No text is kept: a call is turned into numbers when it is asked, and its answer's length is
-remembered under a hash of the user and the node.
+No text is kept: a call is turned into numbers on arrival, and its answer's length is remembered
+under a hash of the user and the node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import blake2b
 from math import fsum, log
 
 FENCE = "```"
-# Of a line of code in most languages: what prose seldom has.
+# Signs of a line of code in most languages, which prose seldom has.
 _CODE_LINE = re.compile(
     r"[{};]|\w\(|\)\s*:|\s=\s|^\s*(?:def|class|import|from|return|func|fn|package|using|#include)\b"
 )
@@ -22,21 +22,21 @@ _TAG = re.compile(r"```[ \t]*([A-Za-z+#]+)")
 LANGUAGES = ("python", "java", "javascript", "typescript", "c", "cpp", "csharp", "go", "rust")
 ROLES = ("user", "tool", "assistant", "system")
 FORMATS = ("", "json_object", "json_schema", "regex", "grammar")
-# Of what a list does not name: neither of its places nor the place of nothing.
+# Code for a value outside the list: neither one of its indices nor the code for no value.
 _OTHER = -2.0
 
 NAMES = (
     *("log_prompt_tokens", "last_role", "code_share", "fences", "language", "format"),
     *("log_max_tokens", "turn", "tools", "log_earlier_mean", "log_earlier_last"),
 )
-"""Of `features_of`, in order."""
+"""Names of the values of `features_of`, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call as its client asked it. `text` is its last message, of `role`.
+    """A call as the client sent it. `text` is its last message, of `role`.
 
-    `turn` counts the calls of its session before it. `earlier`: lengths of the latest answers of
+    `turn` counts the earlier calls of its session. `earlier`: lengths of the latest answers of
     the same node to the same user, oldest first (see `EarlierAnswers`).
     """
 
@@ -74,7 +74,7 @@ def _place(name: str, names: Sequence[str]) -> float:
 
 
 def code_share(text: str) -> float:
-    """Share of the lines that are code: inside fences, or by their looks."""
+    """Share of the lines that are code: in fences, or matching `_CODE_LINE`."""
     is_inside, code, lines = False, 0, 0
     for line in text.splitlines():
         if line.lstrip().startswith(FENCE):
@@ -88,9 +88,9 @@ def code_share(text: str) -> float:
 
 @dataclass(slots=True)
 class EarlierAnswers:
-    """Lengths of the newest `kept` answers by node and user, of the `most` latest such pairs.
+    """Lengths of the newest `kept` answers per node and user, for the `most` latest such pairs.
 
-    Pairs are known by a hash of 8 bytes. Mutable; one owner.
+    Pairs are identified by a hash of 8 bytes. Mutable; one owner.
     """
 
     kept: int = 5

@@ -1,4 +1,4 @@
-"""A run's LLM calls as the stages of `dag_match`, and the past runs that a growing one is like."""
+"""A run's LLM calls as stages for `dag_match`, and a history of past runs to match."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from cato.core.runs import NodeStatus
 from cato.estimators.dag_match import FROM_USER, DagHistory, StageShare, SuperGraph, SuperNode
 
 KEPT_RUNS = 200
-"""Newest runs of a task that are compared with: 0.1 ms a match."""
+"""Newest runs of a task to compare with: 0.1 ms per match."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStages:
-    """The stages of a run that ended well."""
+    """The stages of a successful run."""
 
     task: TaskName
     graph: SuperGraph
 
 
 def stages_of(executions: Iterable[NodeReceipt]) -> SuperGraph:
-    """LLM calls that ended well, by stage: a call belongs to the stage that it overlaps.
+    """Successful LLM calls, grouped by stage: a call belongs to the stage that it overlaps.
 
-    Tokens are summed over the calls of a stage; its time is that of its longest call, without
-    queueing, for budgets are of service. All input counts as the user's: what of a prompt an
-    earlier stage wrote is not recorded.
+    Tokens are summed over the calls of a stage. Its time is that of its longest call, without
+    queueing, because budgets cover service only. All input counts as the user's: the part of a
+    prompt that an earlier stage wrote is not recorded.
     """
     calls = sorted(
         (
@@ -49,10 +49,10 @@ def stages_of(executions: Iterable[NodeReceipt]) -> SuperGraph:
 
 
 def finished_stages(receipt: SlaReceipt) -> FinishedStages | None:
-    """What a run teaches; None when it failed or has one stage, which gets all the time anyway."""
+    """The stages to learn from; None for a failed run, or one stage, which gets all the time."""
     graph = stages_of(receipt.nodes)
     if any(node.llm is not None and node.llm.reused for node in receipt.nodes):
-        return None  # its times are of no engine
+        return None  # no engine computed it
     if receipt.status != "done" or len(graph.stages) < 2:
         return None
     return FinishedStages(receipt.task, graph)
@@ -66,16 +66,16 @@ class PastRuns:
     tasks: Mapping[TaskName, DagHistory] = field(default_factory=dict)
 
     def share(self, task: TaskName, executions: Iterable[NodeReceipt]) -> StageShare | None:
-        """The part of a run's remaining time that its next stage should get.
+        """The share of a run's remaining time that its next stage should get.
 
-        `executions` are those of the run so far; what has not ended is passed over. None when no
-        past run of the task went on from here.
+        `executions` are those of the run so far; unfinished ones are skipped. None when no past run
+        of the task went on from here.
         """
         history = self.tasks.get(task)
         return None if history is None else history.match(stages_of(executions))
 
     def warm_up(self) -> None:
-        """Compile or load what `share` runs: seconds in a fresh process."""
+        """Compile or load the code that `share` runs: seconds in a fresh process."""
         for history in self.tasks.values():
             history.match(SuperGraph(()))
 
@@ -91,7 +91,7 @@ class RunHistory:
             self._runs.setdefault(run.task, deque(maxlen=KEPT_RUNS)).append(run.graph)
 
     def restore(self, earlier: Iterable[FinishedStages]) -> None:
-        """Put what was learnt earlier in front of what has come since; oldest first."""
+        """Put runs learnt earlier, oldest first, before those that came since."""
         since = [FinishedStages(task, g) for task, graphs in self._runs.items() for g in graphs]
         self._runs.clear()
         self.add(earlier)

@@ -1,8 +1,8 @@
-"""Quantiles of a length that is known to exceed what was generated so far, compiled.
+"""Compiled quantiles of a length, given that it exceeds the tokens generated so far.
 
 Tempo refines its bound while a request runs, but does not condition it: on a coding trace such a
-bound covers 2 % of the answers that reach 100 tokens. Here the length is conditioned on having
-outgrown `generated_tokens` (ALGORITHMS.md, section 6, pitfall d).
+bound covers 2 % of the answers that reach 100 tokens. Here the length is conditioned on exceeding
+`generated_tokens` (ALGORITHMS.md, section 6, pitfall d).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def quantiles_after(
     """Quantiles of a discrete length given length > `generated_tokens`, at ascending `levels`.
 
     `support` holds the distinct lengths seen, ascending; `mass` their probabilities (any total);
-    `counts` how often each was seen. One more answer is longer than all n that survive with
-    probability 1/(n + 1), as for any exchangeable sample: that share of the mass lies beyond the
+    `counts` how often each was seen. As for any exchangeable sample, one more answer is longer
+    than all n survivors with probability 1/(n + 1): that share of the mass lies beyond the
     longest, on a Pareto tail. n is Kish's effective number, (sum of m)^2 / sum of m^2, since the
-    survivors' weights differ. Without it the bound of the last few survivors covers too little.
+    survivors' weights differ. Without it the bound over few survivors covers too little.
     """
     first = np.searchsorted(support, generated_tokens, side="right")
     alive = 0.0
@@ -40,13 +40,13 @@ def quantiles_after(
             alive += mass[i]
             squares += mass[i] * mass[i] / counts[i]
             longest = support[i]
-    # Nothing survives: only the tail remains, from the generated length on.
+    # No survivors: only the tail remains, from the generated length on.
     unseen = squares / alive if alive > 0.0 else 1.0
     out = np.empty(len(levels))
     below = 0.0
     at = first
     for k in range(len(levels)):
-        # A level that falls on a step exactly is reached there, whatever the sums were rounded to.
+        # A level exactly on a step must be reached there, whatever the rounding of the sums.
         target = levels[k] * (alive + unseen) * (1.0 - 1e-12)
         while at < len(support) and below + mass[at] < target:
             below += mass[at]
@@ -71,7 +71,7 @@ def mixture(
     leaf_mass: Floats,
     base: Floats,
 ) -> Floats:
-    """Probability of each support value: `base` plus the leaf that `x` falls into in each tree.
+    """Probability of each support value: `base` plus, from each tree, the leaf that `x` falls into.
 
     Node i sends x left when x[split[i]] <= threshold[i]. A leaf has split -1; its values are
     `leaf_value[left[i]:right[i]]`, indices into the support, with their `leaf_mass`.

@@ -1,8 +1,8 @@
-"""How fast is one request among L that run together? Fits of speed over concurrency.
+"""Fits of generation speed over concurrency: USL, linear and logistic.
 
 SABER fits the Universal Scalability Law (Gunther 1993) offline, to pairs of concurrency and tokens
-per second measured with the engine's cap lifted, and admits by it; its comparison with a line and
-a logistic curve is by R².
+per second measured with the engine's batch limit lifted, and bases admission on it. It compares the
+fit with a line and a logistic curve by R².
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SpeedSample:
-    """A request that generated `tokens_per_s` while `concurrency` ran, itself included."""
+    """A request that generated `tokens_per_s` at `concurrency`, itself included."""
 
     concurrency: float
     tokens_per_s: float
@@ -75,12 +75,12 @@ class LogisticFit:
 def fit_usl(samples: Sequence[SpeedSample]) -> UslFit:
     """Least squares in the speed with non-negative lambda, sigma and kappa.
 
-    Starts at the linear fit of 1/v, which is the law itself in 1, L - 1 and L (L - 1). Raise
+    Starts at the linear fit of 1/v: the law is linear in 1, L - 1 and L (L - 1). Raise
     `InputError` for samples of fewer than three concurrencies.
     """
     load, speed = _columns(samples)
     others, pairs = load - 1.0, load * (load - 1.0)
-    # Weighted by v², an error of 1/v counts as the error of v that it causes.
+    # Weighting by v² makes an error of 1/v count as the error of v that it causes.
     columns = np.column_stack([np.ones_like(load), others, pairs]) * speed[:, None]
     (rest, slope, curve), _ = nnls(columns, np.ones_like(load))
     top = float(speed.max())
@@ -112,7 +112,7 @@ def fit_logistic(samples: Sequence[SpeedSample]) -> LogisticFit:
         return out
 
     start = [2.0 * float(speed.max()), 1.0 / reach, float(load.min())]
-    # A midpoint far below 0 is an exponential decay with an unbounded ceiling: stop there.
+    # A midpoint far below 0 is an exponential decay with an unbounded ceiling: bound it.
     least = [0.0, 0.0, -10.0 * reach]
     ceiling, steepness, midpoint = _least_squares(curve, speed, start, least)
     r2 = _r2(curve(np.array([ceiling, steepness, midpoint])), speed)
@@ -127,7 +127,7 @@ def _columns(samples: Sequence[SpeedSample]) -> tuple[_Floats, _Floats]:
             "a fit of speed needs samples of at least three concurrencies: measure at more loads"
         )
     if not (np.isfinite(load) & (load >= 1.0) & np.isfinite(speed) & (speed > 0.0)).all():
-        raise InputError("a speed sample has a concurrency below 1 or a speed that is not positive")
+        raise InputError("a speed sample needs a concurrency of at least 1 and a positive speed")
     return load, speed
 
 

@@ -1,8 +1,8 @@
-"""Does a profile predict a run that it was not made from? Mixed calls, measured and simulated.
+"""Check a profile against a mixed run that it was not fitted to, measured and simulated.
 
-Half of the calls begin like an earlier one, so that the engine's prefix cache serves them; all else
-is new. The same calls are run twice: by how much the second run differs from the first is what no
-profile can be better than.
+Half of the calls share a prefix with an earlier one, so that the engine's prefix cache serves it;
+all other tokens are new. The same calls are run twice: no profile can predict better than the
+second run repeats the first.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from cato.sim.replica import FactKind, SimReplica
 from cato.sim.replica import Sequence as SimSequence
 
 CALLS = 80
-# Of what the replica can do in batches of `PLACES`: calls meet each other, and do not pile up.
+# Share of the throughput in batches of `PLACES`: calls overlap but do not pile up.
 LOAD = 0.5
 PLACES = 8
 PROMPT_TOKENS = (16, 512)
 OUTPUT_TOKENS = (8, 96)
-# Beginnings that half of the calls share, and their new tokens.
+# Number of prefixes that half of the calls share, and the range of their new tokens.
 BEGINNINGS = 6
 BEGINNING_TOKENS = (64, 4096)
 NEW_TOKENS = (16, 128)
-# A profile is good when its median error is at most the first, or the second times the median
+# A profile is good when its median error is at most `GOOD`, or `OF_REPEATING` times the median
 # difference between two runs of the same calls.
 GOOD, OF_REPEATING = 0.10, 1.3
 
 
 @dataclass(frozen=True, slots=True)
 class MixedCall:
-    """One call of the run; it arrives `arrives_s` after its begin.
+    """One call of the run; it arrives `arrives_s` after the start of the run.
 
-    Of its prompt the first `shared_tokens` are those of `beginning`, a number.
+    The first `shared_tokens` of its prompt are those of the prefix with the number `beginning`.
     """
 
     arrives_s: float
@@ -53,9 +53,9 @@ class MixedCall:
 
 @dataclass(frozen=True, slots=True)
 class EngineSteps:
-    """What the engine does in a step, and the blocks of its prefix cache (0: it has none).
+    """How the engine schedules a step, and the blocks of its prefix cache (0: it has none).
 
-    `host_tokens` that leave the cache stay in host memory.
+    `host_tokens` tokens evicted from the cache stay in host memory.
     """
 
     step_tokens: int
@@ -66,7 +66,7 @@ class EngineSteps:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A call's time from arrival to last token, and how many tokens of its prompt were cached."""
+    """A call's time from arrival to last token, and its cached prompt tokens."""
 
     e2e_s: float
     cached_tokens: int
@@ -74,7 +74,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
-    """A call as measured twice, and as predicted."""
+    """A call's two measurements and its prediction."""
 
     call: MixedCall
     measured: Timed
@@ -83,7 +83,7 @@ class CheckedCall:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Predicted / measured - 1, of both runs."""
+        """Predicted / measured - 1, for both runs."""
         predicted_s = self.predicted.e2e_s
         return predicted_s / self.measured.e2e_s - 1, predicted_s / self.again.e2e_s - 1
 
@@ -95,7 +95,7 @@ class CheckedCall:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of some calls: medians of absolute relative errors; `bias` is the mean of signed ones."""
+    """For a set of calls: medians of absolute relative errors; `bias` is the mean signed error."""
 
     calls: int
     error: float
@@ -118,15 +118,15 @@ class Verdict:
 
 
 def mixed_run(profile: Profile, seed: int, calls: int = CALLS, *, shares: bool) -> list[MixedCall]:
-    """Poisson arrivals; lengths log-uniform within what the engine's context allows.
+    """Poisson arrivals; lengths log-uniform within the engine's context limit.
 
-    `shares`: half of the calls, at random, share a beginning with others.
+    `shares`: half of the calls, at random, share a prefix with others.
     """
     draw = random.Random(seed)
     half = max(2, (profile.context_tokens - OUTPUT_TOKENS[1]) // 2)
     longest = max(PROMPT_TOKENS[0], min(PROMPT_TOKENS[1], half))
     places = max(1, min(PLACES, profile.max_running))
-    # All beginnings and what runs beside them fit the KV cache.
+    # All prefixes, plus the calls running beside them, must fit the KV cache.
     most = min(BEGINNING_TOKENS[1], half, profile.kv_capacity_tokens // (4 * BEGINNINGS))
     beginnings = [
         _log_uniform(draw, min(BEGINNING_TOKENS[0], most), most) for _ in range(BEGINNINGS)
@@ -158,12 +158,12 @@ def _log_uniform(draw: random.Random, least: int, most: int) -> int:
 
 
 def _beginnings(calls: Sequence[MixedCall]) -> dict[int, int]:
-    """The beginnings that calls share, with their lengths."""
+    """The prefixes that calls share, with their lengths."""
     return {c.beginning: c.shared_tokens for c in calls if c.shared_tokens}
 
 
 def predict(profile: Profile, calls: Sequence[MixedCall], steps: EngineSteps) -> list[Timed]:
-    """How long each takes on the simulator's engine, with the beginnings in its cache."""
+    """Simulated time of each call, with the prefixes already in the engine's cache."""
     size = steps.block_tokens
     cache = None
     if size:
@@ -175,7 +175,7 @@ def predict(profile: Profile, calls: Sequence[MixedCall], steps: EngineSteps) ->
         cache=cache,
         prompt_cap_tokens=steps.prompt_cap_tokens,
     )
-    # Long before the run, one after the other.
+    # Compute the prefixes long before the run, one after the other.
     todo = [
         MixedCall(1e6 * (i - BEGINNINGS), tokens, 1, beginning, tokens)
         for i, (beginning, tokens) in enumerate(sorted(_beginnings(calls).items()))
@@ -217,7 +217,7 @@ def predict(profile: Profile, calls: Sequence[MixedCall], steps: EngineSteps) ->
 
 
 class _Runner:
-    """The same calls on the real replica, as often as one likes; new tokens are new each time."""
+    """Runs the same calls on the real replica, any number of times, with fresh new tokens."""
 
     def __init__(self, caller: EngineCaller, calls: Sequence[MixedCall], seed: int) -> None:
         self._caller, self._calls = caller, calls
@@ -226,12 +226,12 @@ class _Runner:
         self._beginnings = {b: random_prompt(self._random, n) for b, n in lengths.items()}
 
     async def prime(self) -> None:
-        """Let the engine compute the beginnings."""
+        """Compute the prefixes, so that they are cached."""
         for prompt in self._beginnings.values():
             await self._one([*prompt, *random_prompt(self._random, 1)], 1)
 
     async def run(self, progress: Callable[[], None]) -> list[Timed]:
-        """All calls at their times; `progress` is called when one has ended."""
+        """Run all calls at their arrival times; `progress` is called when one has ended."""
         prompts = [
             [
                 *(self._beginnings[c.beginning] if c.shared_tokens else ()),
@@ -271,7 +271,7 @@ async def check(
     seed: int,
     progress: Callable[[], None],
 ) -> list[CheckedCall]:
-    """Run the calls twice and compare them with what the simulator says."""
+    """Run the calls twice and compare them with the simulator's prediction."""
     runner = _Runner(caller, calls, seed)
     await runner.prime()
     measured, again = await runner.run(progress), await runner.run(progress)

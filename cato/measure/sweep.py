@@ -1,13 +1,13 @@
 """Measuring a replica: the sweep behind `cato profile`.
 
-Time is taken where the ingress takes it, at the caller: what is fitted holds the engine, its
-server and one hop of Serve, which is what a lease really costs. Prompts are random token ids, so
-lengths are exact and no two share a prefix that a cache could serve, unless that is measured.
+Times are taken at the caller, as the ingress does: the fitted values include the engine, its server
+and one hop of Serve, the real cost of a lease. Prompts are random token ids, so lengths are exact
+and no two share a prefix that a cache could serve, except where that is measured.
 
-Four kinds of points: a prompt's first token alone; one whose beginning is cached; a decode step;
-and how long a prompt holds up streams that run beside it. What of a first token beside streams
-holds up none of them is latency: network, server and tokenizer, which work beside the engine, and
-on shared cores share them with it. Each is written down as the steps that the engine took.
+Four kinds of points: the first token of a prompt alone; the first token of a prompt with a cached
+prefix; a decode step; and how long a prompt stalls concurrent streams. The part of a first token's
+time beside streams that stalls none of them is latency: network, server and tokenizer, which run
+beside the engine, and compete with it on shared cores. Each point is recorded as engine steps.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from cato.core.profile import UNMEASURED, Profile
 from cato.engines.base import EngineChunk
 from cato.profiles.fit import Sample, Step, fit, r2
 
-# Token ids that every vocabulary has and that are hardly ever special ones.
+# Token ids that exist in every vocabulary and are hardly ever special tokens.
 TOKEN_IDS = range(300, 2_000)
 MIN_PROMPT_TOKENS = 16
-# Tokens that a request generates in the window where all of its batch decode.
+# Tokens that a request generates while its whole batch decodes.
 WINDOW_TOKENS = 24
-# vLLM mixes prompt pieces of this many tokens at least with decode steps: an early request of a
-# batch generates about one token for each while the prompts of the others are processed.
+# vLLM mixes prompt chunks of at least this many tokens with decode steps: an early request of a
+# batch generates about one token per chunk while the others' prompts are processed.
 PROMPT_PIECE_TOKENS = 128
-# Prompts, one after the other, beside running streams; the streams alone before and after them.
+# Prompts, one after the other, beside running streams; the streams run alone before and after.
 STALLING_PROMPTS = 6
 STALLED_STREAMS = 4
 STALLED_TOKENS = 512
 CALM_TOKENS = 16
 WARM_UPS = 3
-# Prompts beside which adapters are compared.
+# Prompt length at which adapters are compared.
 ADAPTER_PROMPT_TOKENS = 64
-# Of a prompt whose beginning is cached: new tokens after it.
+# New tokens after the cached prefix.
 NEW_TOKENS = 24
 
 
 class EngineCaller(Protocol):
-    """One replica's engine, asked directly, beside its pool's queue."""
+    """One replica's engine, called directly, bypassing its pool's queue."""
 
     def stream(self, body: Mapping[str, object]) -> AsyncGenerator[EngineChunk, None]:
         """Chunks of one completion; `body` is an OpenAI body as in `EngineRequest`."""
         ...
 
     async def held(self) -> int:
-        """Requests that the replica holds now, of all senders."""
+        """Requests in the replica now, from all senders."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is measured, and the limits that the sweep must keep.
+    """The engine to measure, and the limits that the sweep must keep.
 
-    `kv_capacity_tokens` 0 means unknown. `step_tokens` is the engine's budget of a step (0: none),
-    `prompt_cap_tokens` the most of it that one prompt gets beside other requests (0: all of it),
-    `block_tokens` those of a block of its prefix cache (0: it has none).
+    `kv_capacity_tokens` 0 means unknown. `step_tokens` is the engine's token budget of a step (0:
+    none), `prompt_cap_tokens` the most that one prompt gets of it beside other requests (0: all),
+    `block_tokens` the block size of its prefix cache (0: it has none).
     """
 
     model: str
@@ -82,10 +82,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured. Lengths beyond the engine's limits are left out.
+    """How much to measure. Lengths beyond the engine's limits are left out.
 
-    A point that took longer than `point_limit_s` ends the growth of its kind; no round starts
-    that would end after `total_s` (estimated by the last one), but one round is always measured.
+    After a point that took longer than `point_limit_s`, larger ones of its kind are skipped. No
+    round starts that would end after `total_s` (estimated by the last one), but at least one round
+    is always measured.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -142,8 +143,8 @@ class _Point:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Seconds until the first token of a prompt of `prompt_tokens`, of which `cached_tokens` were
-    in the engine's prefix cache, as the engine says."""
+    """Seconds to the first token of a prompt of `prompt_tokens`, `cached_tokens` of which were
+    in the prefix cache, as the engine reports."""
 
     prompt_tokens: int
     duration_s: float
@@ -161,11 +162,11 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What a prompt of `prompt_tokens` did to `streams` whose steps took `step_s` without it.
+    """How a prompt of `prompt_tokens` slowed `streams` whose steps took `step_s` without it.
 
-    `stall_s`: how much later their tokens came; below zero when the machine was faster than before
-    and after. `first_token_s`: how long its own took. `held_tokens`: the streams' contexts, added
-    up.
+    `stall_s`: the added delay of their tokens; negative when the machine was faster than before and
+    after. `first_token_s`: the prompt's own time to first token. `held_tokens`: the sum of the
+    streams' contexts.
     """
 
     prompt_tokens: int
@@ -178,7 +179,7 @@ class Stall:
 
 @dataclass(slots=True)
 class Measured:
-    """What a sweep saw. `disturbed` counts measurements beside other work on the replica."""
+    """Results of a sweep. `disturbed` counts measurements taken beside other work."""
 
     first_tokens: list[FirstToken] = field(default_factory=list)
     decode: list[DecodeStep] = field(default_factory=list)
@@ -193,7 +194,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A point, the median of what it took, and what the fitted profile says, in seconds."""
+    """A point: its measured median and the fitted profile's prediction, in seconds."""
 
     what: str
     batch: int
@@ -204,13 +205,13 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative; positive when the profile says too much."""
+        """Relative; positive when the profile predicts too much."""
         return self.predicted_s / self.measured_s - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """The profile and how well it says what was measured."""
+    """The fitted profile and how well it predicts the measurements."""
 
     profile: Profile
     prefill_r2: float
@@ -220,11 +221,11 @@ class SweepResult:
 
 
 Progress = Callable[[int, int, str], None]
-"""Called before every point with the points done, their expected total and what comes."""
+"""Called before every point with the points done, their expected total and the next point."""
 
 
 class Sweep:
-    """Drives an `EngineCaller` through a `Plan`. Deterministic in what it sends, given `seed`."""
+    """Drives an `EngineCaller` through a `Plan`. The requests are deterministic, given `seed`."""
 
     def __init__(self, caller: EngineCaller, target: Target, plan: Plan, seed: int = 0) -> None:
         self._caller = caller
@@ -234,7 +235,7 @@ class Sweep:
         self.measured = Measured()
 
     async def run(self, texts: Sequence[str], progress: Progress) -> Measured:
-        """Measure everything; `texts` are samples of code, for characters per token."""
+        """Measure everything; `texts` are code samples, for characters per token."""
         points = _points(self._target, self._plan)
         total = len(points) * self._plan.rounds
         progress(0, total, "warming up")
@@ -246,7 +247,7 @@ class Sweep:
         for number in range(self._plan.rounds):
             round_started_s = _now_s()
             if number:
-                # The first round goes from small to large and learns what takes too long.
+                # The first round goes from small to large and finds the points that take too long.
                 self._random.shuffle(points)
             kept = []
             too_long: dict[_Kind, int] = {}
@@ -288,14 +289,14 @@ class Sweep:
         self.measured.first_tokens.append(await first_token(self._caller, prompt))
 
     async def _measure_cached(self, point: _Point) -> None:
-        """The same beginning twice, and what follows is new each time."""
+        """Send the same prefix twice, each time followed by new tokens."""
         beginning = random_prompt(self._random, point.tokens)
         await first_token(self._caller, [*beginning, *random_prompt(self._random, NEW_TOKENS)])
         again = await first_token(
             self._caller, [*beginning, *random_prompt(self._random, NEW_TOKENS)]
         )
         if not again.cached_tokens:
-            self.measured.skipped.append(f"{_what(point)}: the engine had not kept it")
+            self.measured.skipped.append(f"{_what(point)}: the engine did not keep the prefix")
             return
         self.measured.first_tokens.append(again)
 
@@ -308,7 +309,7 @@ class Sweep:
         self.measured.decode.append(step)
 
     async def _measure_stall(self, point: _Point) -> None:
-        """Prompts one after the other beside streams, which are compared with themselves alone."""
+        """Send prompts one after the other beside streams; compare these with themselves alone."""
         streams = min(STALLED_STREAMS, self._target.max_running - 1)
         traces: list[list[tuple[float, int]]] = [[] for _ in range(streams)]
         calm, over = asyncio.Event(), asyncio.Event()
@@ -327,16 +328,16 @@ class Sweep:
                     if over.is_set() and _tokens_since(trace, end_s) >= CALM_TOKENS:
                         break
             _check_answered(trace)
-            calm.set()  # had it not been long enough, nobody need wait for the others
+            calm.set()  # too short anyway: do not wait for the rest
 
         async def disturb() -> None:
             nonlocal begin_s, end_s
             await calm.wait()
             begin_s = _now_s()
-            longest = max(traces, key=len)  # one that ended at once sets `calm` before all began
+            longest = max(traces, key=len)  # a stream that ends early sets `calm` before all began
             step_s = (begin_s - longest[0][0]) / CALM_TOKENS
             for i, prompt in enumerate(prompts):
-                # A first token comes with a step's end: at once, all would meet the same phase.
+                # First tokens come at the end of a step: sent at once, all would hit one phase.
                 await asyncio.sleep(step_s * (i + 0.5) / len(prompts))
                 firsts_s.append((await first_token(self._caller, prompt)).duration_s)
             end_s = _now_s()
@@ -386,7 +387,7 @@ async def first_token(caller: EngineCaller, prompt: list[int], output: int = 1) 
 async def decode_step(
     callers: Sequence[EngineCaller], prompts: Sequence[list[int]], output: int
 ) -> DecodeStep | None:
-    """A decode step of all `prompts` in one batch, of one length; the callers take turns.
+    """One decode step of all `prompts`, of equal length, in one batch; the callers take turns.
 
     Only the time in which the whole batch decodes counts, and the tokens of that time. None when
     there was no such time.
@@ -411,7 +412,7 @@ async def decode_step(
 
 
 async def _trace(caller: EngineCaller, prompt: list[int], output: int) -> list[tuple[float, int]]:
-    """When a chunk came, and how many tokens there were by then."""
+    """Times of the chunks, and the number of tokens by then."""
     trace: list[tuple[float, int]] = []
     async with contextlib.aclosing(caller.stream(completion_body(prompt, output))) as chunks:
         async for chunk in chunks:
@@ -423,8 +424,8 @@ async def _trace(caller: EngineCaller, prompt: list[int], output: int) -> list[t
 
 @dataclass(frozen=True, slots=True)
 class AdapterStep:
-    """Decode steps of `batch` requests without an adapter, all with the same one, and with all
-    there are and none in turns; medians in seconds, None where the batch was never whole."""
+    """Decode step of `batch` requests without an adapter, all with the same one, and cycling
+    through all adapters and none; medians in seconds, None if the batch was never complete."""
 
     batch: int
     none_s: float | None
@@ -439,7 +440,7 @@ async def adapter_steps(
     rounds: int,
     seed: int = 0,
 ) -> list[AdapterStep]:
-    """What adapters cost; the three kinds of batches take turns."""
+    """The cost of adapters; the three kinds of batches alternate."""
     draw = random.Random(seed)
     kinds = ([base], adapters[:1], [base, *adapters])
     found = []
@@ -470,7 +471,7 @@ def _check_answered(trace: Sequence[tuple[float, int]]) -> None:
 
 
 def evaluate(target: Target, measured: Measured) -> SweepResult:
-    """Fit a profile to what was measured; raise `InputError` when it is too little."""
+    """Fit a profile to the measurements; raise `InputError` when there are too few."""
     prompts = [_first_sample(target, f) for f in measured.first_tokens]
     decode = [_decode_sample(d) for d in measured.decode]
     beside = [sample for s in measured.stalls for sample in _stall_samples(target, s)]
@@ -522,7 +523,7 @@ def _decode_sample(step: DecodeStep) -> Sample:
 
 
 def _stall_samples(target: Target, stall: Stall) -> list[Sample]:
-    """The steps in which streams and prompt met; and the prompt's way through them.
+    """The steps shared by streams and prompt, and the prompt's way through them.
 
     A prompt beside streams waits for half a step on average, then shares the next ones.
     """
@@ -545,9 +546,9 @@ def _tokens_since(trace: Sequence[tuple[float, int]], since_s: float) -> int:
 def _stalled(
     trace: Sequence[tuple[float, int]], begin_s: float, end_s: float
 ) -> tuple[float, float] | None:
-    """A stream's step outside of `begin_s` to `end_s`, and how much longer its steps took inside.
+    """A stream's step outside `begin_s` to `end_s`, and the added time of its steps inside.
 
-    None when the stream was not there before and after.
+    None when the stream did not run before and after.
     """
     before = [t for t in trace if t[0] <= begin_s]
     after = [t for t in trace if t[0] >= end_s]
@@ -563,7 +564,7 @@ def _stalled(
 
 
 def _comparisons(target: Target, profile: Profile, measured: Measured) -> tuple[Comparison, ...]:
-    """Of each point, in the order of its kind and size."""
+    """One for each point, sorted by kind and size."""
     found: dict[tuple[str, int, int], list[tuple[float, Sample]]] = {}
     for first in measured.first_tokens:
         what = "first token, cached" if first.cached_tokens else "first token"
@@ -592,7 +593,7 @@ def _points(target: Target, plan: Plan) -> list[_Point]:
     capacity = target.kv_capacity_tokens or target.max_running * target.context_tokens
     points = [_Point(_Kind.FIRST_TOKEN, 1, n) for n in plan.prompt_tokens]
     if target.block_tokens:
-        # In whole blocks, and one at least: less is never found.
+        # Whole blocks, at least one: shorter prefixes are never found in the cache.
         blocks = {max(1, n // target.block_tokens) for n in plan.cached_tokens}
         points += [_Point(_Kind.CACHED, 1, b * target.block_tokens) for b in sorted(blocks)]
     points += [_Point(_Kind.DECODE, b, c) for b in plan.concurrencies for c in plan.contexts]
@@ -626,12 +627,12 @@ def _points(target: Target, plan: Plan) -> list[_Point]:
 
 
 def _output_tokens(point: _Point) -> int:
-    """Enough that the first of a batch still decodes when the last one has its first token."""
+    """Enough that the first of a batch still decodes when the last gets its first token."""
     return WINDOW_TOKENS + point.batch + point.work // PROMPT_PIECE_TOKENS
 
 
 def random_prompt(draw: random.Random, tokens: int) -> list[int]:
-    """Token ids that no cache knows."""
+    """Random token ids that no cache holds."""
     return draw.choices(TOKEN_IDS, k=tokens)
 
 

@@ -1,11 +1,11 @@
-"""The law of a step (`cato.core.profile.Profile.step_s`), fitted to measured samples.
+"""Fit the cost model of an engine step (`cato.core.profile.Profile.step_s`) to measured samples.
 
-A sample is a time taken at the caller and the steps of the engine that it holds. Two forms are
-fitted, the linear one and the one in which a step reads the weights, and the better one wins.
-Coefficients are never negative: a free fit bends lines to attention's square term with a negative
-base, which predicts negative times for short prompts. A residual is the logarithm of predicted to
-measured, because a scheduler that plans 20 ms completions needs them as right as 4 s prompts, and
-samples far off (a pause, another process) count less by scipy's soft L1 loss.
+A sample is a time measured at the caller and the engine steps within it. Two forms are fitted, the
+linear one and one in which a step reads the weights; the better one wins. Coefficients are never
+negative: a free fit bends lines to attention's square term with a negative base, which predicts
+negative times for short prompts. A residual is log(predicted / measured), because a scheduler that
+plans 20 ms completions needs them as accurate as 4 s prompts. Outliers (a pause, another process)
+count less, by scipy's soft L1 loss.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from cato.core.errors import InputError
 from cato.core.profile import Profile
 
 MIN_SAMPLES = 4
-"""Fewest samples of prompts, and of decode steps."""
+"""Minimum number of prompt samples, and of decode steps."""
 
 FIRST_SCALE, LEAST_SCALE = 0.05, 0.003
-"""Residuals beyond this count less: at first, and at least after their spread is known."""
+"""Residuals beyond this count less: at first, and as a minimum once their spread is known."""
 
 NO_WORSE = 1.01
-"""A term whose removal raises the cost by less is noise, and becomes 0."""
+"""A term whose removal raises the cost by less is noise, and is set to 0."""
 
 BETTER = 0.97
-"""Of the linear form's cost: reads of weights must explain more than noise to be believed."""
+"""Share of the linear form's cost that weight reads must explain, to be more than noise."""
 
 _NEGLIGIBLE = 0.003  # of a sample's time
-_EXACT = 1e-9  # a cost of each sample that is no cost
+_EXACT = 1e-9  # a cost per sample that counts as zero
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of the engine, as `Profile.step_s` takes it; `count` of them, or a part of one."""
+    """`count` engine steps (or a fraction of one), in the terms of `Profile.step_s`."""
 
     batch: int
     held_tokens: float
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """These steps took `duration_s`, with the request's latency or without."""
+    """These steps took `duration_s`, with or without the request's latency."""
 
     steps: tuple[Step, ...]
     duration_s: float
@@ -91,10 +91,11 @@ _NEEDED = frozenset({_Term.BASE, _Term.TOKEN, _Term.WEIGHTS})
 
 
 def fit(samples: Sequence[Sample], of: Profile, *, knows_latency: bool = True) -> Profile:
-    """`of` with the terms that the samples show.
+    """`of` with the terms fitted to the samples.
 
-    Without `knows_latency` nothing tells a request's latency from what its prompt costs as such:
-    then all of it is the prompt's. Raise `InputError` when the samples cannot tell the terms apart.
+    Without `knows_latency`, samples cannot separate a request's latency from its prompt's fixed
+    cost: all of it is assigned to the prompt. Raise `InputError` when the samples cannot separate
+    the terms.
     """
     _check(samples)
     free = {_Term.LATENCY} if not knows_latency else set[_Term]()
@@ -121,7 +122,7 @@ def fit(samples: Sequence[Sample], of: Profile, *, knows_latency: bool = True) -
 
 
 def r2(samples: Sequence[Sample], profile: Profile) -> float:
-    """How much of the spread of these samples the profile explains, outliers included."""
+    """Share of these samples' variance that the profile explains, outliers included."""
     seconds = np.array([s.duration_s for s in samples])
     predicted = np.array([s.predicted_s(profile) for s in samples])
     total = float(np.sum((seconds - seconds.mean()) ** 2))
@@ -139,7 +140,7 @@ def _check(samples: Sequence[Sample]) -> None:
                 "measure more batch sizes and lengths"
             )
     if not all(np.isfinite(s.duration_s) and s.duration_s > 0 for s in samples):
-        raise InputError("a sample has a time that is not positive")
+        raise InputError("every sample needs a positive time")
     if len({sum(x.prompt_tokens for x in s.steps) for s in prompts}) < 2:
         raise InputError("a fit needs prompts of at least two lengths")
     if len({x.batch for s in decode for x in s.steps}) < 2:
@@ -148,7 +149,7 @@ def _check(samples: Sequence[Sample]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
-    """The samples as arrays: a row for each step, those of a sample together."""
+    """The samples as arrays: one row per step, grouped by sample."""
 
     batch: _Array
     held: _Array
@@ -177,9 +178,9 @@ class _Problem:
         )
 
     def columns(self, x: _Array) -> _Array:
-        """What each term counts in each sample; `columns(x) @ x` are the predicted times.
+        """The amount of each term in each sample; `columns(x) @ x` are the predicted times.
 
-        The law is linear once it is known of each step whether reading or computing takes longer.
+        Given which of reading or computing takes longer in each step, the law is linear.
         """
         decodes = self.batch > 0
         tokens, attended = self.tokens, self.attended
@@ -201,7 +202,7 @@ class _Problem:
         return found
 
     def guess(self, read_share: float) -> _Array:
-        """Terms of the right order; `read_share` of the shortest step reads weights."""
+        """Terms of the right magnitude; `read_share` of the shortest step reads weights."""
         step_s = float(self.seconds.min())
         longest = int(np.argmax(np.add.reduceat(self.tokens * self.count, self.starts)))
         prompt = float(np.add.reduceat(self.tokens * self.count, self.starts)[longest])
@@ -216,7 +217,7 @@ class _Problem:
 
 
 class _Form:
-    """One form of the law, with those terms that are not held at 0."""
+    """One form of the law, with the terms that are not fixed at 0."""
 
     def __init__(self, problem: _Problem, terms: frozenset[_Term]) -> None:
         self._problem, self._terms = problem, sorted(terms)
@@ -227,11 +228,11 @@ class _Form:
 
     @property
     def spread(self) -> float:
-        """Of the residuals: the deviation of a normal distribution with their median."""
+        """Spread of the residuals: deviation of a normal distribution with the same median."""
         return 1.4826 * float(np.median(np.abs(self._residuals(self.x))))
 
     def settled(self, scale: float) -> _Form:
-        """Fitted again, with residuals beyond `scale` counting less, and without noise terms."""
+        """Refitted, with residuals beyond `scale` counting less, and without noise terms."""
         self.cost, self.x = self._solved(np.maximum(self.x, 1e-3 * self._problem.guess(0.5)), scale)
         shares = self._shares()
         for term in sorted(self._terms, key=lambda t: shares[t]):
@@ -248,7 +249,7 @@ class _Form:
         return self
 
     def _shares(self) -> _Array:
-        """The most that each term counts in any sample."""
+        """The largest share of each term in any sample."""
         parts = self._problem.columns(self.x) * self.x
         found: _Array = (parts / parts.sum(axis=1, keepdims=True)).max(axis=0)
         return found

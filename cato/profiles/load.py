@@ -35,7 +35,7 @@ def profile_name(model: str, accelerator: str) -> str:
 
 
 def load_profile_file(path: Path) -> ProfileFile:
-    """The checked file; its name must say its model and accelerator. Raise `ConfigError`."""
+    """The checked file; its name must match its model and accelerator. Raise `ConfigError`."""
     file = validate(ProfileFile, read_yaml(path), str(path))
     expected = profile_name(file.model, file.accelerator)
     if path.stem != expected:
@@ -66,7 +66,7 @@ def load_profiles(folder: Path) -> dict[str, Profile]:
 
 
 def check_profiles(topology: Topology, profiles: Mapping[str, Profile]) -> None:
-    """Raise `ConfigError` when a deployment or engine names a profile that is not there."""
+    """Raise `ConfigError` when a deployment or engine names a profile that does not exist."""
     problems: list[Problem] = []
     for pool in topology.pools:
         for deployment in pool.deployments:
@@ -89,7 +89,7 @@ def check_profiles(topology: Topology, profiles: Mapping[str, Profile]) -> None:
 
 
 def save_profile(path: Path, profile: Profile, provenance: Provenance) -> None:
-    """Write the profile whole or not at all; an existing file is replaced. May raise OSError."""
+    """Write the profile atomically, replacing an existing file. May raise OSError."""
     data = ProfileFile.of(profile, provenance).model_dump(exclude_none=True)
     text = _HEADER + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=98, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def save_profile(path: Path, profile: Profile, provenance: Provenance) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes times with four digits, more than any measurement here deserves."""
+    """Writes times with four significant digits, more than these measurements are good for."""
 
 
 def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:

@@ -35,18 +35,18 @@ class DecodeSection(StrictModel):
 
 
 class HostSection(StrictModel):
-    """Host memory behind the KV cache, and what a token costs that is loaded from it."""
+    """Host memory behind the KV cache, and the cost of loading a token from it."""
 
     capacity_tokens: int = Field(default=0, ge=0)
     load_token_s: Coefficient = 0.0
 
 
 class Provenance(StrictModel):
-    """Where the numbers come from, so that they can be made again.
+    """Where the numbers come from, so that they can be reproduced.
 
     `simulated`: no hardware was measured; the numbers are published, chosen or scaled.
-    `provisional`: good enough to start with, to be measured on the machine that serves.
-    `samples` counts the measurements that went into the fits.
+    `provisional`: good enough to start with, to be measured on the serving machine.
+    `samples` counts the measurements used by the fits.
     """
 
     command: str = ""
@@ -112,7 +112,7 @@ class ProfileFile(StrictModel):
 
     @classmethod
     def of(cls, profile: Profile, provenance: Provenance) -> ProfileFile:
-        """The file that says `profile`."""
+        """The file for `profile`."""
         return cls(
             model=profile.model,
             accelerator=profile.accelerator,

@@ -1,1 +1,1 @@
-"""The metadata store: measurements, what was learnt, keys and usage, in one database."""
+"""The metadata store: measurements, learnt values, keys and usage, in one database."""

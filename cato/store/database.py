@@ -1,9 +1,9 @@
-"""Opening the database: settings of a connection, migrations, and what to do with a damaged file.
+"""Open the database: connection settings, migrations, and handling of a damaged file.
 
-SQLite runs in WAL mode, so that readers and a writer do not wait for each other, and a writer takes
-its lock at once (BEGIN IMMEDIATE): a transaction that reads first and then writes could not wait.
-With `synchronous` at NORMAL a killed process loses nothing that was committed; a host that
-loses power may lose the last commits, but the file stays whole.
+SQLite runs in WAL mode, so that readers and a writer do not block each other. A writer takes its
+lock at once (BEGIN IMMEDIATE), because a transaction that first reads and then writes cannot wait
+for it. With `synchronous` at NORMAL a killed process loses no committed data; a host that loses
+power may lose the last commits, but the file stays intact.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from cato.store.location import shown
 log = logging.getLogger("cato.store")
 
 WRITES = {"cato_writes": True}
-"""Execution options of a connection that is going to write."""
+"""Execution options of a connection that will write."""
 
 _PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = NORMAL",
     "foreign_keys = ON",
-    "journal_size_limit = 4194304",  # of the WAL once it was merged; it grows while readers lag
+    "journal_size_limit = 4194304",  # WAL size after a checkpoint; it grows while readers lag
 )
 
-# Shared by all processes that migrate one PostgreSQL database; "CATO" in ASCII.
+# Lock shared by all processes that migrate one PostgreSQL database; "CATO" in ASCII.
 _MIGRATION_LOCK = 0x4341544F
 _LOCK_POLL_S = 0.02
-# Alembic's context is one per process.
+# Alembic has one context per process.
 _migrating = threading.Lock()
 
 
 def open_engine(url: URL, busy_timeout_s: float) -> Engine:
-    """An engine whose schema is current; a new file is made, a damaged one set aside.
+    """An engine with the current schema; creates a new file, sets a damaged one aside.
 
-    Raise `StoreUnavailableError`, or `StoreTooNewError` and leave the database as it is.
+    Raise `StoreUnavailableError`, or `StoreTooNewError` without changing the database.
     """
     if url.get_backend_name() != "sqlite":
         engine = _postgresql(url, busy_timeout_s)
@@ -94,8 +94,8 @@ def set_aside(path: Path, problem: str) -> None:
             str(path), f"it is damaged ({problem}) and cannot be renamed ({exc}): move it away"
         ) from exc
     log.error(
-        "metadata store %s is damaged (%s): it was renamed to %s and a new one is begun; what was "
-        "learnt starts from nothing",
+        "metadata store %s is damaged (%s): it was renamed to %s and a new one created; learnt "
+        "values start from nothing",
         path, problem, name,
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ def _sqlite(url: URL, busy_timeout_s: float) -> Engine:
     engine = create_engine(url, connect_args={"timeout": busy_timeout_s})
 
     def configure(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver's own BEGIN leaves out DDL
+        connection.isolation_level = None  # the driver's own BEGIN excludes DDL
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").close()
 
@@ -167,14 +167,14 @@ def _refuse_newer(connection: Connection, config: Config) -> None:
     except CommandError as exc:
         raise StoreTooNewError(
             shown(connection.engine.url),
-            f"its schema is version {found}, and this CATO knows up to "
+            f"its schema is version {found}, and this CATO supports up to "
             f"{scripts.get_current_head()}: run the CATO that wrote it, or name another store",
         ) from exc
 
 
 @contextmanager
 def _opening(path: Path, timeout_s: float) -> Iterator[None]:
-    """One process at a time makes, checks or migrates the file at `path`."""
+    """Hold the lock under which one process at a time creates, checks or migrates `path`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(f"{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
@@ -187,7 +187,7 @@ def _opening(path: Path, timeout_s: float) -> Iterator[None]:
                 raise StoreUnavailableError(str(path), "another process is opening it")
             time.sleep(_LOCK_POLL_S)
         try:
-            # Receipts name who asked for what and when: for this user's eyes.
+            # Receipts say who asked for what and when: readable by this user only.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         except OSError as exc:
             raise StoreUnavailableError(str(path), f"it cannot be opened ({exc})") from exc

@@ -1,4 +1,4 @@
-"""What can go wrong with the metadata store.
+"""Errors of the metadata store.
 
 StoreError                 the store cannot be used; `problem` says what to do
 ├── StoreUnavailableError  locked, full, unreachable: the same call may work later
@@ -38,11 +38,11 @@ class StoreMovedError(StoreUnavailableError):
 
 
 class StoreCorruptError(StoreError):
-    """The file is damaged or no database."""
+    """The file is damaged or not a database."""
 
 
 class StoreTooNewError(StoreError):
-    """The schema is newer than this version of CATO knows."""
+    """The schema is newer than this version of CATO supports."""
 
 
 class StoreRecordError(StoreError):
@@ -55,9 +55,9 @@ _RECORD = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3
 
 
 def translated(location: str, error: SQLAlchemyError) -> StoreError:
-    """The database's own error as one that says whether trying again helps."""
-    cause = getattr(error, "orig", None) or error  # the driver's own, when it was the driver
-    problem = " ".join(str(cause).split())  # PostgreSQL's are of several lines
+    """The database's error as a `StoreError` that says whether a retry may help."""
+    cause = getattr(error, "orig", None) or error  # the driver's own error, if any
+    problem = " ".join(str(cause).split())  # PostgreSQL's have several lines
     code = getattr(cause, "sqlite_errorcode", None)
     if code is not None:
         primary = code & 0xFF

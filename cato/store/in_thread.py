@@ -1,4 +1,4 @@
-"""The store, opened for one use by a coroutine."""
+"""Open the store for a single use by a coroutine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def with_store(location: str | None, use: Callable[[MetadataStore], T]) -> T:
-    """`use` of the store at `location` (None: the default's), in a thread; raise `StoreError`."""
+    """Run `use` on the store at `location` (None: the default) in a thread; raise `StoreError`."""
 
     def open_and_use() -> T:
         with closing(MetadataStore.open(location or default_location())) as store:

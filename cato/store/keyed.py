@@ -1,8 +1,8 @@
-"""Whether a deployment has ever had an API key, kept where the loss of its store does not reach.
+"""Remember outside the store whether a deployment has ever had an API key.
 
 A deployment without keys serves this machine's clients without one. A store that was deleted,
-damaged or replaced by an empty one holds no keys either: a file beside the store and one in the
-state folder tell the two apart.
+damaged or replaced by an empty one has no keys either. A file beside the store and one in the state
+folder tell the two cases apart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("cato.store")
 
 
 def history(url: URL) -> KeyHistory:
-    """What the files say of the store at `url`; `KEYED` when one says so, or cannot be read."""
+    """The key history of the store at `url`; `KEYED` if either file says so or is unreadable."""
     found = {_read(path) for path in _files(url)}
     for answer in (KeyHistory.KEYED, KeyHistory.OPENED):
         if answer in found:
@@ -31,10 +31,10 @@ def history(url: URL) -> KeyHistory:
 
 
 def remember(url: URL, what: KeyHistory) -> bool:
-    """Write it to both files; False when neither could be written."""
+    """Write `what` to both files; False when neither could be written."""
     written = [_write(path, what) for path in _files(url)]
     if not any(written):
-        log.error("that the deployment has API keys cannot be kept: %s", _files(url)[-1].parent)
+        log.error("cannot record that the deployment has API keys: %s", _files(url)[-1].parent)
     return any(written)
 
 
@@ -74,6 +74,6 @@ def _write(path: Path, what: KeyHistory) -> bool:
         new.chmod(0o600)
         new.rename(path)
     except OSError as exc:
-        log.warning("%s cannot be written: %s", path, exc)
+        log.warning("cannot write %s: %s", path, exc)
         return False
     return True

@@ -15,17 +15,18 @@ from cato.store.errors import StoreError
 log = logging.getLogger("cato.store")
 
 STORE_VARIABLE = "CATO_STORE"
-"""Names another store than `metadata.db` in the state folder: a path or a `postgresql://` URL."""
+"""Environment variable that names another store than `metadata.db` in the state folder: a path or
+a `postgresql://` URL."""
 
 _FILE = "metadata.db"
 _WHAT = "name a file, or a URL such as postgresql://user:password@host/database"
 
 
 def default_location() -> str:
-    """What `CATO_STORE` names, else a file in the state folder.
+    """The store that `CATO_STORE` names, otherwise a file in the state folder.
 
-    Earlier versions kept it in the run folder: a store that is there is used until it is moved,
-    because its keys must not be forgotten.
+    Earlier versions kept it in the run folder. A store found there is used until it is moved, so
+    that its keys are not forgotten.
     """
     named = os.environ.get(STORE_VARIABLE)
     if named:
@@ -45,13 +46,13 @@ def store_url(location: str | Path) -> URL:
         return URL.create("sqlite", database=str(path))
     try:
         url = make_url(text)
-    except (ArgumentError, ValueError):  # the latter for a port that is no number
-        # From None: the library's error quotes the URL, and with it a password.
+    except (ArgumentError, ValueError):  # ValueError: the port is not a number
+        # From None: the library's error quotes the URL, including the password.
         raise StoreError(text.split("://")[0] + "://", f"not a URL; {_WHAT}") from None
     match url.get_backend_name():
         case "sqlite":
             if url.database in (None, "", ":memory:"):
-                raise StoreError(shown(url), f"a store in memory would forget all; {_WHAT}")
+                raise StoreError(shown(url), f"a store in memory keeps nothing; {_WHAT}")
             return url
         case "postgresql":
             return url.set(drivername="postgresql+psycopg")

@@ -1,4 +1,4 @@
-"""What the store keeps besides the values of the core and the estimators."""
+"""Records of the store that are not already types of the core or the estimators."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class KeptReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What somebody did with the completion of `request_id`: `view`, `select` or `dismiss`.
+    """A user's reaction to the completion of `request_id`: `view`, `select` or `dismiss`.
 
-    `view_id` and `choice` tell showings apart; `select_kind` is `line` when a part was taken.
-    `after_s` is the time since it was shown, None when the client did not say; `e2e_s` what the
-    completion took. Of a `tenant` the same reaction twice counts once.
+    `view_id` and `choice` tell showings apart; `select_kind` is `line` when a part was accepted.
+    `after_s` is the time since it was shown, None when the client sent none; `e2e_s` is the
+    completion's latency. Repeats of a reaction within one `tenant` count once.
     """
 
     request_id: str
@@ -56,9 +56,9 @@ Record = (
     | CardTime
     | Rollout
 )
-"""Records that a writer takes. Usage and card time are added to the stored sums; of means,
-errors and rollouts of the same name, and of a tenant's receipts with the same request id, the
-newest is kept."""
+"""Records that a writer accepts. Usage and accelerator time are added to the stored sums. Of
+means, errors and rollouts with the same name, and of a tenant's receipts with the same request id,
+the newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Learnt:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """A model that was added to a shared pool at run time, as it was measured then.
+    """A model that was added to a shared pool at run time, with its measurements.
 
-    `version` counts its measurements from 1; `added_at_s` is seconds since the epoch.
+    `version` counts its measurements from 1; `added_at_s` is in seconds since the epoch.
     """
 
     pool: PoolName
@@ -94,7 +94,7 @@ class RegisteredModel:
 class AddedAdapter:
     """An adapter that was added to the model `base` at run time.
 
-    Its `version` is the instant at which it was, in milliseconds since the epoch.
+    Its `version` is the time of the addition, in milliseconds since the epoch.
     """
 
     base: ModelName
@@ -105,7 +105,7 @@ class AddedAdapter:
 class Limits:
     """How much is kept; older records are deleted.
 
-    `samples_per_node` counts for each task, node and model. 20,000 receipts of 5 kB are 100 MB.
+    `samples_per_node` is per task, node and model. 20,000 receipts of 5 kB are 100 MB.
     """
 
     receipts: int = 20_000

@@ -1,4 +1,4 @@
-"""Rows of the store's tables: what each record becomes, and back."""
+"""Convert records to rows of the store's tables, and back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ROLLOUT = TypeAdapter(Rollout)
 
 
 class Rows:
-    """The rows of a batch, each key once: of several the last, or of usage the sum."""
+    """The rows of a batch, one per key: the last of several, or for usage their sum."""
 
     def __init__(self) -> None:
         self._new: dict[Table, list[Row]] = {}
@@ -112,13 +112,13 @@ class Rows:
 
 
 def readable_rollouts(documents: Iterable[str]) -> Iterator[Rollout]:
-    """One that another version of CATO wrote may not be; its name then means what the deployment
-    file says."""
+    """Skip rollouts that another version of CATO wrote and this one cannot read; their names fall
+    back to the deployment file."""
     for document in documents:
         try:
             yield ROLLOUT.validate_json(document)
         except ValidationError as exc:
-            log.error("a rollout of the store is unreadable and left out: %s", exc)
+            log.error("skipping an unreadable rollout in the store: %s", exc)
 
 
 def adapter_of(row: Any) -> AddedAdapter:
@@ -158,7 +158,7 @@ def key_row(key: ApiKey) -> Row:
 
 
 def upsert(connection: Connection, table: Table, *, is_sum: bool = False) -> Any:
-    """Insert rows; those that are there are replaced, or with `is_sum` added to."""
+    """Insert rows; existing ones are replaced, or added to with `is_sum`."""
     keys = [column.name for column in table.primary_key]
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     statement = dialect.insert(table)
@@ -171,7 +171,7 @@ def upsert(connection: Connection, table: Table, *, is_sum: bool = False) -> Any
 
 
 def keep_newest(connection: Connection, table: Table, kept: int, per: Sequence[Any]) -> None:
-    """Of the rows that agree in `per`, keep the `kept` with the highest ids."""
+    """Keep the `kept` rows with the highest ids for each value of `per`."""
     age = func.row_number().over(partition_by=per, order_by=table.c.id.desc()).label("age")
     ranked = select(table.c.id, age).subquery()
     old = select(ranked.c.id).where(ranked.c.age > kept)

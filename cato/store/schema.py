@@ -1,7 +1,7 @@
-"""The tables, as the newest migration leaves them. Moments are seconds since the epoch.
+"""The tables, as of the newest migration. Times are in seconds since the epoch.
 
-Text is kept of names and of JSON documents made of names and numbers; nothing of a prompt or an
-answer is.
+The only text stored is names, and JSON documents made of names and numbers; never text of a prompt
+or an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-# SQLite numbers rows by itself only for a key of the type INTEGER.
+# SQLite generates row numbers only for a key of the type INTEGER.
 _ROW_NUMBER = BigInteger().with_variant(Integer, "sqlite")
 
 profiles = Table(
@@ -132,7 +132,7 @@ tenants = Table(
     Column("weight", Double, nullable=False),
 )
 
-# `digest` is a hash: nothing here opens a door.
+# `digest` is a hash: the table grants no access.
 api_keys = Table(
     "api_keys",
     metadata,
@@ -189,7 +189,7 @@ usage = Table(
     Column("output_tokens", BigInteger, nullable=False),
 )
 
-# Rows are only added: triggers refuse to change or delete one.
+# Rows are only added: triggers reject updates and deletes.
 audit = Table(
     "audit",
     metadata,

@@ -1,4 +1,4 @@
-"""How the metadata store is, for operators."""
+"""Health of the metadata store, for operators."""
 
 from __future__ import annotations
 

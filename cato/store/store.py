@@ -98,7 +98,7 @@ from cato.store.schema import (
 log = logging.getLogger("cato.store")
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a call waits for another process that writes."""
+"""How long a call waits for another process that is writing."""
 
 _HOSTED = TypeAdapter(HostedModel)
 
@@ -106,7 +106,7 @@ _HOSTED = TypeAdapter(HostedModel)
 class MetadataStore:
     """Typed access to the database. Safe to share between threads; make one with `open`.
 
-    Every call raises `StoreError`: `StoreUnavailableError` when the same call may work later.
+    Every call raises `StoreError`; `StoreUnavailableError` if a retry may succeed.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -120,10 +120,10 @@ class MetadataStore:
 
     @classmethod
     def open(cls, location: str | Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> MetadataStore:
-        """The store at a path or URL, made or migrated when needed.
+        """The store at a path or URL, created or migrated if needed.
 
-        A damaged SQLite file is renamed and a new one begun. Raise `StoreTooNewError` for a schema
-        of a later version.
+        A damaged SQLite file is renamed and replaced by a new one. Raise `StoreTooNewError` for a
+        schema of a later version.
         """
         return cls(open_engine(store_url(location), busy_timeout_s))
 
@@ -136,15 +136,15 @@ class MetadataStore:
         self._engine.dispose()
 
     def set_aside(self, problem: str) -> None:
-        """Rename a file that proved damaged; the next `open` begins a new one."""
+        """Rename a damaged file; the next `open` creates a new one."""
         self.close()
         if self._file is not None and not self._has_moved():
             set_aside(self._file, problem)
 
-    # Learnt
+    # Learnt values
 
     def write(self, records: Sequence[Record]) -> None:
-        """All of `records` or none, in one transaction."""
+        """Write all of `records` or none, in one transaction."""
         try:
             rows = Rows()
             for record in records:
@@ -152,7 +152,7 @@ class MetadataStore:
             with self._transaction() as connection:
                 rows.write(connection)
         except (OverflowError, TypeError, ValueError) as exc:
-            # A number beyond 64 bits, text that is no Unicode: refused before the database sees it.
+            # A number beyond 64 bits or invalid Unicode: rejected before the database sees it.
             raise StoreRecordError(self.name, str(exc)) from exc
 
     def prune(self, limits: Limits, now_s: float) -> None:
@@ -172,7 +172,7 @@ class MetadataStore:
             connection.execute(delete(receipts).where(too_old))
 
     def learnt(self) -> Learnt:
-        """Everything that was learnt; an unreadable row counts as damage."""
+        """All learnt values; an unreadable row counts as damage."""
         with self._reading() as connection:
             means = tuple(
                 NodeMean(TaskName(r.task), NodeId(r.node), r.quantity, r.value, r.samples)
@@ -201,8 +201,8 @@ class MetadataStore:
         return Learnt(means, errors, samples, runs, tuple(readable_rollouts(kept)))
 
     def receipt(self, request_id: str, tenant: str | None) -> Mapping[str, object] | None:
-        """A receipt of `tenant` (None: the newest of anybody) as plain values, its free text
-        withheld; None when it is not kept."""
+        """A receipt of `tenant` (None: the newest of any tenant) as plain values, without its free
+        text; None when it is not kept."""
         query = select(receipts.c.document).where(receipts.c.request_id == request_id)
         if tenant is not None:
             query = query.where(receipts.c.tenant == tenant)
@@ -218,7 +218,7 @@ class MetadataStore:
         return plain
 
     def reactions(self, request_id: str) -> tuple[Reaction, ...]:
-        """What was done with the completion of a request, in order."""
+        """Reactions to the completion of a request, in order."""
         query = select(reactions).where(reactions.c.request_id == request_id)
         with self._reading() as connection:
             rows = connection.execute(query.order_by(reactions.c.at_s, reactions.c.reaction))
@@ -229,13 +229,13 @@ class MetadataStore:
     def administer(
         self, change: Change, by: str, within: str | None = None
     ) -> ApiKey | Tenant | None:
-        """Make `change` and log it as one of `by`'s, both or neither; what it is about, as it is
-        then. None when there is no such key, or none of the tenant `within`.
+        """Apply `change` and log it as `by`'s, both or neither; returns its object afterwards.
 
-        From the first key on the deployment has had one, also when its store is lost.
+        None when there is no such key, or it is not of the tenant `within`. After its first key a
+        deployment counts as having had one, even if its store is lost.
         """
         if isinstance(change, AddKey | RotateKey):
-            self._remember(KeyHistory.KEYED, "it cannot be kept that there is a key")
+            self._remember(KeyHistory.KEYED, "cannot record that the deployment has keys")
         with self._transaction() as connection:
             known = self._known_key(connection, change, within)
             if known is None and isinstance(change, EndKey | RotateKey | DeleteKey):
@@ -267,13 +267,13 @@ class MetadataStore:
                 case _:
                     assert_never(change)
         if isinstance(change, OpenWithoutKeys):
-            self._remember(KeyHistory.OPENED, "it cannot be kept that no key is needed")
+            self._remember(KeyHistory.OPENED, "cannot record that no key is needed")
         return about
 
     def _known_key(
         self, connection: Connection, change: Change, within: str | None
     ) -> ApiKey | None:
-        """The key that `change` is about, if it is one of `within`."""
+        """The key that `change` is about, if it belongs to `within`."""
         if not isinstance(change, EndKey | RotateKey | DeleteKey):
             return None
         query = select(api_keys).where(api_keys.c.id == change.id)
@@ -285,7 +285,7 @@ class MetadataStore:
         self._log(connection, by, "key.create", key.id, None, key, key.tenant)
 
     def _end_key(self, connection: Connection, by: str, key: ApiKey, at_s: float) -> ApiKey:
-        """The key as it is then; it may have had an earlier end."""
+        """The key after the change; it may already have had an earlier end."""
         if key.expires_at_s is not None and key.expires_at_s <= at_s:
             return key
         ended = replace(key, expires_at_s=at_s)
@@ -312,7 +312,7 @@ class MetadataStore:
         after: ApiKey | Tenant | AdapterSpec | str | None,
         tenant: str = "",
     ) -> None:
-        """Add an entry to the audit log; a `str` is JSON already."""
+        """Add an entry to the audit log; a `str` is already JSON."""
         row = {
             "at_s": time.time(),
             "who": by,
@@ -325,7 +325,7 @@ class MetadataStore:
         connection.execute(insert(audit), row)
 
     def log_rollout(self, by: str, action: str, before: Rollout | None, after: Rollout) -> None:
-        """Log what `by` did to a rollout, which is kept as a record."""
+        """Log `by`'s change to a rollout; the rollout itself is kept as a record."""
         with self._transaction() as connection:
             old = None if before is None else ROLLOUT.dump_json(before).decode()
             new = ROLLOUT.dump_json(after).decode()
@@ -334,7 +334,7 @@ class MetadataStore:
     def audit(
         self, tenant: str | None = None, limit: int = 100, below: int | None = None
     ) -> tuple[AuditEntry, ...]:
-        """The newest changes (None: of all tenants), those with ids `below` one alone."""
+        """The newest changes (None: of all tenants); with `below`, only ids below it."""
         query = select(audit).order_by(audit.c.id.desc()).limit(limit)
         if tenant is not None:
             query = query.where(audit.c.tenant == tenant)
@@ -355,23 +355,23 @@ class MetadataStore:
             raise StoreUnavailableError(self.name, problem)
 
     def remember_keys(self) -> None:
-        """Keep outside of the store that the deployment has keys."""
+        """Record outside the store that the deployment has keys."""
         keyed.remember(self._engine.url, KeyHistory.KEYED)
 
     def api_keys(self) -> tuple[ApiKey, ...]:
-        """All keys, the ended ones too, oldest first."""
+        """All keys, including ended ones, oldest first."""
         query = select(api_keys).order_by(api_keys.c.created_at_s, api_keys.c.id)
         with self._reading() as connection:
             return tuple(self._key(row) for row in connection.execute(query))
 
     def tenants(self) -> tuple[Tenant, ...]:
-        """All tenants that limits were set for, by name."""
+        """All tenants with limits, by name."""
         with self._reading() as connection:
             rows = connection.execute(select(tenants).order_by(tenants.c.name))
             return tuple(Tenant(*row) for row in rows)
 
     def access(self, month: str) -> Access:
-        """Keys, tenants and spent tokens for an ingress; `month` as 2026-11."""
+        """Keys, tenants and used tokens for an ingress; `month` as 2026-11."""
         tokens = func.sum(usage.c.prompt_tokens + usage.c.output_tokens)
         query = (
             select(usage.c.tenant, tokens)
@@ -381,7 +381,7 @@ class MetadataStore:
         with self._reading() as connection:
             spent = {tenant: int(n) for tenant, n in connection.execute(query)}
         keys, history = self.api_keys(), keyed.history(self._engine.url)
-        if keys and history is not KeyHistory.KEYED:  # made by an earlier version
+        if keys and history is not KeyHistory.KEYED:  # created by an earlier version
             self.remember_keys()
             history = KeyHistory.KEYED
         return Access(keys, self.tenants(), spent, history)
@@ -389,7 +389,7 @@ class MetadataStore:
     def usage(
         self, tenant: str | None, since: str = "", until: str = LAST_DAY
     ) -> tuple[Usage, ...]:
-        """What `tenant` used (None: everybody) from one day to another, by name."""
+        """Usage of `tenant` (None: all tenants) from one day to another, by name."""
         query = select(usage).order_by(*usage.primary_key.columns)
         query = query.where(usage.c.day.between(since, until))
         if tenant is not None:
@@ -398,15 +398,14 @@ class MetadataStore:
             return tuple(Usage(*row) for row in connection.execute(query))
 
     def card_time(self, since: str = "", until: str = LAST_DAY) -> tuple[CardTime, ...]:
-        """How long models held cards, by day and model."""
+        """Accelerator time that models held, by day and model."""
         query = select(card_time).where(card_time.c.day.between(since, until))
         with self._reading() as connection:
             rows = connection.execute(query.order_by(*card_time.primary_key.columns))
             return tuple(CardTime(*row) for row in rows)
 
     def turns(self, session: str, tenant: str | None) -> tuple[TurnUsage, ...]:
-        """What the turns of `session` used that are still kept, oldest first: `tenant`'s (None:
-        everybody's)."""
+        """Usage of the kept turns of `session`, oldest first: `tenant`'s (None: all tenants')."""
         query = select(receipts.c.document).where(receipts.c.session == session)
         if tenant is not None:
             query = query.where(receipts.c.tenant == tenant)
@@ -426,10 +425,10 @@ class MetadataStore:
         parsed = {"tasks": tasks, "models": models, "role": role, "bounds": bounds}
         return ApiKey(**{**row._asdict(), **parsed})
 
-    # Measured
+    # Profiles
 
     def save_profile(self, profile: ProfileFile, limits: Limits | None = None) -> None:
-        """Keep a measured profile with its provenance; earlier ones of the name stay a while."""
+        """Keep a measured profile with its provenance; earlier ones stay for a while."""
         name = profile_name(profile.model, profile.accelerator)
         row = {
             "name": name,
@@ -470,7 +469,7 @@ class MetadataStore:
     def add_model(
         self, pool: PoolName, hosted: HostedModel, profile: ProfileFile, by: str = ""
     ) -> RegisteredModel:
-        """Keep a model as it was just measured, as the next version of its name."""
+        """Keep a newly measured model as the next version of its name."""
         columns, name = hosted_models.c, hosted.model.name
         mine = (columns.pool == pool, columns.name == name)
         with self._transaction() as connection:
@@ -489,7 +488,7 @@ class MetadataStore:
         return added
 
     def models(self) -> tuple[RegisteredModel, ...]:
-        """All versions of all models, by pool and name, the newest version of each last."""
+        """All versions of all models, by pool and name, newest version last."""
         query = select(hosted_models).order_by(*hosted_models.primary_key.columns)
         with self._reading() as connection:
             rows = connection.execute(query).all()
@@ -505,7 +504,7 @@ class MetadataStore:
             raise StoreError(self.name, f"a model of another format, add it again: {exc}") from exc
 
     def remove_model(self, pool: PoolName, name: ModelName, by: str = "") -> bool:
-        """Forget all versions; False when there was none."""
+        """Delete all versions; False when there was none."""
         columns = hosted_models.c
         mine = (columns.pool == pool, columns.name == name)
         query = select(columns.model).where(*mine).order_by(columns.version.desc()).limit(1)
@@ -518,14 +517,14 @@ class MetadataStore:
             return True
 
     def save_arrivals(self, pool: PoolName, slices: Sequence[UsualArrivals]) -> None:
-        """The newest of each model and time of day counts."""
+        """Save arrivals; the newest per model and time of day replaces earlier ones."""
         rows = [{"pool": pool, **asdict(s)} for s in slices]
         if rows:
             with self._transaction() as connection:
                 connection.execute(upsert(connection, usual_arrivals), rows)
 
     def arrivals_of(self, pool: PoolName) -> tuple[UsualArrivals, ...]:
-        """What was learnt of the times at which the models of `pool` are asked for."""
+        """Learnt arrival times of the models of `pool`."""
         columns = usual_arrivals.c
         query = (
             select(usual_arrivals)
@@ -539,10 +538,10 @@ class MetadataStore:
             for r in rows
         )
 
-    # Adapters that were added to a base
+    # Adapters added to a base model
 
     def add_adapter(self, base: ModelName, adapter: AdapterSpec, by: str = "") -> None:
-        """Keep an adapter, in the place of one of its name."""
+        """Keep an adapter, replacing one of the same name."""
         row = {
             "name": adapter.name,
             "version": adapter.version,
@@ -568,7 +567,7 @@ class MetadataStore:
         return tuple(map(adapter_of, rows))
 
     def remove_adapter(self, name: ModelName, by: str = "") -> bool:
-        """Forget it; False when there was none."""
+        """Delete the adapter; False when there was none."""
         is_it = added_adapters.c.name == name
         with self._transaction() as connection:
             known = connection.execute(select(added_adapters).where(is_it)).one_or_none()
@@ -600,7 +599,7 @@ class MetadataStore:
             raise translated(self.name, exc) from exc
 
     def _has_moved(self) -> bool:
-        """Whether the file was moved: SQLite would go on writing into the old one."""
+        """Whether the file was moved: SQLite would keep writing to the old one."""
         return self._file is not None and _inode(self._file) != self._inode
 
 

@@ -1,7 +1,7 @@
-"""Writing to the store off the event loop: batches, a bounded queue, and patience.
+"""Write to the store off the event loop: in batches, from a bounded queue, with retries.
 
-While the database is locked, full or gone, serving goes on: records wait, the oldest are dropped
-(and counted) once too many do, and the state says why.
+While the database is locked, full or gone, serving goes on: records queue up, the oldest are
+dropped (and counted) when the queue is full, and the state says why.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WriterSettings:
-    """`capacity` records may wait: 20,000 are some 20 MB, and minutes of a busy host.
+    """`capacity`: records that may queue; 20,000 are some 20 MB, minutes of a busy host.
 
-    A batch holds what came within `gather_s`, which is what a killed process loses, and at most
+    A batch holds the records of `gather_s`, which is what a killed process loses, and at most
     `batch` records, so that it is written in milliseconds. `retry_s` doubles up to `max_retry_s`.
     """
 
@@ -52,8 +52,8 @@ class WriterSettings:
 class StoreWriter:
     """One thread that opens the store at `location` and writes to it.
 
-    `on_open` is called once, with the store when it is open for the first time: in the thread that
-    calls `start` when that succeeds at once, else in the writer's own. It may raise `StoreError`.
+    `on_open` is called once, when the store first opens: in the thread that calls `start` if that
+    succeeds at once, otherwise in the writer's own. It may raise `StoreError`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class StoreWriter:
         self._thread = threading.Thread(target=self._run, name="cato-store", daemon=True)
 
     def start(self) -> None:
-        """Open the store, or say in `state` why not yet, and begin to write. Never raises."""
+        """Try to open the store, and start writing; `state` says if it failed. Never raises."""
         try:
             self._opened()
             self._recovered()
@@ -88,14 +88,14 @@ class StoreWriter:
         self._thread.start()
 
     def put(self, records: Sequence[Record]) -> None:
-        """Have `records` written soon. Never blocks; drops the oldest that wait when full."""
+        """Queue `records` for writing. Never blocks; drops the oldest when the queue is full."""
         with self._changed:
             self._waiting.extend(records)
             self._drop_overflow()
             self._changed.notify_all()
 
     def read(self, query: Callable[[MetadataStore], T]) -> T:
-        """The answer of the store; raise `StoreError` when it is not there. Blocks."""
+        """Run a query; raise `StoreError` when the store is not open. Blocks."""
         store, trouble = self._store, self._trouble
         if store is None:
             why = ("", "being opened") if trouble is None else (trouble.location, trouble.problem)
@@ -116,7 +116,7 @@ class StoreWriter:
             )
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what waits, once, and stop; what cannot be written now is lost and logged."""
+        """Flush once and stop; records that cannot be written now are lost, and logged."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -139,7 +139,7 @@ class StoreWriter:
                 self._changed.notify_all()
 
     def _patiently(self, step: Callable[[], object]) -> bool:
-        """Try until it succeeds; False when closing came first."""
+        """Retry until it succeeds; False when closing came first."""
         retry_s = self._settings.retry_s
         while True:
             try:
@@ -154,7 +154,7 @@ class StoreWriter:
             retry_s = min(2.0 * retry_s, self._settings.max_retry_s)
 
     def _next_batch(self) -> list[Record]:
-        """What came within a moment; empty when closing and nothing waits."""
+        """Records of the last moment; empty when closing with an empty queue."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closing)
             if not self._is_closing and len(self._waiting) < self._settings.batch:
@@ -167,7 +167,7 @@ class StoreWriter:
             return [self._waiting.popleft() for _ in range(n)]
 
     def _write(self, batch: list[Record]) -> None:
-        """Empties `batch` as it is written, so that a later error writes nothing twice."""
+        """Removes records from `batch` as they are written, so that a retry writes none twice."""
         store = self._opened()
         try:
             self._write_to(store, batch)
@@ -197,7 +197,7 @@ class StoreWriter:
         try:
             store.write([record])
         except StoreRecordError as error:
-            log.error("a %s was dropped: %s", type(record).__name__, error)
+            log.error("dropped a %s: %s", type(record).__name__, error)
             with self._changed:
                 self._dropped += 1
 
@@ -225,13 +225,13 @@ class StoreWriter:
     def _degraded(self, error: StoreError) -> None:
         with self._changed:
             if str(self._trouble) != str(error):
-                log.warning("%s; serving goes on, records wait", error)
+                log.warning("%s; serving continues, records are queued", error)
             self._trouble = error
             self._changed.notify_all()
 
     def _recovered(self) -> None:
         with self._changed:
             if self._trouble is not None and self._store is not None:
-                log.info("metadata store %s is in use", self._store.name)
+                log.info("metadata store %s is open", self._store.name)
             self._trouble = None
             self._changed.notify_all()

@@ -1,1 +1,1 @@
-"""What operators read: metrics, traces and decision logs."""
+"""Telemetry for operators: metrics, traces, logs and decision logs."""

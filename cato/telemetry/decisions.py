@@ -1,4 +1,4 @@
-"""The newest decisions of one pool's router with their reasons, and how many there were of each."""
+"""A pool router's newest decisions with their reasons, and counts of each kind."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from cato.core.ids import PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.snapshot import Invocation
 
-# Of dispatches, and of all else: a busy pool must not push the loss of a replica out in seconds.
+# Kept separately for dispatches and for the rest: a busy pool's dispatches must not push out the
+# loss of a replica within seconds.
 KEPT_DECISIONS = 100
-# Reasons are written with numbers; without them a policy has a handful. More than this means that a
-# policy writes names into them: Prometheus must not get a series for each.
+# Without their numbers, a policy has a handful of reasons. More than this many means that it writes
+# names into them; Prometheus must not get a series for each.
 MAX_RULES = 40
 OTHER = "other"
-# What "now" means of the slack of a pool: long enough for a calm one to have had a call.
+# Window of a pool's current slack: long enough for a quiet pool to have had a call.
 SLACK_WINDOW_S = 60.0
 
 DISPATCH = "dispatch"
 SUPERSEDE = "supersede"
 LOAD = "load"
 LOST = "lost"
-"""The kind of a note that a replica is gone; the others are `dispatch`, `refuse`, `supersede` (a
-newer run of its buffer took the call's place), `preempt`, and `load` (of a shared pool)."""
+"""The kind for a lost replica; the others are `dispatch`, `refuse`, `supersede` (a newer run of
+the editor buffer replaced the call), `preempt`, and `load` (in a shared pool)."""
 
 _WITH_DIGIT = re.compile(r"[^\s,;:()/]*\d[^\s,;:()/]*")  # numbers, and names such as req-8c1f
 
@@ -39,9 +40,9 @@ _WITH_DIGIT = re.compile(r"[^\s,;:()/]*\d[^\s,;:()/]*")  # numbers, and names su
 class Decided:
     """One decision of a pool, at `at_s` seconds since the epoch.
 
-    `slack_s` is the time to spare at the dispatch: to the deadline, less the predicted remaining
-    service; negative when it is predicted to be late, None where there is no SLO or no dispatch.
-    `run_id`, `task`, `node` and `tenant` are empty for what concerns a replica alone.
+    `slack_s` at the dispatch: time to the deadline minus the predicted remaining service. Negative
+    when predicted to be late; None without an SLO or a dispatch. `run_id`, `task`, `node` and
+    `tenant` are empty for decisions about a replica alone.
     """
 
     at_s: float
@@ -60,9 +61,9 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class PoolDecisions:
-    """What a router decided: the newest decisions, the oldest first, and all counted.
+    """A router's newest decisions, oldest first, and the counts of all.
 
-    `counts` by kind and rule: the reason without its numbers.
+    `counts` is by kind and rule, which is the reason without its numbers.
     """
 
     newest: tuple[Decided, ...] = ()
@@ -70,7 +71,7 @@ class PoolDecisions:
 
 
 def all_decisions(shards: Sequence[PoolDecisions]) -> PoolDecisions:
-    """Those of a pool whose router shards were asked one by one."""
+    """Decisions of a pool, merged from its router shards."""
     if len(shards) == 1:
         return shards[0]
     newest = sorted((d for shard in shards for d in shard.newest), key=attrgetter("at_s"))
@@ -81,12 +82,12 @@ def all_decisions(shards: Sequence[PoolDecisions]) -> PoolDecisions:
 
 
 def rule_of(reason: str) -> str:
-    """The first part of a reason with `N` for every word that has a digit: few, for a metric."""
+    """First part of a reason, with `N` for words with digits: few values, for a metric label."""
     return _WITH_DIGIT.sub("N", reason.split(";", 1)[0]).strip()
 
 
 class DecisionBook:
-    """Written by the router as it decides; counters start with it."""
+    """Records decisions as the router makes them; counters start at 0 with the router."""
 
     def __init__(self, pool: PoolName) -> None:
         self._pool = pool
@@ -98,7 +99,7 @@ class DecisionBook:
     def note(
         self, at_s: float, event: Event, commands: Iterable[Command], core: PoolOrchestrator
     ) -> None:
-        """What `core` answered to `event` at `at_s`, seconds since the epoch."""
+        """Record `core`'s answer to `event` at `at_s`, seconds since the epoch."""
         self.note_commands(at_s, event, commands, core)
         match event:
             case ReplicaReported(replica_id=replica):
@@ -112,17 +113,17 @@ class DecisionBook:
     def note_commands(
         self, at_s: float, event: Event, commands: Iterable[Command], core: PoolOrchestrator
     ) -> None:
-        """As `note`, where replicas that go are no losses."""
+        """Like `note`, but replicas that leave are not counted as lost."""
         for command in commands:
             decided = _decided(at_s, self._pool, event, command, core)
             # The reason names the newer run.
             self.add(decided, SUPERSEDE if decided.kind == SUPERSEDE else decided.reason)
 
     def note_silent(self, at_s: float, known: Iterable[ReplicaId]) -> None:
-        """`known` are the replicas that the router has left; those it dropped were silent."""
+        """Note dropped replicas as lost; `known` are the replicas that the router still has."""
         for replica in sorted(self._replicas.difference(known)):
             self._replicas.discard(replica)
-            reason = "no report came any more"
+            reason = "it stopped reporting"
             self.add(Decided(at_s, self._pool, LOST, reason, replica), reason)
 
     def all(self) -> PoolDecisions:
@@ -130,7 +131,7 @@ class DecisionBook:
         return PoolDecisions(tuple(newest), dict(self._counts))
 
     def add(self, decided: Decided, reason: str) -> None:
-        """A decision that is counted under the rule of `reason`."""
+        """Record a decision, counted under the rule of `reason`."""
         (self._dispatches if decided.kind == DISPATCH else self._others).append(decided)
         name = (decided.kind, rule_of(reason))
         if name not in self._counts and len(self._counts) >= MAX_RULES:
@@ -139,7 +140,7 @@ class DecisionBook:
 
 
 def dispatched(at_s: float, pool: PoolName, command: Dispatch, call: Invocation | None) -> Decided:
-    """That `call` (None: unknown) was leased a place."""
+    """The decision that leased a replica to `call` (None: unknown)."""
     slack_s = command.slack_s - command.remaining_s
     return Decided(
         at_s, pool, DISPATCH, command.reason, command.replica_id, *_names(call),
@@ -158,12 +159,12 @@ def _decided(
             call = event.invocation if isinstance(event, InvocationOffered) else None
             names = _names(call)
             if call is not None and call.id != command.invocation_id:
-                names = ("", *names[1:])  # of another run of the same buffer
+                names = ("", *names[1:])  # the call belongs to another run of the buffer
             kind = SUPERSEDE if command.superseded else "refuse"
             return Decided(at_s, pool, kind, command.reason, "", *names)
         case Preempt():
             call = core.invocation(command.invocation_id)
-            # A preempted invocation waits again, unless a newer run of its buffer replaced it.
+            # A preempted invocation queues again, unless a newer run of its buffer replaced it.
             kind = SUPERSEDE if call is None else "preempt"
             return Decided(
                 at_s, pool, kind, command.reason, command.replica_id, *_names(call),
@@ -177,7 +178,7 @@ def _names(call: Invocation | None) -> tuple[str, str, str, str]:
 
 
 def slack_now(decisions: Iterable[Decided], now_s: float) -> tuple[float, float] | None:
-    """Median and least slack of the newest dispatches of the last minute; None without any."""
+    """Median and minimum slack of the last minute's dispatches; None without any."""
     found = [
         d.slack_s for d in decisions if d.slack_s is not None and now_s - d.at_s <= SLACK_WINDOW_S
     ]

@@ -1,7 +1,7 @@
-"""The log of what a pool's router was told and what it ordered, as JSON lines.
+"""Log of a pool router's input events and commands, as JSON lines.
 
-The first line says which pool it is and how it decides. Every other line is one event with its
-commands. Read again, the events give the same commands (`cato.sim.replay`). Prompts are not in it.
+The first line names the pool and its policies. Every other line is one event with its commands.
+Replaying the events gives the same commands (`cato.sim.replay`). It contains no prompts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cato.policies.registry import policies_of
 log = logging.getLogger("cato.event_log")
 
 VERSION = 1
-# A busy pool writes about 1 kB for a call; the log of a day is for a bigger disk than the default.
+# A busy pool writes about 1 kB per call; logs of whole days need a bigger disk than is usual.
 MAX_BYTES = 1 << 30
 
 _EVENTS: dict[str, type] = {
@@ -77,7 +77,7 @@ def _plain(value: object) -> dict[str, Any]:
 
 
 class EventLog:
-    """Writes the log of one pool. A disk that refuses ends the log, never the pool."""
+    """Writes the log of one pool. A disk error ends the log, never the pool."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class EventLog:
         names: PoolPolicies | None = None,
         profile: Profile | None = None,
     ) -> None:
-        """One event and what followed from it; `names` and `profile` made a `PoliciesChanged`."""
+        """One event and its commands; `names` and `profile` are those of a `PoliciesChanged`."""
         if self._file.closed:
             return
         told: dict[str, Any]
@@ -121,7 +121,7 @@ class EventLog:
         self._line(line)
 
     def flush(self) -> None:
-        """What was written so far is readable by others."""
+        """Make everything written so far readable by others."""
         if not self._file.closed:
             self._do(self._file.flush)
 
@@ -129,7 +129,7 @@ class EventLog:
         self._do(self._file.close)
 
     def _id_of(self, profile: Profile) -> int:
-        """Replicas report twice a second; their profile is written once."""
+        """Replicas report twice a second, so their profile is written only once."""
         if profile not in self._profiles:
             self._profiles[profile] = len(self._profiles)
             self._line({"profile": _plain(profile)})
@@ -141,7 +141,7 @@ class EventLog:
         text = json.dumps(value, separators=(",", ":")) + "\n"
         self._left -= len(text)
         if self._left < 0:
-            log.warning("the event log %s is full; the pool goes on without", self._path)
+            log.warning("the event log %s is full; the pool goes on without it", self._path)
             self.close()
             return
         self._do(lambda: self._file.write(text))
@@ -154,17 +154,17 @@ class EventLog:
             self._abandon()
 
     def _abandon(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is lost
+        with contextlib.suppress(OSError):  # the unwritten rest is lost
             self._file.close()
 
 
 def opened_log(
     folder: str | None, pool: PoolName, names: PoolPolicies, profile: Profile
 ) -> EventLog | None:
-    """A new log in `folder`; None without one, or when it cannot be written."""
+    """A new log in `folder`; None without a folder, or when it cannot be written."""
     if folder is None:
         return None
-    # One file for each life of the router: a log is read from empty books on.
+    # One file per incarnation of the router: replay starts from empty state.
     name = f"{pool.replace('/', '-')}-{time.strftime('%Y%m%dT%H%M%S')}-{time.monotonic_ns()}.jsonl"
     try:
         return EventLog(Path(folder) / name, pool, names, profile)
@@ -175,7 +175,7 @@ def opened_log(
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One event and the commands that the router gave."""
+    """One event and the router's commands."""
 
     event: Event
     commands: tuple[Command, ...]
@@ -183,7 +183,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A log: the pool, how it decided at first, and what happened."""
+    """A log: the pool, its initial policies, and the events."""
 
     pool: PoolName
     names: PoolPolicies
@@ -192,7 +192,7 @@ class Recording:
 
 
 def read_log(path: Path) -> Recording:
-    """Raise `ConfigError` if it is no log. A truncated last line is left out."""
+    """Raise `ConfigError` if it is not an event log. A truncated last line is skipped."""
     lines = _lines(path)
     try:
         header = next(lines)
@@ -234,7 +234,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         for number, text in enumerate(file, 1):
             if not text.endswith("\n"):
-                return  # the writer was stopped in the middle of it
+                return  # the writer stopped in the middle of the line
             try:
                 value = json.loads(text)
             except json.JSONDecodeError as error:

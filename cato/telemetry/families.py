@@ -1,7 +1,7 @@
-"""Prometheus' counters and histograms, whose children are found in a fraction of a microsecond.
+"""Prometheus counters and histograms with fast label look-up: a fraction of a microsecond.
 
-The client library checks and converts labels at every look-up, which takes ten microseconds; a run
-that ends looks up some twenty.
+The client library checks and converts labels at every look-up, which takes ten microseconds; a
+finished run needs some twenty look-ups.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import prometheus_client
 
 
 class Counter(prometheus_client.Counter):
-    """See `prometheus_client.Counter`; labels are strings, in their order."""
+    """See `prometheus_client.Counter`; labels are strings, in order."""
 
     def labels(self, *labelvalues: Any) -> Counter:  # type: ignore[override]
         known: dict[tuple[Any, ...], Counter] = self.__dict__.setdefault("_known", {})
@@ -24,7 +24,7 @@ class Counter(prometheus_client.Counter):
 
 
 class Histogram(prometheus_client.Histogram):
-    """See `prometheus_client.Histogram`; labels are strings, in their order."""
+    """See `prometheus_client.Histogram`; labels are strings, in order."""
 
     def labels(self, *labelvalues: Any) -> Histogram:  # type: ignore[override]
         known: dict[tuple[Any, ...], Histogram] = self.__dict__.setdefault("_known", {})

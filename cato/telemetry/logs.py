@@ -1,4 +1,4 @@
-"""One JSON object a line for each event, with the request's id; never text of a prompt or answer.
+"""JSON log lines, one object per event, with the request's id; never prompt or answer text.
 
 `CATO_LOG_LEVEL` (default `WARNING`) sets the level; `INFO` has a line for each run.
 """
@@ -18,7 +18,7 @@ from cato.core.receipt import SlaReceipt
 LEVEL_VARIABLE = "CATO_LOG_LEVEL"
 
 REQUEST_ID: ContextVar[str] = ContextVar("cato_request_id", default="")
-"""The request in hand; every line that is written meanwhile has it."""
+"""Id of the current request; added to every line logged meanwhile."""
 
 _runs = logging.getLogger("cato.run")
 
@@ -44,9 +44,9 @@ class JsonLines(logging.Formatter):
 
 
 def set_up() -> None:
-    """Let this process write CATO's lines to stderr; harmless when it does so already.
+    """Make this process write CATO's log lines to stderr. Idempotent.
 
-    Raise `ValueError` for a level that is none.
+    Raise `ValueError` for an unknown level.
     """
     root = logging.getLogger("cato")
     if any(isinstance(h.formatter, JsonLines) for h in root.handlers):
@@ -55,7 +55,7 @@ def set_up() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     root.addHandler(handler)
-    root.propagate = False  # Ray's own handler would write the line again
+    root.propagate = False  # Ray's own handler would repeat the line
 
 
 def wants_runs() -> bool:
@@ -64,7 +64,7 @@ def wants_runs() -> bool:
 
 
 def run_ended(receipt: SlaReceipt) -> None:
-    """The line of a run, when somebody wants it. Problems may quote a prompt, so they stay out."""
+    """Log a finished run, at `INFO`. Problems may quote a prompt, so they are left out."""
     if not wants_runs():
         return
     calls = [n.llm for n in receipt.nodes if n.llm is not None]

@@ -33,11 +33,11 @@ LATENCY_BUCKETS_S = (
 )  # fmt: skip
 QUEUE_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
-# Both ways from 0: whether a call is predicted to be in time.
+# Negative too: whether a call is predicted to be late.
 SLACK_BUCKETS_S = (-10, -3, -1, -0.3, -0.1, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 THINK_BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 45, 90, 180, 600, 1800, 7200)
 SESSION_SLACK_BUCKETS_S = (-3600, -600, -120, -30, 0, 30, 120, 600, 1800, 3600, 14_400)
-# Of predicted over actual: narrow around 1, where a good profile is.
+# Ratios of predicted to actual: narrow around 1, where a good profile is.
 RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 4)
 
 
@@ -59,7 +59,7 @@ class RunMetrics:
         self._pool_slo = Counter(
             "cato_pool_slo_runs",
             "Runs that called a pool, by pool, tenant and whether the SLO was met: attainment of "
-            "what depends on the pool. A run that calls two pools counts in both.",
+            "calls that depend on the pool. A run that calls two pools counts in both.",
             ["pool", "met", "tenant"], registry=self.registry,
         )  # fmt: skip
         self._tokens = Counter(
@@ -74,13 +74,13 @@ class RunMetrics:
         )  # fmt: skip
         self._excused = Counter(
             "cato_excused_runs",
-            "Runs that count neither as met nor as missed, by task and excuse: superseded, "
+            "Runs excluded from attainment, by task and excuse: superseded, "
             "client_left, client_error.",
             ["task", "excuse"], registry=self.registry,
         )  # fmt: skip
         self._superseded = Counter(
             "cato_superseded_runs",
-            "Runs that ended because the next of their editor buffer came, by task. They count as "
+            "Runs ended by a newer run of their editor buffer, by task. They count as "
             "cancelled in cato_runs.",
             ["task"], registry=self.registry,
         )  # fmt: skip
@@ -105,14 +105,14 @@ class RunMetrics:
         )  # fmt: skip
         self._slack = Histogram(
             "cato_dispatch_slack_seconds",
-            "Time to spare when an LLM call got its last lease: to the deadline of its run, less "
+            "Slack when an LLM call got its last lease: time to the deadline of its run, minus "
             "the predicted remaining service. Below 0 it was predicted to be late.",
             ["pool"], buckets=SLACK_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
         self._attempts = Counter(
             "cato_invocation_attempts",
-            "Leases of LLM calls, by pool; more than calls in cato_queue_seconds_count when "
-            "replicas were lost or calls were taken back.",
+            "Leases of LLM calls, by pool. Exceeds the calls in cato_queue_seconds_count when "
+            "replicas were lost or calls preempted.",
             ["pool"], registry=self.registry,
         )  # fmt: skip
         self._queue = Histogram(
@@ -126,14 +126,14 @@ class RunMetrics:
 
         self._reused = Counter(
             "cato_reused_calls",
-            "LLM calls that had the answer of an identical one, by pool and where it was from "
+            "LLM calls answered by reusing the answer of an identical call, by pool and source "
             "(in flight, memory). No other metric of calls counts them.",
             ["pool", "source"], registry=self.registry,
         )  # fmt: skip
         self._turns = Counter(
             "cato_session_turns",
-            "Turns of sessions that had a replica, by pool and placement: home (the replica of the "
-            "turn before), moved, or new (no home was known).",
+            "Turns of sessions that ran on a replica, by pool and placement: home (the replica of "
+            "the previous turn), moved, or new (no home was known).",
             ["pool", "placement"], registry=self.registry,
         )  # fmt: skip
         self._turn_tokens = Counter(
@@ -149,27 +149,27 @@ class RunMetrics:
         )  # fmt: skip
         self._session_slack = Histogram(
             "cato_session_slack_seconds",
-            "What sessions with a target had to spare when a turn ended: their time left less what "
-            "was expected of later turns. Below 0 they are expected to be late.",
+            "Slack of sessions with a target when a turn ended: their time left minus the "
+            "expected time of later turns. Below 0 they are expected to be late.",
             ["client"], buckets=SESSION_SLACK_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
         self._reactions = Counter(
             "cato_completion_reactions",
-            "What people did with completions that they were shown, by task, model and reaction "
+            "Users' reactions to completions they were shown, by task, model and reaction "
             "(view, select, dismiss). Acceptance rate: select over view.",
             ["task", "model", "reaction"], registry=self.registry,
         )  # fmt: skip
         self._reaction_e2e = Histogram(
             "cato_completion_reaction_e2e_seconds",
-            "Arrival to last token of the completions in cato_completion_reactions, by the same: "
-            "whether people take late ones.",
+            "Arrival to last token of the completions in cato_completion_reactions, by the same "
+            "labels: shows whether users accept late ones.",
             ["task", "model", "reaction"], buckets=LATENCY_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
         self._bounds = Counter(
             "cato_length_bounds",
-            "Outputs whose length was bounded at arrival and that ended by themselves or at their "
+            "Outputs with a length bound at arrival that ended by themselves or at their "
             "limit, by task, model and whether they kept within the bound. Coverage: those with "
-            "covered=true over all; the bound is the 0.9 quantile, so 0.9 is honest.",
+            "covered=true over all; the bound is the 0.9 quantile, so 0.9 is calibrated.",
             ["task", "model", "covered"], registry=self.registry,
         )  # fmt: skip
         self._service_ratio = Histogram(
@@ -181,7 +181,7 @@ class RunMetrics:
         self._queue_error = Histogram(
             "cato_queue_prediction_error_seconds",
             "Absolute difference of predicted and actual queueing delay of an invocation, by pool. "
-            "A ratio would say nothing: most wait for no time.",
+            "Not a ratio, since most invocations do not queue at all.",
             ["pool"], buckets=QUEUE_BUCKETS_S, registry=self.registry,
         )  # fmt: skip
         self._predicted_queue = Counter(
@@ -192,8 +192,8 @@ class RunMetrics:
         )  # fmt: skip
         self._actual_queue = Counter(
             "cato_queue_actual_seconds",
-            "Sum of the actual queueing delays of the same invocations, by pool; beside the "
-            "predicted sum it shows which way predictions are wrong.",
+            "Sum of the actual queueing delays of the same invocations, by pool; compared with the "
+            "predicted sum it shows the direction of prediction errors.",
             ["pool"], registry=self.registry,
         )  # fmt: skip
 
@@ -260,12 +260,12 @@ class RunMetrics:
             self._call_tpot.labels(pool).observe(pace_s)
 
     def record_reaction(self, task: str, model: str, reaction: str, e2e_s: float) -> None:
-        """Somebody did `reaction` with a completion of `model` that took `e2e_s`."""
+        """Count a user's `reaction` to a completion of `model` that took `e2e_s`."""
         self._reactions.labels(task, model, reaction).inc()
         self._reaction_e2e.labels(task, model, reaction).observe(e2e_s)
 
     def _record_bound(self, task: str, facts: LlmFacts) -> None:
-        # The bound is of the output as its limit cuts it, so that a cut output is known exactly.
+        # The bound is for the output cut at its limit, so the length of a cut output is exact.
         has_ended = facts.finish_reason in ENDED or facts.finish_reason == CUT
         if facts.length_bound_tokens > 0 and has_ended:
             is_covered = facts.output_tokens <= facts.length_bound_tokens
@@ -294,9 +294,9 @@ class _LearningGauges(Collector):
     def collect(self) -> Iterable[Metric]:
         drift = GaugeMetricFamily(
             "cato_pool_drift",
-            "Predicted over actual, of exponentially weighted means over about the last 100 "
-            "invocations of a pool, by quantity (service, queue). Service below 0.8 or above 1.25 "
-            "for long: measure the profile again.",
+            "Ratio of predicted to actual, from exponentially weighted means over about the "
+            "last 100 invocations of a pool, by quantity (service, queue). If service stays "
+            "below 0.8 or above 1.25: measure the profile again.",
             labels=["pool", "quantity"],
         )
         for error in self._errors:
@@ -310,13 +310,11 @@ def _store_metrics(store: StoreState) -> Sequence[Metric]:
     return [
         GaugeMetricFamily(
             "cato_store_up",
-            "1 while the metadata store takes writes; 0 while it is degraded: serving goes on, "
-            "the Profiler's log says why.",
+            "1 while the metadata store accepts writes; 0 while it is degraded: serving goes on, "
+            "and the Profiler's log says why.",
             value=float(store.is_ok),
         ),
-        GaugeMetricFamily(
-            "cato_store_queued", "Records that wait to be written.", value=store.queued
-        ),
+        GaugeMetricFamily("cato_store_queued", "Records queued for writing.", value=store.queued),
         CounterMetricFamily(
             "cato_store_dropped",
             "Records lost since the Profiler started: the queue was full, or one did not fit.",
@@ -333,7 +331,7 @@ class _FleetMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily(
             "cato_control_actors_silent",
-            "Control actors that did not answer this scrape; what they know is missing in it.",
+            "Control actors that did not answer this scrape; their metrics are missing from it.",
             value=len(self._fleet.missing),
         )
         yield from _pool_metrics(self._pictures)
@@ -344,7 +342,7 @@ class _FleetMetrics(Collector):
 
 
 def _pool_metrics(pictures: Iterable[PoolPicture]) -> Iterable[Metric]:
-    queued = GaugeMetricFamily("cato_pool_queued", "Invocations that wait.", labels=["pool"])
+    queued = GaugeMetricFamily("cato_pool_queued", "Queued invocations.", labels=["pool"])
     dispatched = CounterMetricFamily(
         "cato_pool_dispatched", "Leases since the router started.", labels=["pool"]
     )
@@ -356,25 +354,25 @@ def _pool_metrics(pictures: Iterable[PoolPicture]) -> Iterable[Metric]:
         "cato_replica_held", "Invocations leased to a replica.", labels=by_replica
     )
     places = GaugeMetricFamily(
-        "cato_replica_places", "Invocations that a replica runs at a time.", labels=by_replica
+        "cato_replica_places", "Invocations that a replica can run at a time.", labels=by_replica
     )
     accepting = GaugeMetricFamily(
-        "cato_replica_accepting", "1 when a replica takes work.", labels=by_replica
+        "cato_replica_accepting", "1 when a replica accepts work.", labels=by_replica
     )
     wait = GaugeMetricFamily(
-        "cato_replica_wait_seconds", "Expected queueing time of a newcomer.", labels=by_replica
+        "cato_replica_wait_seconds", "Expected queueing delay of a new call.", labels=by_replica
     )
     sessions = GaugeMetricFamily(
         "cato_replica_sessions",
-        "Sessions whose last call, within 10 minutes, went to a replica.",
+        "Sessions whose last call, within 10 minutes, went to this replica.",
         labels=by_replica,
     )
     working_set = GaugeMetricFamily(
-        "cato_replica_working_set_tokens", "Tokens of their contexts.", labels=by_replica
+        "cato_replica_working_set_tokens", "Context tokens of its sessions.", labels=by_replica
     )
     memory = GaugeMetricFamily(
         "cato_replica_kv_tokens",
-        "Tokens that a replica's memory holds, by where: kv (the accelerator's) and host.",
+        "Capacity of a replica's KV memory in tokens, by memory: kv (the accelerator's) and host.",
         labels=[*by_replica, "memory"],
     )
     for picture in pictures:
@@ -411,12 +409,12 @@ def _decisions(decisions: Mapping[PoolName, PoolDecisions]) -> Metric:
 def _deployment_metrics(deployments: Iterable[DeploymentOverview]) -> Iterable[Metric]:
     replicas = GaugeMetricFamily(
         "cato_deployment_replicas",
-        "Replicas of a deployment: running, starting, and how many are wanted within min and max.",
+        "Replicas of a deployment: running, starting, and the target within min and max.",
         labels=["pool", "deployment", "state"],
     )
     problem = GaugeMetricFamily(
         "cato_deployment_problem",
-        "1 while something keeps a deployment from having what it should; `cato status` says what.",
+        "1 while a deployment cannot reach its target; `cato status` says why.",
         labels=["pool", "deployment"],
     )
     for d in deployments:
@@ -431,13 +429,13 @@ def _resident_metrics(residents: Iterable[Resident]) -> Iterable[Metric]:
         "cato_model_copies", "Copies of a model, by state.", labels=["pool", "model", "state"]
     )
     cards = GaugeMetricFamily(
-        "cato_cards", "Cards that a model's copies occupy.", labels=["accelerator", "model"]
+        "cato_cards", "Accelerators that a model's copies occupy.", labels=["accelerator", "model"]
     )
     load = GaugeMetricFamily(
-        "cato_model_load_seconds", "What loading a copy took.", labels=["pool", "model", "replica"]
+        "cato_model_load_seconds", "Load time of a copy.", labels=["pool", "model", "replica"]
     )
     restarts = CounterMetricFamily(
-        "cato_engine_restarts", "Engines of a replica that died and were started again.",
+        "cato_engine_restarts", "Restarts of a replica's engine after it died.",
         labels=["pool", "replica"],
     )  # fmt: skip
     states: Count[tuple[str, str, str]] = Count()
@@ -456,7 +454,7 @@ def _resident_metrics(residents: Iterable[Resident]) -> Iterable[Metric]:
 
 def _shared_pool_metrics(pools: Iterable[SharedPoolPicture]) -> Iterable[Metric]:
     queued = GaugeMetricFamily(
-        "cato_shared_pool_queued", "Invocations that wait for a slot with their model.",
+        "cato_shared_pool_queued", "Invocations queued for a slot with their model.",
         labels=["pool", "model"],
     )  # fmt: skip
     slots = GaugeMetricFamily(
@@ -465,24 +463,24 @@ def _shared_pool_metrics(pools: Iterable[SharedPoolPicture]) -> Iterable[Metric]
     )  # fmt: skip
     served = CounterMetricFamily(
         "cato_shared_pool_served",
-        "Invocations that got a slot, by whether their model was loaded when their turn came.",
+        "Invocations that got a slot, by whether their model was already loaded at dispatch.",
         labels=["pool", "hit"],
     )
     loads = CounterMetricFamily(
-        "cato_shared_pool_loads", "Loads ordered, by where the weights come from.",
+        "cato_shared_pool_loads", "Loads ordered, by source of the weights.",
         labels=["pool", "source"],
     )  # fmt: skip
     evictions = CounterMetricFamily(
-        "cato_shared_pool_evictions", "Models unloaded for another.", labels=["pool"]
+        "cato_shared_pool_evictions", "Models unloaded to make room for another.", labels=["pool"]
     )
     prefetches = CounterMetricFamily(
-        "cato_shared_pool_prefetches", "Loads ordered before anybody asked.", labels=["pool"]
+        "cato_shared_pool_prefetches", "Loads ordered before a call arrived.", labels=["pool"]
     )
     failures = CounterMetricFamily(
         "cato_shared_pool_load_failures", "Loads that failed.", labels=["pool"]
     )
     load_s = CounterMetricFamily(
-        "cato_shared_pool_load_seconds", "Time in which a slot was loading.", labels=["pool"]
+        "cato_shared_pool_load_seconds", "Time that slots spent loading.", labels=["pool"]
     )
     for pool in pools:
         counts = pool.counts
@@ -503,7 +501,7 @@ def _shared_pool_metrics(pools: Iterable[SharedPoolPicture]) -> Iterable[Metric]
 
 
 def render_fleet(pictures: Sequence[PoolPicture], fleet: FleetState) -> bytes:
-    """The fleet as its control actors see it now."""
+    """Metrics of the fleet, as its control actors see it now."""
     registry = CollectorRegistry()
     registry.register(_FleetMetrics(pictures, fleet))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""What the status page and `cato top` show at one instant."""
+"""Data of the status page and `cato top` at one instant."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from cato.telemetry.recent import (
 )
 
 SHOWN_DECISIONS = 60
-# How long a replica that is gone is shown beside those that live.
+# How long a lost replica stays in the list.
 GONE_SHOWN_S = 300.0
 
-# What a list shows of a replica: one of these, or the state of its engine.
+# Status of a replica in lists: one of these, or the state of its engine.
 READY, NOT_READY, GONE = "ready", "not ready", "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOverview:
-    """One replica. `held` of `slots` places are taken; `standby` more may wait before its engine.
+    """One replica. `held` of its `slots` batch slots are taken; `standby` more calls may queue
+    in front of its engine.
 
-    `wait_s` is the expected queueing time of a newcomer. `note`: why it is gone, or how its last
-    engine was lost. `sessions` are at home there, with contexts of `working_set_tokens`; its KV
-    cache holds `kv_tokens`, and the host's memory `host_tokens` more.
+    `wait_s` is the expected queueing delay of a new call. `note`: why it is gone, or how its last
+    engine was lost. `sessions` have their home there, with contexts of `working_set_tokens`. Its KV
+    cache holds `kv_tokens`, host memory another `host_tokens`.
     """
 
     id: str
@@ -60,7 +61,7 @@ class ReplicaOverview:
 
 @dataclass(frozen=True, slots=True)
 class PoolOverview:
-    """One pool now. Slacks are those of the newest dispatches of the last minute, None without."""
+    """One pool now. Slacks cover the dispatches of the last minute; None without any."""
 
     name: PoolName
     queued: int
@@ -74,7 +75,7 @@ class PoolOverview:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentOverview:
-    """How many replicas a deployment has, and should have, and why."""
+    """A deployment's actual and target numbers of replicas, and the reason."""
 
     name: str
     pool: str
@@ -90,7 +91,7 @@ class DeploymentOverview:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """What the control actors answered; `missing` names those that did not."""
+    """The answers of the control actors; `missing` names those that did not answer."""
 
     decisions: Mapping[PoolName, PoolDecisions] = field(default_factory=dict)
     residents: tuple[Resident, ...] = ()
@@ -101,9 +102,9 @@ class FleetState:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """`missing` names the parts of the control plane that did not answer; `problem` says what is
-    wrong with the workflow files, of which the last good ones are used. `warnings` name SLAs that
-    are below the measured baselines of their tasks.
+    """`missing` names the parts of the control plane that did not answer. `problem` says what is
+    wrong with the workflow files; the last good ones stay in use. `warnings` name SLAs that are
+    tighter than the measured baselines of their tasks.
     """
 
     now_s: float
@@ -128,9 +129,9 @@ def overview(
     tenant: str | None,
     now_s: float | None = None,
 ) -> Overview:
-    """Put together what `tenant` may see (None: everything) at `now_s`, seconds since the epoch.
+    """Combine what `tenant` may see (None: everything) at `now_s`, seconds since the epoch.
 
-    The fleet is everybody's; runs, and what was decided about them, are their tenant's.
+    All tenants see the fleet; runs, and decisions about them, only their own.
     """
     now_s = time.time() if now_s is None else now_s
     decisions = fleet.decisions
@@ -224,7 +225,7 @@ def _shared_pool(
     residents: Mapping[str, Resident],
     now_s: float,
 ) -> PoolOverview:
-    """Its replicas are slots, each with the model that it holds now."""
+    """The pool's replicas are slots, each with the model that it holds now."""
     counts = picture.counts
     hits = ""
     if counts.served:
@@ -239,7 +240,7 @@ def _shared_pool(
 
 def _slot(slot: SlotPicture, resident: Resident | None) -> ReplicaOverview:
     found = ReplicaOverview(slot.slot, "", slot.state.value, slot.model or "", held=slot.running)
-    if resident is None:  # it holds nothing
+    if resident is None:  # the slot is empty
         return found
     return replace(
         found,

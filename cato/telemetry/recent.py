@@ -1,5 +1,5 @@
-"""What happened lately: attainment of each task over the last half hour, the slowest runs, and the
-sessions that had turns."""
+"""Recent activity: attainment per task over the last half hour, the slowest runs, and active
+sessions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cato.core.receipt import Placement, SlaReceipt
 
 BIN_S = 10.0
 WINDOW_S = 1800.0
-# Of each, the newest: all runs, and those that missed their SLO. A receipt is about 5 kB.
+# Newest runs kept of all, and as many of those that missed their SLO. A receipt is about 5 kB.
 KEPT_RUNS = 200
 SHOWN_RUNS = 40
-# Sessions that had turns lately; about 400 B each.
+# Recently active sessions to keep; about 400 B each.
 KEPT_SESSIONS = 2_000
 # Current figures cover the last five minutes and at most this many runs, about 150 B each.
 LATELY_S = 300.0
@@ -27,7 +27,7 @@ SHOWN_SESSIONS = 20
 
 @dataclass(slots=True)
 class _Bin:
-    """Runs that ended within `BIN_S` seconds from `at_s` on."""
+    """Runs that ended in the `BIN_S` seconds from `at_s`."""
 
     at_s: float
     runs: int = 0
@@ -37,9 +37,9 @@ class _Bin:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Runs that ended within `BIN_S` seconds from `at_s` (since the epoch) on.
+    """Runs that ended in the `BIN_S` seconds from `at_s` (since the epoch).
 
-    `met` their SLO; `worst_ttft_s` is the longest time to a first token, 0 when none came.
+    `met` met their SLO; `worst_ttft_s` is the longest time to first token, 0 without any token.
     """
 
     at_s: float
@@ -50,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """A task's runs of the last half hour, oldest first; `metric` and `target_s` of its newest."""
+    """A task's runs of the last half hour, oldest first; `metric` and `target_s` of the newest."""
 
     task: TaskName
     metric: str
@@ -76,17 +76,17 @@ class RunLine:
 
     @property
     def slowness(self) -> float:
-        """Achieved over promised; what achieved nothing took all its time for it."""
+        """Achieved over target; a run without the metric counts with its whole duration."""
         achieved_s = self.e2e_s if self.achieved_s is None else self.achieved_s
         return achieved_s / self.target_s if self.target_s > 0 else achieved_s
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """A session in a list, as its turns since they are counted here; `replica` took its last one.
+    """A session in a list, from the turns counted here; `replica` ran its last one.
 
-    `moved` turns went to another replica than the one before. `slack_s` is what a session with a
-    target had to spare at its last turn, None without one.
+    `moved` turns ran on another replica than the turn before. `slack_s` is the slack of a session
+    with a target at its last turn, None without a target.
     """
 
     session: str
@@ -103,7 +103,7 @@ class SessionLine:
 
 @dataclass(frozen=True, slots=True)
 class RecentSessions:
-    """Of the last half hour: how many there were, their tokens, and the newest of them first."""
+    """Sessions of the last half hour: their number, their tokens, and the newest, latest first."""
 
     count: int = 0
     prompt_tokens: int = 0
@@ -113,8 +113,8 @@ class RecentSessions:
 
 @dataclass(frozen=True, slots=True)
 class Lately:
-    """Of the last five minutes: quantiles of the time to the first token (None without one), output
-    tokens a second, and how many prompt tokens there were and were cached."""
+    """Figures of the last five minutes: quantiles of the time to first token (None without any),
+    output tokens per second, and prompt tokens in total and cached."""
 
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
@@ -125,7 +125,7 @@ class Lately:
 
 @dataclass(frozen=True, slots=True)
 class TenantLine:
-    """What a tenant's runs of the last five minutes took."""
+    """Resource use of a tenant's runs in the last five minutes."""
 
     tenant: str
     runs: int
@@ -136,7 +136,7 @@ class TenantLine:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A run that ended; `counts`: its SLO was met or missed, not excused."""
+    """A run that ended; `counts`: it met or missed its SLO, and was not excused."""
 
     tenant: str
     ended_at_s: float
@@ -150,8 +150,8 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class RecentOverview:
-    """Tasks by name; runs that missed first, then the slowest against their targets; sessions;
-    figures of now; the tenants that used most tokens first."""
+    """Tasks by name; missed runs first, then the slowest relative to their targets; sessions;
+    current figures; tenants by tokens used, largest first."""
 
     tasks: tuple[TaskHistory, ...] = ()
     runs: tuple[RunLine, ...] = ()
@@ -161,19 +161,19 @@ class RecentOverview:
 
 
 class RecentRuns:
-    """Fed with receipts; forgets those older than half an hour."""
+    """Fed with receipts; drops those older than half an hour."""
 
     def __init__(self) -> None:
         self._bins: dict[tuple[str, TaskName], deque[_Bin]] = {}
         self._slos: dict[tuple[str, TaskName], tuple[str, float]] = {}
         self._newest: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
         self._missed: deque[tuple[str, RunLine]] = deque(maxlen=KEPT_RUNS)
-        # By tenant and name; the one that was used longest ago first.
+        # By tenant and name, least recently used first.
         self._sessions: OrderedDict[tuple[str, str], SessionLine] = OrderedDict()
         self._lately: deque[_Sample] = deque(maxlen=KEPT_LATELY)
 
     def record(self, receipt: SlaReceipt, ended_at_s: float) -> None:
-        """A run that ended at `ended_at_s` seconds since the epoch; calls come in that order."""
+        """Add a run that ended at `ended_at_s` (since the epoch); calls must be in that order."""
         line = (receipt.tenant, _line(receipt, ended_at_s))
         self._newest.append(line)
         self._lately.append(_sample(receipt, ended_at_s))
@@ -197,7 +197,7 @@ class RecentRuns:
             bins.popleft()
 
     def overview(self, tenant: str | None, now_s: float) -> RecentOverview:
-        """What `tenant` may see; None: everything."""
+        """Overview of what `tenant` may see; None: everything."""
         since_s = now_s - WINDOW_S
         for name in [n for n, bins in self._bins.items() if bins[-1].at_s < since_s]:
             del self._bins[name], self._slos[name]
@@ -206,7 +206,7 @@ class RecentRuns:
             for whose, line in (*self._missed, *self._newest)
             if tenant in (None, whose) and line.ended_at_s >= since_s
         }
-        # Whose client left was not waited for; they are last, whatever they took.
+        # Runs abandoned by their client come last, whatever they took.
         slowest = sorted(
             lines.values(),
             key=lambda r: (r.met or r.status == "cancelled", -r.slowness, r.request_id),
@@ -223,7 +223,7 @@ class RecentRuns:
             self._lately.popleft()
         mine = [s for s in self._lately if tenant in (None, s.tenant)]
         ttfts = sorted(s.ttft_s for s in mine if s.ttft_s is not None)
-        # Shorter than five minutes where not all of them are kept.
+        # Shorter than five minutes if not all runs in them are kept.
         span_s = LATELY_S if len(self._lately) < KEPT_LATELY else now_s - self._lately[0].ended_at_s
         lately = Lately(
             _quantile(ttfts, 0.5),
@@ -313,7 +313,7 @@ def _sample(receipt: SlaReceipt, ended_at_s: float) -> _Sample:
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
-    """Of sorted `values`: the least that at least `share` of them do not exceed."""
+    """The smallest of the sorted `values` that at least `share` of them do not exceed."""
     return values[max(0, ceil(share * len(values)) - 1)] if values else None
 
 

@@ -1,13 +1,13 @@
 """OpenTelemetry spans of runs, their nodes, LLM calls and queues, and of model loads.
 
-The standard environment variables choose everything: `OTEL_EXPORTER_OTLP_ENDPOINT`,
+Configured by the standard environment variables: `OTEL_EXPORTER_OTLP_ENDPOINT`,
 `OTEL_TRACES_EXPORTER` (`otlp`, `console`, `none`), `OTEL_EXPORTER_OTLP_PROTOCOL`,
 `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME`, `OTEL_SDK_DISABLED`. Without an endpoint or an exporter
-tracing is off: OpenTelemetry is not even imported, and a request pays for one look at a header.
+tracing is off: OpenTelemetry is not imported, and each request costs only one header look-up.
 
-A run's span begins when it arrives, and its context goes to the engines. The spans below it are
-made from its receipt when it has ended, with the times that the receipt has: nothing is measured
-twice, and no prompt or answer text is in them.
+A run's span starts on arrival, and its context is passed to the engines. The child spans are built
+from the run's receipt when it ends, with the receipt's times: nothing is measured twice, and they
+contain no prompt or answer text.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cato.tracing")
 
 TRACEPARENT: ContextVar[str] = ContextVar("cato_traceparent", default="")
-"""W3C trace context of the request in hand: the client's until its run starts, the run's from then
-on; empty without a trace."""
+"""W3C trace context of the current request: the client's until its run starts, then the run's;
+empty without a trace."""
 
 HEADER = "traceparent"
 SERVICE_NAME = "cato"
@@ -44,7 +44,7 @@ Attributes = Mapping[str, str | bool | int | float]
 
 
 def is_on(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment asks for traces."""
+    """Whether the environment enables tracing."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environment.get("OTEL_TRACES_EXPORTER", "")
@@ -54,21 +54,21 @@ def is_on(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def from_environment() -> Tracing | None:
-    """Tracing as the environment wants it; None when it is off or cannot be had, which is logged.
+    """Tracing as the environment configures it; None when it is off or unavailable (logged).
 
-    Call it once in a process.
+    Call it once per process.
     """
     if not is_on():
         return None
     try:
         return Tracing(*_provider())
     except (ImportError, ValueError) as error:
-        log.warning("no traces: %s", error)
+        log.warning("tracing is off: %s", error)
         return None
 
 
 class RunTrace:
-    """The span of one run that is under way."""
+    """The span of a run that is in progress."""
 
     def __init__(self, tracing: Tracing, span: _Span) -> None:
         self._tracing, self._span = tracing, span
@@ -81,7 +81,7 @@ class RunTrace:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A span before its end; `began_ns` since the epoch."""
+    """A span that has not ended; `began_ns` since the epoch."""
 
     name: str
     context: SpanContext
@@ -93,8 +93,8 @@ class _Span:
 class Tracing:
     """Spans through one processor.
 
-    They are put together here, with the sampler, ids and resource of the SDK's provider: a span
-    that begins and ends in one go costs a third of what the SDK's own does.
+    They are built here with the sampler, ids and resource of the SDK's provider: creating a
+    finished span at once costs a third of the SDK's own span.
     """
 
     def __init__(self, provider: TracerProvider, processor: SpanProcessor) -> None:
@@ -105,7 +105,7 @@ class Tracing:
         self._scope = InstrumentationScope("cato")
 
     def begin(self, task: str, request_id: str) -> RunTrace:
-        """Open the span of a run under the context of `TRACEPARENT`, and put its own there."""
+        """Open a run's span under the context of `TRACEPARENT`, and set that to the new span."""
         from opentelemetry.sdk.trace.sampling import Decision
         from opentelemetry.trace import SpanKind, get_current_span
 
@@ -128,7 +128,7 @@ class Tracing:
         return RunTrace(self, span)
 
     def loaded(self, model: str, replica: str, load_s: float) -> None:
-        """A model has just been loaded in `load_s` seconds."""
+        """Record that a model was loaded in `load_s` seconds, just now."""
         end_ns = time.time_ns()
         attributes = {"gen_ai.request.model": model, "cato.replica": replica}
         context = self._context(self._ids.generate_trace_id(), True)
@@ -146,7 +146,7 @@ class Tracing:
         self._end(whole, span.began_ns + _ns(receipt.e2e_s), SpanKind.SERVER, status)
 
     def close(self) -> None:
-        """Send what waits."""
+        """Flush pending spans."""
         self._processor.shutdown()
 
     def _write_node(self, run: _Span, node: NodeReceipt) -> None:
@@ -265,12 +265,12 @@ def _of_call(call: LlmFacts) -> Attributes:
 
 
 def _provider() -> tuple[TracerProvider, SpanProcessor]:
-    """Raise `ValueError` for an exporter that is none, `ImportError` for one that is missing."""
+    """Raise `ValueError` for an unknown exporter, `ImportError` for a missing one."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import SynchronousMultiSpanProcessor, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # The sampler, and what else belongs to the resource, the SDK reads itself.
+    # The SDK reads the sampler and the rest of the resource from the environment itself.
     name = os.environ.get("OTEL_SERVICE_NAME", SERVICE_NAME)
     processor = SynchronousMultiSpanProcessor()  # type: ignore[no-untyped-call]  # the SDK's
     for exporter in _exporters():

@@ -1,1 +1,1 @@
-"""An engine that answers by a script, for the tests of real agents."""
+"""An engine that answers from a script, for tests with real agents."""

@@ -1,4 +1,4 @@
-"""A step of a script as the answer to a request, in its dialect, token by token."""
+"""Render a script's step as an answer in the request's dialect, token by token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cato.wire.writers import writer_of
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One output token: a piece of the part with this number."""
+    """One output token, belonging to the part with this number."""
 
     part: int
     text: str
@@ -53,7 +53,7 @@ class Answer:
         ]
 
     def rendered(self, pieces: Sequence[Piece]) -> str:
-        """The answer as the next prompt has it."""
+        """The answer as it appears in the next prompt."""
         kinds = {Text: PartKind.TEXT, Thinking: PartKind.THINKING, ToolCall: PartKind.CALL}
         said = tuple(
             SaidPart(kinds[type(p)], _words_of(p), p.name if isinstance(p, ToolCall) else "")
@@ -62,7 +62,7 @@ class Answer:
         return rendered(Message("assistant", said)).removeprefix("<|assistant|>")
 
     def chunks(self, pieces: Sequence[Piece], ending: Ending) -> Iterator[EngineChunk]:
-        """One for each piece, and the end."""
+        """One chunk per piece, and the final one."""
         if not self._request.stream:
             raw = to_json(self._writer.whole(self._said(pieces), ending))
             text = "".join(p.text for p in self._said(pieces) if isinstance(p, Text))
@@ -93,7 +93,7 @@ class Answer:
                 return self._writer.arguments(piece)
 
     def _said(self, pieces: Sequence[Piece]) -> list[Part]:
-        """The parts as far as these pieces go."""
+        """The parts of the answer, cut after these pieces."""
         found: list[Part] = []
         for i, part in enumerate(self._parts):
             words = "".join(p.text for p in pieces if p.part == i)

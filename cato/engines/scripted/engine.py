@@ -1,8 +1,8 @@
-"""An engine that answers by a script: text, thinking and calls of tools, and faults when told to.
+"""An engine that answers from a script: text, thinking, tool calls and injected faults.
 
-Real agents work against it as against a model. What it says of their prompts is real: it renders
-all of a conversation, counts it with the vocabulary of a real model, and keeps its blocks as vLLM
-does. It takes no time to compute anything.
+Real agents work with it as with a model. Its prompt counts are real: it renders the whole
+conversation, counts it with a real model's vocabulary, and caches its blocks as vLLM does.
+Computing takes no time.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from cato.wire.conversation import Conversation, Message, Part, PartKind
 from cato.wire.events import to_json
 from cato.wire.reading import READERS, conversation_of
 
-# So that a reader of the stream can leave, and a fault can fall in the middle.
+# Gives the reader of the stream time to leave, and faults time to hit mid-answer.
 _PIECE_S = 0.001
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What the engine read of a request."""
+    """A request's prompt, rendered and tokenized."""
 
     conversation: Conversation
     text: str
@@ -51,7 +51,7 @@ class _Prompt:
 
 
 class ScriptedEngine:
-    """Says what `script` says; `start` may be called again after a death or a stop."""
+    """Answers from `script`; `start` may be called again after a death or a stop."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ScriptedEngine:
         self._state = EngineState.STOPPED
 
     async def kill(self, reason: str = "killed") -> None:
-        """Die as a crashed engine does. For tests of what survives it."""
+        """Die like a crashed engine. For recovery tests."""
         if self._state is EngineState.READY and self._death is not None:
             self._state = EngineState.DEAD
             self._death.set_result(f"the scripted engine was {reason}")
@@ -166,11 +166,11 @@ class ScriptedEngine:
     ) -> AsyncGenerator[EngineChunk, None]:
         pieces = answer.pieces[:limit]
         is_cut = len(pieces) < len(answer.pieces)
-        # The marks of calls are the model's, too, though no dialect has them in its output.
+        # Markup of tool calls counts as output too, though no dialect returns it as text.
         written = self._words.encode(prompt.text + answer.rendered(pieces))
         hashes = self._hashes(written)
         total = max(len(written), len(prompt.tokens) + 1)
-        cache = self._cache  # a new life of the engine has another
+        cache = self._cache  # a restarted engine has a new one
         async with self._freed:
             self._waiting += 1
             try:
@@ -197,7 +197,7 @@ class ScriptedEngine:
                 await asyncio.sleep(_PIECE_S)
                 self._check_ready()
                 note.output_tokens = chunk.output_tokens
-                if chunk.finish_reason is not None:  # few readers ask for more than the last chunk
+                if chunk.finish_reason is not None:  # few readers read past the last chunk
                     note.outcome = "done"
                     cache.compute(held, total)
                 yield chunk
@@ -237,7 +237,7 @@ class ScriptedEngine:
         return EngineChunk("", 0, len(prompt.tokens), 0, "stop", raw)
 
     def _limit(self, body: Mapping[str, object], prompt_tokens: int) -> int:
-        """How many tokens an answer may have; raise `ContextLengthError` when there is no room."""
+        """Maximum answer tokens; raise `ContextLengthError` when there is no room."""
         asked = next((v for name in _LIMITS if isinstance(v := body.get(name), int)), None)
         room = self._context_tokens - prompt_tokens
         if room < 1 or (asked is not None and asked > self._context_tokens):
@@ -255,7 +255,7 @@ class ScriptedEngine:
 
 
 class _Note:
-    """One line of the log: a request as it came and what was said of it."""
+    """One line of the log: a request and its answer."""
 
     def __init__(self, log: Path, request: EngineRequest, prompt: _Prompt, chosen: Chosen) -> None:
         self._log, self._request, self._prompt, self._chosen = log, request, prompt, chosen
@@ -280,13 +280,13 @@ class _Note:
             },
             default=dict,
         )
-        # One write of a file opened to append: lines of several engines do not mix.
+        # One write to a file opened for appending: lines of several engines do not mix.
         with self._log.open("ab", buffering=0) as file:
             file.write(line.encode("utf-8", "replace") + b"\n")
 
 
 def _is_first(log: Path, chosen: Chosen) -> bool:
-    """Whether no engine with this log has come to the step yet."""
+    """Whether no engine with this log has reached the step yet."""
     folder = log.with_suffix(".faults")
     folder.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError):

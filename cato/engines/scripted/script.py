@@ -1,9 +1,9 @@
-"""What a scripted engine says: steps of an agent's work, picked from the conversation itself.
+"""The scripted engine's script: steps of an agent's work, chosen by the conversation itself.
 
-Words name a script and its variables, `[script: edit-files repo=/srv/toy]`; the step is the number
-of answers that the model has given since. So the same conversation has the same answer on every
-replica, after every retry, and after a summary that names another script. Rules come first:
-requests without such words (titles, summaries, commit messages) are known by what they say.
+A user message names a script and its variables, `[script: edit-files repo=/srv/toy]`; the step
+number is the number of answers since then. So the same conversation gets the same answer on every
+replica, after every retry, and after a summary that names another script. Rules come first: they
+match requests that name no script (titles, summaries, commit messages) by their text.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _VARIABLE = re.compile(r"\$(\w+)")
 
 
 class Fault(StrEnum):
-    """What goes wrong, once, at a step."""
+    """A fault that a step injects once."""
 
     NONE = ""
     DIES = "dies"
-    """The engine dies in the middle of the answer, and with it all that it works on."""
+    """The engine dies in the middle of the answer, with all its running requests."""
     REFUSES = "refuses"
     """The engine answers 429."""
 
 
 class Where(StrEnum):
-    """Which text of a conversation a rule looks at."""
+    """The text of a conversation that a rule searches."""
 
     SYSTEM = "system"
     LAST_USER = "last_user"
@@ -43,7 +43,7 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool to be called; `arguments` is JSON text."""
+    """A tool call; `arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -62,9 +62,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The answer to requests in whose text `pattern` is found.
+    """The answer to requests whose text matches `pattern`.
 
-    With `without_tools` only requests that offer no tools.
+    `without_tools`: match only requests that offer no tools.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Steps by name, rules in their order, and the file in which requests are noted.
+    """Steps by name, rules in their order, and the file in which requests are logged.
 
-    `resumes`: user's words with which a client asks for the rest of an answer that was cut;
-    `aborted`: a tool's words in place of a result when the call of it was cut.
+    `resumes`: the user message with which a client asks for the rest of a cut answer;
+    `aborted`: the tool result that a client sends for a call that was cut.
     """
 
     steps: Mapping[str, tuple[Step, ...]]
@@ -91,7 +91,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A step with its variables filled in; `name` is that of its script or rule, empty for none.
+    """A step with its variables filled in; `name` is that of its script or rule, or empty.
 
     `number` counts from 0.
     """
@@ -106,7 +106,7 @@ OVER = Step(text="The script is over.")
 
 
 def choose(script: Script, conversation: Conversation) -> Chosen:
-    """The answer to a conversation; one that ends with an answer is given the rest of that."""
+    """The answer to a conversation; if it ends with an answer, the rest of that answer."""
     marked = _marked(conversation)
     variables = _variables(_all_text(conversation))
     for rule in script.rules:
@@ -135,8 +135,8 @@ def _matches(pattern: re.Pattern[str] | None, text: str) -> bool:
 
 
 def _without_cuts(script: Script, messages: Sequence[Message]) -> list[Message]:
-    """The messages as if no answer had been cut: an answer and its rest follow each other, and one
-    whose call was cut is not there."""
+    """The messages as if no answer had been cut: an answer is joined with its rest, and an answer
+    whose tool call was cut is left out."""
     found: list[Message] = []
     for message in messages:
         if message.role == "user" and _matches(script.resumes, message.text):
@@ -149,9 +149,9 @@ def _without_cuts(script: Script, messages: Sequence[Message]) -> list[Message]:
 
 
 def _marked(conversation: Conversation) -> tuple[str, Sequence[Message]] | None:
-    """The script that was named last, and what was said after it.
+    """The script named last, and the messages after it.
 
-    Users name scripts; a summary, which some clients keep as an answer, does so, too.
+    Users name scripts; so does a summary, which some clients keep as an answer.
     """
     messages = conversation.messages
     for i in reversed(range(len(messages))):
@@ -183,7 +183,7 @@ def _all_text(conversation: Conversation) -> str:
 
 
 def _rest(step: Step, said: str) -> Step:
-    """What of a step was not said yet; its thinking was."""
+    """The rest of a step after `said`; its thinking counts as said."""
     text = step.text.removeprefix(said) if said and step.text.startswith(said) else step.text
     return replace(step, text=text, thinking="" if said else step.thinking, fault=Fault.NONE)
 
@@ -201,11 +201,11 @@ def _filled(step: Step, variables: Mapping[str, str]) -> Step:
 
 
 def load_script(path: Path) -> Script:
-    """Read a script's file; raise `EngineError` that names it."""
+    """Read a script's file; raise an `EngineError` that names it."""
     try:
         return _script(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError, re.error) as exc:
-        raise EngineError(f"{path} is no script: {exc!r}") from exc
+        raise EngineError(f"{path} is not a valid script: {exc!r}") from exc
 
 
 def _script(data: Mapping[str, Any]) -> Script:

@@ -1,4 +1,4 @@
-"""The tokens with which a scripted engine counts."""
+"""The tokenizer of the scripted engine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 
 from cato.core.errors import EngineError
 
-_FILE = "tekken_240911.json"  # of mistral_common, which vLLM brings
+_FILE = "tekken_240911.json"  # from mistral_common, a dependency of vLLM
 
 
 class Vocabulary(Protocol):
-    """A model's tokens."""
+    """A model's tokenizer."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -29,7 +29,7 @@ class Tekken:
             from mistral_common.tokens.tokenizers.tekken import Tekkenizer
         except ImportError as exc:
             raise EngineError(
-                "a scripted engine counts with mistral_common, which vLLM brings: install vLLM"
+                "the scripted engine needs mistral_common, a dependency of vLLM: install vLLM"
             ) from exc
         folder = Path(mistral_common.__file__).parent / "data"
         self._tokens = Tekkenizer.from_file(folder / _FILE)
@@ -44,7 +44,7 @@ class Tekken:
 
 
 def pieces(vocabulary: Vocabulary, text: str) -> Iterator[str]:
-    """The text of each token; of a character in several tokens, the last has it."""
+    """The text of each token; a character split over several tokens belongs to the last one."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in vocabulary.encode(text):
         yield decoder.decode(vocabulary.bytes_of(token))

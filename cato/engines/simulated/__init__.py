@@ -1,8 +1,8 @@
 """An engine that computes nothing: a profile's timings, and text that is a function of the prompt.
 
-The next token is a hash of the seed and of everything before it, prompt and answer alike. So an
-answer continued elsewhere, from the prompt plus what was already sent, goes on exactly as it would
-have here; a test can recompute any answer and see a lost, doubled or swapped token.
+The next token is a hash of the seed and all text before it, prompt and answer alike. So an answer
+continued elsewhere, from the prompt plus the text already sent, goes on exactly as it would have
+here. A test can recompute any answer and detect a lost, doubled or swapped token.
 """
 
 from cato.engines.simulated.batch import DEFAULT_BATCHED_TOKENS

@@ -1,4 +1,4 @@
-"""What a body asks the simulated engine for, in any dialect."""
+"""Parse and check a request body for the simulated engine, in any dialect."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from cato.core.profile import Profile
 from cato.wire.endpoint import Endpoint
 from cato.wire.reading import conversation_of
 
-# vLLM's: output tokens of a completion that names no limit.
+# vLLM's default: output tokens of a completion without a limit.
 DEFAULT_MAX_TOKENS = 16
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _ID_RANGE = 1 << 17
-_ID_CHARS = 8  # of a token id in a prompt of ids
+_ID_CHARS = 8  # characters per token id in a prompt of ids
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as rendered; its tokens are pieces of `token_chars` characters."""
+    """A rendered prompt; its tokens are pieces of `token_chars` characters."""
 
     text: str
     tokens: int
     token_chars: float
 
     def ids(self) -> list[int]:
-        """A number for each token; the same for the same piece of text."""
+        """A number for each token, equal for equal pieces of text."""
         cuts = [round(i * self.token_chars) for i in range(self.tokens)]
         ends = [*cuts[1:], len(self.text)]
         pieces = (self.text[a:b] for a, b in zip(cuts, ends, strict=True))
         return [zlib.crc32(p.encode("utf-8", "replace")) % _ID_RANGE for p in pieces]
 
     def tokens_with(self, answer_chars: int) -> int:
-        """Whole tokens of the prompt and so much of the answer."""
+        """Whole tokens of the prompt plus `answer_chars` of the answer."""
         return int((len(self.text) + answer_chars) / self.token_chars + 1e-9)
 
     def hashes(self, answer: str, root: str, block_tokens: int) -> list[int]:
@@ -50,7 +50,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a body asks for, checked."""
+    """The checked parameters of a body."""
 
     prompt: Prompt
     max_tokens: int
@@ -59,12 +59,12 @@ class Asked:
     include_stop: bool = False
     ignore_eos: bool = False
     continuous_usage: bool = False
-    # Only prompts with the same salt share what is cached of them.
+    # Prompts share cached blocks only if their salt is the same.
     cache_salt: str = ""
 
 
 def read_prompt(endpoint: Endpoint, body: Mapping[str, object], profile: Profile) -> Prompt:
-    """The whole prompt of a body in the engine's order; raise `EngineError` where it has none."""
+    """The whole prompt of a body in the engine's order; raise `EngineError` if it has none."""
     if endpoint is Endpoint.COMPLETIONS or (endpoint is Endpoint.TOKENIZE and "prompt" in body):
         return _completion_prompt(body.get("prompt"), profile)
     dialect = Endpoint.CHAT if endpoint is Endpoint.TOKENIZE else endpoint
@@ -78,7 +78,7 @@ def read_prompt(endpoint: Endpoint, body: Mapping[str, object], profile: Profile
 def read_asked(
     endpoint: Endpoint, body: Mapping[str, object], profile: Profile, context_tokens: int
 ) -> Asked:
-    """Raise `EngineError` for a wrong body, `ContextLengthError` for one that asks for too much."""
+    """Raise `EngineError` for an invalid body, `ContextLengthError` for one over the limit."""
     for name in ("n", "best_of"):
         if body.get(name) not in (None, 1):
             raise EngineError(f"the simulated engine gives one answer; {name} must be 1", 400, name)
@@ -106,7 +106,7 @@ def read_asked(
         raise EngineError("stop must be a string or a list of strings", 400, "stop")
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
-        raise EngineError("cache_salt must be a text that is not empty", 400, "cache_salt")
+        raise EngineError("cache_salt must be a non-empty string", 400, "cache_salt")
     stream_options = body.get("stream_options")
     return Asked(
         prompt=prompt,
@@ -122,7 +122,7 @@ def read_asked(
 
 
 def _is_begun(body: Mapping[str, object]) -> bool:
-    """Whether the last message is an answer to go on with: as chat and as Responses say it."""
+    """Whether the last message is an answer to continue, in chat's or Responses' notation."""
     said = body.get("input")
     last = said[-1] if isinstance(said, list) and said else {}
     is_item_begun = last.get("status") in ("in_progress", "incomplete")

@@ -1,10 +1,10 @@
-"""Continuous batching with the timings of a profile: who runs, what a step does and costs.
+"""Continuous batching with a profile's timings: which requests run, and what a step costs.
 
-One step is the next piece of waiting prompt work plus one token for every running request, as in
-vLLM. A request is admitted when its prompt and its whole answer fit the KV cache: the length is
-known here, so nothing is ever preempted, which flatters a full cache a little. What is cached of a
-prompt costs no time, unless it lies in host memory: then it is loaded first, one request after the
-other, beside the steps. With a `DueDateRule` that plans each step, as it does in vLLM.
+As in vLLM, one step is the next chunk of waiting prompts plus one token for every running request.
+A request is admitted when its prompt and whole answer fit the KV cache. The answer's length is
+known here, so nothing is ever preempted, which makes a full cache look slightly too good. Cached
+prompt tokens cost no time, unless they lie in host memory: then they are loaded first, one request
+after the other, beside the steps. A `DueDateRule`, if given, plans each step, as it does in vLLM.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cato.core.prefix_cache import Holding, PrefixCache
 from cato.core.profile import Profile
 from cato.engines.simulated.asked import Prompt
 
-DEFAULT_BATCHED_TOKENS = 2048  # vLLM's server: prompt tokens of one step
+DEFAULT_BATCHED_TOKENS = 2048  # vLLM's server default: prompt tokens per step
 
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """One request inside the engine. The answer is known from the start, its moments are not.
+    """One request inside the engine. Its answer is known from the start, its timing is not.
 
-    `hashes` are those of the whole blocks of its prompt and answer; empty when nothing is cached.
+    `hashes` are those of the whole blocks of its prompt and answer; empty without a cache.
     """
 
     prompt: Prompt
@@ -38,13 +38,13 @@ class Run:
     id: str = ""
     target: CallTarget = NOTHING_DUE
     asked_at_s: float = 0.0
-    # When its first token was there; None before.
+    # Time of its first token; None before.
     begun_at_s: float | None = None
     prefilled_tokens: int = 0
     emitted_tokens: int = 0
     emitted_chars: int = 0
     holding: Holding | None = None
-    # When its blocks have come from host memory.
+    # When its blocks have been loaded from host memory.
     loaded_s: float = -math.inf
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,12 +58,12 @@ class Run:
 
     @property
     def cached_tokens(self) -> int:
-        """Of its prompt, found in the cache when it was admitted."""
+        """Prompt tokens found in the cache at admission."""
         return self.holding.cached_tokens if self.holding else 0
 
 
 class Batch:
-    """The requests of one engine, waiting and running. Is told what time it is."""
+    """The waiting and running requests of one engine. Callers pass in the time."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class Batch:
         host_tokens: int = 0,
         rule: DueDateRule | None = None,
     ) -> None:
-        """`batched_tokens` is the budget of a step, `prompt_cap_tokens` the most of it that one
-        prompt gets while there are other requests (0: all). `host_tokens` that leave the KV cache
-        stay in host memory. `rule` plans the steps (None: prompts get all of a step's budget, in
-        the order of their arrival or priority)."""
+        """`batched_tokens` is the token budget of a step, `prompt_cap_tokens` the most that one
+        prompt gets of it beside other requests (0: all). `host_tokens` tokens evicted from the KV
+        cache stay in host memory. `rule` plans the steps (None: prompts get the whole budget, in
+        order of arrival or priority)."""
         self._rule = rule
         self._profile = profile
         self._max_running = max_running
@@ -103,7 +103,7 @@ class Batch:
         return min(1.0, self._cache.usage)
 
     def add(self, run: Run, priority: int) -> None:
-        """Raise `ContextLengthError` for what will never fit."""
+        """Raise `ContextLengthError` for a request that can never fit."""
         blocks = self._cache.blocks_for(run.kv_tokens)
         if blocks > self._cache.capacity_blocks:
             raise ContextLengthError(
@@ -113,7 +113,7 @@ class Batch:
         heapq.heappush(self._waiting, (priority, next(self._arrivals), run))
 
     def remove(self, run: Run) -> None:
-        """It has ended, or is no longer wanted. Idempotent."""
+        """Remove a request that ended or was aborted. Idempotent."""
         if run in self.running:
             self.running.remove(run)
         elif not run.is_finished:
@@ -123,7 +123,7 @@ class Batch:
             self._cache.release(run.holding)
 
     def clear(self) -> list[Run]:
-        """Drop all requests and all that is cached; returns the requests."""
+        """Drop all requests and the cache; returns the requests."""
         runs = [*self.running, *(entry[2] for entry in self._waiting)]
         self.running, self._waiting = [], []
         for run in runs:
@@ -133,9 +133,9 @@ class Batch:
         return runs
 
     def plan_step(self, now_s: float) -> tuple[list[Run], float | None]:
-        """Who gets a token in the next step, and how long it takes: `Profile.step_s`.
+        """The requests that get a token in the next step, and its duration: `Profile.step_s`.
 
-        None where nothing can run before `next_load_s`: all wait for blocks from host memory.
+        None when nothing can run before `next_load_s`: all wait for blocks from host memory.
         """
         planned: dict[str, int] | None = None
         if self._rule is None:
@@ -148,7 +148,7 @@ class Batch:
         emitting = [run for run in running if run.prefilled_tokens >= run.prompt.tokens]
         held = sum(run.prefilled_tokens + run.emitted_tokens for run in running)
         batch, prompt_tokens, attended = len(emitting), 0, 0.0
-        pieces: list[tuple[int, int]] = []  # tokens, and those before them
+        pieces: list[tuple[int, int]] = []  # tokens, and tokens before them
         most = room = max(1, self._batched_tokens - batch)  # decoding comes first
         if (
             planned is None
@@ -176,7 +176,7 @@ class Batch:
         return emitting, step_s
 
     def _planned(self, rule: DueDateRule, now_s: float) -> dict[str, int]:
-        """The tokens that each prompt gets; those that are let in run from now on."""
+        """The tokens that each prompt gets; newly admitted prompts start running."""
         while True:
             loaded = [run for run in self.running if run.loaded_s <= now_s]
             decoding = []
@@ -202,12 +202,12 @@ class Batch:
                 self._waiting.remove(waiting[id])
                 heapq.heapify(self._waiting)
                 if self.running[-1].loaded_s > now_s:
-                    break  # its piece is for others, until its blocks have come
+                    break  # others get its budget until its blocks are loaded
             else:
                 return pieces
 
     def _asked(self, run: Run, priority: int) -> PromptCall:
-        computed, blocks = run.prefilled_tokens, 0  # a running one was promised all it needs
+        computed, blocks = run.prefilled_tokens, 0  # a running request has its blocks reserved
         if run.holding is None:
             tokens = run.prompt.tokens
             computed = self._cache.cached_tokens(run.hashes, tokens)
@@ -224,26 +224,26 @@ class Batch:
         )
 
     def end_step(self, emitting: Sequence[Run]) -> None:
-        """The step is over: a token for each that is still wanted."""
+        """End the step: one token for each request that is still wanted."""
         for run in emitting:
             if run not in self.running:
                 continue
             run.emitted_chars += len(run.pieces[run.emitted_tokens])
             run.emitted_tokens += 1
-            # Of the newest token there are no keys and values yet.
+            # The newest token has no keys and values yet.
             self._note_computed(run, run.prompt.tokens + run.emitted_tokens - 1)
             run.news.set()
             if run.is_finished:
                 self.remove(run)
 
     def _note_computed(self, run: Run, tokens: int) -> None:
-        """`tokens` of the run are computed. A block is whole when its text has been said, too."""
+        """Record that `tokens` are computed. A block is complete when its text was sent, too."""
         assert run.holding is not None, "a running request holds blocks"
         self._cache.compute(run.holding, min(tokens, run.prompt.tokens_with(run.emitted_chars)))
 
     @property
     def next_load_s(self) -> float:
-        """When the blocks of the first of those that wait for theirs have come."""
+        """When the next waiting request has its blocks loaded."""
         return min(run.loaded_s for run in self.running)
 
     def _admit(self, now_s: float) -> None:
@@ -253,7 +253,7 @@ class Batch:
             heapq.heappop(self._waiting)
 
     def _let_in(self, run: Run, now_s: float) -> bool:
-        """It runs from now on, if there is room for it."""
+        """Start the request if there is room for it."""
         run.holding = self._cache.admit(run.hashes, run.prompt.tokens, run.kv_tokens)
         if run.holding is None:
             return False

@@ -1,4 +1,4 @@
-"""Chunks of one answer, with vLLM's bytes when they are asked for."""
+"""Chunks of one answer, with vLLM's bytes on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Chunks:
     continuous_usage: bool
 
     def stream(self, tokens: Sequence[str], sent: int, *, is_last: bool) -> list[EngineChunk]:
-        """Chunks for the tokens after the first `sent`; the last has the last event alone."""
+        """Chunks for the tokens after the first `sent`; the last has only the last event."""
         text, output_tokens = "".join(tokens), sent + len(tokens)
         if not self.is_raw:
             return [self._chunk(text, output_tokens, is_last=is_last)]
@@ -51,7 +51,7 @@ class Chunks:
         if not self.continuous_usage:
             return events
         usage = usage_of(self._ending(output_tokens))
-        del usage["prompt_tokens_details"]  # as in vLLM: with the last counts only
+        del usage["prompt_tokens_details"]  # as in vLLM: only with the final counts
         return [{**event, "usage": usage} for event in events]
 
     def _chunk(

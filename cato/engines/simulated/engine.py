@@ -1,4 +1,4 @@
-"""The simulated engine's life and its requests, in real time."""
+"""The simulated engine: start, stop and requests, in real time."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from cato.wire.writers import writer_of
 
 FINGERPRINT = "simulated"
 
-# When the process was held up for longer, lost time stays lost instead of coming back as a burst.
+# After a longer stall of the process, lost time stays lost instead of coming back as a burst.
 _MAX_LAG_S = 0.25
 
 
 class SimulatedEngine:
-    """Runs a `Batch` with the timings of `profile`, and the steps that `spec` says.
+    """Runs a `Batch` with the timings of `profile`, stepping as `spec` configures.
 
-    `block_tokens` are those of a block of its prefix cache (None: the profile's). `start` may be
+    `block_tokens` is the block size of its prefix cache (None: the profile's). `start` may be
     called again after a death or a stop.
     """
 
@@ -102,7 +102,7 @@ class SimulatedEngine:
         )
 
     async def start(self) -> None:
-        """Takes as long as the profile's model takes to load."""
+        """Takes as long as loading the profile's model."""
         if self._state is EngineState.READY:
             return
         self._state = EngineState.STARTING
@@ -122,7 +122,7 @@ class SimulatedEngine:
         await self._end()
 
     async def kill(self, reason: str = "killed") -> None:
-        """Die as a crashed engine does. For tests of what survives it."""
+        """Die like a crashed engine. For recovery tests."""
         if self._state is EngineState.READY and self._death is not None:
             self._state = EngineState.DEAD
             self._death.set_result(f"the simulated engine was {reason}")
@@ -226,7 +226,7 @@ class SimulatedEngine:
                 await self._work.wait()
                 due_s = clock()
             emitting, step_s = self._batch.plan_step(due_s)
-            if step_s is None:  # until blocks have come from host memory, or somebody comes
+            if step_s is None:  # wait for blocks from host memory, or a new request
                 load_s = self._batch.next_load_s
                 self._work.clear()
                 with contextlib.suppress(TimeoutError):
@@ -234,7 +234,7 @@ class SimulatedEngine:
                         await self._work.wait()
                 due_s = min(clock(), load_s)
                 continue
-            # Against absolute times: a late wake-up shortens the next sleep.
+            # Absolute times: a late wake-up shortens the next sleep.
             due_s = max(due_s, clock() - _MAX_LAG_S) + step_s
             await asyncio.sleep(max(0.0, due_s - clock()))
             self._batch.end_step(emitting)

@@ -1,4 +1,4 @@
-"""What the simulated engine says."""
+"""Text of the simulated engine's answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from cato.engines.simulated.asked import Asked
 
-# An answer ends after a line with this probability: with the words below, ~100 tokens on average.
+# Chance that an answer ends after a line: with the words below, ~100 tokens on average.
 _END_CHANCE = 1 / 10
 _HASH_RANGE = 1 << 32
 _DIGEST_BYTES = 8
@@ -23,13 +23,13 @@ _WORDS = (
 
 
 def simulated_tokens(seed: int, prompt: str) -> Iterator[str]:
-    """The endless continuation of `prompt`, token by token, as if no answer ever ended."""
+    """The endless continuation of `prompt`, token by token, as if answers never ended."""
     for token, _ in _tokens(seed, prompt):
         yield token
 
 
 def simulated_seed(seed: int, model: str) -> int:
-    """The seed of one of several models that share engines: another for each, the same anywhere."""
+    """The seed of one of several models that share engines: differs by model, same on any host."""
     return seed + zlib.crc32(model.encode())
 
 
@@ -43,9 +43,9 @@ def simulated_text(seed: int, prompt: str, n: int) -> str:
 
 
 def simulated_answer(seed: int, asked: Asked) -> tuple[list[str], str]:
-    """All tokens of the answer and its finish reason; at least one token, maybe an empty one.
+    """All tokens of the answer and its finish reason; at least one token, perhaps an empty one.
 
-    A stop string cuts the text where it begins, as vLLM does, so the tokens that spell it are
+    As in vLLM, a stop string cuts the text where it begins, so the tokens that spell it are
     empty or shortened.
     """
     pieces: list[str] = []
@@ -64,11 +64,11 @@ def simulated_answer(seed: int, asked: Asked) -> tuple[list[str], str]:
             if found:
                 at, length = min(found)
                 return _cut(pieces, at + (length if asked.include_stop else 0)), "stop"
-    raise AssertionError("the tokens never end")
+    raise AssertionError("the token stream never ends")
 
 
 class PromptStart:
-    """The beginning of many prompts, read once."""
+    """A prefix of many prompts, hashed once."""
 
     def __init__(self, seed: int, text: str) -> None:
         self._context = hashlib.blake2b(
@@ -76,7 +76,7 @@ class PromptStart:
         )
 
     def tokens(self, rest: str) -> Iterator[str]:
-        """As `simulated_tokens` for the prompt that goes on with `rest`, which is not empty."""
+        """`simulated_tokens` for the prompt that continues with `rest`, which is not empty."""
         context = self._context.copy()
         context.update(rest.encode("utf-8", "replace"))
         for token, _ in _tokens_after(context, rest):
@@ -89,11 +89,11 @@ def _tokens(seed: int, prompt: str) -> Iterator[tuple[str, bool]]:
 
 
 def _tokens_after(context: hashlib.blake2b, last: str) -> Iterator[tuple[str, bool]]:
-    """Each token, and whether the model would rather have ended before it."""
+    """Each token, and whether the model would have ended the answer before it."""
     while True:
         digest = context.copy().digest()
         word = _WORDS[int.from_bytes(digest[:4]) % len(_WORDS)]
-        # Ends of answers, too, depend on the text alone, so that a continuation ends alike.
+        # Ends of answers depend on the text alone, so that a continuation ends at the same place.
         may_end = last.rstrip(" ").endswith("\n")
         ends = may_end and int.from_bytes(digest[4:]) < _END_CHANCE * _HASH_RANGE
         yield word, ends

@@ -9,21 +9,21 @@ from cato.config.places import model_path
 from cato.core.errors import EngineError
 from cato.core.topology import ModelSpec
 
-# What `--max-lora-rank` may be; each adapter takes the memory of one so large.
+# Allowed values of `--max-lora-rank`; every adapter takes the memory of one of that rank.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 DEFAULT_RANK = 16
-# Lets the server take adapters while it runs, and forget what it cached under one of their names.
+# Lets the server load adapters at runtime, and drop what it cached under an adapter's name.
 ADAPTER_ENV = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
-# That one batch may mix; more take turns. Memory is set aside for so many.
+# Maximum number of adapters in one batch, with memory reserved for each; further ones take turns.
 MOST_IN_BATCH = 8
 
 
 def adapter_argv(model: ModelSpec, accelerator: str) -> list[str]:
-    """Nothing for a model without adapters and places for more; raise `ConfigError` for a source
-    that is not there, `EngineError` for one that is no adapter.
+    """Empty for a model without adapters or room for more; raise `ConfigError` for a source that
+    does not exist, `EngineError` for one that is not an adapter.
 
-    The rank of one that is not on this host, or comes later, is not known: `args` of the engine can
-    name it.
+    The rank of an adapter that is not on this host, or is added later, is unknown: set it in the
+    engine's `args`.
     """
     adapters = model.adapters
     count = len(adapters) + model.adapter_places
@@ -35,8 +35,8 @@ def adapter_argv(model: ModelSpec, accelerator: str) -> list[str]:
         rank = max(rank, DEFAULT_RANK)
     in_batch = min(count, MOST_IN_BATCH)
     if accelerator == "cpu":
-        # There a call without an adapter is given what is in the last place, beside calls that have
-        # one (vLLM's pull request 48421): it must stay empty, and nobody takes turns.
+        # On a CPU, vLLM applies the adapter in the last place to calls without an adapter when the
+        # batch mixes both (vLLM's pull request 48421): keep that place empty, so none take turns.
         in_batch = count + 1
     modules = [f"{a.name}={path}" for a, path in zip(adapters, paths, strict=True)]
     argv = [

@@ -7,7 +7,7 @@ from cato.engines.vllm.adapters import adapter_argv
 from cato.engines.vllm.offloading import Offloading
 from cato.engines.vllm.scheduler import SCHEDULER
 
-# No name can be under it (RFC 2606).
+# A domain that can never exist (RFC 2606).
 NO_DOMAIN = "none.invalid"
 SWAP_EXTENSION = "cato.engines.vllm.worker_extension.SwapExtension"
 
@@ -22,7 +22,7 @@ def server_argv(
     cards: int,
     offloading: Offloading = Offloading(),  # noqa: B008  # frozen
 ) -> list[str]:
-    """Arguments of vLLM's server; `spec.args` come last and so win."""
+    """Arguments of vLLM's server; `spec.args` come last and so override."""
     spec = spec.on(accelerator)
     argv = ["--model", model_path, "--served-model-name", model.name, "--uds", uds]
     argv += ["--dtype", spec.dtype, "--max-num-seqs", str(spec.max_num_seqs)]
@@ -40,7 +40,7 @@ def server_argv(
         argv += ["--worker-extension-cls", SWAP_EXTENSION]
     if spec.scheduler and accelerator != "npu":  # vllm-ascend has its own
         argv += ["--scheduler-cls", SCHEDULER]
-    if spec.sleep and accelerator != "cpu":  # refused there
+    if spec.sleep and accelerator != "cpu":  # vLLM refuses sleep on a CPU
         argv.append("--enable-sleep-mode")
     argv.append("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching")
     if spec.priority_scheduling:
@@ -50,6 +50,6 @@ def server_argv(
     argv += offloading.argv
     argv += adapter_argv(model, accelerator)
     argv += ["--enable-prompt-tokens-details", "--enable-request-id-headers"]
-    # A multimodal model fetches what a prompt names: nothing, unless the deployment lists domains.
+    # Multimodal models fetch URLs in prompts: allow none, unless the deployment lists domains.
     argv += ["--disable-uvicorn-access-log", "--allowed-media-domains", NO_DOMAIN, *spec.args]
     return argv

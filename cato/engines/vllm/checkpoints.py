@@ -1,4 +1,4 @@
-"""Which checkpoints can take each other's place in a running engine."""
+"""Check whether one checkpoint can replace another in a running engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Say where a checkpoint comes from, not what it is.
+# Keys that say where a checkpoint comes from, not what it is.
 _IRRELEVANT = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
-# The engine keeps those of the checkpoint that it was started with.
+# The engine keeps these files of the checkpoint that it was started with.
 _KEPT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
@@ -20,7 +20,7 @@ def why_not_swappable(old: str, new: str) -> str | None:
     before, after = Path(old), Path(new)
     for folder in (before, after):
         if not (folder / "config.json").is_file():
-            return f"{folder} is no folder with a config.json"
+            return f"{folder} is not a folder with a config.json"
     was, is_now = _config(before), _config(after)
     different = sorted(k for k in was.keys() | is_now.keys() if was.get(k) != is_now.get(k))
     if different:

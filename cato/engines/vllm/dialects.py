@@ -1,6 +1,6 @@
-"""Reading vLLM's answers in the dialects whose events have types, and those without tokens. Pure.
+"""Parse vLLM's answers in dialects with typed events, and answers without tokens. Pure.
 
-They are only ever passed through, so little of them is read: text, counts, the end, errors.
+They are passed through, so only text, counts, the end and errors are read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cato.wire.responses import ResponsesWriter
 class TypedEvents(ABC):
     """Turns the bytes of a typed event stream into chunks with those bytes; see `EventStream`.
 
-    The events before the first output are held back until it comes: they say nothing, and a
-    request that fails meanwhile can still be refused or go to another replica. Every event of
-    output counts as one token, until the engine says better. The last event is alone in its chunk.
+    Events before the first output are held back until it comes: they carry no output, and a
+    request that fails meanwhile can still be refused or moved to another replica. Each output
+    event counts as one token until the engine reports a count. The last event has its own chunk.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class TypedEvents(ABC):
         self.is_finished = False
 
     def feed(self, data: bytes) -> list[EngineChunk]:
-        """No, one or two chunks; raises the `EngineError` that the stream reports."""
+        """Zero to two chunks; raises the `EngineError` that the stream reports."""
         *events, self._rest = (self._rest + data).split(b"\n\n")
         chunks: list[EngineChunk] = []
         for event in events:
@@ -57,7 +57,7 @@ class TypedEvents(ABC):
 
     @abstractmethod
     def _read(self, event: Event) -> bool:
-        """Note what `event` says; whether it is the last."""
+        """Record the contents of `event`; returns whether it is the last."""
 
     def _note_output(self, deltas: Iterable[Delta]) -> None:
         self._has_output = True
@@ -132,12 +132,11 @@ class MessagesEvents(TypedEvents):
 
 
 def _counts(usage: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Prompt, output and cached tokens of any dialect's usage."""
+    """Prompt, output and cached tokens from any dialect's usage."""
     names = ("input_tokens", "prompt_tokens", "count")
     prompt = next((usage[name] for name in names if name in usage), 0) or 0
     output = usage.get("output_tokens", usage.get("completion_tokens")) or 0
-    # Anthropic's: neither what was read from the cache nor what was written to it is in
-    # `input_tokens`.
+    # Anthropic's `input_tokens` excludes tokens read from the cache and tokens written to it.
     read = usage.get("cache_read_input_tokens") or 0
     written = usage.get("cache_creation_input_tokens") or 0
     details = usage.get("input_tokens_details") or {}
@@ -151,7 +150,7 @@ def _responses_finish(response: Mapping[str, Any]) -> str:
 def events_of(
     endpoint: Endpoint, *, raw: bool, continuous_usage: bool
 ) -> EventStream | TypedEvents:
-    """What reads a streamed answer of `endpoint`."""
+    """The parser for a streamed answer of `endpoint`."""
     match endpoint:
         case Endpoint.RESPONSES:
             return ResponsesEvents()
@@ -162,7 +161,7 @@ def events_of(
 
 
 def answer_of(endpoint: Endpoint, body: bytes) -> EngineChunk:
-    """The one chunk of an answer of `endpoint` that was not streamed."""
+    """The single chunk of an answer of `endpoint` that was not streamed."""
     if endpoint.has_choices:
         return whole_answer(body)
     try:
@@ -180,5 +179,5 @@ def answer_of(endpoint: Endpoint, body: bytes) -> EngineChunk:
                 parts, finish_reason = [], "stop"
         text = "".join(part.get("text") or "" for part in parts)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise EngineError(f"unreadable answer of the engine: {body[:200]!r}") from exc
+        raise EngineError(f"unreadable answer from the engine: {body[:200]!r}") from exc
     return EngineChunk(text, output, prompt, cached, finish_reason, body)

@@ -1,4 +1,4 @@
-"""The owner's side of a zygote: start it, wait until it can fork engines, end it."""
+"""The owner's side of a zygote: start it, wait until it can fork engines, stop it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from cato.core.errors import EngineError
 from cato.engines.vllm import zygote
 
-# Linux: sockaddr_un holds 108 bytes with the closing zero; ".starting" is appended for a moment.
+# Linux: sockaddr_un holds 108 bytes with the closing zero; ".starting" is appended briefly.
 MAX_SOCKET_PATH_BYTES = 107 - len(".starting")
-# Reading vLLM and torch from a cold disk on a busy host.
+# Time to import vLLM and torch from a cold disk on a busy host.
 PRELOAD_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = zygote.KILL_AFTER_S + 2.0
 _POLL_S = 0.02
@@ -27,8 +27,8 @@ _LAST_WORDS_LINES = 30
 class Zygote:
     """A zygote process; see `cato.engines.vllm.zygote` for what it does.
 
-    `socket` is what engines are given; `python` is the interpreter that has vLLM (None: this one).
-    It lives until `stop`, or until this process ends in whatever way, and takes its engines
+    Engines are given `socket`; `python` is the interpreter that has vLLM (None: this one).
+    The zygote lives until `stop`, or until this process ends for any reason; its engines end
     with it. Belongs to one asyncio loop.
     """
 
@@ -60,7 +60,7 @@ class Zygote:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start the process without waiting for the preload. No effect while it lives."""
+        """Start the process without waiting for the preload. No effect while it runs."""
         if self.is_alive:
             return
         check_socket_path(self.socket)
@@ -83,7 +83,7 @@ class Zygote:
                 stdin=PIPE,  # its end of file tells the zygote that we are gone
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us, not for it
+                start_new_session=True,  # Ctrl-C is for this process only
             )
         except OSError as exc:
             raise EngineError(f"cannot run {self._python!r} for vLLM: {exc}") from exc
@@ -91,12 +91,12 @@ class Zygote:
             os.close(log)
 
     async def ready(self, timeout_s: float = PRELOAD_TIMEOUT_S) -> None:
-        """Start it if need be and return when it can fork engines.
+        """Start it if needed and return when it can fork engines.
 
-        Raises `EngineError` with its last words when it cannot.
+        Raises `EngineError` with the end of its log when it cannot.
         """
         if self._process is not None and os.path.exists(self.socket) and not await self._answers():
-            await self._process.wait()  # killed a moment ago: its socket's file is still there
+            await self._process.wait()  # just killed: its socket's file still exists
         await self.start()
         assert self._process is not None
         try:
@@ -116,19 +116,19 @@ class Zygote:
             ) from exc
 
     async def _answers(self) -> bool:
-        """A connection alone says nothing: the kernel closes the socket of a process that was
-        killed after it has told others of the end. A request is answered, if only by an error."""
+        """Whether the zygote answers a request, if only with an error. A connection proves nothing:
+        the kernel closes the socket of a killed process only after others learn of its death."""
         try:
             reader, writer = await asyncio.open_unix_connection(self.socket)
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except BlockingIOError:  # more connections wait than it has accepted
+        except BlockingIOError:  # its backlog of connections is full
             return True
         try:
             writer.write(b"{}\n")
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 return bool(await reader.readline())
-        except TimeoutError:  # it forks
+        except TimeoutError:  # it is busy forking
             return True
         except ConnectionError:
             return False
@@ -136,20 +136,20 @@ class Zygote:
             writer.close()
 
     async def wait_dead(self) -> str:
-        """Return, with the reason, when the process has ended."""
+        """Return the reason once the process has ended."""
         assert self._process is not None, "start first"
         code = await self._process.wait()
         return f"vLLM's zygote ended with {code}"
 
     async def stop(self) -> None:
-        """End it and its engines. Idempotent."""
+        """Stop it and its engines. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.stdin is not None:
             process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
-            process.terminate()  # while it preloads it does not read its input
+            process.terminate()  # it does not read its input while preloading
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await process.wait()
@@ -170,7 +170,7 @@ def check_socket_path(path: str) -> None:
 
 
 def open_log(path: str) -> tuple[int, int]:
-    """A descriptor that appends to the log, and where it starts to write."""
+    """A descriptor that appends to the log, and the offset where new output starts."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     return log, os.fstat(log).st_size

@@ -1,6 +1,6 @@
-"""vLLM's own KV offloading: how much of the host's memory an engine gets, and what fits into it.
+"""vLLM's own KV offloading: how much host memory an engine gets, and how many tokens fit.
 
-Untested on a card. vLLM maps that memory as one file of `/dev/shm`, fills it at its start and
+Untested on an accelerator. vLLM maps that memory as one file in `/dev/shm`, fills it at startup and
 unlinks the file at once, so nothing is left behind however the engine ends.
 """
 
@@ -18,10 +18,10 @@ import psutil
 from cato.core.topology import EngineSpec
 
 GIB = 1 << 30
-# Of the host's memory and of /dev/shm; the rest is for weights on their way to cards, the page
+# Share of the host's memory and of /dev/shm; the rest is for weights being loaded, the page
 # cache, Ray's object store and CATO itself.
 HOST_SHARE = 0.5
-# Less would hold a prompt or two: not worth a copy of all that is computed.
+# Less holds only a prompt or two: not worth copying every computed block.
 LEAST_BYTES = 2 * GIB
 
 _SHM = Path("/dev/shm")
@@ -33,7 +33,7 @@ _DEFAULT_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """What this host has for offloading: its memory (a container's limit counts) and `/dev/shm`."""
+    """Memory that this host has for offloading: RAM (up to a container's limit) and `/dev/shm`."""
 
     total_bytes: int
     free_bytes: int
@@ -42,10 +42,10 @@ class HostMemory:
 
 
 def share_of(memory: HostMemory, engines: int) -> int:
-    """Bytes for one of the `engines` that this host may run at a time; 0 when too few are free.
+    """Bytes for each of the `engines` that this host may run at a time; 0 if too little is free.
 
-    Of what is there in all, so that each gets the same whenever it starts, and never more than that
-    share of what is free now.
+    A share of the total, so that each engine gets the same whenever it starts, but never more than
+    that share of the memory that is free now.
     """
     most = min(
         memory.total_bytes / engines,
@@ -69,7 +69,7 @@ def host_memory_now() -> HostMemory:
 
 
 def engines_on_host(cards_each: int) -> int:
-    """How many engines of `cards_each` cards this host has cards for, at least 1."""
+    """Number of engines with `cards_each` accelerators that fit this host, at least 1."""
     try:
         cards = sum(1 for _ in _CARDS.iterdir())
     except OSError:
@@ -79,14 +79,14 @@ def engines_on_host(cards_each: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Offloading:
-    """What one engine keeps in the host's memory; `tokens` is 0 when it cannot be told."""
+    """Host memory that one engine uses for KV blocks; `tokens` is 0 when unknown."""
 
     size_bytes: int = 0
     tokens: int = 0
 
     @property
     def argv(self) -> list[str]:
-        """vLLM's flags; it counts GiB, of all cards of an engine together."""
+        """vLLM's flags; the size is in GiB, for all accelerators of an engine together."""
         if not self.size_bytes:
             return []
         size = f"{self.size_bytes / GIB:g}"
@@ -94,7 +94,7 @@ class Offloading:
 
     @property
     def words(self) -> str:
-        """For the log, at the engine's start."""
+        """Description for the log, at the engine's start."""
         if not self.size_bytes:
             return (
                 "too little of the host's memory or of /dev/shm is free to keep KV blocks there "
@@ -108,7 +108,7 @@ class Offloading:
 
 
 def offloading_of(spec: EngineSpec, accelerator: str, cards: int, model_path: str) -> Offloading:
-    """For a vLLM engine that starts now: as its spec says, or its share of what is free."""
+    """For a vLLM engine that starts now: the spec's size, or a share of the free memory."""
     wanted = spec.on(accelerator).host_memory
     if wanted is True:
         wanted = share_of(host_memory_now(), engines_on_host(cards))
@@ -117,7 +117,7 @@ def offloading_of(spec: EngineSpec, accelerator: str, cards: int, model_path: st
 
 
 def kv_token_bytes(model_path: str) -> int:
-    """Bytes of KV that one token takes, from the model's config.json; 0 when it cannot be told."""
+    """Bytes of KV per token, from the model's config.json; 0 when unknown."""
     try:
         config = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
         return _token_bytes(config.get("text_config", config))
@@ -128,7 +128,7 @@ def kv_token_bytes(model_path: str) -> int:
 def _token_bytes(config: Mapping[str, Any]) -> int:
     layers = int(config["num_hidden_layers"])
     value_bytes = _BYTES_OF.get(str(config.get("torch_dtype", config.get("dtype"))), _DEFAULT_BYTES)
-    if config.get("kv_lora_rank"):  # DeepSeek's latent attention keeps one vector for all heads
+    if config.get("kv_lora_rank"):  # DeepSeek's latent attention stores one vector for all heads
         width = int(config["kv_lora_rank"]) + int(config.get("qk_rope_head_dim") or 0)
         return layers * width * value_bytes
     heads = int(config["num_attention_heads"])
@@ -137,7 +137,7 @@ def _token_bytes(config: Mapping[str, Any]) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """In a file of the cgroup; None where there is none, or no limit."""
+    """The number in a cgroup file; None if there is no such file or no limit."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

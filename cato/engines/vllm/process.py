@@ -40,11 +40,11 @@ from cato.wire.limits import limits_of, shortened
 
 log = logging.getLogger("cato.engines")
 
-# Serves the worker extension and sleep. The socket is open to this user alone, and CATO passes no
-# client's request to such paths.
+# Enables the worker extension and sleep. The socket is open to this user only, and CATO passes no
+# client request to these paths.
 _DEV_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
 _SWAP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
-# Weights to the host's memory, KV cache dropped.
+# vLLM's level 1: offload weights to host memory, drop the KV cache.
 _SLEEP_LEVEL = 1
 
 _HEALTH_POLL_S = 0.05
@@ -52,29 +52,29 @@ _STOP_TIMEOUT_S = zygote.KILL_AFTER_S + 2.0
 _ZYGOTE_REPLY_TIMEOUT_S = 30.0
 _PLAIN_START_TIMEOUT_S = 30.0
 _CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
-# A generation may take any time; a dead engine closes its connections.
+# A generation may take any time; if the engine dies, its connections close.
 _GENERATE_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
-# Less than the server's (ENGINE_ENV), so that a request never meets a closing connection.
+# Shorter than the server's (ENGINE_ENV), so that a request never meets a closing connection.
 _KEEP_ALIVE_S = 30.0
-# How often silence is looked at, and the state of threads once it is too long.
+# How often to check for silence, and how often to sample threads of a silent server.
 _LISTEN_S = 0.25
 _SAMPLE_S = 0.1
 _SOON = aiohttp.ClientTimeout(total=0.5)
-# Before every call of CATO's.
+# Runs before all of CATO's calls.
 _PROBE_PRIORITY, _PROBE_TARGET = -(2**31), CallTarget(target_s=0.0, has_begun=True)
 _NO_ANSWER = 504
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call under way; `has_begun` when something of its answer came."""
+    """One call under way; `has_begun` once any part of its answer has arrived."""
 
     prompt_tokens: int
     has_begun: bool = False
 
 
 def _counted_in(chunk: EngineChunk, more: int) -> EngineChunk:
-    """`chunk` with `more` tokens of what was prompt to the engine as output."""
+    """`chunk` with `more` tokens, which the engine saw as prompt, counted as output."""
     if not more:
         return chunk
     is_told = chunk.prompt_tokens >= 0
@@ -86,10 +86,10 @@ def _counted_in(chunk: EngineChunk, more: int) -> EngineChunk:
 
 
 class VllmEngine:
-    """A vLLM server that this object starts, watches, talks to and ends.
+    """A vLLM server process: started, watched, called and stopped by this object.
 
-    With `zygote_socket` the server is a fork of that zygote; otherwise a private one without
-    preload starts it, so that in both cases the server ends when this process ends.
+    With `zygote_socket` the server is forked from that zygote; otherwise a private zygote without
+    preload starts it. Either way the server ends when this process ends.
     `start` may be called again after a death or a stop.
     """
 
@@ -110,7 +110,7 @@ class VllmEngine:
         self._hung = hung
         self._model = model
         self._model_path = model_path
-        # Given at the start; a model that was put in its place later is still asked for by this.
+        # The name given at start; the server keeps it when other weights are swapped in.
         self._server_model = model.name
         self._socket_dir = socket_dir
         self._zygote_socket = zygote_socket
@@ -127,19 +127,19 @@ class VllmEngine:
         self._facts = EngineFacts("vllm", model.name, spec.max_num_seqs, 0, simulated=False)
         self._death: asyncio.Future[str] | None = None
         self._lock = asyncio.Lock()
-        # Adapters that came after the start, by name, and who may change them.
+        # Adapters added after the start, by name, and the lock for changing them.
         self._added: dict[str, AdapterSpec] = {}
         self._adding = asyncio.Lock()
         self._own_zygote: Zygote | None = None
         self._owner: asyncio.StreamWriter | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
-        # Answers that are being read.
+        # Answers being read.
         self._answers: set[aiohttp.ClientResponse] = set()
-        # Calls under way, when the engine last showed that it lives, and why it was given up.
+        # Running calls, when the engine last showed a sign of life, and why it was given up.
         self._calls: set[_Call] = set()
         self._heard_s = 0.0
-        self._may_be_silent = False  # it sleeps, or takes other weights
+        self._may_be_silent = False  # asleep, or swapping weights
         self._why_hung = ""
         self._listener: asyncio.Task[None] | None = None
         self.pid: int | None = None
@@ -150,7 +150,7 @@ class VllmEngine:
 
     @property
     def model(self) -> ModelSpec:
-        """What it holds now."""
+        """The model that the engine holds now."""
         return self._model
 
     @property
@@ -205,7 +205,7 @@ class VllmEngine:
             self._listener = asyncio.create_task(self._listen())
 
     async def stop(self) -> None:
-        self._state = EngineState.STOPPED  # first: what ends from here on was meant to
+        self._state = EngineState.STOPPED  # set first: exits from here on are intended
         async with self._lock:
             self._state = EngineState.STOPPED
             await self._end()
@@ -240,7 +240,7 @@ class VllmEngine:
         else:
             body.pop("stream_options", None)
         headers = {"Content-Type": "application/json", "X-Request-Id": request.id}
-        if request.traceparent:  # vLLM's own span, when it is told where to send it
+        if request.traceparent:  # vLLM's own span, if its trace exporter is set
             headers["traceparent"] = request.traceparent
         response: aiohttp.ClientResponse | None = None
         call = _Call(request.prompt_tokens)
@@ -279,30 +279,30 @@ class VllmEngine:
                 for chunk in events.feed(data):
                     yield _counted_in(self._renamed(chunk), more)
             if not events.is_finished:
-                raise EngineDeadError("the engine's answer broke off", 503)
+                raise EngineDeadError("the engine's answer ended early", 503)
         except (aiohttp.ClientError, OSError) as exc:
             raise EngineDeadError(f"lost the engine: {exc or type(exc).__name__}", 503) from exc
         except RuntimeError as exc:
-            if session.closed:  # stopped or dead between two of our steps
+            if session.closed:  # stopped or died meanwhile
                 raise EngineDeadError("the engine has ended", 503) from exc
             raise
         finally:
             self._calls.discard(call)
             if response is not None:
                 self._answers.discard(response)
-                response.close()  # unless it was read to its end, this aborts the request
+                response.close()  # aborts the request unless fully read
 
     async def load(self) -> EngineLoad:
         return stream.load_of_metrics(await self._ask("GET", "/metrics"))
 
     async def count_tokens(self, text: str, *, has_special: bool = True) -> int:
-        """Exact, by the engine's own tokenizer; with the special tokens of a prompt or without."""
+        """Exact count by the engine's tokenizer, with or without a prompt's special tokens."""
         asked = {"model": self._server_model, "prompt": text, "add_special_tokens": has_special}
         body = json.dumps(asked).encode()
         return int(json.loads(await self._ask("POST", "/tokenize", body))["count"])
 
     async def _uncounted(self, request: EngineRequest) -> int:
-        """Tokens of what other engines wrote of the answer that nobody has counted."""
+        """Tokens of the answer so far that other engines generated and that were not counted."""
         if not request.begun:
             return 0
         try:
@@ -310,15 +310,15 @@ class VllmEngine:
         except EngineDeadError:
             raise
         except EngineError as error:
-            log.warning("%s: tokens so far are not counted: %s", request.id, error)
+            log.warning("%s: cannot count the tokens generated so far: %s", request.id, error)
             return 0
         return max(0, tokens - request.begun_tokens)
 
     async def swap(self, model: ModelSpec, model_path: str) -> float:
-        """Hold `model` from now on, in the place of the one before; return the seconds it took.
+        """Replace the weights with those of `model`; return the seconds it took.
 
-        Nothing may run. Raise `InputError` when the two differ in more than their weights, and
-        `EngineError` when it fails: the engine is of no use then.
+        No call may run. Raise `InputError` when the two models differ in more than their weights,
+        and `EngineError` when it fails: the engine is then unusable.
         """
         why_not = why_not_swappable(self._model_path, model_path)
         if why_not is not None:
@@ -333,15 +333,15 @@ class VllmEngine:
         return float(answer["results"][0])
 
     async def sleep(self) -> None:
-        """Leave the accelerator's memory but for the process's own; nothing may run.
+        """Free the accelerator's memory, except the process's own; no call may run.
 
-        Raise `EngineError` when it fails: the engine is of no use then. On a CPU vLLM only pauses.
+        Raise `EngineError` when it fails: the engine is then unusable. On a CPU vLLM only pauses.
         """
         self._may_be_silent = True
         await self._ask("POST", f"/sleep?level={_SLEEP_LEVEL}", None, _SWAP_TIMEOUT)
 
     async def wake(self) -> None:
-        """Come back; `facts.start_s` is what it took. Raise `EngineError` when it fails."""
+        """End the sleep; `facts.start_s` is its duration. Raise `EngineError` when it fails."""
         started_s = time.monotonic()
         await self._ask("POST", "/wake_up", None, _SWAP_TIMEOUT)
         if json.loads(await self._ask("GET", "/is_sleeping"))["is_sleeping"]:
@@ -350,9 +350,9 @@ class VllmEngine:
         self._facts = replace(self._facts, start_s=time.monotonic() - started_s)
 
     async def _hold(self, adapter: AdapterSpec) -> None:
-        """Load an adapter that the server was not started with; raise `EngineError` if it is none.
+        """Load an adapter added after the start; raise `EngineError` if it is not an adapter.
 
-        When one of the name comes again its weights may have changed under the same path, which the
+        If an adapter's name comes again, the weights at the same path may have changed, which the
         server's prefix cache would not notice.
         """
         if adapter.version == 0 or self._added.get(adapter.name) == adapter:
@@ -363,7 +363,7 @@ class VllmEngine:
                 return
             had, most = len(self._added), self._model.adapter_places
             if held is None and self._accelerator == "cpu" and had >= most:
-                # One more would be given to calls without an adapter: see `adapter_argv`.
+                # vLLM would apply one more to calls without an adapter: see `adapter_argv`.
                 raise EngineError(
                     f"this engine has had {had} adapters since its start, of {most} places on a "
                     f"CPU, so {adapter.name} needs new replicas: `serve deploy` starts some"
@@ -382,10 +382,10 @@ class VllmEngine:
             self._added[adapter.name] = adapter
 
     def _renamed(self, chunk: EngineChunk) -> EngineChunk:
-        """The engine names the model that it was started with."""
+        """Replace the model name that the engine was started with."""
         if not chunk.raw or self._server_model == self._model.name:
             return chunk
-        # Inside a text of JSON every quotation mark is escaped: this is a key of the answer.
+        # In JSON text every quotation mark is escaped, so this can only be a key of the answer.
         old, new = (f'"model":{json.dumps(m)}' for m in (self._server_model, self._model.name))
         return replace(chunk, raw=chunk.raw.replace(old.encode(), new.encode()))
 
@@ -404,7 +404,7 @@ class VllmEngine:
                 python=spec.python,
                 accelerator=self._accelerator,
                 preload=False,
-                env=spec.env,  # at its start: the loader and the interpreter read theirs only then
+                env=spec.env,  # read by the loader and the interpreter at start only
                 log=self.log,
             )
             await own.ready(_PLAIN_START_TIMEOUT_S)
@@ -447,7 +447,7 @@ class VllmEngine:
         )
 
     async def _watch(self, reader: asyncio.StreamReader) -> None:
-        """Wait until the zygote says that the server has ended, or until it ends itself."""
+        """Wait until the zygote reports the server's exit, or exits itself."""
         try:
             line = await reader.readline()
         except OSError:
@@ -457,7 +457,7 @@ class VllmEngine:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
         else:
             how = "ended with its zygote"
-            self._break_off()  # nothing is left that knows when the server's connections end
+            self._break_off()  # nothing else would end the server's connections
         self.pid = None
         if self._state is EngineState.STOPPED or self._death is None:
             return
@@ -468,7 +468,7 @@ class VllmEngine:
         self._death.set_result(f"vLLM {how}; {last_words(self.log, self._log_start)}")
 
     async def _listen(self) -> None:
-        """Kill the server when it hangs: its streams end, and it can say nothing any more."""
+        """Kill the server when it hangs: its streams end."""
         pids = [] if self.pid is None else threads.family(self.pid)
         stopped_since_s: float | None = None
         while self._state is EngineState.READY:
@@ -486,7 +486,7 @@ class VllmEngine:
                     os.killpg(self.pid, signal.SIGKILL)
 
     async def _why_silent(self, pids: list[int]) -> str:
-        """The reason to give up a silent server; empty while it is heard, or shows signs."""
+        """Why to give up a silent server; empty while there are signs of life."""
         if not self._is_silent():
             return ""
         signs = await self._watched(pids)
@@ -508,8 +508,8 @@ class VllmEngine:
         return Silence(silent_s, len(self._calls), prompt_tokens)
 
     async def _watched(self, pids: list[int]) -> Signs:
-        """What the server shows within `watched_s`: a token of any answer, that of a probe, its own
-        counters, threads that run."""
+        """Signs of life within `watched_s`: a token of any answer, an answer to the probe, the
+        server's own counters, running threads."""
         heard_s, is_idle, samples = self._heard_s, not self._calls, list[bool]()
         asking = asyncio.create_task(self._probe())
         counting = asyncio.create_task(self._counted())
@@ -529,7 +529,7 @@ class VllmEngine:
         return Signs(False, counted, sum(samples) / max(1, len(samples)))
 
     async def _probe(self) -> None:
-        """Return when the server has computed one token, or refused to."""
+        """Return when the server has computed one token or refused to."""
         body: dict[str, object] = {"model": self._server_model, "prompt": "#", "max_tokens": 1}
         if self._spec.priority_scheduling:
             body["priority"] = _PROBE_PRIORITY
@@ -538,13 +538,13 @@ class VllmEngine:
         try:
             await self._ask("POST", "/v1/completions", json.dumps(body).encode())
         except EngineDeadError:
-            await asyncio.sleep(inf)  # gone, or not accepting: no sign of life
+            await asyncio.sleep(inf)  # gone or not accepting: no sign of life
         except EngineError as error:
             if error.status == _NO_ANSWER:
                 await asyncio.sleep(inf)
 
     async def _counted(self) -> float | None:
-        """Tokens by the server's own count: every place may be taken by answers that come whole."""
+        """Tokens by the server's counters: unstreamed answers show no progress."""
         if not self._calls:
             return None
         try:
@@ -602,16 +602,16 @@ class VllmEngine:
         )
 
     async def _ask_template(self) -> TemplateFacts | None:
-        """What the chat template renders; says in the log what of a conversation gets lost."""
+        """Probe the chat template; logs the parts of a conversation that it drops."""
         whole = await self._rendered(template.whole_probe())
         system = None if whole else await self._rendered(template.system_probe())
         late = await self._rendered(template.late_probe())
         facts = template.template_facts(whole, system, late)
         if facts is None:
-            log.info("model %s has no chat template, or none that works", self._model.name)
+            log.info("model %s has no working chat template", self._model.name)
         elif lost := template.lost_parts(facts):
             log.warning(
-                "model %s: its chat template drops %s, so agents get nonsense from it; give its "
+                "model %s: its chat template drops %s, so agents get wrong answers; give its "
                 "engine another template: `args: [--chat-template, FILE]`",
                 self._model.name,
                 lost,
@@ -619,7 +619,7 @@ class VllmEngine:
         return facts
 
     async def _rendered(self, probe: template.Body) -> str | None:
-        """The prompt that the template makes of a conversation; None if it refuses it."""
+        """The prompt that the template makes of a conversation; None if the template refuses it."""
         try:
             body = json.dumps({"model": self._server_model, **probe}).encode()
             ids = json.loads(await self._ask("POST", "/tokenize", body))["tokens"]
@@ -660,12 +660,12 @@ class VllmEngine:
         return content
 
     def _break_off(self) -> None:
-        """Let those who read answers see the end, whatever becomes of the server."""
+        """End all answers being read with an error, whatever happens to the server."""
         for answer in self._answers:
             answer.content.set_exception(aiohttp.ClientPayloadError("the engine has ended"))
 
     async def _end(self) -> None:
-        """End the server and what belongs to it, whatever state they are in."""
+        """Stop the server and free its resources, whatever state they are in."""
         session, self._session = self._session, None
         owner, self._owner = self._owner, None
         watcher, self._watcher = self._watcher, None
@@ -673,7 +673,7 @@ class VllmEngine:
             self._listener.cancel()
             self._listener = None
         if owner is not None:
-            # The zygote sees the end of file, ends the server, and tells the watcher.
+            # The zygote sees the end of file, stops the server and tells the watcher.
             with contextlib.suppress(OSError, RuntimeError):
                 owner.write_eof()
             if watcher is not None:
@@ -683,7 +683,7 @@ class VllmEngine:
         own, self._own_zygote = self._own_zygote, None
         if own is not None:
             await own.stop()
-        # Closing the session wakes nobody who reads from it, and the server may outlive a zygote.
+        # Closing the session wakes none of its readers, and the server may outlive a zygote.
         self._break_off()
         if session is not None:
             await session.close()

@@ -1,10 +1,10 @@
-"""vLLM's scheduler with `DueDateRule` in it: prompts by due date, and a bound on them in each step.
+"""vLLM's scheduler with `DueDateRule`: prompts by due date, with bounded prefill in each step.
 
 Runs inside the engine, whose interpreter therefore needs CATO (`--scheduler-cls` names
-`due_date_scheduler`). vLLM's own loop stays as it is: before a step the rule says how many tokens
-each prompt gets, and a hook that vLLM calls for each of them keeps to it. All that is used here is
-private to vLLM: with another minor version, and where the hook cannot be trusted, the engine starts
-with its own scheduler and says so.
+`due_date_scheduler`). vLLM's own loop is unchanged: before a step the rule decides the tokens of
+each prompt, and a hook that vLLM calls for each prompt enforces them. Everything used here is
+private to vLLM: with another minor version, or where the hook is unreliable, the engine logs the
+reason and uses its own scheduler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cato.core.pool.prefill import (
 if TYPE_CHECKING:
 
     class Scheduler:
-        """What of vLLM's `Scheduler` is used."""
+        """The parts of vLLM's `Scheduler` that are used."""
 
         running: list[Any]
         waiting: Any
@@ -61,9 +61,9 @@ log = logging.getLogger("vllm.cato")
 SCHEDULER = "cato.engines.vllm.scheduler.due_date_scheduler"
 STEP_VARIABLE = "CATO_PREFILL_STEP_S"
 VLLM_MINOR = "0.32."
-# What is cached of a waiting prompt is looked up again after so long.
+# Interval for looking up a waiting prompt's cached tokens again.
 _LOOK_UP_S = 1.0
-# Steps that an engine has under way at a time are fewer.
+# More than the number of steps that an engine runs ahead.
 _MOST_STEPS = 16
 _USED = (
     "_free_blocks",
@@ -77,7 +77,7 @@ _USED = (
 
 
 def xargs_of(target: CallTarget) -> dict[str, float]:
-    """A body's `vllm_xargs` that tell the scheduler of a call."""
+    """The entries of a body's `vllm_xargs` that describe a call to the scheduler."""
     told = {
         "cato_target_s": target.target_s,
         "cato_waited_s": target.waited_s,
@@ -89,7 +89,7 @@ def xargs_of(target: CallTarget) -> dict[str, float]:
 
 
 def with_target(body: Mapping[str, object], target: CallTarget) -> dict[str, object]:
-    """The body, telling of the call what CATO knows, and of this nothing that its client says."""
+    """The body with CATO's entries for the scheduler; the client's `cato_` entries are dropped."""
     asked = body.get("vllm_xargs")
     others = asked.items() if isinstance(asked, dict) else ()
     kept = {name: value for name, value in others if not str(name).startswith("cato_")}
@@ -97,7 +97,7 @@ def with_target(body: Mapping[str, object], target: CallTarget) -> dict[str, obj
 
 
 def target_of(xargs: Mapping[str, Any]) -> CallTarget:
-    """What `xargs_of` has told; of wrong values, that nothing is due."""
+    """The target in `xargs_of`'s form; `NOTHING_DUE` for invalid values."""
     try:
         return CallTarget(
             float(xargs.get("cato_target_s", inf)),
@@ -111,7 +111,7 @@ def target_of(xargs: Mapping[str, Any]) -> CallTarget:
 
 
 def due_date_scheduler(*args: Any, vllm_config: Any, kv_cache_config: Any, **more: Any) -> Any:
-    """vLLM's scheduler of this configuration, with the rule where it can be had."""
+    """vLLM's scheduler for this configuration, with the rule where possible."""
     settings = vllm_config.scheduler_config
     settings.scheduler_cls = None
     if vllm_config.diffusion_config is not None:
@@ -121,15 +121,15 @@ def due_date_scheduler(*args: Any, vllm_config: Any, kv_cache_config: Any, **mor
     made = settings.get_scheduler_cls()
     why_not = _why_not(made, vllm_config, kv_cache_config)
     if why_not:
-        log.warning("CATO: prompts are not taken by due date, but by vLLM's order: %s", why_not)
+        log.warning("CATO: prompts run in vLLM's order, not by due date: %s", why_not)
     else:
         made = type("DueDateScheduler", (DueDate, made), {})
-        log.info("CATO: prompts are taken by due date")
+        log.info("CATO: prompts run by due date")
     return made(*args, vllm_config=vllm_config, kv_cache_config=kv_cache_config, **more)
 
 
 def _why_not(scheduler: type, config: Any, kv_cache: Any) -> str:
-    """What keeps this engine from the rule; empty where nothing does."""
+    """Why the rule cannot be used in this engine; empty if it can."""
     version = str(import_module("vllm").__version__)
     problems = {
         f"vLLM is {version}, and not {VLLM_MINOR}x": not version.startswith(VLLM_MINOR),
@@ -147,7 +147,7 @@ def _why_not(scheduler: type, config: Any, kv_cache: Any) -> str:
 
 @dataclass(slots=True)
 class _Step:
-    """A step under way: vLLM's plan of it, and what the rule learns from its time."""
+    """A step under way: vLLM's plan, and the inputs for learning from its duration."""
 
     output: Any
     started_s: float
@@ -157,8 +157,8 @@ class _Step:
 
 @dataclass(slots=True)
 class _Asked:
-    """What is known of a request, from its arrival on: `cached` says how many of its tokens, and
-    the blocks that it would take of the free ones."""
+    """State of a request since its arrival. `cached`: its cached tokens, and the free blocks that
+    it would take."""
 
     target: CallTarget
     asked_at_s: float
@@ -174,12 +174,12 @@ class DueDate(Scheduler):
         super().__init__(*args, **kwargs)
         self._rule = DueDateRule(float(os.environ.get(STEP_VARIABLE, MOST_S)))
         self._known: dict[str, _Asked] = {}
-        # Of the step that is being planned: who decodes, and the tokens of each prompt.
+        # The step being planned: the decoding requests, and the tokens of each prompt.
         self._streams: set[str] = set()
         self._pieces: dict[str, int] = {}
         self._steps: deque[_Step] = deque(maxlen=_MOST_STEPS)
         self._step_ended_s = 0.0
-        # The rule's are the only bounds on a prompt.
+        # Only the rule bounds a prompt.
         self.scheduler_config.long_prefill_token_threshold = 0
 
     def add_request(self, request: Any) -> None:
@@ -206,7 +206,7 @@ class DueDate(Scheduler):
         if any(step.output is scheduler_output for step in self._steps):
             while (step := self._steps.popleft()).output is not scheduler_output:
                 pass
-            # Of two steps under way the second one begins when the first one ends.
+            # Of two overlapping steps, the second begins when the first one ends.
             step_s = now_s - max(step.started_s, self._step_ended_s)
             self._rule.law.saw(step_s, step.streams, step.pieces)
             self._step_ended_s = now_s
@@ -217,8 +217,8 @@ class DueDate(Scheduler):
         super()._free_blocks(request)
 
     def _reserve_prefill_lookahead(self, request: Any, computed: int, new_tokens: int) -> int:
-        """vLLM asks this of every request that it gives tokens; without any, one that runs is
-        passed over, and one that waits ends the admission of this step."""
+        """vLLM calls this for each request that it schedules. At 0 tokens a running request is
+        skipped, and a waiting one ends the admissions of this step."""
         tokens: int = super()._reserve_prefill_lookahead(request, computed, new_tokens)
         if request.request_id in self._streams:
             return tokens
@@ -262,8 +262,8 @@ class DueDate(Scheduler):
         self._order(waiting, blocked)
 
     def _order(self, waiting: list[Any], blocked: list[Any]) -> None:
-        """vLLM lets in the first that waits, until one gets no tokens. What is not ready it passes
-        over, and has to see to notice that it is."""
+        """Sort the queue. vLLM admits waiting requests in order until one gets no tokens. It skips
+        blocked requests, but must see them to notice when they are ready."""
         place = {id: i for i, id in enumerate(self._pieces)}
         waiting.sort(key=lambda request: place.get(request.request_id, len(place)))
         held = set(self.kv_holding_waiting)

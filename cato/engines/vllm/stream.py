@@ -1,4 +1,4 @@
-"""Reading the answers of vLLM's OpenAI server: events, JSON answers, errors, metrics. Pure."""
+"""Parse the answers of vLLM's OpenAI server: events, JSON answers, errors, metrics. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cato.engines.base import EngineChunk, EngineLoad
 _DONE = b"data: [DONE]"
 _PREFIX = b"data: "
 
-# vLLM's own words for "does not fit", in every version from 0.10 to 0.33.
+# vLLM's wording for "does not fit", in every version from 0.10 to 0.33.
 _CONTEXT_WORDS = re.compile(
     r"maximum context length|maximum model length|context length is only"
     r"|greater than max_model_len|(max_tokens|max_completion_tokens).{0,40}too large",
     re.IGNORECASE,
 )
 _CONTEXT_TOKENS = re.compile(r"context length (?:is|of) (\d+)|max_model_len[ =]*\(?(\d+)")
-# Not "at least N": that is one more than it takes, wherever it stopped counting.
+# Not "at least N": that is one above the limit, where it stopped counting.
 _ASKED_INPUT = re.compile(r"contains (\d+) input tokens")
 _ASKED_OUTPUT = re.compile(r"max_tokens=(\d+)|(\d+) output tokens|too large: (\d+)")
 # The server outlives its dead core by up to 5 s, and answers 500 with these words.
@@ -31,11 +31,11 @@ class EventStream:
 
     All events of one read become one chunk: under load the reader lags, reads hold several
     events, and the cost per token falls. The finish reason is held back until the usage-only
-    event has come, since the last chunk carries the counts. With `raw` that event's bytes are
+    event arrives, since the last chunk carries the counts. With `raw` that event's bytes are
     alone in the last chunk, so that a caller can drop or replace them.
 
-    Without `continuous_usage` the events that carry output are counted as one token each, until
-    the usage event corrects it.
+    Without `continuous_usage` each event with output counts as one token, until the usage event
+    corrects it.
     """
 
     def __init__(self, *, raw: bool = False, continuous_usage: bool = True) -> None:
@@ -49,7 +49,7 @@ class EventStream:
         self.is_finished = False
 
     def feed(self, data: bytes) -> list[EngineChunk]:
-        """No, one or two chunks; raises the `EngineError` that the stream reports."""
+        """Zero to two chunks; raises the `EngineError` that the stream reports."""
         *events, self._rest = (self._rest + data).split(b"\n\n")
         texts: list[str] = []
         passed: list[bytes] = []
@@ -59,7 +59,7 @@ class EventStream:
                 continue  # a comment or an empty line
             if event == _DONE:
                 if self._finish_reason is not None and not self.is_finished:
-                    # A server that sends no usage event.
+                    # The server sends no usage event.
                     chunks.append(self._last("".join(texts), _joined(passed)))
                     texts, passed = [], []
                 continue
@@ -136,7 +136,7 @@ def _joined(events: list[bytes]) -> bytes:
 
 
 def whole_answer(body: bytes) -> EngineChunk:
-    """The one chunk of an answer that was not streamed."""
+    """The single chunk of an answer that was not streamed."""
     try:
         value = json.loads(body)
         choice, usage = value["choices"][0], value["usage"]
@@ -153,7 +153,7 @@ def whole_answer(body: bytes) -> EngineChunk:
             body,
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as exc:
-        raise EngineError(f"unreadable answer of the engine: {body[:200]!r}") from exc
+        raise EngineError(f"unreadable answer from the engine: {body[:200]!r}") from exc
     if finish_reason == "abort":
         raise EngineDeadError("the engine aborted the request", 503)
     return chunk
@@ -163,7 +163,7 @@ _PYDANTIC_FIELD = re.compile(r"'loc': \('body', '(\w+)'")
 
 
 def http_error(status: int, body: bytes) -> CatoError:
-    """The error that a refusing HTTP answer stands for."""
+    """The error for an HTTP error response."""
     param = None
     try:
         value = json.loads(body)
@@ -180,7 +180,7 @@ def http_error(status: int, body: bytes) -> CatoError:
 
 
 def _param(told: object, message: str) -> str | None:
-    """The field of the request that an error is about; pydantic names it first in its lists."""
+    """The request field that an error is about; pydantic names it first in its lists."""
     if isinstance(told, str) and told:
         return told
     found = _PYDANTIC_FIELD.search(message)
@@ -188,7 +188,7 @@ def _param(told: object, message: str) -> str | None:
 
 
 def _context_error(message: str) -> ContextLengthError:
-    """The numbers in the server's words: its errors have no fields for them."""
+    """Parse the numbers from the server's message: its errors have no fields for them."""
 
     def number(pattern: re.Pattern[str]) -> int | None:
         found = pattern.search(message)
@@ -203,7 +203,7 @@ def _context_error(message: str) -> ContextLengthError:
 
 
 def stream_error(error: object) -> CatoError:
-    """The error that an event inside a stream stands for."""
+    """The error for an error event inside a stream."""
     if not isinstance(error, dict):
         return EngineError(str(error))
     code = error.get("code")
@@ -211,15 +211,15 @@ def stream_error(error: object) -> CatoError:
     return http_error(status, json.dumps({"error": error}).encode())
 
 
-# Tokens of one block, and how many blocks; labels of a metric that is always 1.
+# Tokens per block and number of blocks: labels of a metric whose value is always 1.
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _BLOCK_SIZE = re.compile(rb'\bblock_size="(\d+)"')
 _BLOCKS = re.compile(rb'\bnum_gpu_blocks="(\d+)"')
 
 
 def kv_cache_of_metrics(text: bytes) -> tuple[int, int]:
-    """Tokens that the KV cache holds, and those of one of its blocks, from a Prometheus page; 0
-    where it does not say."""
+    """The KV cache's capacity and block size in tokens, from a Prometheus page; 0 if not
+    stated."""
     config = _CACHE_CONFIG.search(text)
     if config is None:
         return 0, 0
@@ -236,7 +236,7 @@ _KV_CACHE_BEFORE_0_11 = b"vllm:gpu_cache_usage_perc"
 
 
 def load_of_metrics(text: bytes) -> EngineLoad:
-    """The load in a Prometheus page; a metric that is not there counts as zero."""
+    """The load in a Prometheus page; a missing metric counts as zero."""
     kv_cache = _samples(text, _KV_CACHE) or _samples(text, _KV_CACHE_BEFORE_0_11)
     return EngineLoad(
         running=int(sum(_samples(text, _RUNNING))),
@@ -246,7 +246,7 @@ def load_of_metrics(text: bytes) -> EngineLoad:
 
 
 def tokens_of_metrics(text: bytes) -> float:
-    """Tokens that the engine has computed since its start, of prompts and answers."""
+    """Prompt and output tokens that the engine has computed since its start."""
     return sum(sum(_samples(text, name)) for name in _COUNTERS)
 
 

@@ -1,7 +1,7 @@
-"""What a model's chat template makes of a conversation, seen from its prompts. Pure.
+"""Find out which parts of a conversation a model's chat template renders. Pure.
 
-A template may drop tools or system texts without a word, and the model then answers nonsense. So a
-fresh engine is asked what it makes of conversations with marks in them: `/tokenize` renders them,
+A template may silently drop tools or system messages, and the model then answers nonsense. So a
+fresh engine renders conversations that contain marker words: `/tokenize` renders them,
 `/detokenize` gives the text back.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from cato.core.topology import TemplateFacts
 
-# Words that no template writes by itself, in letters that every tokenizer gives back.
+# Words that no template writes by itself, in letters that every tokenizer round-trips.
 _SYSTEM, _LATE, _TOOL = "catosystem", "catolate", "catotool"
 _FIRST, _ANSWER, _SECOND = "catofirst", "catoanswer", "catosecond"
 
@@ -20,7 +20,7 @@ Body = Mapping[str, Any]
 
 
 def whole_probe() -> Body:
-    """A conversation with a system text and a tool."""
+    """A conversation with a system message and a tool."""
     function = {"name": _TOOL, "description": _TOOL, "parameters": {"type": "object"}}
     return {
         "messages": [_said("system", _SYSTEM), _said("user", _FIRST)],
@@ -34,7 +34,7 @@ def system_probe() -> Body:
 
 
 def late_probe() -> Body:
-    """A conversation with a second system text in its middle."""
+    """A conversation with a second system message in the middle."""
     return {
         "messages": [
             _said("system", _SYSTEM),
@@ -47,7 +47,7 @@ def late_probe() -> Body:
 
 
 def template_facts(whole: str | None, system: str | None, late: str | None) -> TemplateFacts | None:
-    """What the rendered probes tell, None for a refused one; None when none was rendered at all."""
+    """Facts from the rendered probes, None for a refused one; None when none was rendered."""
     told = whole or system
     if told is None:
         return None
@@ -61,7 +61,7 @@ def template_facts(whole: str | None, system: str | None, late: str | None) -> T
 
 
 def lost_parts(facts: TemplateFacts) -> str:
-    """What of a conversation does not reach the model, in words; empty when all does."""
+    """The parts of a conversation that do not reach the model, in words; empty if none."""
     lost = [] if facts.renders_tools else ["tools"]
     lost += [] if facts.renders_system else ["system texts"]
     return " and ".join(lost)

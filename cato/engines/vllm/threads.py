@@ -1,4 +1,4 @@
-"""What processes do: whether their threads run, or a signal has stopped them; Linux."""
+"""Whether threads of processes run, or a signal has stopped the processes; Linux."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STOPPED = "T"
 
 
 def family(pid: int) -> list[int]:
-    """`pid` and its children. Looks at every process of the host: for once, not for each sample."""
+    """`pid` and its children. Scans every process of the host: call it once, not per sample."""
     try:
         return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     except psutil.Error:
@@ -22,12 +22,12 @@ def family(pid: int) -> list[int]:
 
 
 def is_working(pids: Iterable[int]) -> bool:
-    """Whether any thread of `pids` runs at this moment, or waits for a core."""
+    """Whether any thread of `pids` is running or waiting for a core."""
     return any(state in _WORKING for pid in pids for state in _states(pid))
 
 
 def is_stopped(pids: Iterable[int]) -> bool:
-    """Whether a signal has stopped one of `pids`, and none has let it go on."""
+    """Whether one of `pids` is stopped by a signal."""
     return any(_state(f"/proc/{pid}/stat") == _STOPPED for pid in pids)
 
 
@@ -41,7 +41,7 @@ def _states(pid: int) -> Iterator[str]:
 
 
 def _state(stat: str) -> str:
-    """Empty for one that has ended."""
+    """Empty for a process that has ended."""
     try:
         return Path(stat).read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):

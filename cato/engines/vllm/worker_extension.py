@@ -1,4 +1,4 @@
-"""What vLLM's worker does for CATO: put the weights of another checkpoint in place of its own.
+"""Extension of vLLM's worker: replace the weights with those of another checkpoint.
 
 Runs inside the engine, whose interpreter therefore needs CATO.
 """
@@ -16,8 +16,8 @@ class SwapExtension:
     def cato_swap(self, path: str) -> float:
         """Load the weights in the folder `path`, of the same architecture; return the seconds.
 
-        On CPU linear layers keep a packed copy of their weights. Reloading renews all but that of
-        an output layer that shares the embedding's weights (vLLM 0.32): it is packed again here.
+        On a CPU, linear layers keep a packed copy of their weights. Reloading renews all copies but
+        that of an output layer tied to the embedding (vLLM 0.32): it is packed again here.
         """
         started_s = time.perf_counter()
         worker: Any = self

@@ -1,11 +1,11 @@
-"""The process that starts vLLM servers and sees to it that none outlives its owner.
+"""The process that forks vLLM servers and makes sure that none outlives its owner.
 
     python zygote.py --socket PATH [--preload] [--accelerator cpu]
 
-Run it by path with the interpreter that has vLLM: it needs nothing but the standard library until
-it imports vLLM itself, so an interpreter without CATO will do. With `--preload` (CPU only: an
-accelerator's runtime does not survive a fork) vLLM is imported once and frozen, and an engine is
-a fork that answers in 1-2 s; without, the child imports vLLM itself (20 s and more).
+Run it by path with the interpreter that has vLLM: until it imports vLLM it needs only the standard
+library, so that interpreter need not have CATO. With `--preload` (CPU only: an accelerator's
+runtime does not survive a fork) vLLM is imported once and frozen, and an engine is a fork that
+answers in 1-2 s; without it, the child imports vLLM itself (20 s and more).
 
 Each connection to the Unix socket owns one engine; messages are JSON lines:
 
@@ -50,9 +50,9 @@ CPU_ENV: Mapping[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TORCHDYNAMO_DISABLE": "1",
 }
-# Every engine. The server keeps idle connections longer than the client does (30 s), so that a
-# request never meets a closing one. Nothing is reported to vLLM's makers. Editors send a dozen
-# stop strings, and fill-in-the-middle families have their own; vLLM 0.32 refuses more than 4.
+# For every engine. The server keeps idle connections longer than the client does (30 s), so that a
+# request never meets a closing one. No usage reports to the vLLM project. Editors send a dozen
+# stop strings, and fill-in-the-middle models have their own; vLLM 0.32 refuses more than 4.
 ENGINE_ENV: Mapping[str, str] = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
     "VLLM_MAX_STOP_STRINGS": "64",
@@ -88,10 +88,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def hide_cuda_media_packages() -> None:
-    """Make transformers see no torchvision where torch has no CUDA.
+    """Hide torchvision from transformers where torch has no CUDA.
 
-    PyPI's torchvision, torchaudio and torchcodec link CUDA libraries; beside a CPU torch they fail
-    to import, and with them every model class of transformers.
+    PyPI's torchvision, torchaudio and torchcodec link CUDA libraries; with a CPU torch they fail
+    to import, and so does every model class of transformers.
     """
     torch = import_module("torch")
     if torch.version.cuda is None:
@@ -100,17 +100,17 @@ def hide_cuda_media_packages() -> None:
 
 
 def preload() -> None:
-    """Import what an engine needs, single-threaded, so that forked engines share it.
+    """Import an engine's modules, single-threaded, so that forked engines share them.
 
-    A collection over this heap takes 0.4 s and an engine's start does five: hence the freeze. The
-    kernel overrides walk all modules (0.7 s): done here once, and skipped in the children.
+    A garbage collection over this heap takes 0.4 s and starting an engine runs five: hence the
+    freeze. The kernel overrides walk all modules (0.7 s): done once here, skipped in children.
     """
     hide_cuda_media_packages()
-    vllm = import_module("vllm")  # where vLLM is missing or broken it says so here
+    vllm = import_module("vllm")  # fails here if vLLM is missing or broken
     for name in _PRELOADED:
         try:
             import_module(name)
-        except ModuleNotFoundError as exc:  # another version of vLLM: slower, not wrong
+        except ModuleNotFoundError as exc:  # other vLLM version: slower, still correct
             print(f"zygote: vLLM {vllm.__version__} has no {name} ({exc})", flush=True)
     current_platform = import_module("vllm.platforms").current_platform
     if current_platform.is_cpu():
@@ -134,7 +134,7 @@ class _Engine:
 
     def tell(self, message: Mapping[str, object]) -> None:
         if self.connection is not None:
-            with contextlib.suppress(OSError):  # the client is gone; its end of file tells us
+            with contextlib.suppress(OSError):  # the client is gone; its end of file follows
                 self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def terminate(self) -> None:
@@ -158,15 +158,15 @@ class Zygote:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def serve(self) -> None:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # grandchildren of a dead engine come to us
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # adopt grandchildren of a dead engine
         for end in (self._wake_reader, self._wake_writer):
             end.setblocking(False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that it wakes the selector
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler wakes the selector
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._note_termination)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._drain_wakeups)
-        with contextlib.suppress(PermissionError):  # /dev/null and files cannot be waited for
+        with contextlib.suppress(PermissionError):  # epoll refuses /dev/null and files
             self._selector.register(0, selectors.EVENT_READ, self._read_control)
         self._listen()
         while not (self._stopping and all(e.pid is None for e in self._engines)):
@@ -218,7 +218,7 @@ class Zygote:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # the client left before we looked
+        except OSError:  # the client has left already
             return
         connection.setblocking(True)
         engine = _Engine(connection)
@@ -266,7 +266,7 @@ class Zygote:
             pid = os.fork()
             if pid == 0:
                 self._become_engine(zygote_pid, argv, env, log)
-        except OSError as exc:  # no memory or process left: this engine's trouble, not ours
+        except OSError as exc:  # no memory or process left: only this engine fails
             engine.tell({"error": f"fork: {exc}"})
             return
         finally:
@@ -282,7 +282,7 @@ class Zygote:
         try:
             os.setsid()
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != zygote_pid:  # it died before the line above took effect
+            if os.getppid() != zygote_pid:  # the zygote died before the line above took effect
                 os._exit(1)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -295,7 +295,7 @@ class Zygote:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
             os.environ.update({k: str(v) for k, v in env.items()})
             code = run_server(argv, preloaded=self._preloaded)
-        except BaseException:  # into the engine's log, and never into our frames
+        except BaseException:  # log it; never unwind into the zygote's frames
             traceback.print_exc()
         finally:
             with contextlib.suppress(BaseException):
@@ -316,8 +316,8 @@ class Zygote:
     def _reap(self) -> None:
         while True:
             try:
-                # WNOWAIT: while the process is a zombie its id cannot be reused, so the group
-                # that is killed is its own.
+                # WNOWAIT: a zombie's id cannot be reused, so the process group killed is really the
+                # engine's.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -338,7 +338,7 @@ class Zygote:
             if engine.pid is not None and engine.kill_at_s is not None and engine.kill_at_s <= now:
                 engine.kill_at_s = now + KILL_AFTER_S
                 _kill_group(engine.pid)
-                os.kill(engine.pid, signal.SIGKILL)  # it may not have made its session yet
+                os.kill(engine.pid, signal.SIGKILL)  # it may not have called setsid yet
 
     def _forget(self, engine: _Engine) -> None:
         engine.pid = None
@@ -373,29 +373,29 @@ def run_server(argv: list[str], *, preloaded: bool) -> int:
         if isinstance(exc.code, str):
             print(exc.code, file=sys.stderr)
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    except KeyboardInterrupt:  # how vLLM ends when it is terminated while it starts
+    except KeyboardInterrupt:  # vLLM was terminated while starting
         return 128 + signal.SIGTERM
     return 0
 
 
 def _without_missing_scheduler(argv: list[str]) -> list[str]:
-    """Without the scheduler that CATO names, in an interpreter that has no CATO."""
+    """Drop CATO's scheduler in an interpreter without CATO."""
     if _SCHEDULER_FLAG not in argv:
         return argv
     at = argv.index(_SCHEDULER_FLAG)
     try:
         import_module(argv[at + 1].rpartition(".")[0])
     except ImportError as exc:
-        print(f"zygote: vLLM schedules by its own order: {exc}", flush=True)
+        print(f"zygote: using vLLM's own scheduler: {exc}", flush=True)
         return [*argv[:at], *argv[at + 2 :]]
     return argv
 
 
 def _adapt_to_fork() -> None:
-    """Make the server use what was preloaded where vLLM would import all again in a new process.
+    """Make the server reuse the preloaded modules where vLLM would start a new process.
 
     The CPU platform asks for spawn each time a configuration is built. The registry inspects an
-    architecture it sees for the first time on a host in a subprocess, to keep CUDA out (17 s).
+    architecture that is new to the host in a subprocess, to keep CUDA out (17 s).
     """
     registry: Any = import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda function: function()
@@ -420,13 +420,13 @@ def _note_forking_thread() -> None:
 
 
 def _follow_forking_thread() -> None:
-    # The kernel's signal follows the forking thread, not its process: only the main thread will do.
+    # The signal follows the thread that forked, not its process: only the main thread will do.
     if _forked_by_main_thread:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:
-    """For processes that vLLM spawns: end when the parent has ended, however it ended."""
+    """For processes that vLLM spawns: end when the parent ends, for any reason."""
     parent_pid = os.getppid()
 
     def watch() -> None:

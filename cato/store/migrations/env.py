@@ -1,4 +1,4 @@
-"""Alembic runs this to migrate; `cato.store.database` hands it an open transaction."""
+"""Alembic runs this to migrate; `cato.store.database` passes in an open transaction."""
 
 from alembic import context
 

@@ -192,7 +192,7 @@ async def test_without_a_store_the_profiler_learns_and_says_so(
     assert await profiler.receipt("req-1", None) is not None
     assert await profiler.receipt("unknown", None) is None
     assert await gauge(profiler, "cato_store_up") == {(): 0.0}
-    assert "serving goes on, records wait" in caplog.text
+    assert "serving continues, records are queued" in caplog.text
     await profiler.close()
 
 

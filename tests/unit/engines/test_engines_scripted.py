@@ -172,7 +172,7 @@ def test_the_rest_of_a_cut_answer_repeats_nothing(path: Path) -> None:
 def test_a_broken_script_is_named_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "s.json"
     file.write_text('{"steps": {"a": [{"fault": "sleeps"}]}, "log": "l"}')
-    with pytest.raises(EngineError, match=r"s\.json is no script: .*sleeps"):
+    with pytest.raises(EngineError, match=r"s\.json is not a valid script: .*sleeps"):
         load_script(file)
 
 

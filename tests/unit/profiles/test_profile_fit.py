@@ -137,5 +137,5 @@ def test_samples_that_cannot_tell_are_refused_with_what_to_measure() -> None:
         fit([*prompts[:1] * 4, *decode_steps()], BLANK)
     with pytest.raises(InputError, match="two batch sizes"):
         fit([*prompts, *decode_steps()[:1] * 4], BLANK)
-    with pytest.raises(InputError, match="not positive"):
+    with pytest.raises(InputError, match="positive time"):
         fit([*prompts, *decode_steps((0.1, 0.0, 0.1, 0.1))], BLANK)

@@ -303,7 +303,7 @@ async def test_the_loads_of_a_shared_pool_are_decisions_with_what_had_to_go() ->
     assert [d.kind for d in seen.decisions] == ["load", "load"], "dispatches are their tenant's"
     newest = seen.decisions[0]
     assert newest.reason.startswith("go: ")
-    assert newest.reason.endswith("java goes")
+    assert newest.reason.endswith("evicts java")
     untouched = overview(
         [], FleetState(shared_pools=(SharedPool(books.spec, books.profiles).picture(),)),
         RecentOverview(), tenant=None,

@@ -238,7 +238,7 @@ def test_a_newer_schema_is_refused_and_left_alone(location: str) -> None:
     engine = create_engine(store_url(location))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(StoreTooNewError, match=r"version 9999.*knows up to 0011.*name another"):
+    with pytest.raises(StoreTooNewError, match=r"version 9999.*supports up to 0011.*name another"):
         MetadataStore.open(location)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM length_samples").scalar() == 1
@@ -303,8 +303,8 @@ def test_the_default_is_a_file_in_the_state_folder_unless_the_environment_names_
 @pytest.mark.parametrize(
     ("location", "problem"),
     [
-        ("sqlite://", "would forget all"),
-        ("sqlite:///:memory:", "would forget all"),
+        ("sqlite://", "keeps nothing"),
+        ("sqlite:///:memory:", "keeps nothing"),
         ("mysql://me:hush@db/cato", "mysql is not supported"),
         ("postgresql://me:hush@db:many/cato", "not a URL"),
     ],

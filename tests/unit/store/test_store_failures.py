@@ -90,8 +90,8 @@ def test_a_locked_database_delays_records_and_loses_none(
     assert writer.state().is_ok
     assert tokens(path) == [1, 2]
     said = [r.message for r in caplog.records]
-    assert sum("locked; serving goes on" in line for line in said) == 1, "once, not once a retry"
-    assert said[-1].endswith("is in use")
+    assert sum("locked; serving continues" in line for line in said) == 1, "once, not once a retry"
+    assert said[-1].endswith("is open")
     other.close()
 
 
@@ -227,7 +227,7 @@ def test_a_damaged_file_is_set_aside_and_a_new_one_begun(
     assert tokens(path) == [1]
     (aside,) = path.parent.glob("metadata.db.corrupt-*Z")
     assert aside.read_bytes() == b"this is no database " * 500
-    assert f"was renamed to {aside.name} and a new one is begun" in caplog.text
+    assert f"was renamed to {aside.name} and a new one created" in caplog.text
 
 
 def test_a_file_damaged_inside_is_found_when_it_is_opened(path: Path) -> None:

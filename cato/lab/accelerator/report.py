@@ -1,4 +1,4 @@
-"""What the steps found, for people, and which of the claims about a card hold."""
+"""Tables of the accelerator measurements, and which claims they confirm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cato.policies.schedulers import FORESIGHT
 
-# What a card is to show.
+# Claims to confirm on an accelerator.
 CHECK_ERROR = 0.10
 ADDED_MS = 0.0
 POINTS_OFF = 3.0
@@ -25,7 +25,7 @@ STATUS_STYLES = {"done": "green", "failed": "red", "cut off": "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One number; `holds` says whether the claim about it does, None where it claims nothing."""
+    """One number; `holds` says whether its claim holds, None without a claim."""
 
     letter: str
     file: str
@@ -35,8 +35,8 @@ class Finding:
 
 
 def findings(report: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Of all steps that are done, in their order. On a CPU the numbers only show that the command
-    works: it is held to no claim."""
+    """Findings of all finished steps, in order. On a CPU the numbers only show that the command
+    works, so no claims are judged."""
     readers = {
         "a": _alone, "b": _predicted, "c": _overhead, "d": _mix,
         "e": _killed, "f": _two_models, "g": _adapters, "h": _host_memory,
@@ -71,7 +71,7 @@ def _alone(found: Mapping[str, Any]) -> Rows:
 
 
 def _ends(fit: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Of each kind the smallest and the largest."""
+    """The smallest and the largest of each kind."""
     for what in dict.fromkeys(row["what"] for row in fit):
         rows = [row for row in fit if row["what"] == what]
         yield rows[0]
@@ -166,7 +166,7 @@ def _host_memory(found: Mapping[str, Any]) -> Rows:
 
 
 def tables(report: Mapping[str, Any]) -> Group:
-    """The report for people."""
+    """The report as tables."""
     run = report["runs"][-1]
     cards = ", ".join(f"{c['name']} (driver {c['driver']})" for c in run["cards"]) or "no card"
     head = Text(

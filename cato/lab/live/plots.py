@@ -1,4 +1,4 @@
-"""Pictures of `cato bench live`."""
+"""Plots of `cato bench live`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_CALLS = 12.5
 
 
 def pictures(report: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Attainment by arm, and for a scaled fleet its replicas over time beside the load."""
+    """Attainment by arm, and for a scaled fleet its replicas over time with the load."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [_attainment(report, folder)]
     for name, workload in report["workloads"].items():
@@ -27,7 +27,7 @@ def pictures(report: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _attainment(report: Mapping[str, Any], folder: Path) -> Path:
-    """Live with its 95 % interval and simulated, a panel a workload."""
+    """Live with its 95 % interval, and simulated; one panel per workload."""
     workloads = report["workloads"]
     fig, axes = _figure(1, len(workloads))
     for axis, (name, workload) in zip(axes[0], workloads.items(), strict=True):
@@ -49,7 +49,7 @@ def _attainment(report: Mapping[str, Any], folder: Path) -> Path:
 def _replicas(
     report: Mapping[str, Any], name: str, workload: Mapping[str, Any], folder: Path
 ) -> Path:
-    """One panel for each arm and pool, of the first seed."""
+    """One panel per arm and pool, for the first seed."""
     seed, offered = workload["runs"][0]["seed"], workload["offered"]
     runs = [r for r in workload["runs"] if r["seed"] == seed]
     fig, axes = _figure(len(runs), len(offered))

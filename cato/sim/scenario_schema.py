@@ -351,7 +351,7 @@ class TrafficPart(StrictModel):
     @classmethod
     def _no_reserved_name(cls, value: dict[str, object]) -> dict[str, object]:
         if EVERY_TASK in value:
-            raise ValueError(f"{EVERY_TASK!r} stands for all tasks in reports; name it otherwise")
+            raise ValueError(f"{EVERY_TASK!r} stands for all tasks in reports; choose another name")
         return value
 
     @field_validator("classes")

@@ -67,8 +67,8 @@ def load_azure(path: Path) -> tuple[TraceRow, ...]:
                 )
             except ValueError as exc:
                 raise InputError(
-                    f"{path}:{reader.line_num}: expected a time and two counts of tokens, "
-                    f"found {','.join(fields)!r}; mend or remove the line"
+                    f"{path}:{reader.line_num}: expected a time and two token counts, "
+                    f"found {','.join(fields)!r}; fix or remove the line"
                 ) from exc
             if prompt_tokens < 0 or output_tokens < 1:
                 raise InputError(
@@ -119,8 +119,8 @@ def load_burst_gpt(path: Path) -> tuple[TraceRow, ...]:
                 at_s, prompt, output = float(fields[0]), int(fields[2]), int(fields[3])
             except (ValueError, IndexError) as exc:
                 raise InputError(
-                    f"{path}:{reader.line_num}: expected seconds, a model and two counts of "
-                    f"tokens, found {','.join(fields)!r}; mend or remove the line"
+                    f"{path}:{reader.line_num}: expected seconds, a model and two token "
+                    f"counts, found {','.join(fields)!r}; fix or remove the line"
                 ) from exc
             if output < 1:
                 continue

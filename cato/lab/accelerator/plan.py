@@ -20,14 +20,14 @@ class Item:
 
 
 ITEMS = (
-    Item("a", "the engine alone: start, sweep, profile, memory, sleep", 6.0),
-    Item("b", "profile through CATO, and a mixed run as it predicts it", 2.5, served=True),
-    Item("c", "what a call costs: engine, plain Serve, CATO", 2.5, served=True),
-    Item("d", "schedulers on a mix, as the simulator predicts them", 4.0, served=True),
-    Item("e", "an engine killed under streams", 2.0, served=True),
-    Item("f", "two models in one slot: waking against loading", 3.5),
+    Item("a", "bare engine: start, sweep, profile, memory, sleep", 6.0),
+    Item("b", "profile through CATO, and its prediction of a mixed run", 2.5, served=True),
+    Item("c", "overhead per call: engine, plain Serve, CATO", 2.5, served=True),
+    Item("d", "schedulers on a mix, with the simulator's prediction", 4.0, served=True),
+    Item("e", "engine killed under streams", 2.0, served=True),
+    Item("f", "two models in one slot: waking versus loading", 3.5),
     Item("g", "adapters in one batch", 2.5),
-    Item("h", "prompts computed, cached, and from the host's memory", 3.0),
+    Item("h", "prompts computed, cached, and from host memory", 3.0),
 )
 # Start of CATO, Serve and the engine, before the first served item of a file.
 START_MINUTES = 1.5
@@ -78,11 +78,11 @@ def steps(files: Sequence[str], only: Collection[str] = ()) -> tuple[Step, ...]:
 def why_not(item: Item, subject: Subject) -> str:
     """Why it cannot be measured here; empty when it can."""
     if subject.engine != "vllm":
-        return f"the engine is {subject.engine}: there is nothing to measure"
+        return f"the engine is {subject.engine}, not a real one"
     if subject.accelerator == "gpu" and not subject.cards:
         return "the file asks for a GPU, and NVIDIA's driver shows none"
     if item.letter == "f" and subject.models < 2:
-        return "the file has one model, and a slot is shared by two"
+        return "the file has only one model; this needs two"
     return ""
 
 
@@ -96,14 +96,14 @@ def too_long(expected: float, left: float | None) -> str:
     """Why it is skipped with `left` minutes of the budget; empty when it is not."""
     if left is None or expected <= left:
         return ""
-    return f"takes about {expected:.1f} min, and {max(0.0, left):.1f} are left"
+    return f"takes about {expected:.1f} min; {max(0.0, left):.1f} min are left"
 
 
 def letters_of(text: str) -> tuple[str, ...]:
     """Parses `a,c` in any order; raise `InputError` when a letter is unknown or none is given."""
     found = tuple(dict.fromkeys(x.strip() for x in text.split(",") if x.strip()))
     if text and not found:
-        raise InputError(f"--only: {text!r} names no item")
+        raise InputError(f"--only: {text!r} names no item; give letters such as a,c")
     return found
 
 

@@ -91,7 +91,7 @@ class Accelerator:
         self._facts, self._progress, self._say = facts, progress, say
         self._files = {Path(f).name: _loaded(f, settings.models) for f in settings.files}
         if len(self._files) < len(settings.files):
-            raise InputError("two of the files have one name")
+            raise InputError("two of the files have the same name")
         self._cards = nvidia.cards()
         self._started_s = time.monotonic()
         self._served: served.Served | None = None
@@ -113,7 +113,7 @@ class Accelerator:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"--json: {path} is no report of this command: {error!r}") from error
         if had != (form, self._settings.seed):
-            raise InputError(f"--json: {path} is of the form {had[0]} and seed {had[1]}")
+            raise InputError(f"--json: {path} has the form {had[0]} and seed {had[1]}")
         log.info("%s has %s", path, ", ".join(keys))
         for step in report["steps"]:
             if step["key"].startswith("a ") and step["status"] == DONE:
@@ -297,7 +297,7 @@ def _loaded(file: str, models: Path | None) -> _File:
     if models is not None:
         deploy = deploy_file_of(deploy.path, with_models_in(deploy.raw, models))
     if not deploy.topology.pools:
-        raise InputError(f"{file} has no pool of its own: there is no engine to measure")
+        raise InputError(f"{file} has no unshared pool, so there is no engine to measure")
     return _File(deploy, models_of(deploy))
 
 

@@ -182,7 +182,7 @@ class Served:
         n = min(self._form.streams, self._deployment.engine.max_num_seqs)
         tokens = self._form.stream_tokens
         prompts = [f"# {i}\ndef value_{i}(" for i in range(n)]
-        progress.begin("streams, undisturbed, twice; then their engine is killed", 3)
+        progress.begin("streams: undisturbed, twice; then with their engine killed", 3)
         handle: Any = serve.get_deployment_handle(
             self._deployment.name, app_name=actors.ENGINES_APP
         )
@@ -316,7 +316,7 @@ async def _back(handle: Any, killed: int) -> float:
             if load["state"] == "ready" and load["pid"] not in (None, killed):
                 return time.monotonic()
         await asyncio.sleep(POLL_S)
-    raise BenchError(f"no engine was back {BACK_TIMEOUT_S:.0f} s after the kill")
+    raise BenchError(f"no engine was ready {BACK_TIMEOUT_S:.0f} s after the kill")
 
 
 class _Fresh:

@@ -112,8 +112,8 @@ def write_adapter(folder: Path, seed: int, rank: int = 8, source: str = DEMO_SOU
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="a folder is made in it for each")
-    parser.add_argument("--seeds", type=int, default=2, help="of each architecture")
+    parser.add_argument("--out", type=Path, required=True, help="parent of the created folders")
+    parser.add_argument("--seeds", type=int, default=2, help="checkpoints per architecture")
     args = parser.parse_args()
     for architecture in ARCHITECTURES:
         for seed in range(args.seeds):

@@ -110,7 +110,9 @@ class Client:
                     seen = part if len(part) > 64 else seen[-64:] + part
             ended_s = time.perf_counter()
         if not first_s or DONE not in seen:
-            raise BenchError(f"{self._place.url} sent no whole stream; its end: {seen[-200:]!r}")
+            raise BenchError(
+                f"{self._place.url} sent an incomplete stream; its end: {seen[-200:]!r}"
+            )
         request_id = response.headers.get("x-request-id", "")
         return Timing(first_s - started_s, ended_s - started_s, request_id)
 

@@ -319,7 +319,7 @@ def trace_bounds(trace: Path) -> tuple[Target, ...]:
     forest = length_bounds.fitted(length_bounds.COMPILED, train, TRACE_SEEDS[0])
     asked = [r.features for r in test]
     times = list(_each([lambda f=f: forest.quantile(f, length_bounds.Q) for f in asked]))  # type: ignore[misc]
-    text = "one prediction by the compiled forest of the trace, median [µs]"
+    text = "one prediction by the trace's compiled forest, median [µs]"
     return (*found, _time_target(text, PREDICTION_GOAL_US, times))
 
 
@@ -447,8 +447,8 @@ def tables(report: CoreReport, queued: int) -> Group:
     """One row per kind of event, one pair of columns per number of replicas."""
     counts = sorted({d.replicas for d in report.decisions})
     table = Table(
-        title=f"A routing decision in µs, median / 99 %, by replicas of the pool; {queued:,} wait "
-        "where all are full",
+        title=f"A routing decision in µs, median / 99 %, by replicas of the pool; {queued:,} calls "
+        "waiting where all are full",
         title_justify="left",
         header_style="bold",
         box=SIMPLE_HEAD,

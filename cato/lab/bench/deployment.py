@@ -35,7 +35,7 @@ def on_accelerator(
     was = changed["accelerator"]
     if accelerator not in (None, was) and engine["kind"] == "vllm":
         if was != "cpu":
-            raise InputError(f"the deployment is for {was}, not {accelerator}: name another file")
+            raise InputError(f"the deployment is for {was}, not {accelerator}: give another file")
         changed["accelerator"] = accelerator
         changed["cards"] = 1
         for key in _ONLY_CPU:

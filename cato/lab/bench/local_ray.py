@@ -133,4 +133,4 @@ def wait_until_answered(url: str, timeout_s: float) -> None:
         except httpx.HTTPError as error:
             last = repr(error)
         time.sleep(POLL_S)
-    raise BenchError(f"{url} was not ready after {timeout_s:.0f} s: {last}")
+    raise BenchError(f"{url} was not ready after {timeout_s:.0f} s; last answer: {last}")

@@ -147,7 +147,7 @@ def engine_socket(deployment: str) -> str:
     load = handle.load.remote().result(timeout_s=START_TIMEOUT_S)
     socket = str(load.get("socket") or "")
     if not socket:
-        raise BenchError(f"the replica of {deployment} does not say where its engine listens")
+        raise BenchError(f"the replica of {deployment} reports no socket of its engine")
     return socket
 
 
@@ -312,8 +312,8 @@ def breakdown(measurement: Measurement) -> list[Part]:
             ),
             ("planning the run", planned_s),
             ("lease from the pool's router", llm["queue_s"]),
-            ("leased call to its first token", llm["engine_ttft_s"]),
-            ("the other tokens", e2e_s - ttft_s),
+            ("lease to first token", llm["engine_ttft_s"]),
+            ("remaining tokens", e2e_s - ttft_s),
             ("ending", timing.e2e_s - timing.ttft_s - (e2e_s - ttft_s)),
         ):
             parts.setdefault(name, []).append(value)

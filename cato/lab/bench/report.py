@@ -155,7 +155,7 @@ def tables(report: dict[str, Any]) -> Group:
 
 
 def _arms(result: dict[str, Any]) -> Table:
-    table = Table(title=f"{result['engine']} engine, {result['concurrency']} at a time; ms")
+    table = Table(title=f"{result['engine']} engine, concurrency {result['concurrency']}; ms")
     table.add_column("")
     for metric in ("TTFT", "E2E"):
         for name in ("p50", "p90", "p99"):
@@ -192,7 +192,7 @@ def _verdict(result: dict[str, Any]) -> Text:
     added = result["differences_p50"][f"{CATO} - {PLAIN}"]
     worst = max(added[m]["ms"] for m in METRICS)
     if result["concurrency"] != 1:
-        return Text("the goal is about one call at a time\n", style="dim")
+        return Text("the goal applies to one call at a time\n", style="dim")
     reached = worst <= GOAL_MS
     return Text(
         f"goal: CATO adds at most {GOAL_MS} ms to a call; it adds {added['ttft']['ms']:.2f} ms to "

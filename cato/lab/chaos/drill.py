@@ -138,7 +138,7 @@ class Drill:
             due_s = started_s + next_.at_s + late_s
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             if time.monotonic() - started_s > self.plan.within_s:
-                self.say(f"the time is over: {len(planned) - number + 1} faults are left")
+                self.say(f"time is up; {len(planned) - number + 1} faults were not injected")
                 return
             self.say(f"fault {number} of {len(planned)}: {next_.fault}")
             victim = await self._victim(next_)

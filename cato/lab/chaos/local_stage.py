@@ -132,7 +132,7 @@ class LocalStage:
 
     async def leaks(self) -> Sequence[str]:
         if self._broken:  # a dead engine does not report its requests
-            return [f"{id} is not whole yet" for id in sorted(self._broken)]
+            return [f"{id} is not repaired yet" for id in sorted(self._broken)]
         picture = self._pool.orchestrator.picture(0.0)
         held = [f"{r.held} leases of {r.id}" for r in picture.replicas if r.held]
         if picture.queued:

@@ -79,10 +79,10 @@ _ALL_DIALECTS: Mapping[Dialect, float] = dict.fromkeys(Dialect, 1.0)
 class OverloadFile(StrictModel):
     """More load than the pool can serve, then half of its capacity."""
 
-    factor: Annotated[float, Field(gt=1, description="Of what the pool can do.")] = 5.0
+    factor: Annotated[float, Field(gt=1, description="Offered load / capacity of the pool.")] = 5.0
     lasts: Annotated[Duration, Field(gt=0)] = 300.0
-    after: Annotated[Duration, Field(gt=0, description="How long half of it goes on.")] = 60.0
-    slo: Annotated[Duration, Field(gt=0, description="Of a whole answer.")] = 10.0
+    after: Annotated[Duration, Field(gt=0, description="Time at half the capacity.")] = 60.0
+    slo: Annotated[Duration, Field(gt=0, description="E2E target.")] = 10.0
     max_queued: Annotated[int, Field(ge=1)] = 500
 
     def to_overload(self) -> Overload:
@@ -92,9 +92,9 @@ class OverloadFile(StrictModel):
 class HostileFile(StrictModel):
     """Callers whose texts take a grammar minutes, in every second spell."""
 
-    callers: Annotated[int, Field(ge=1, description="Requests of 64 kB at any time.")] = 24
+    callers: Annotated[int, Field(ge=1, description="Concurrent requests of 64 kB.")] = 24
     spell: Annotated[Duration, Field(gt=0)] = 10.0
-    slo: Annotated[Duration, Field(gt=0, description="Of the other clients' first token.")] = 1.0
+    slo: Annotated[Duration, Field(gt=0, description="TTFT target of the others.")] = 1.0
 
     def to_hostile(self) -> Hostile:
         return Hostile(self.callers, self.spell, self.slo)
@@ -103,22 +103,22 @@ class HostileFile(StrictModel):
 class PlanFile(StrictModel):
     """A plan as written in a file. Gaps between faults are exponential with mean `gap`."""
 
-    seed: Annotated[int, Field(ge=0, description="Of faults, victims and prompts.")] = 0
-    streams: Annotated[int, Field(ge=1, description="Answers that are read at any time.")] = 100
-    tokens: Annotated[int, Field(ge=LEAST_TOKENS, description="Of the longest answer.")] = 200
+    seed: Annotated[int, Field(ge=0, description="For faults, victims, prompts.")] = 0
+    streams: Annotated[int, Field(ge=1, description="Concurrent streams.")] = 100
+    tokens: Annotated[int, Field(ge=LEAST_TOKENS, description="Longest answer.")] = 200
     faults: Annotated[int, Field(ge=0)] = 100
     gap: Annotated[Duration, Field(gt=0)] = 1.0
     within: Annotated[
-        Duration | None, Field(gt=0, description="No fault begins later; faults may be left.")
+        Duration | None, Field(gt=0, description="No fault begins later; the rest is skipped.")
     ] = None
-    pause: Annotated[Duration, Field(gt=0, description="How long a paused process stands.")] = 1.0
+    pause: Annotated[Duration, Field(gt=0, description="How long a process is paused.")] = 1.0
     duration: Annotated[
-        Duration, Field(ge=0, description="The least time that clients ask, faults or not.")
+        Duration, Field(ge=0, description="Minimum time under load, faults or not.")
     ] = 0.0
-    step: Annotated[Duration, Field(gt=0, description="Time of a token of a stream.")] = 0.02
-    replicas: Annotated[int, Field(ge=2, description="Of the one pool.")] = 4
+    step: Annotated[Duration, Field(gt=0, description="Time per token of a stream.")] = 0.02
+    replicas: Annotated[int, Field(ge=2, description="Replicas of the pool.")] = 4
     hosts: Annotated[
-        int, Field(ge=1, description="Raylets, with --ray; of three on, hosts are lost too.")
+        int, Field(ge=1, description="Raylets, with --ray; from three on, hosts are lost too.")
     ] = 1
     mix: dict[str, Weight] = Field(default_factory=dict)
     dialects: dict[str, Weight] = Field(default_factory=dict)

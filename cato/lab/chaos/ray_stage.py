@@ -232,7 +232,7 @@ class RayStage:
     def _is_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._not_mended.append(f"what a fault broke was not mended: {error!r}")
+            self._not_mended.append(f"a fault was not repaired: {error!r}")
 
 
 async def _lock(store: Path, for_s: float) -> None:

@@ -186,7 +186,7 @@ def parse_arguments() -> argparse.Namespace:
         "--long-fraction",
         type=float,
         default=0.25,
-        help="last part of the training, on windows of the whole context; the others are half as "
+        help="last part of the training, on windows of the whole context; earlier ones are half as "
         "long and cost less",
     )
     parser.add_argument("--batch-tokens", type=int, default=4_096)
@@ -200,21 +200,21 @@ def parse_arguments() -> argparse.Namespace:
         "--packages",
         nargs="*",
         default=[],
-        help="installed packages to learn too, by import name; mind their licences",
+        help="installed packages to add, by import name; mind their licences",
     )
     parser.add_argument(
         "--data-workers", type=int, default=0, help="processes that prepare epochs ahead"
     )
     parser.add_argument("--matrix-rate", type=float, default=0.02, help="peak rate of Muon")
     parser.add_argument("--rate", type=float, default=0.003, help="peak rate of AdamW")
-    parser.add_argument("--export-minutes", type=float, default=10.0, help="between exports")
+    parser.add_argument("--export-minutes", type=float, default=10.0, help="time between exports")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--machine", help="the model card's words for this machine")
+    parser.add_argument("--machine", help="description of this machine for the model card")
     parser.add_argument(
         "--checkpoint",
         type=Path,
         default=Path(".cache/demo-train.pt"),
-        help="a run that finds it continues; removed at the end",
+        help="an existing one is continued; removed at the end",
     )
     parser.add_argument(
         "--continue-from",
@@ -239,7 +239,7 @@ class Run:
         self.kept = [file for file in files if not file.is_held_out]
         self.held_out = [file for file in files if file.is_held_out]
         if not self.kept or not self.held_out:
-            sys.exit(f"{arguments.corpus} is no standard library: too few Python files")
+            sys.exit(f"{arguments.corpus} is not a standard library: too few Python files")
         if arguments.continue_from is None:
             self.tokenizer = train_tokenizer(self.kept, arguments.vocab)
         else:

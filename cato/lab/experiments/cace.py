@@ -369,7 +369,7 @@ RQ1 = Experiment(
 )
 RQ2 = Experiment(
     name="cace-rq2",
-    title="What order of dispatch and weights in host memory add",
+    title="Effect of dispatch order and of weights in host memory",
     source=f"{SOURCE}, workload patterns; extended by orders and tiers",
     run=run_rq2,
     plot=plot_rq2,

@@ -70,7 +70,7 @@ CALLS: Mapping[str, tuple[PoolName, ...]] = MappingProxyType(
 def pairs_of(folder: Path) -> Mapping[str, tuple[TokenPair, ...]]:
     """Lengths of prompts and answers by task; raise `InputError` for unreadable files."""
     if not folder.is_dir():
-        raise InputError(f"--dataset: {folder} is no folder; give the one that holds the files")
+        raise InputError(f"--dataset: {folder} is not a folder; give the one that holds the files")
     found: dict[str, tuple[TokenPair, ...]] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix == ".json":

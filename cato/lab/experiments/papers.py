@@ -56,10 +56,10 @@ PAPERS: tuple[Paper, ...] = (
             Entry("RQ2", "cato-rq2", 2),
             Entry("RQ3", "cato-rq3", 1),
             Entry("RQ4", "cato-rq4", 2),
-            Entry("one call with the lengths of its data set", "codexglue", 2, NEEDS_FILE),
-            Entry("its four tasks with their lengths", "codexglue-tasks", 3, NEEDS_FOLDER),
+            Entry("single calls with the lengths of its data set", "codexglue", 2, NEEDS_FILE),
+            Entry("its four tasks with their real lengths", "codexglue-tasks", 3, NEEDS_FOLDER),
         ),
-        (("measured on NPUs and GPUs", "live: `cato bench live`, on the cards at hand"),),
+        (("measured on NPUs and GPUs", "live: `cato bench live`, on your accelerators"),),
     ),
     Paper(
         "SABER: Adaptive Request Scheduling for CodeLLM Serving with SLA Guarantees",
@@ -80,7 +80,7 @@ PAPERS: tuple[Paper, ...] = (
             Entry("RQ3: ablation of the factors", "cace-ablation", 3),
             Entry("windows of 30 s; adaptive weights (future work)", "cace-windows", 3),
         ),
-        (("heterogeneous accelerators (future work)", "simulated cards are all alike"),),
+        (("heterogeneous accelerators (future work)", "all simulated accelerators are alike"),),
     ),
     Paper(
         "SLO-SA: SLO-Aware Scheduling for Large Language Model Inferences",
@@ -92,7 +92,7 @@ PAPERS: tuple[Paper, ...] = (
             Entry("Fig. 11 (A)", "slo-sa-fig11", 10),
         ),
         (
-            ("Table 1, Fig. 11 (B): overhead", "times of this machine: `cato bench core`"),
+            ("Table 1, Fig. 11 (B): overhead", "measured on your machine: `cato bench core`"),
             ("other engines and models of Fig. 12 to 18", "the latencies of Table 2 alone"),
         ),
     ),
@@ -110,7 +110,7 @@ PAPERS: tuple[Paper, ...] = (
             Entry("Fig. 5: bounds of output lengths", "length-bounds", 3, NEEDS_AZURE),
         ),
         (
-            ("Fig. 1, 2 and 7", "requests of data sets that are not at hand"),
+            ("Fig. 1, 2 and 7", "requests of data sets that are not available"),
             ("Fig. 5 (a), 6: time of a prediction and of a match", "`cato bench core`"),
             ("Fig. 10: other batch sizes and models", "one engine is simulated"),
         ),

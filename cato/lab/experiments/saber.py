@@ -198,7 +198,7 @@ def _rq1(options: Options, progress: Progress) -> Report:
         ]
         if worst:
             points, stderr, where = min(worst)
-            text = f"points over {baseline}, where they are fewest ({where})"
+            text = f"points over {baseline}, at least ({where})"
             targets.append(Target(3, text, goal, points, stderr))
     for workload in SEARCHED:
         gap = _over_saber(samples, workload, policy=CLAIRVOYANT)

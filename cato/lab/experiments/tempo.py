@@ -291,7 +291,7 @@ _PROMISES: tuple[tuple[str, str, Callable[[float, float], float], float, str], .
     ("sjf", "slo_attainment", _points, 8.0, "attainment above sjf, points"),
     ("plas", "service_gain", _ratio, 1.4, "gain over that of plas"),
     (TEMPO, "slo_attainment", _points, 3.0, "attainment above tempo, points"),
-    (TOLD, "service_gain", _ratio, 0.95, "gain over that of foresight that is told lengths"),
+    (TOLD, "service_gain", _ratio, 0.95, "gain over that of foresight with known lengths"),
     ("fcfs", "tokens_per_s", _ratio, 0.96, "tokens per second over those of fcfs"),
 )
 
@@ -323,7 +323,7 @@ def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
         axes,
         (
             ("slo_attainment", "SLO attainment (%)", 100.0),
-            ("gain_share", "service gain (% of all that could be gained)", 100.0),
+            ("gain_share", "service gain (% of the maximum)", 100.0),
             ("tokens_per_s", "output tokens per second", 1.0),
         ),
         strict=True,
@@ -348,7 +348,7 @@ def plot_ablation(report: Report, folder: Path) -> Sequence[Path]:
         axes,
         (
             ("slo_attainment", 0.0, "SLO attainment (%)", 100.0),
-            ("gain_share", 0.0, "service gain (% of all that could be gained)", 100.0),
+            ("gain_share", 0.0, "service gain (% of the maximum)", 100.0),
             ("preempted", 0.0, "preemptions a run", 1.0),
             ("unbound_e2e_s_mean", WITHOUT_SLO, "mean E2E latency without an SLO (s)", 1.0),
         ),
@@ -380,7 +380,7 @@ E2E = Experiment(
 )
 ABLATION = Experiment(
     name="tempo-ablation",
-    title="What each part of Tempo is worth",
+    title="The value of each part of Tempo",
     source="Tempo: Application-aware LLM Serving with Mixed SLO Requirements (2025), ablation",
     run=run_ablation,
     plot=plot_ablation,

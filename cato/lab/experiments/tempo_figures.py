@@ -265,7 +265,7 @@ def _plot_types(report: Report, folder: Path) -> list[Path]:
 def _plot_lines(x: str, report: Report, folder: Path) -> list[Path]:
     """Gain and attainment over `x`, and attainment by type."""
     shown = (
-        ("gain_share", "service gain (% of all)"),
+        ("gain_share", "service gain (% of the maximum)"),
         ("slo_attainment", "SLO attainment (%)"),
         *((f"attainment_{k}", f"attainment, {k} (%)") for k in TEMPO_SHARES),
     )

@@ -217,7 +217,7 @@ class Settings:
                 raise UnknownNameError("workload", name, tuple(WORKLOADS))
             arms = [a.name for a in WORKLOADS[name][1].arms]
             if self.chosen and not self.arms_of(name):
-                raise InputError(f"{name!r} has none of these arms; its arms: {', '.join(arms)}")
+                raise InputError(f"{name!r} has none of these arms; its arms are {', '.join(arms)}")
         known = {a.name for name in self.workloads for a in WORKLOADS[name][1].arms}
         for arm in self.chosen:
             if arm not in known:
@@ -382,7 +382,7 @@ def _begin(arm: Arm, slowdown: float) -> None:
         raise BenchError(f"the shared pool decides by {now}, not as {arm.name}")
     deadline_s = time.monotonic() + EMPTY_WITHIN_S
     while any(slot.running for slot in _picture().slots):
-        _wait(deadline_s, "calls of the run before still run")
+        _wait(deadline_s, "calls of the previous run are still running")
     ray.get(manager.reset.remote(POOL, slowdown), timeout=CALL_TIMEOUT_S)
     while not _is_empty(_picture()):
         _wait(deadline_s, "the slots did not become empty")

@@ -58,10 +58,8 @@ def _replicas(
             at_s, ready, wanted, calls = zip(*run["replicas"][pool], strict=True)
             axis.step(at_s, wanted, where="post", color="0.6", label="replicas ordered")
             axis.step(at_s, ready, where="post", color="C0", label="replicas ready")
-            axis.plot(
-                *zip(*load, strict=True), color="C1", lw=0.9, label="work that arrives (10 s)"
-            )
-            axis.plot(at_s, calls, color="C2", lw=0.6, label="calls that wait or run")
+            axis.plot(*zip(*load, strict=True), color="C1", lw=0.9, label="offered work (10 s)")
+            axis.plot(at_s, calls, color="C2", lw=0.6, label="calls waiting or running")
             axis.set_ylim(0, MOST_CALLS)
             axis.set_xlabel("s")
             axis.set_title(f"{run['arm']}: {pool}", fontsize=9)

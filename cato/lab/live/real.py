@@ -149,7 +149,7 @@ class Mix:
                 async with session.post(f"{url}/v1/completions", json=body) as response:
                     answer = await response.json()
                 if response.status != 200:
-                    raise BenchError(f"{model} did not answer a prompt to be recorded: {answer}")
+                    raise BenchError(f"{model} did not answer a prompt while recording: {answer}")
                 usage = answer["usage"]
                 output = usage["completion_tokens"] if ending.stops else ending.max_tokens
                 node = replace(

@@ -394,7 +394,7 @@ def _remarks(report: Mapping[str, Any]) -> Text:
         remarks.append("".join(f"  {p}\n" for p in report["problems"]))
     if report["other_lengths"]:
         remarks.append(
-            f"{report['other_lengths']} answers had other lengths than the simulator was told\n",
+            f"{report['other_lengths']} answers had other lengths than simulated\n",
             style="yellow",
         )
     if report["cached_prompts"]:
@@ -412,14 +412,14 @@ def _remarks(report: Mapping[str, Any]) -> Text:
     if busy:
         remarks.append(
             f"the machine was more than {BUSY:.0%} busy during {', '.join(busy)}: these numbers "
-            "say more about the machine than about what decides; use a larger --slowdown\n",
+            "say more about the machine than about the policies; use a larger --slowdown\n",
             style="yellow",
         )
     if len(report["settings"]["seeds"]) == 1:
         remarks.append(
-            "one seed: the intervals hold the spread of its tasks only, which is too little\n",
+            "one seed: the intervals show the spread of its tasks only and are too narrow\n",
             style="yellow",
         )
     if report["simulated_engines"]:
-        remarks.append("engines are simulated: a profile's timings, no model\n", style="dim")
+        remarks.append("engines are simulated: timings of a profile, no model\n", style="dim")
     return remarks

@@ -233,7 +233,7 @@ def whole_rounds(runs: Sequence[Run], experiment: LiveExperiment) -> tuple[int, 
 async def prepare(subject: Subject, stage: Configurable, arm: Arm, progress: Progress) -> None:
     """Switch to `arm`, starting from the replicas that all arms begin with."""
     if subject.experiment.cold_start_s is not None:
-        progress.begin(f"back to the first replicas, for {arm.name}", 1)
+        progress.begin(f"back to the initial replicas, for {arm.name}", 1)
         await asyncio.to_thread(stage.reset, arm)
     await asyncio.to_thread(stage.configure, arm)
     await asyncio.sleep(SETTLE_S)
@@ -298,7 +298,7 @@ async def _warm_up(
         seen = await client.all_of(some, _asker(subject, arm), subject.slots, progress.step)
         problem = next((s.problem for s in seen if s.problem), "")
         if problem:
-            raise BenchError(f"a task of the warm-up was lost: {problem}")
+            raise BenchError(f"a warm-up task was lost: {problem}")
     await asyncio.sleep(LEARN_S)
 
 

@@ -134,7 +134,7 @@ async def _warm_up(
         seen = await client.all_of(tasks, ask, WARM_UP_STREAMS, progress.step)
         problem = next((s.problem for s in seen if s.is_lost), "")
         if problem:
-            raise BenchError(f"a turn of the warm-up was lost: {problem}")
+            raise BenchError(f"a warm-up turn was lost: {problem}")
     await asyncio.sleep(LEARN_S)
 
 

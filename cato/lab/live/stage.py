@@ -112,7 +112,9 @@ class Stage:
         deadline_s = time.monotonic() + RESET_TIMEOUT_S
         while others := [n for n, s in deployment_states().items() if _differs(s, specs[n])]:
             if time.monotonic() > deadline_s:
-                raise BenchError(f"replicas of {', '.join(others)} did not come back to the first")
+                raise BenchError(
+                    f"replicas of {', '.join(others)} did not return to the initial number"
+                )
             time.sleep(RESET_POLL_S)
 
     def replicas(self, since_s: float) -> dict[PoolName, list[ReplicaPoint]]:

@@ -153,7 +153,7 @@ def measure(
     tuned_on, reported = halves(trace)
     sessions = {TUNED_ON: tuned_on, REPORTED: reported, ALL: (*tuned_on, *reported)}[part]
     if not sessions:
-        raise InputError(f"{trace}: one session is too few to be tuned on and reported")
+        raise InputError(f"{trace}: needs at least two sessions, one to tune on and one to report")
     users = max(1, round(users_per_card * len(fleet.profiles)))
     player = Users(sessions, users, fleet, length_belief(tuned_on or reported), seed)
     played = player.run(WARM_UP_S + COUNTED_S + GRACE_S)
@@ -437,7 +437,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
 
 STUDY = Study(
     "agents",
-    "recorded sessions of coding agents in a closed loop: users whom a card serves in time",
+    "recorded sessions of coding agents in a closed loop: users that a card serves in time",
     "CATO project; ALGORITHMS.md, target 9",
     ARMS,
     cells,

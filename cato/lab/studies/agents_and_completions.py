@@ -136,8 +136,8 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
         return []
     least, least_error, least_where = min(found)
     most, most_error, most_where = max(lost)
-    text = f"% of completions in time beside agents, at the least ({least_where})"
-    lost_text = f"points of turns in time that agents lose by them, at the most ({most_where})"
+    text = f"% of completions in time beside agents, at least ({least_where})"
+    lost_text = f"points of turns in time that agents lose to them, at most ({most_where})"
     return [
         Target(9, text, LEAST_IN_TIME, least, least_error),
         Target(9, lost_text, MOST_LOST, most, most_error, at_least=False),

@@ -202,7 +202,7 @@ def _plot(report: Report, folder: Path) -> list[Path]:
 
 STUDY = Study(
     "length-features",
-    "what more than the prompt's length tells of an answer's (--trace SESSIONS, --dataset FOLDER)",
+    "answer length from more than the prompt's length (--trace SESSIONS, --dataset FOLDER)",
     "CATO project; Tempo's length bounds",
     ARMS,
     _cells,

@@ -127,7 +127,7 @@ def ranked(samples: Sequence[Sample]) -> list[str]:
     for s in samples:
         by_arm.setdefault(s.policy, []).append(s.metrics[METRIC])
     if not by_arm:
-        raise InputError("no baseline was asked for that runs in every cell")
+        raise InputError("none of the requested baselines runs in every cell")
     return sorted(by_arm, key=lambda arm: -fmean(by_arm[arm]))
 
 

@@ -125,7 +125,7 @@ def _targets(samples: Sequence[Sample]) -> list[Target]:
     if not losses:
         return []
     points_lost, stderr, where = max(losses)
-    text = f"points of attainment that shards lose to one router, at the most ({where})"
+    text = f"points of attainment that shards lose to one router, at most ({where})"
     return [Target(0, text, GOAL_POINTS, points_lost, stderr, at_least=False)]
 
 

@@ -393,11 +393,11 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
     found = []
     if ratios:
         ratio, stderr, where = min(ratios)
-        text = f"times the users a card of the best baseline, at the least ({where})"
+        text = f"times the users per card of the best baseline, at least ({where})"
         found.append(Target(9, text, 1.0, ratio, stderr))
     if rates:
         rate, stderr, where = min(rates)
-        text = f"turn rate with as many users as are in time, at the least ({where})"
+        text = f"turn rate at the most users in time, at least ({where})"
         found.append(Target(9, text, LEAST_TURN_RATE, rate, stderr))
     found += [target for target in fetching if target is not None]
     return found

@@ -127,7 +127,7 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
             {s.seed: s.metrics for s in here if s.setting["completions"] == share}
             for share in SHARES
         )
-        words = f"{where[0]}, {where[1]:g} users a card"
+        words = f"{where[0]}, {where[1]:g} users per card"
         met = [100 * m[COMPLETIONS] for m in beside.values()]
         found.append((*mean_and_stderr(met), words))
         points = [100 * (alone[k]["in_time"] - beside[k]["in_time"]) for k in alone if k in beside]

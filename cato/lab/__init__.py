@@ -1,1 +1,1 @@
-"""Studies, simulated and live, with arms and targets; benchmarks and drills."""
+"""Simulated and live studies with their targets, benchmarks, and fault drills."""

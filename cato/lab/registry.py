@@ -1,4 +1,4 @@
-"""Names of studies, and where they are; imported when asked for, as experiments are."""
+"""Studies by name; their modules are imported on demand, as experiments are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cato.lab.experiments import registry as experiments
 from cato.lab.study import Study, as_experiment
 from cato.sim.experiment import Experiment
 
-# Name -> module of this package, which has it as `STUDY` or in `STUDIES`.
+# Name -> module of this package, which defines it in `STUDY` or `STUDIES`.
 STUDIES: Mapping[str, str] = MappingProxyType(
     {
         "completions": "studies.completions",
@@ -30,7 +30,7 @@ STUDIES: Mapping[str, str] = MappingProxyType(
 
 
 def study(name: str) -> Study:
-    """The study called `name`; raise `UnknownNameError` for one that is not there."""
+    """The study called `name`; raise `UnknownNameError` if there is none."""
     if name not in STUDIES:
         raise UnknownNameError("study", name, tuple(STUDIES))
     module = import_module(f"{__package__}.{STUDIES[name]}")
@@ -40,12 +40,12 @@ def study(name: str) -> Study:
 
 
 def names() -> tuple[str, ...]:
-    """All that `cato simulate` can run: the papers' experiments, then the studies."""
+    """All names that `cato simulate` can run: the papers' experiments, then the studies."""
     return (*experiments.EXPERIMENTS, *STUDIES)
 
 
 def experiment(name: str) -> Experiment:
-    """A study or an experiment; raise `UnknownNameError` for what is neither."""
+    """A study or an experiment; raise `UnknownNameError` for any other name."""
     if name in STUDIES:
         return as_experiment(study(name))
     if name not in experiments.EXPERIMENTS:

@@ -1,7 +1,7 @@
-"""What a study is, and the one harness that runs it in virtual time.
+"""Defines studies, and the harness that runs them in virtual time.
 
 A study is a value: cells (a workload on a fleet), arms (schedulers by name), and a function from
-samples to targets. `as_experiment` gives it the form that `cato simulate` runs.
+samples to targets. `as_experiment` converts it to the form that `cato simulate` runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Measurable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting without a fleet of its own: `measure` gets the name of the arm and the seed."""
+    """A setting without a fleet: `measure` gets the name of the arm and the seed."""
 
     setting: Setting
     measure: Callable[[str, int], Mapping[str, float]]
@@ -50,10 +50,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A workload on a fleet. `fleet` has the policies of no arm yet.
+    """A workload on a fleet. `fleet` has no arm's policies yet.
 
     `measure`: runs the workload of a seed on the fleet with an arm's policies. `arms`: those that
-    run there, besides the default (empty: all of the study). `schedulers`: what their names mean.
+    run there, besides the default (empty: all of the study). `schedulers`: policies by arm name.
     """
 
     setting: Setting
@@ -65,7 +65,7 @@ class Cell:
     )
 
     def with_policies(self, scheduler: str) -> PoolSetup:
-        """Of an arm that knows of the engines what the router is told."""
+        """The fleet with an arm's policies, made for the profile that the router believes."""
         profile = self.fleet.profiles[0].slowed(self.fleet.believed_slowness)
         make = self.schedulers[scheduler]
         places = self.fleet.max_running or profile.max_running
@@ -78,7 +78,7 @@ class Cell:
 def arriving(
     tasks: Callable[[int], Sequence[SimTask]],
 ) -> Callable[[PoolSetup, int], Mapping[str, float]]:
-    """Tasks that arrive when they do, however the others fare."""
+    """Tasks with fixed arrivals, independent of the others' outcomes."""
     return partial(_measure_arriving, tasks)
 
 
@@ -89,7 +89,7 @@ def _measure_arriving(
 
 
 NO_POLICIES: Policies = schedulers.ray_serve()
-"""Of a cell's fleet, until an arm gives it its own."""
+"""Policies of a cell's fleet before an arm sets its own."""
 
 
 def _none_derived(samples: Sequence[Sample]) -> Sequence[Sample]:
@@ -97,7 +97,7 @@ def _none_derived(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def chosen_arms(study: Study, options: Options) -> list[str]:
-    """Those that were asked for, or the usual ones; raise `UnknownNameError`."""
+    """The arms asked for, or the default ones; raise `UnknownNameError`."""
     for name in options.policies:
         if name not in study.arms:
             raise UnknownNameError("policy", name, study.arms)
@@ -126,10 +126,10 @@ def all_compared(study: Study, options: Options, progress: Progress) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """`cells`: what is measured for some options (quick: a part that takes minutes), without seeds
-    and arms. `derived`: further samples, of several cells together. `compared`: metrics of which
-    the differences of the `reference` to the other arms are told. `quick_seeds`: so many of the
-    seeds, when quick (0: all). `run`: which arm runs in which cell with which seed.
+    """`cells`: what is measured for given options (quick: a part that takes minutes), without seeds
+    and arms. `derived`: further samples computed from several cells. `compared`: metrics for which
+    differences between the `reference` and the other arms are reported. `quick_seeds`: number of
+    seeds when quick (0: all). `run`: replaces the loop over arms, cells and seeds.
     """
 
     name: str
@@ -164,7 +164,7 @@ def _run(job: _Job) -> Sample:
 
 
 def as_experiment(study: Study) -> Experiment:
-    """The study under the same name; `--policy` chooses among its arms."""
+    """The study as an experiment of the same name; `--policy` selects arms."""
 
     def run(options: Options, progress: Progress) -> Report:
         if options.quick and study.quick_seeds:

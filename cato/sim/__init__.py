@@ -1,1 +1,1 @@
-"""The virtual-time driver: the same core and policies as the live actors, no clock, no engine."""
+"""The virtual-time simulator: the same core and policies as the live actors, without engines."""

@@ -1,8 +1,8 @@
-"""A fleet whose pools grow and shrink: the provisioner in virtual time.
+"""Autoscaling in virtual time: a fleet whose pools grow and shrink.
 
-At every look it gathers what the routers of all pools counted, asks each pool's scaling policy, and
-orders or drains replicas. Of those that must go the ones that are starting go first, then the
-newest, as Ray Serve chooses.
+At each look the provisioner gathers the load counts of all pools' routers, asks each pool's scaling
+policy, and starts or drains replicas. Scaling down removes starting replicas first, then the
+newest ones, as Ray Serve does.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cato.core.scaling import PoolLoad, ScalingPolicy
 from cato.sim.fleet import Fleet, PoolSetup, SimPool
 from cato.sim.tasks import Outcome, SimTask
 
-# Between two looks. A start takes tens of seconds: half a second more is nothing.
+# Interval between two looks. A start takes tens of seconds, so half a second is precise enough.
 LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledPool:
-    """A pool and how it is scaled; it begins with the replicas of `setup`. None: never scaled."""
+    """A pool with its scaling policy; it begins with the replicas of `setup`. None: not scaled."""
 
     setup: PoolSetup
     scaling: ScalingPolicy[Any] | None
@@ -45,8 +45,8 @@ class ScaledPool:
 
 @dataclass(frozen=True, slots=True)
 class PoolPoint:
-    """One look at a pool. `provisioned` counts all that hold a card: starting, ready, draining;
-    `offered` are the calls that wait or run.
+    """One look at a pool. `provisioned` counts every replica that occupies an accelerator
+    (starting, ready or draining); `offered` counts waiting and running calls.
     """
 
     at_s: float
@@ -74,15 +74,15 @@ class AutoscaledFleet:
         self.fleet = Fleet([p.setup for p in pools], self._record)
 
     def run(self, tasks: Sequence[SimTask], duration_s: float) -> list[Outcome]:
-        """Let `tasks` arrive and end. The provisioner looks for `duration_s`, and then on for as
-        long as a task is unfinished.
+        """Run `tasks` to their end. The provisioner looks for at least `duration_s`, and until no
+        task is unfinished.
         """
         self._arriving = len(tasks)
         self._look(duration_s)
         return self.fleet.run(tasks)
 
     def mean_provisioned(self, until_s: float) -> float:
-        """Replicas of all pools that held a card, on average over the looks up to `until_s`."""
+        """Mean number of replicas that occupied accelerators, over the looks up to `until_s`."""
         counts = [
             [p.provisioned for p in points if p.at_s < until_s] for points in self.series.values()
         ]
@@ -142,8 +142,8 @@ def _point(pool: SimPool, load: PoolLoad) -> PoolPoint:
 def follow_ups_of(
     tasks: Sequence[SimTask], profiles: Mapping[PoolName, Profile], places: int
 ) -> dict[CallKind, FollowUps]:
-    """What earlier tasks teach of what comes after a call: means over all calls of a kind.
-
+    """Expected work after each kind of call, learned from earlier tasks: means over all its calls.
+    A call that needs several others counts in equal parts after each. `places`: see `PoolLoad`.
     A call that needs several counts in equal parts after each. `places`: see `PoolLoad`.
     """
     after: dict[CallKind, list[dict[PoolName, float]]] = {}
@@ -170,7 +170,7 @@ def follow_ups_of(
 def _work_after(
     task: SimTask, profiles: Mapping[PoolName, Profile], places: int
 ) -> list[dict[PoolName, float]]:
-    """Per node: work of all that follows, by pool; nodes are in topological order."""
+    """Work by pool that follows each node; nodes are in topological order."""
     after: list[dict[PoolName, float]] = [{} for _ in task.nodes]
     for i in range(len(task.nodes) - 1, -1, -1):
         node = task.nodes[i]

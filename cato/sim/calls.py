@@ -1,7 +1,7 @@
-"""What a fleet runs: tasks, and the LLM calls that they make.
+"""What a fleet runs: tasks and their LLM calls.
 
-A task runs as a `TaskRun`, be it a few calls that need each other (`CallsRun`) or a run of a
-workflow file (`cato.sim.workflow_runs`). Pools know its calls only.
+A task runs as a `TaskRun`: either a DAG of calls (`CallsRun`) or a run of a workflow file
+(`cato.sim.workflow_runs`). Pools see only its calls.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """An LLM call from its offer to its end. `index`: of its node, in a task of calls; `is_paced`:
-    the pace of its stream is judged."""
+    """An LLM call from its offer to its end. `index`: its node's, in a task of calls; `is_paced`:
+    whether the pace of its stream is judged."""
 
     id: InvocationId
     run: TaskRun
@@ -36,12 +36,12 @@ class Call:
     index: int = 0
     is_paced: bool = False
     generated: int = 0  # in earlier attempts
-    tokens: int = 0  # in all attempts, as last told
+    tokens: int = 0  # in all attempts, as last reported
     attempt: int = 1
     sent_at_s: float = 0.0
 
     def sent(self, command: Dispatch, now_s: float) -> Sequence:
-        """It has a lease; returns the request to the engine."""
+        """Record the lease; returns the request for the engine."""
         node, run = self.node, self.run
         self.attempt, self.sent_at_s = command.attempt, now_s
         run.outcome.queue_s += now_s - self.waits_since_s
@@ -57,23 +57,23 @@ class Call:
         )
 
     def taken_back(self, now_s: float) -> None:
-        """It waits again, with the tokens that were sent."""
+        """Back to the queue; tokens already sent count as generated."""
         self.generated = max(self.generated, self.tokens)
         self.waits_since_s = now_s
 
     def first_token(self) -> None:
-        """Of this attempt; the user has seen that of the first one."""
+        """First token of this attempt; the user keeps the time of the first one ever."""
         self.tokens = max(self.tokens, self.generated + 1)
         self.run.first_token(self)
 
     def ended(self, cached_tokens: int, now_s: float) -> None:
-        """It has its last token."""
+        """The last token has come."""
         self.run.outcome.cached_tokens += cached_tokens
         self.run.served_s += now_s - self.sent_at_s
 
 
 class TaskRun(ABC):
-    """A task under way; `served_s`: time that its calls spent on replicas."""
+    """A task in progress; `served_s`: time that its calls spent on replicas."""
 
     __slots__ = ("fleet", "outcome", "served_s")
 
@@ -88,33 +88,33 @@ class TaskRun(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Its client gives up: it ends unfinished."""
+        """The client gives up: the task ends unfinished."""
 
-    # What pools tell of its calls
+    # Callbacks of pools
 
     @abstractmethod
     def invocation(self, call: Call) -> Invocation:
-        """The call as it is first offered."""
+        """The call as first offered."""
 
     @abstractmethod
     def first_token(self, call: Call) -> None:
-        """Of the present attempt."""
+        """First token of the current attempt."""
 
     @abstractmethod
     def progressed(self, call: Call, tokens: int) -> None:
-        """So many tokens of the call have come; told of calls that are paced."""
+        """Tokens of the call so far; reported for paced calls only."""
 
     @abstractmethod
     def go_on(self, call: Call) -> None:
-        """The call has ended, and its pool knows."""
+        """The call has ended and its pool has been told."""
 
     @abstractmethod
     def refused(self, call: Call) -> None:
-        """Its pool does not take the call."""
+        """The pool refused the call."""
 
 
 class CallsRun(TaskRun):
-    """Calls that start when those that they need have ended; one that is refused fails them all."""
+    """Calls that start when the calls they need have ended; one refusal fails the task."""
 
     __slots__ = ("_left", "_missing", "_open")
 
@@ -196,8 +196,8 @@ class CallsRun(TaskRun):
         self._withdraw("the client left")
 
     def _withdraw(self, reason: str) -> None:
-        """Its calls leave their pools: those that wait first, so that they do not get the places
-        of those that run."""
+        """Withdraw its calls, waiting ones first, so that these do not take the batch slots freed
+        by the running ones."""
         fleet = self.fleet
         fleet.runs.pop(self.outcome.task.id, None)
         calls, self._open = list(self._open.values()), {}

@@ -1,6 +1,6 @@
-"""16 models on four cards: who asks for which, what loads take, and how a run fared.
+"""Shared pool experiment: 16 models on four accelerators, their arrivals, load times and results.
 
-`run` plays arrivals on a fleet with one shared pool.
+`run` serves given arrivals on a fleet with one shared pool.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ LOOK_S = 60.0
 COMPLETION, REASONING = "completion", "reasoning"
 CARDS = 4
 POOL = PoolName("cards")
-# vLLM's budget of a step on small cards: prompts are processed beside what decodes.
+# vLLM's token budget of a step on small GPUs: prompts are chunked beside decoding.
 CHUNK_TOKENS = 2048
-# Calls of one model are served by arrival, on its copy with the least to do.
+# Calls of one model are served by arrival, on its replica with the least work.
 BY_ARRIVAL = Policies(LeastWait(), FirstComeFirstServed())
 
 # Weights of Qwen2.5-Coder at two bytes a parameter. A load is 2 s to start an engine plus the
@@ -66,14 +66,14 @@ RELOAD_SPEEDUP = 4.0
 # Half the memory of a host with 256 GB: all but one of the 16 models (130 GB) fit.
 HOST_WEIGHTS_BYTES = 128_000_000_000
 
-# Time to the first token that a developer expects: a completion is useless once more is typed;
-# an answer that reasons is waited for.
+# TTFT that a developer accepts: a completion is useless once the developer types on; an answer
+# that reasons may take longer.
 SLO_S = {COMPLETION: 1.0, REASONING: 10.0}
-# Whole answer: last token by then.
+# E2E: last token by then.
 E2E_SLO_S = {COMPLETION: 2.0, REASONING: 30.0}
 
 PROFILES: Mapping[str, Profile] = {
-    # 7B on a 32 GB card: step 20 ms + 0.45 ms·b, prefill 25 ms + 0.12 ms/token (ALGORITHMS.md).
+    # 7B on a 32 GB GPU: step 20 ms + 0.45 ms·b, prefill 25 ms + 0.12 ms/token (ALGORITHMS.md).
     REASONING: replace(
         UNMEASURED,
         model="7b",
@@ -81,7 +81,7 @@ PROFILES: Mapping[str, Profile] = {
         decode_per_context_token_s=0.0,
         prefill_per_batch_token_s=0.12e-3,
     ),
-    # Assumed of 0.5B: bound by launches, not memory: a third of the step, a tenth of the prefill.
+    # 0.5B (assumed): bound by kernel launches: a third of the step, a tenth of the prefill.
     COMPLETION: replace(
         UNMEASURED,
         model="0.5b",
@@ -92,27 +92,27 @@ PROFILES: Mapping[str, Profile] = {
         prefill_per_batch_token_s=0.012e-3,
     ),
 }
-# Median tokens and the sigma of their logarithm (assumed): a file's head, one or two lines;
-# a question with context, an answer of a page.
+# Median tokens and sigma of their logarithm (assumed). Completion: the head of a file, one or two
+# lines of answer. Reasoning: a question with context, a page of answer.
 PROMPT_TOKENS = {COMPLETION: (600.0, 0.6), REASONING: (900.0, 0.6)}
 OUTPUT_TOKENS = {COMPLETION: (25.0, 0.5), REASONING: (250.0, 0.5)}
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Who asks for what: the share of completions, and of the four favourite languages."""
+    """The traffic mix: share of completions, and shares of the four favourite languages."""
 
     name: str
     completions: float
     favourites: float
 
     def share(self, language: str, kind: str) -> float:
-        """Part of all arrivals that want this model."""
+        """Fraction of all arrivals that want this model."""
         spread = self.favourites if language in FAVOURITES else 1.0 - self.favourites
         return (self.completions if kind == COMPLETION else 1.0 - self.completions) * spread / 4
 
 
-# CACE, section "workload": uniform, IDE-heavy, and the latter with 20 % for each favourite.
+# CACE, section "workload": uniform, IDE-heavy, and IDE-heavy with 20 % for each favourite.
 PATTERNS = (
     Pattern("uniform", 0.5, 0.5),
     Pattern("ide-heavy", 0.7, 0.5),
@@ -122,7 +122,7 @@ PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class CardArrival:
-    """One invocation to come; `output_tokens` is what it will really generate."""
+    """One invocation to come; `output_tokens` is its true length."""
 
     wanted: Wanted
     kind: str
@@ -130,7 +130,7 @@ class CardArrival:
     output_tokens: int
 
     def task(self) -> CardTask:
-        """It has two targets: that of the whole answer is the task's."""
+        """It has two targets; the task's is that of the whole answer (E2E)."""
         wanted, expected_tokens = self.wanted, round(self.wanted.expected_tokens)
         offered = Invocation(
             id=wanted.id,
@@ -168,7 +168,7 @@ class CardTask(OfferedTask):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of an arrival; all moments on the same virtual clock."""
+    """What became of an arrival; all times are on the same virtual clock."""
 
     arrival: CardArrival
     is_hit: bool
@@ -192,7 +192,7 @@ class Answered:
 
 
 class _CardOutcome(Outcome):
-    """Met when both the first token and the whole answer came in time."""
+    """Met when both the first token and the whole answer were in time."""
 
     __slots__ = ()
 
@@ -203,9 +203,9 @@ class _CardOutcome(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class FleetRun:
-    """A whole run: what was served, which loads it took, and the events that replay it.
+    """A whole run: the calls served, the loads, and the events that replay it.
 
-    `utilization`: the fraction of the cards' time, up to the last answer, in which they served.
+    `utilization`: fraction of accelerator time, up to the last answer, spent serving.
     """
 
     served: tuple[Answered, ...]
@@ -215,11 +215,11 @@ class FleetRun:
     events: tuple[SharedEvent, ...]
 
     def metrics(self) -> dict[str, float]:
-        """`task_metrics`, and seconds, counts and fractions of the cards.
+        """`task_metrics`, plus the accelerators' seconds, counts and fractions.
 
-        Attainment and goodput are of both SLOs, gain and `cv_completion_over_sla` of that of the
-        whole answer. `loads` and `load_s` count prefetches, aborted ones too. Models loaded for
-        the first time on an empty card evict nothing.
+        Attainment and goodput require both SLOs; gain and `cv_completion_over_sla` use E2E.
+        `loads` and `load_s` include prefetches, aborted ones too. The first load of a model onto an
+        empty accelerator evicts nothing.
         """
         return task_metrics([s.outcome() for s in self.served]) | {
             "utilization": self.utilization,
@@ -258,7 +258,7 @@ def arrivals(
 ) -> tuple[CardArrival, ...]:
     """Poisson arrivals of `pattern`, independent of one another.
 
-    A policy is told the median output of a kind, never the length itself.
+    Policies are given the median output length of a kind, never the true length.
     """
     pairs = [(language, kind) for language in LANGUAGES for kind in (COMPLETION, REASONING)]
     shares = np.array([pattern.share(*p) for p in pairs])
@@ -292,7 +292,7 @@ def _tokens(median_and_sigma: tuple[float, float], spread: float) -> int:
 
 
 def arrivals_s(arrivals: Iterable[CardArrival]) -> dict[ModelName, tuple[float, ...]]:
-    """The moments of each model's arrivals, as `Belady` wants them."""
+    """Arrival times per model, as `Belady` needs them."""
     moments: dict[ModelName, list[float]] = {}
     for a in arrivals:
         moments.setdefault(a.wanted.model, []).append(a.wanted.arrived_at_s)
@@ -307,8 +307,8 @@ def opened_pool(
     scale_s: float = 1.0,
     unit_s: float = 1.0,
 ) -> tuple[SharedOrchestrator, tuple[SharedEvent, ...]]:
-    """A shared pool of one host with empty cards, and what it was told so far. Loads and SLOs take
-    `scale_s` of their time; for `unit_s` see `Placement`."""
+    """A shared pool of one host with empty accelerators, and the events it was told so far.
+    Loads and SLOs are scaled by `scale_s`; for `unit_s` see `Placement`."""
     orchestrator = SharedOrchestrator(lambda tell: Placement(eviction, order, tell, unit_s))
     host = HostId("host-1")
     events: list[SharedEvent] = [
@@ -334,12 +334,12 @@ def run(
     cards: int = CARDS,
     midnight_s: float | None = None,
 ) -> FleetRun:
-    """Serve all of `arrivals` on one host of `cards` cards, which are empty at first.
+    """Serve `arrivals` on one host with `cards` accelerators, all empty at first.
 
-    With `midnight_s` the fleet is told that a Monday begins then, and looks around every minute.
+    With `midnight_s` the fleet is told that a Monday begins at that time, and looks every minute.
 
-    The run goes on until the last invocation has finished, so that no policy gains by leaving
-    the unlucky ones waiting.
+    The run continues until the last invocation has finished, so that no policy gains by starving
+    some.
     """
     orchestrator, opened = opened_pool(eviction, order, host_weights_bytes, cards)
     left = len(arrivals)

@@ -1,11 +1,10 @@
-"""A recorded pool under another policy: what would have happened.
+"""Counterfactual replay: a recorded pool under other policies.
 
-The calls arrive when they did and are as long as they were; replicas come and go as they did. What
-is simulated is the time on the replicas, by their profiles, so a recorded policy is simulated
-again, too: its difference from the record is the simulator's error (and, where policies or their
-profile changed under way, the change: one of them is simulated throughout). A call that was made
-after another one's end keeps its recorded instant: that a quicker answer brings the next question
-sooner is not predicted.
+Arrivals, lengths and the replicas' lifetimes are as recorded. Times on the replicas are simulated
+from their profiles. The recorded policy is simulated too: its difference from the record is the
+simulator's error, plus the effect of any change of policy or profile during the recording (the
+simulation uses one throughout). A call that followed another call's end keeps its recorded arrival:
+a faster answer does not bring the next question sooner.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ EVERY_TASK = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTask(OfferedTask):
-    """A call as it was offered; `cancelled_at_s` is when its client left (inf: it did not)."""
+    """A recorded call; `cancelled_at_s` is when its client left (inf: it stayed)."""
 
     cancelled_at_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpan:
-    """A replica that took work from `from_s` to `until_s` (inf: to the end of the log)."""
+    """A replica that accepted work from `from_s` to `until_s` (inf: to the end of the log)."""
 
     profile: Profile
     from_s: float
@@ -62,7 +61,7 @@ class ReplicaSpan:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a log tells, in seconds since its first event; `outcomes` as they were."""
+    """Contents of a log, in seconds since its first event; `outcomes` as recorded."""
 
     pool: PoolName
     names: PoolPolicies
@@ -91,7 +90,7 @@ def history_of(recording: Recording) -> History:
     if not calls:
         raise InputError("the log has no calls: nothing was asked of this pool while it was kept")
     begin_s = recording.steps[0].event.now_s
-    # A call whose client left, or that a newer one of its buffer replaced, has no outcome.
+    # Calls that were cancelled or superseded have no outcome.
     calls.sort(key=lambda c: c.offered_at_s)
     pairs = [_task_and_outcome(recording.pool, c, begin_s) for c in calls]
     return History(
@@ -131,7 +130,7 @@ def _calls(recording: Recording) -> list[_Call]:
 
 
 def _withdraw_superseded(calls: Iterable[_Call]) -> None:
-    """The routers end what a newer run of the same buffer replaces; no event says so."""
+    """Mark calls superseded by a newer run of their buffer: routers drop them silently."""
     latest: dict[str, list[_Call]] = {}
     for call in calls:
         buffer, run, at_s = call.first.buffer, call.first.run_id, call.offered_at_s
@@ -154,10 +153,10 @@ def _task_and_outcome(
         arrived_at_s=first.arrived_at_s - begin_s,
         began_at_s=first.began_at_s - begin_s,
         deadline_s=first.deadline_s - begin_s,
-        # Its withdrawal is known; that of another policy would be the same, at the same time.
+        # The recorded withdrawal is known; another policy's would be the same, at the same time.
         buffer="",
     )
-    # What was never generated to its end is as long as it was believed to be.
+    # A call that never finished has the length that was believed.
     tokens = call.output_tokens if call.output_tokens is not None else first.expected_tokens
     is_first = first.until_first_token
     node = SimNode(pool, max(1, first.prompt_tokens), max(1, tokens), first.expected_tokens)
@@ -178,7 +177,7 @@ def _task_and_outcome(
     outcome = Outcome(task)
     if call.ended_at_s is not None:
         outcome.ended_at_s = call.ended_at_s - begin_s
-        # A whole answer shows no first token.
+        # An answer that is not streamed shows no first token.
         first_s = call.ended_at_s if call.first_token_at_s is None else call.first_token_at_s
         outcome.first_token_at_s = first_s - begin_s
     else:
@@ -187,7 +186,7 @@ def _task_and_outcome(
 
 
 def _replicas(recording: Recording, begin_s: float) -> Iterable[ReplicaSpan]:
-    """When each took work; one that is silent for too long has ended, as for its router."""
+    """When each replica accepted work; one that was silent too long ended, as for its router."""
     open_: dict[ReplicaId, tuple[float, float, Profile]] = {}
     for step in recording.steps:
         now_s = step.event.now_s
@@ -240,7 +239,7 @@ def _lend(fleet: Fleet, pool: SimPool, span: ReplicaSpan) -> None:
 def compare(recording: Recording, schedulers: Sequence[str]) -> tuple[History, Report]:
     """The record, its own scheduler simulated, and each of `schedulers`.
 
-    Raise `InputError` for an empty log, `UnknownNameError` for a scheduler that is none.
+    Raise `InputError` for an empty log, `UnknownNameError` for an unknown scheduler.
     """
     history = history_of(recording)
     own = history.names.scheduler
@@ -271,12 +270,12 @@ def _by_task(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def _quantiles(values: Sequence[float]) -> list[float]:
-    """The 0th to the 100th percentile; empty of nothing."""
+    """The 0th to the 100th percentile; empty for no values."""
     return [float(q) for q in np.quantile(values, np.linspace(0, 1, 101))] if values else []
 
 
 def plot(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Attainment by task, and the distribution of TTFT, one colour a policy."""
+    """Attainment by task, and the distribution of TTFT, one colour per policy."""
     fig, (bars, curves) = plots.figure(columns=2)
     attained = [m for m in report.means if m.metric == "slo_attainment"]
     policies = list(dict.fromkeys(m.policy for m in attained))

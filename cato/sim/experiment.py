@@ -17,22 +17,22 @@ R = TypeVar("R")
 
 
 class Progress(Protocol):
-    """Told how far a long run is."""
+    """Callback of a long run."""
 
     def __call__(self, done: int, of: int) -> None: ...
 
 
 def silent(done: int, of: int) -> None:
-    """The progress of tests and libraries: nobody looks."""
+    """A no-op progress callback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user may ask of any experiment; `policies` empty: all that it compares.
+    """Options of any experiment; `policies` empty: all that it compares.
 
-    `quick`: a part of it that takes minutes, of experiments that have one. `users`: so many a
-    replica, of studies in which users take turns (empty: the study's own). `cells` and `draw`: so
-    many random cells, by that seed, of studies that draw them (0: their fixed ones).
+    `quick`: a shorter version that takes minutes, where the experiment has one. `users`: users per
+    replica, for studies with closed-loop users (empty: the study's default). `cells` and `draw`:
+    number and seed of random cells, for studies that draw them (0: the fixed cells).
     """
 
     seeds: tuple[int, ...]
@@ -46,7 +46,7 @@ class Options:
     draw: int = 0
 
     def needed(self, option: str) -> Path:
-        """The path behind `--trace` or `--dataset`; raise `InputError` when it is missing."""
+        """The path given by `--trace` or `--dataset`; raise `InputError` when it is missing."""
         path: Path | None = getattr(self, option)
         if path is None:
             raise InputError(f"this experiment needs --{option} FILE")
@@ -57,9 +57,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A named experiment; `source` is the paper and section that it repeats.
+    """A named experiment; `source` is the paper and section that it reproduces.
 
-    `headlines`: the metrics that a terminal shows unless asked for others; empty: the usual ones.
+    `headlines`: the metrics that the terminal shows by default; empty: the usual ones.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Experiment:
 def run_all(
     function: Callable[[T], R], jobs: Sequence[T], progress: Progress, processes: int
 ) -> list[R]:
-    """`function` of every job, in order. `function` and the jobs must be picklable."""
+    """Apply `function` to every job, in order. `function` and the jobs must be picklable."""
     results: list[R] = []
     progress(0, len(jobs))
     if processes <= 1 or len(jobs) <= 1:
@@ -81,7 +81,7 @@ def run_all(
             results.append(function(job))
             progress(len(results), len(jobs))
         return results
-    # Not forked: numba's and matplotlib's threads do not survive it.
+    # Spawned, not forked: threads of numba and matplotlib do not survive a fork.
     with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
         for result in pool.map(function, jobs, chunksize=max(1, len(jobs) // (processes * 40))):
             results.append(result)

@@ -1,7 +1,7 @@
-"""The driver in virtual time: pools with their orchestrators, replicas, and tasks that arrive.
+"""The virtual-time fleet: pools with their orchestrators, replicas, and arriving tasks.
 
-The objects that decide are those of `cato.core` and `cato.policies`, unchanged; commands become
-future events exactly where the live actors perform them.
+Decisions are made by the unchanged objects of `cato.core` and `cato.policies`; commands become
+future events at the points where the live actors perform them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Fleet:
         recorder: Recorder | None = None,
         on_end: Callable[[Outcome], None] | None = None,
     ) -> None:
-        """`on_end` is told of every task that has ended, was refused, or lost its client.
+        """`on_end` is called for every task that ended, was refused, or lost its client.
 
-        `pools` has the lines of shared pools, too.
+        `pools` includes the lines of shared pools.
         """
         self.kernel = Kernel()
         self.alarms = Alarms(self.kernel)
         self.recorder = recorder
         self._on_end = on_end
         self.outcomes: list[Outcome] = []
-        # Under way; `calls` are those that wait or run.
+        # In progress; `calls` are the waiting and running ones.
         self.runs: dict[str, TaskRun] = {}
         self.calls: dict[InvocationId, Call] = {}
         self.pools: dict[PoolName, SimPool] = {}
@@ -57,7 +57,7 @@ class Fleet:
                 self.pools[setup.name].add_replica(profile)
 
     def run(self, tasks: Sequence[SimTask], until_s: float = inf) -> list[Outcome]:
-        """Let `tasks` (in order of arrival) arrive and run; returns their outcomes, in order."""
+        """Run `tasks` (in order of arrival); returns their outcomes, in order."""
         arrivals = iter(tasks)
 
         def arrive(task: SimTask) -> None:
@@ -74,7 +74,7 @@ class Fleet:
 
     @property
     def unfinished(self) -> int:
-        """Tasks that have arrived and neither ended nor failed."""
+        """Number of tasks that have arrived and neither ended nor failed."""
         return len(self.runs)
 
     def begin(self, task: SimTask) -> Outcome:
@@ -88,12 +88,12 @@ class Fleet:
         return run.outcome
 
     def leave(self, task_id: str) -> None:
-        """The client of a task gives up: it ends unfinished. Harmless when it has ended."""
+        """The client of a task gives up: it ends unfinished. No-op when it has ended."""
         run = self.runs.get(task_id)
         if run is not None:
             run.leave()
 
-    # What runs and pools tell
+    # Callbacks of runs and pools
 
     def offer(self, call: Call, invocation: Invocation) -> None:
         """A run makes a call."""
@@ -101,13 +101,13 @@ class Fleet:
         call.pool.handle(InvocationOffered(self.kernel.now_s, invocation))
 
     def offer_again(self, call: Call) -> None:
-        """After the loss of a replica: a new attempt that goes on where the stream broke off."""
+        """After the loss of a replica: a new attempt that continues where the stream broke off."""
         call.attempt += 1
         again = call.run.invocation(call).continued(call.attempt, call.generated)
         call.pool.handle(InvocationOffered(self.kernel.now_s, again))
 
     def refused(self, id: InvocationId) -> None:
-        """Harmless when the call has ended, or its task failed, before the router heard of it."""
+        """No-op when the call has ended, or its task failed, before the router learned of it."""
         call = self.calls.pop(id, None)
         if call is not None:
             call.run.refused(call)
@@ -118,7 +118,7 @@ class Fleet:
         if self._on_end is not None:
             self._on_end(run.outcome)
 
-    # What it cost
+    # Cost
 
     def utilization(self) -> float:
         """Busy replica time / provisioned replica time, over all pools."""

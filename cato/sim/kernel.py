@@ -1,4 +1,4 @@
-"""Virtual time: a heap of callbacks, run in order of time, then of scheduling."""
+"""The virtual clock: a heap of callbacks, run by time, then by order of scheduling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Args = TypeVarTuple("Args")
 
 
 class Kernel:
-    """Runs what was scheduled. Deterministic: ties go by the order of `at` calls."""
+    """Runs scheduled callbacks. Deterministic: ties are broken by the order of `at` calls."""
 
     __slots__ = ("_count", "_heap", "events", "now_s")
 
@@ -22,23 +22,23 @@ class Kernel:
         self._count = 0
 
     def at(self, time_s: float, action: Callable[[*Args], None], *args: *Args) -> None:
-        """Run `action` with `args` at `time_s`, or now when that is past."""
+        """Run `action` with `args` at `time_s`, or now when that is in the past."""
         self._count += 1
         at_s = time_s if time_s > self.now_s else self.now_s
         heappush(self._heap, (at_s, self._count, action, args))
 
     def withdraw(self, action: Callable[..., None]) -> None:
-        """Take back all that was to run `action`; takes as long as there are other callbacks."""
+        """Cancel every callback of `action`; linear in the number of scheduled callbacks."""
         heap = self._heap
         heap[:] = [entry for entry in heap if entry[2] != action]
         heapify(heap)
 
     def stop(self) -> None:
-        """Forget what was to run: time stands still at the present event."""
+        """Drop all scheduled callbacks: time stops at the current event."""
         self._heap.clear()
 
     def run(self, until_s: float = inf) -> None:
-        """Run everything up to `until_s`, inclusive; what is later stays."""
+        """Run everything up to `until_s`, inclusive; later callbacks stay."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             self.now_s, _, action, args = heappop(heap)
@@ -49,7 +49,7 @@ class Kernel:
 
 
 class Alarms:
-    """What is to happen unless it is called off, which then does not prolong the run."""
+    """Timers that can be cancelled; a cancelled timer does not prolong the run."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -60,7 +60,7 @@ class Alarms:
         self._version = 0
 
     def at(self, time_s: float, action: Callable[[*Args], None], *args: *Args) -> int:
-        """Run `action` with `args` at `time_s`; returns what calls it off."""
+        """Run `action` with `args` at `time_s`; returns the id for `call_off`."""
         self._count += 1
         self._waiting[self._count] = lambda: action(*args)
         heappush(self._heap, (time_s, self._count))
@@ -68,7 +68,7 @@ class Alarms:
         return self._count
 
     def call_off(self, alarm: int) -> None:
-        """Harmless when it has rung."""
+        """No-op when it has fired."""
         if self._waiting.pop(alarm, None) is not None and not self._waiting:
             self._kernel.withdraw(self._ring)
             self._heap.clear()

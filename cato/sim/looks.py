@@ -1,4 +1,4 @@
-"""The colour and line of each policy, the same in all pictures."""
+"""Colour and line style of each policy, the same in all plots."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 COLORS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Okabe and Ito's: told apart with any kind of colour vision."""
+"""Okabe and Ito's palette: distinguishable with any kind of colour vision."""
 _BLACK, _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED = COLORS
 _GRAY, _BROWN, _PURPLE, _WINE = "#888888", "#8C564B", "#6A3D9A", "#882255"
 
 PAPER_END = ", paper"
-"""How rows of a paper's own numbers end."""
+"""Suffix of the policy name in rows with a paper's own numbers."""
 _CAP = "static-cap-"
 
 
@@ -82,9 +82,9 @@ _given: WeakKeyDictionary[Figure, dict[str, Look]] = WeakKeyDictionary()
 
 
 def look_of(figure: Figure, policy: str) -> Look:
-    """That of `policy`, which no other policy of the figure has.
+    """The policy's look, unique within the figure.
 
-    A paper's own numbers have the colour of their method, as hollow diamonds.
+    A paper's own numbers are hollow diamonds in the colour of their method.
     """
     if policy.endswith(PAPER_END):
         own = look_of(figure, policy.removesuffix(PAPER_END))

@@ -1,4 +1,4 @@
-"""Numbers of a run on a fleet."""
+"""Metrics of a run on a fleet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from cato.sim.tasks import Outcome, task_metrics
 
 
 def metrics_of(fleet: Fleet, outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """What every report has of a run: `task_metrics`, and what it took of the fleet."""
+    """The metrics common to all reports: `task_metrics`, and the fleet's cost."""
     preempted = float(sum(p.preempted for p in fleet.pools.values()))
     return task_metrics(outcomes) | {"utilization": fleet.utilization(), "preempted": preempted}

@@ -14,7 +14,7 @@ POOL = PoolName("mixed")
 SLOTS = 16
 SLOWER = 2.5
 LOAD = 0.8
-# Half of the calls have so much more time than the others.
+# Half of the calls have this much more time than the others.
 PATIENCE = 3.0
 PATIENT = "patient-"
 
@@ -25,12 +25,12 @@ FLEET = (FAST, FAST, SLOW, SLOW, SLOW, SLOW)
 
 
 def capacity_per_s(workload: str) -> float:
-    """Calls that the fleet ends in a second with all batches full."""
+    """Calls per second that the fleet completes with all batches full."""
     return sum(1 / _call_s(workload, profile) for profile in FLEET)
 
 
 def _call_s(workload: str, profile: Profile) -> float:
-    """Seconds of one replica that a mean call takes, its steps shared by the whole batch."""
+    """Replica seconds of a mean call, with each step shared by the whole batch."""
     return sum(
         share * (profile.prefill_s(prompt) + output * _step_s(profile, prompt, output) / SLOTS)
         for name, share in SABER_SHARES[workload].items()

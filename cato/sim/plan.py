@@ -1,8 +1,8 @@
-"""The fewest replicas with which a scenario's tasks meet their SLOs.
+"""Capacity planning: the fewest replicas with which a scenario's tasks meet their SLOs.
 
-Attainment is taken to rise with the replicas of any pool. Then what a pool needs while all others
-have plenty is a bound from below, and the first total of replicas, from the sum of these bounds on,
-at which some division passes is the smallest.
+Attainment is assumed to rise with the replicas of every pool. Each pool's need while all others
+have plenty is then a lower bound. Totals are tried upwards from the sum of these bounds; the first
+total with a passing division is the smallest.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cato.sim.scenario import Scenario, run_once, tasks_of
 from cato.sim.tasks import SimTask
 
 CONFIDENCE = 0.95
-"""One-sided: an attainment that passes is at least the goal with this probability."""
+"""One-sided confidence that a passing attainment is at least the goal."""
 
 PLENTY = 4
-"""How many times its bound a pool gets when it is asked whether it is the one that is short."""
+"""Multiple of its bound given to a pool when testing whether it is the bottleneck."""
 
 CURVE_MARGIN = 2
-"""So many replicas beyond the answer a curve shows."""
+"""Replicas beyond the answer that a curve shows."""
 
-# By less the attainment is not said to have grown.
+# Smallest growth of the attainment that counts as growth.
 NOTICEABLE = 0.01
 
 Counts = tuple[int, ...]
@@ -41,11 +41,11 @@ Evaluate = Callable[[Counts], "Trial"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was simulated with one number of replicas for each pool.
+    """Simulation results for one number of replicas of each pool.
 
-    `lower`: the bound of the attainment at `CONFIDENCE`. `seeds` may be fewer than were asked for:
-    when even a perfect rest could not reach the goal, the rest is left out (`is_cut`). `means`:
-    all metrics over those seeds.
+    `lower`: lower bound of the attainment at `CONFIDENCE`. `seeds` may be fewer than requested:
+    when the goal is out of reach even if all other seeds were perfect, they are skipped (`is_cut`).
+    `means`: all metrics over those seeds.
     """
 
     scheduler: str
@@ -66,7 +66,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The smallest trial that is enough, or None and `why_not`; all that was tried, in order."""
+    """The smallest sufficient trial, or None and `why_not`; all trials, in order."""
 
     scheduler: str
     found: Trial | None
@@ -75,8 +75,8 @@ class Plan:
 
 
 def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
-    """Of the mean that `values` are drawn around: mean - t · standard error, Student's t with
-    n - 1 degrees of freedom. One value has none: -inf.
+    """Lower confidence bound of the mean of `values`: mean - t · standard error, Student's t with
+    n - 1 degrees of freedom. A single value has none: -inf.
     """
     if len(values) < 2:
         return -math.inf
@@ -85,7 +85,7 @@ def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE) -> floa
 
 
 def smallest(bounds: Counts, evaluate: Evaluate) -> Trial | None:
-    """The smallest trial within 1..`bounds` that is enough; None when all of `bounds` is not."""
+    """The smallest sufficient trial within 1..`bounds`; None when `bounds` itself is not enough."""
     if not evaluate(bounds).is_enough:
         return None
     lowest = tuple(_lowest(i, bounds, evaluate) for i in range(len(bounds)))
@@ -97,11 +97,11 @@ def smallest(bounds: Counts, evaluate: Evaluate) -> Trial | None:
         if trial.is_enough:
             return trial
         failed.append(counts)
-    raise AssertionError("all of the bounds was enough a moment ago")
+    raise AssertionError("the full bounds passed before")
 
 
 def _lowest(pool: int, bounds: Counts, evaluate: Evaluate) -> int:
-    """What `pool` needs while the others have all that their bounds allow."""
+    """The replicas that `pool` needs while the others have their full bounds."""
     low, high = 1, bounds[pool]
     while low < high:
         middle = (low + high) // 2
@@ -113,7 +113,7 @@ def _lowest(pool: int, bounds: Counts, evaluate: Evaluate) -> int:
 
 
 def _ascending(lowest: Counts, bounds: Counts) -> Iterator[Counts]:
-    """All counts between the two, by their sum; among equals those first that add evenly."""
+    """All counts between the two, by their sum; among equal sums, even additions first."""
     pools = range(len(lowest))
     for extra in range(sum(bounds) - sum(lowest) + 1):
         added = (
@@ -128,8 +128,8 @@ def _ascending(lowest: Counts, bounds: Counts) -> Iterator[Counts]:
 
 @dataclass(slots=True)
 class Planner:
-    """Simulates trials of one scenario and remembers them; `watch` hears of each seed before it
-    runs: scheduler, counts, seed's place, seeds.
+    """Simulates trials of one scenario and caches them; `watch` is called before each seed with
+    scheduler, counts, index of the seed, number of seeds.
     """
 
     scenario: Scenario
@@ -141,7 +141,7 @@ class Planner:
     def of(
         cls, scenario: Scenario, goal: float, watch: Callable[[str, Counts, int, int], None]
     ) -> Planner:
-        """Raise `InputError` for a goal or a number of seeds that cannot be planned with."""
+        """Raise `InputError` for an impossible goal or number of seeds."""
         if not 0 < goal < 1:
             raise InputError(f"an attainment of {goal:g} cannot be planned for: give e.g. 0.95")
         if len(scenario.seeds) < 2:
@@ -149,7 +149,7 @@ class Planner:
         return cls(scenario, goal, watch, {})
 
     def plan(self, scheduler: str) -> Plan:
-        """The fewest replicas with `scheduler`, or which pool is short."""
+        """The fewest replicas with `scheduler`, or the pool that is the bottleneck."""
         trials: dict[Counts, Trial] = {}
 
         def evaluate(counts: Counts) -> Trial:
@@ -163,7 +163,7 @@ class Planner:
         return Plan(scheduler, found, tuple(trials.values()), why_not)
 
     def around(self, plan: Plan, margin: int) -> Plan:
-        """`plan` of one pool with all counts tried, up to `margin` beyond the answer."""
+        """`plan` of one pool with every count tried, up to `margin` beyond the answer."""
         if plan.found is None or len(self.scenario.pools) != 1:
             return plan
         tried = {t.counts for t in plan.trials}
@@ -172,7 +172,7 @@ class Planner:
         return replace(plan, trials=(*plan.trials, *more))
 
     def trial(self, scheduler: str, counts: Counts) -> Trial:
-        """Run the seeds one by one, until the goal is out of reach or all have run."""
+        """Run seeds one by one until the goal is out of reach or all have run."""
         names = [p.name for p in self.scenario.pools]
         scenario = self.scenario.with_replicas(dict(zip(names, counts, strict=True)))
         seeds = scenario.seeds
@@ -211,7 +211,7 @@ class Planner:
         )
 
     def _why_not(self, top: Trial, evaluate: Evaluate) -> str:
-        """Give each pool plenty in turn: which one is it that holds the others back?"""
+        """Give each pool plenty in turn to find the bottleneck."""
         pools = self.scenario.pools
         gains = []
         for i, pool in enumerate(pools):
@@ -245,7 +245,7 @@ def _percent(share: float) -> str:
 
 
 def report_of(scenario: Scenario, goal: float, plans: Sequence[Plan]) -> Report:
-    """All trials as means, and the plans themselves under `extra`."""
+    """All trials as means; the plans themselves under `extra`."""
     pools = pools_of(scenario)
     means = tuple(m for plan in plans for t in plan.trials for m in t.means)
     found = {
@@ -263,7 +263,7 @@ def report_of(scenario: Scenario, goal: float, plans: Sequence[Plan]) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class CardPlan:
-    """A plan for one kind of replica, each on `cards` cards of that kind."""
+    """A plan for one kind of replica, each on `cards` accelerators of that kind."""
 
     kind: str
     cards: int
@@ -271,7 +271,7 @@ class CardPlan:
 
 
 def plot_cards(plans: Sequence[CardPlan], goal: float, title: str, folder: Path) -> Path:
-    """Attainment over cards, a curve for each kind, and the smallest number that is enough."""
+    """Attainment over accelerators, one curve per kind, with the smallest sufficient number."""
     fig, (axes,) = plots.figure()
     for i, found in enumerate(plans):
         color = looks.COLORS[(i + 1) % len(looks.COLORS)]
@@ -296,7 +296,7 @@ def plot_cards(plans: Sequence[CardPlan], goal: float, title: str, folder: Path)
 
 
 def plot(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Attainment over all replicas, one point a trial with its replicas by pool, and the goal."""
+    """Attainment over the total of replicas, one point per trial, and the goal."""
     fig, (axes,) = plots.figure()
     means = [m for m in report.means if m.metric == "slo_attainment"]
     for scheduler in dict.fromkeys(m.policy for m in means):

@@ -1,4 +1,4 @@
-"""Shared looks of the experiments' pictures."""
+"""Shared plot styles of the experiments."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from matplotlib.figure import Figure
 from cato.sim.looks import look_of
 from cato.sim.report import Mean
 
-# What a reader should see of a setting's name.
+# Readable names of settings.
 _WORDS = {"rate_per_s": "requests per second", "load": "load", "requests": "requests that wait"}
 
 
 def figure(columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of `rows` x `columns` axes, listed row by row."""
     fig, axes = plt.subplots(rows, columns, figsize=(5.2 * columns, 3.8 * rows), squeeze=False)
-    foot = 0.03 / rows  # of the height, for the mark of `save`
+    foot = 0.03 / rows  # fraction of the height, for the note of `save`
     fig.set_layout_engine("constrained", rect=(0, foot, 1, 1 - foot))
     return fig, [a for row in axes for a in row]
 
 
 def lines(axes: Axes, means: Sequence[Mean], x: str, y_label: str, scale: float = 1.0) -> None:
-    """One line a policy of `means` (of one metric) over `setting[x]`, with 95 % intervals."""
+    """One line per policy of `means` (of one metric) over `setting[x]`, with 95 % intervals."""
     for policy in dict.fromkeys(m.policy for m in means):
         points = sorted(
             (float(m.setting[x]), m.mean * scale, 1.96 * m.stderr * scale)
@@ -60,19 +60,19 @@ def lines(axes: Axes, means: Sequence[Mean], x: str, y_label: str, scale: float 
 
 
 def curve(axes: Axes, policy: str, xs: Sequence[float], ys: Sequence[float]) -> None:
-    """A thin line of one policy, without points."""
+    """A thin line of one policy, without markers."""
     look = look_of(_figure_of(axes), policy)
     axes.plot(xs, ys, label=policy, color=look.color, linestyle=look.line, linewidth=1.2)
 
 
 def _figure_of(axes: Axes) -> Figure:
     figure = axes.figure
-    assert isinstance(figure, Figure), "no figures within figures here"
+    assert isinstance(figure, Figure), "subfigures are not supported"
     return figure
 
 
 def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, label: str) -> None:
-    """One group of bars for each value of `setting[by]`, a bar a policy, 95 % intervals."""
+    """One group of bars per value of `setting[by]`, one bar per policy, 95 % intervals."""
     policies = list(dict.fromkeys(m.policy for m in means))
     width = 0.8 / max(1, len(policies))
     for i, policy in enumerate(policies):
@@ -94,7 +94,7 @@ def bars(axes: Axes, means: Sequence[Mean], groups: Sequence[str], by: str, labe
 
 
 def legend(fig: Figure) -> None:
-    """One for all axes of the figure, above them; a policy stands there once."""
+    """One legend for all axes, above them; each policy once."""
     found: dict[str, Any] = {}
     for axes in fig.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -118,8 +118,8 @@ def heat_map(
     limit: float,
     breaks: Sequence[int] = (),
 ) -> Figure:
-    """A coloured table of values around 0, with their numbers; nan stays empty. Beyond `limit`
-    colours are the same. `breaks`: rows with a line above them.
+    """A table of values coloured around 0, with the numbers; nan stays empty. Colours saturate
+    at `limit`. `breaks`: rows with a line above them.
     """
     fig, axes = plt.subplots(figsize=(1.8 + 0.85 * len(columns), 1.4 + 0.24 * len(rows)))
     fig.set_layout_engine("constrained", rect=(0, 0.02, 1, 0.98))

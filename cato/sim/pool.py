@@ -1,6 +1,6 @@
 """A pool in virtual time: its orchestrator's commands become future events of its replicas.
 
-`Dispatch` is a request to a replica's engine, `Preempt` takes it back, `Refuse` ends the call.
+`Dispatch` sends a request to a replica's engine, `Preempt` takes it back, `Refuse` ends the call.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ if TYPE_CHECKING:
     from cato.sim.fleet import Fleet
 
 Recorder = Callable[[PoolName, Event], None]
-# How often replicas tell the tokens of what runs, in decode steps; live ones do the same.
+# Decode steps between two token reports of a replica; live replicas use the same.
 REPORT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSetup:
-    """One pool of a fleet: its replicas' profiles (one entry a replica) and how it decides.
+    """One pool of a fleet: its replicas' profiles (one entry per replica) and its policies.
 
-    `cold_start_s`: from the order for a further replica to its first request. `dispatch_s`: from a
-    lease until the call is at its engine, beside the profile's `latency_s`. `news_s`: until the
-    router hears of a first token, of progress, or of an end; the user's stream does not pass there.
-    `believed_slowness`: the times of the profiles that the router is told, as a multiple of the
-    true ones.
+    `cold_start_s`: from ordering a replica to its first request. `dispatch_s`: from a lease until
+    the call reaches its engine, in addition to the profile's `latency_s`. `news_s`: delay until the
+    router learns of a first token, progress or an end; the user's stream is not delayed.
+    `believed_slowness`: the router is given the profiles' times multiplied by this factor.
     """
 
     name: PoolName
@@ -59,18 +58,18 @@ class PoolSetup:
     cold_start_s: float = 0.0
     dispatch_s: float = 0.0
     news_s: float = 0.0
-    # Tokens of a block of the engines' prefix caches; 0: they have none.
+    # Tokens per block of the engines' prefix caches; 0: no prefix cache.
     cache_block_tokens: int = 0
-    # Most tokens of one prompt in a step beside other requests; 0: the whole budget.
+    # Maximum tokens of one prompt per step while other requests run; 0: the whole budget.
     prompt_cap_tokens: int = 0
-    # Blocks that leave a prefix cache go to the replica's memory, as far as the profile's goes.
+    # Blocks evicted from a prefix cache move to host memory, as far as the profile allows.
     host_memory: bool = False
     believed_slowness: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """A replica and how the pool knows it."""
+    """A replica and the pool's state of it."""
 
     id: ReplicaId
     engine: SimReplica
@@ -79,10 +78,10 @@ class _Replica:
     draining: bool = False
     scheduled_s: float = inf
     version: int = 0
-    under_way: int = 0  # sent to it, and not there yet
+    under_way: int = 0  # sent, not yet arrived
 
 
-# Where a call runs, or is on its way to, with its attempt.
+# The replica that runs a call or will receive it, with the attempt.
 _Lease = tuple[_Replica, int, Call]
 
 
@@ -99,19 +98,19 @@ class SimPool:
         self._kernel = fleet.kernel
         self._made = 0
         self._ordered = 0
-        self._starts: list[int] = []  # orders whose replicas are not ready yet, oldest first
+        self._starts: list[int] = []  # replicas ordered and not ready, oldest first
         self._leases: dict[InvocationId, _Lease] = {}
 
     # Replicas
 
     def add_replica(self, profile: Profile) -> None:
-        """One more, ready now."""
+        """One more replica, ready now."""
         self._made += 1
         id = ReplicaId(f"{self.setup.name}-{self._made:04d}")
         self._report(self._open(id, profile))
 
     def _open(self, id: ReplicaId, profile: Profile) -> _Replica:
-        """A replica is there."""
+        """Register a ready replica."""
         setup = self.setup
         engine = SimReplica(
             profile,
@@ -134,7 +133,7 @@ class SimPool:
         return replica
 
     def _fetchable(self, id: ReplicaId, sequence: Sequence) -> int:
-        """Tokens of a prompt on the replica beside `id` that has most of it."""
+        """Tokens of a prompt on the replica, other than `id`, that holds most of it."""
         caches = [r.engine.cache for r in self.replicas.values() if r.id != id]
         tokens = sequence.prompt_tokens
         held = (c.cached_tokens(sequence.blocks, tokens) for c in caches if c is not None)
@@ -142,16 +141,16 @@ class SimPool:
 
     @property
     def starting(self) -> int:
-        """Replicas that are ordered and not ready yet."""
+        """Number of replicas ordered and not ready yet."""
         return len(self._starts)
 
     @property
     def leased(self) -> Collection[InvocationId]:
-        """What the replicas have been given and not finished."""
+        """Invocations given to replicas and not finished."""
         return self._leases.keys()
 
     def start_replica(self, profile: Profile) -> None:
-        """One more, ready after the cold start."""
+        """One more replica, ready after the cold start."""
         self._ordered += 1
         order = self._ordered
         self._starts.append(order)
@@ -164,18 +163,18 @@ class SimPool:
         self._kernel.at(self._kernel.now_s + self.setup.cold_start_s, ready)
 
     def cancel_start(self) -> None:
-        """Take back the latest order whose replica is not ready yet."""
+        """Cancel the latest order whose replica is not ready yet."""
         self._starts.pop()
 
     def drain_replica(self, id: ReplicaId) -> None:
-        """It finishes what it has, then goes."""
+        """The replica finishes its requests, then leaves."""
         replica = self.replicas[id]
         replica.draining = True
         self._report(replica)
         self._retire_if_empty(replica)
 
     def lose_replica(self, id: ReplicaId) -> None:
-        """It dies; what it ran is offered again, with the tokens that were sent."""
+        """The replica dies; its calls are offered again, with the tokens that were sent."""
         replica = self.replicas.pop(id)
         replica.ended_s = self._kernel.now_s
         replica.version += 1
@@ -218,7 +217,7 @@ class SimPool:
             self.handle(ReplicaLost(self._kernel.now_s, replica.id, "drained"))
 
     def cost_s(self, now_s: float) -> tuple[float, float]:
-        """Time in which replicas computed, and in which they were there."""
+        """Replica seconds spent computing, and replica seconds provisioned."""
         busy_s = provisioned_s = 0.0
         for replica in (*self.replicas.values(), *self.retired):
             until_s = min(replica.ended_s, now_s)
@@ -239,7 +238,7 @@ class SimPool:
             case Dispatch():
                 self._dispatch(command)
             case Preempt(invocation_id=id) if id not in self._leases:
-                pass  # it has ended, and the router will hear of it
+                pass  # it has ended; the router will be told
             case Preempt():
                 replica, _, call = self._leases.pop(command.invocation_id)
                 if command.superseded or self.setup.news_s:  # more was sent than is known
@@ -268,7 +267,7 @@ class SimPool:
         id, now_s = command.invocation_id, self._kernel.now_s
         call = self._fleet.calls.get(id)
         if call is None:
-            return  # it has ended, or its client has left, and the router will hear of it
+            return  # it has ended or its client left; the router will be told
         replica = self.replicas[command.replica_id]
         self._leases[id] = (replica, command.attempt, call)
         sequence = call.sent(command, now_s)
@@ -284,19 +283,19 @@ class SimPool:
         lease = self._leases.get(sequence.id)
         if lease is not None and lease[0] is replica and lease[1] == attempt:
             self._deliver(replica, sequence)
-        else:  # taken back on its way
+        else:  # taken back before it arrived
             self._retire_if_empty(replica)
 
     def _deliver(self, replica: _Replica, sequence: Sequence) -> None:
         engine, now_s = replica.engine, self._kernel.now_s
         is_idle = engine.is_idle
         engine.submit(now_s, sequence)
-        if is_idle:  # nothing to wait for: it starts at once
+        if is_idle:  # no step to wait for: start at once
             engine.go_on(now_s)
         self._schedule(replica)
 
     def _progress(self, engine: SimReplica) -> tuple[tuple[InvocationId, int], ...]:
-        """Tokens of the present attempts."""
+        """Tokens of the current attempts."""
         calls = self._fleet.calls
         report = []
         for id, tokens in engine.tokens(self._kernel.now_s):
@@ -309,7 +308,7 @@ class SimPool:
         return tuple(report)
 
     def _tell(self, event: Event, lease: _Lease | None = None) -> None:
-        """The router hears of it at `event.now_s`; of a `lease`, only while that is the latest."""
+        """Tell the router at `event.now_s`; with a `lease`, only while it is the latest one."""
         if self.setup.news_s == 0.0:
             self.handle(event)
         else:

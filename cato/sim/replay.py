@@ -1,4 +1,4 @@
-"""A recorded pool in virtual time: what its router was told is told again, at the same instants."""
+"""Replay a recorded pool in virtual time: the same events at the same instants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cato.telemetry.event_log import Recorded, Recording
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay decides otherwise: which step (from 0), and both answers."""
+    """A step (from 0) at which a replay decides differently, with both answers."""
 
     step: int
     event: Event
@@ -24,7 +24,7 @@ class Difference:
 
 
 class _RecordedPool(SimPool):
-    """The simulator's pool without replicas of its own: the log holds what they did."""
+    """The simulator's pool without replicas of its own: the log holds their events."""
 
     def __init__(self, fleet: Fleet, setup: PoolSetup) -> None:
         super().__init__(fleet, setup)
@@ -42,7 +42,7 @@ def replay_core(recording: Recording) -> list[tuple[Command, ...]]:
 
 
 def replay_simulated(recording: Recording) -> list[tuple[Command, ...]]:
-    """The same through the simulator: its clock, its pool."""
+    """The same commands through the simulator: its clock, its pool."""
     fleet = Fleet(())
     setup = PoolSetup(recording.pool, (), policies_of(recording.names, recording.profile))
     pool = _RecordedPool(fleet, setup)

@@ -1,19 +1,19 @@
-"""One replica with iteration-level continuous batching, in virtual time.
+"""A simulated engine: one replica with iteration-level continuous batching, in virtual time.
 
-The engine runs steps. A step gives each decoding sequence one token and may process prompts:
-without chunking a prompt step stalls the decoding (vLLM's first scheduler, SABER's testbed), with
+The engine runs steps. A step gives each decoding sequence one token and may process prompts.
+Without chunking a prompt step stalls decoding (vLLM's first scheduler, SABER's testbed); with
 chunking each step has a token budget that decoding uses first (vLLM V1). Step times come from a
-`Profile`'s law (`Profile.step_s`).
+`Profile` (`Profile.step_s`).
 
-Equal steps are not run one by one (`cato.sim.steps`). A newcomer cuts the stretch at the next
-step's end.
+Equal steps are computed as one stretch (`cato.sim.steps`). A new request cuts the stretch at the
+end of the current step.
 
-With a prefix cache a request is let in when the blocks of its prompt and its answer are free: the
-length is known here, so nothing is preempted, as in the simulated engine. What is cached of its
-prompt is not computed. What of that lies in host memory is loaded first, one request after the
-other, beside the steps. A request may ask that its blocks are retained for a time after its end:
-the next one of its session releases them, or the end of that time, or a request that would find no
-room though nothing runs.
+With a prefix cache a request is admitted when there are free blocks for its prompt and its answer:
+the length is known here, so nothing is preempted, as in the simulated engine. Cached prompt tokens
+are not computed. Those in host memory are loaded first, one request after the other, in parallel
+to the steps. A request may ask to retain its blocks for a time after its end. They are released by
+the next request of its session, by the end of that time, or for a request that would find no room
+although nothing runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cato.sim.steps import Sequence, Stretch, attended, stretch_of
 
 __all__ = ["MAX_BATCHED_TOKENS", "FactKind", "Sequence", "SimReplica"]
 
-# vLLM's default budget of one step; prompts beyond it wait for the next.
+# vLLM's default token budget of a step; prompts beyond it wait for the next.
 MAX_BATCHED_TOKENS = 8192
 
 
@@ -43,12 +43,12 @@ class FactKind(Enum):
 
 @dataclass(slots=True, eq=False)
 class SimReplica:
-    """`chunk_tokens` None: a prompt step stalls the decoding. `report_steps`: how often the tokens
-    of all are reported (0: never). `cache`: the KV blocks that later prompts may use (None: prompts
-    are computed whole). `prompt_cap_tokens`: most tokens of one prompt in a step while there are
-    other requests (vLLM's `long_prefill_token_threshold`; 0: the whole budget). `fetchable`: how
-    many tokens of a prompt other replicas hold (None: nothing is fetched). The caller wakes it at
-    `wake_s` and acts on the facts.
+    """`chunk_tokens` None: a prompt step stalls decoding. `report_steps`: steps between two token
+    reports (0: none). `cache`: KV blocks that later prompts may reuse (None: prompts are computed
+    whole). `prompt_cap_tokens`: maximum tokens of one prompt per step beside other requests
+    (vLLM's `long_prefill_token_threshold`; 0: the whole budget). `fetchable`: number of a prompt's
+    tokens that other replicas hold (None: no fetching). The caller wakes it at `wake_s` and acts on
+    the facts.
     """
 
     profile: Profile
@@ -65,7 +65,7 @@ class SimReplica:
     tokens_out: int = 0
     _waiting: list[tuple[int, int, Sequence]] = field(default_factory=list)
     _prefilling: list[Sequence] = field(default_factory=list)
-    # Let in, and waiting for their blocks from host memory; with when these are there.
+    # Admitted, waiting for blocks from host memory; with the time when these are loaded.
     _loading: deque[tuple[float, Sequence]] = field(default_factory=deque)
     _loads_end_s: float = -math.inf
     _decoding: dict[InvocationId, Sequence] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class SimReplica:
     _stretch: Stretch | None = None
     _at_boundary: bool = False
     _cancelled: list[Sequence] = field(default_factory=list)
-    # The first that waits has found too few free blocks, and none were freed since.
+    # The first waiting request found too few free blocks, and none were freed since.
     _lacks_blocks: Sequence | None = None
-    # By session, in the order in which their time ends: until when, and which blocks.
+    # By session, in order of expiry: when it expires, and the blocks.
     _retained: dict[str, tuple[float, Holding]] = field(default_factory=dict)
 
     @property
@@ -92,11 +92,11 @@ class SimReplica:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs, and it is not about to go on."""
+        """Nothing runs and no step is planned."""
         return self._stretch is None and not self._at_boundary
 
     def submit(self, now_s: float, sequence: Sequence) -> None:
-        """Give the engine a request; it joins at the end of the step that runs."""
+        """Give the engine a request; it joins at the end of the current step."""
         assert sequence.prompt_tokens > 0, f"{sequence.id} has no prompt"
         sequence.prefill_left = sequence.prompt_tokens + sequence.generated
         if self.cache is not None:
@@ -107,9 +107,9 @@ class SimReplica:
         self._cut(now_s)
 
     def cancel(self, now_s: float, id: InvocationId) -> None:
-        """Take a request out at the end of the step that runs; nothing more is told of it.
+        """Remove a request at the end of the current step; it is not reported again.
 
-        The same id may be submitted again at once. Cancelling what has ended is harmless.
+        The same id may be submitted again at once. No-op when it has ended.
         """
         decoding = self._decoding.get(id)
         held = [] if decoding is None else [decoding]
@@ -124,7 +124,7 @@ class SimReplica:
                 return
 
     def tokens(self, now_s: float) -> Iterable[tuple[InvocationId, int]]:
-        """Tokens that each request of the engine has generated by `now_s`, earlier ones counted."""
+        """Tokens that each request has generated by `now_s`, earlier attempts included."""
         step, stretch = self._step, self._stretch
         if stretch is not None and stretch.batch:
             step += stretch.steps_over(now_s)
@@ -138,16 +138,16 @@ class SimReplica:
         return found
 
     def busy_until_s(self, now_s: float) -> float:
-        """Seconds it has computed by `now_s`, with the step that runs."""
+        """Seconds computed by `now_s`, including the current step."""
         stretch = self._stretch
         if stretch is None:
             return self.busy_s
         return self.busy_s + min(now_s, stretch.end_s) - stretch.start_s
 
     def wake(self, now_s: float) -> tuple[list[tuple[FactKind, Sequence]], bool]:
-        """End the stretch: what happened, and whether a report of tokens is due.
+        """End the stretch: returns what happened, and whether a token report is due.
 
-        The engine stands still until `go_on`, so that what is submitted now joins the next step.
+        The engine pauses until `go_on`, so that requests submitted now join the next step.
         """
         facts: list[tuple[FactKind, Sequence]] = []
         stretch, self._stretch = self._stretch, None
@@ -185,7 +185,7 @@ class SimReplica:
         return facts, is_due
 
     def go_on(self, now_s: float) -> None:
-        """Plan the next stretch; `wake_s` says when it ends (inf: nothing to do)."""
+        """Plan the next stretch; `wake_s` is its end (inf: nothing to do)."""
         self._at_boundary = False
         if self._cancelled:
             for sequence in self._cancelled:
@@ -204,7 +204,7 @@ class SimReplica:
         has_freed = running > 1 and self.cache is None and self._make_room()
         stretch = self._stretch = self._plan(now_s)
         if has_freed:
-            stretch.steps = 1  # who waits may fit into what was freed, from the next step on
+            stretch.steps = 1  # waiting requests may fit into the freed blocks next step
         if self._loading and stretch.steps > 1:
             stretch.steps = stretch.steps_until(self._loading[0][0])
         if self._lacks_blocks is not None and self._retained and stretch.steps > 1:
@@ -229,7 +229,7 @@ class SimReplica:
         facts = [] if sequence._has_begun else [(FactKind.FIRST_TOKEN, sequence)]
         sequence._has_begun = True
         sequence._zero_step = self._step - generated
-        if not self._decoding:  # reports count from the beginning of a stream, as live
+        if not self._decoding:  # reports count from the start of a stream, as in live engines
             self._reported_step = self._step
         self._decoding[sequence.id] = sequence
         self._context_tokens += 1
@@ -243,7 +243,7 @@ class SimReplica:
         return facts
 
     def _end(self, sequence: Sequence, now_s: float) -> None:
-        """It has its last token; its blocks may be retained."""
+        """The request has its last token; its blocks may be retained."""
         holding = sequence._holding
         if sequence.retain_s > 0 and self.cache is not None and holding is not None:
             self.cache.retain(holding)
@@ -253,14 +253,14 @@ class SimReplica:
         self._leave(sequence)
 
     def _release_of(self, session: str) -> None:
-        """Its retained blocks may be evicted now; harmless when it has none."""
+        """Make the session's retained blocks evictable; no-op when it has none."""
         retained = self._retained.pop(session, None)
         if retained is not None and self.cache is not None:
             self.cache.release(retained[1])
             self._lacks_blocks = None
 
     def _release_retained(self, now_s: float) -> None:
-        """Those whose time is over."""
+        """Release blocks whose retention has expired."""
         while self._retained:
             session, (until_s, _) = next(iter(self._retained.items()))
             if until_s > now_s:
@@ -289,25 +289,25 @@ class SimReplica:
             heapq.heapify(self._waiting)
 
     def _forget_prompt(self, sequence: Sequence) -> None:
-        """What was processed of its prompt leaves the KV cache."""
+        """Drop the processed part of its prompt from the KV cache."""
         whole = sequence.prompt_tokens + sequence.generated
         self._context_tokens -= whole - sequence.prefill_left
         sequence.prefill_left = whole
 
     def _give_back_blocks(self, sequence: Sequence) -> None:
-        """They stay in the cache until their space is needed."""
+        """Free the blocks; they stay cached until their space is needed."""
         if self.cache is not None and sequence._holding is not None:
             self.cache.release(sequence._holding)
             sequence._holding = None
             self._lacks_blocks = None
 
     def _join(self, sequence: Sequence) -> None:
-        """All that is cached of its prompt is there."""
+        """All cached blocks of its prompt are loaded."""
         self._context_tokens += sequence.cached_tokens
         self._prefilling.append(sequence)
 
     def _admit_to(self, cache: PrefixCache, now_s: float) -> None:
-        """In order, for as long as there are free blocks for prompt and answer."""
+        """Admit in order while there are free blocks for prompt and answer."""
         running = self._running
         while self._waiting and running < self.max_running:
             sequence = self._waiting[0][2]
@@ -339,7 +339,7 @@ class SimReplica:
     def _fetch_s(
         self, cache: PrefixCache, sequence: Sequence, holding: Holding, prompt_tokens: int
     ) -> float:
-        """Take what another replica holds more of the prompt; returns how long that takes."""
+        """Fetch blocks that another replica holds beyond ours; returns the transfer time."""
         if self.fetchable is None:
             return 0.0
         tokens = min(self.fetchable(sequence), prompt_tokens - 1)
@@ -378,7 +378,7 @@ class SimReplica:
         return self._stretch_of(now_s, batch, self._steps_left(batch))
 
     def _plan_prompts(self, now_s: float) -> Stretch:
-        """One step for as many of the waiting prompts as its budget holds."""
+        """One step with as many waiting prompts as the budget holds."""
         together: list[tuple[Sequence, int]] = []
         tokens = 0
         for sequence in self._prefilling:
@@ -393,7 +393,7 @@ class SimReplica:
         return Stretch(now_s, step_s, 0.0, 1, 0, tuple(together))
 
     def _pieces(self) -> list[tuple[Sequence, int]]:
-        """Prompt tokens of the next step: decoding comes first, but prompts never stand still."""
+        """Prompt tokens of the next step: decoding comes first, but prompts always progress."""
         assert self.chunk_tokens is not None
         most = left = max(1, self.chunk_tokens - len(self._decoding))
         if self.prompt_cap_tokens and self.held > 1:
@@ -410,7 +410,7 @@ class SimReplica:
     def _plan_chunk(self, now_s: float, batch: int) -> Stretch:
         pieces = tuple(self._pieces())
         steps = min([(sequence.prefill_left - 1) // tokens for sequence, tokens in pieces])
-        if steps:  # after so many steps all of these prompts still go on
+        if steps:  # all of these prompts last at least this many steps
             steps = min(steps, self._steps_left(batch + sum([n for _, n in pieces])))
             return self._stretch_of(now_s, batch, steps, pieces)
         ended = sum([tokens == sequence.prefill_left for sequence, tokens in pieces])
@@ -428,7 +428,7 @@ class SimReplica:
         return stretch_of(self.profile, now_s, batch, held, steps, prefilled, ended)
 
     def _steps_left(self, grown: int) -> int:
-        """Steps until something new may happen, when each adds `grown` tokens to the KV cache."""
+        """Steps until the next event, when each step adds `grown` tokens to the KV cache."""
         if not self._decoding:
             return 1 << 30
         ends = self._ends
@@ -443,9 +443,9 @@ class SimReplica:
         return max(1, min(until - self._step, room // grown))
 
     def _make_room(self) -> bool:
-        """KV cache full: the last to come goes back to the queue and is processed again.
+        """KV cache full: preempt the latest arrivals; they return to the queue and are recomputed.
 
-        True when any did.
+        True when any was preempted.
         """
         capacity = self.profile.kv_capacity_tokens
         before = self.preemptions
@@ -469,9 +469,9 @@ class SimReplica:
         return self.preemptions > before
 
     def _next_tokens(self) -> int:
-        """What the next step adds to the KV cache, but for prompts that are not cut up.
+        """Tokens that the next step adds to the KV cache, except those of unchunked prompts.
 
-        Those had their room when they were let in, and nothing grows beside them.
+        Unchunked prompts reserved their room at admission, and nothing else grows in their step.
         """
         tokens = len(self._decoding)
         if self.chunk_tokens is not None and self._prefilling:

@@ -1,7 +1,7 @@
-"""What an experiment measured: means, paired differences, and the targets they are held to.
+"""Experiment reports: means, paired differences, and targets.
 
-Every number comes from paired seeds: the same seed gives every policy the same arrivals and
-lengths, so that the difference of two policies has a far smaller error than either mean.
+All comparisons use paired seeds: the same seed gives every policy the same arrivals and lengths, so
+the difference of two policies has a far smaller error than either mean.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 Setting = Mapping[str, str | float]
-"""What was varied: `{"rate_per_s": 5.0, "workload": "W1"}`."""
+"""The settings of a run: `{"rate_per_s": 5.0, "workload": "W1"}`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: the metrics of one policy in one setting with one seed."""
+    """One run: metrics of one policy in one setting with one seed."""
 
     setting: Setting
     policy: str
@@ -52,7 +52,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A promise and what was measured of it; `at_least` False: an upper bound."""
+    """An expected result and the measured value; `at_least` False: an upper bound."""
 
     group: int
     text: str
@@ -66,7 +66,7 @@ class Target:
         return self.measured >= self.goal if self.at_least else self.measured <= self.goal
 
     def row(self) -> dict[str, object]:
-        """As JSON has it: the fields, and whether it is `met`."""
+        """As in JSON: the fields, and whether it is `met`."""
         return asdict(self) | {"met": self.is_met}
 
 
@@ -79,17 +79,17 @@ class Report:
     means: tuple[Mean, ...]
     differences: tuple[Difference, ...] = ()
     targets: tuple[Target, ...] = ()
-    # Whatever else the plots need: curves, histograms. JSON values only.
+    # Further data for plots: curves, histograms. JSON values only.
     extra: Mapping[str, object] = field(default_factory=dict)
     simulated: bool = True
 
     def to_json(self) -> str:
-        """Byte-equal for the same seeds: no clock, no machine in it. What is no number is null."""
+        """Byte-equal for the same seeds: no clock, no machine. Non-finite numbers become null."""
         body = asdict(self) | {"targets": [t.row() for t in self.targets]}
         return json.dumps(finite(body), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def mean(self, metric: str, policy: str, **setting: str | float) -> Mean:
-        """The one mean that matches; raise `KeyError` when there is none."""
+        """The only matching mean; raise `KeyError` when there is none."""
         for m in self.means:
             if m.metric == metric and m.policy == policy and _matches(m.setting, setting):
                 return m
@@ -98,7 +98,7 @@ class Report:
     def difference(
         self, metric: str, policy: str, baseline: str, **setting: str | float
     ) -> Difference:
-        """The one difference that matches; raise `KeyError` when there is none."""
+        """The only matching difference; raise `KeyError` when there is none."""
         for d in self.differences:
             names = (d.metric, d.policy, d.baseline)
             if names == (metric, policy, baseline) and _matches(d.setting, setting):
@@ -107,7 +107,7 @@ class Report:
 
 
 def finite(value: object) -> object:
-    """`value` without nan and infinity, which JSON does not know: null in their place."""
+    """`value` with null in place of nan and infinity, which JSON lacks."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -132,7 +132,7 @@ def setting_words(setting: Setting) -> str:
 
 
 def mean_and_stderr(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error; one value says nothing of its error (nan), none of its mean."""
+    """Mean and standard error; a single value has no standard error (nan)."""
     n = len(values)
     if n == 0:
         return math.nan, math.nan
@@ -144,7 +144,7 @@ def mean_and_stderr(values: Sequence[float]) -> tuple[float, float]:
 
 
 def summarize(samples: Iterable[Sample]) -> tuple[Mean, ...]:
-    """Means over the seeds, in the order in which settings, policies and metrics first appear."""
+    """Means over the seeds, in order of first appearance of settings, policies and metrics."""
     groups: dict[tuple[tuple[tuple[str, str | float], ...], str, str], list[float]] = {}
     for sample in samples:
         for metric, value in sample.metrics.items():
@@ -172,7 +172,7 @@ def compare(
             if baseline == policy:
                 continue
             for metric in metrics:
-                if metric not in run.metrics:  # of a bound only attainment is known
+                if metric not in run.metrics:  # bounds have attainment only
                     continue
                 gap = runs[policy].metrics[metric] - run.metrics[metric]
                 gaps.setdefault((setting, baseline, metric), []).append(gap)

@@ -1,5 +1,5 @@
-"""A user's own fleet and traffic, run in virtual time. Values in, metrics out; files are read in
-`cato.sim.scenario_file`.
+"""Scenarios: a user's own fleet and traffic, run in virtual time. Takes values and returns metrics;
+files are read in `cato.sim.scenario_file`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from cato.sim.workloads import ARRIVALS, belief, lengths
 
 SCHEDULERS = schedulers.OF_PROFILE
 BASELINE = RAY_SERVE
-"""What the scheduler asked for is compared with: the rule of a plain Ray Serve."""
+"""The scheduler to compare with: the rule of plain Ray Serve."""
 
 EVERY_TASK = "all"
-_SEED_STREAM = 9  # apart from those of `cato.sim.workloads`
+_SEED_STREAM = 9  # distinct from the streams of `cato.sim.workloads`
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioPool:
-    """A pool of equal replicas. `cold_start_s`: from the first instant of the run until they take
-    work; `max_replicas`: the most that a plan may ask for. `max_running` None: the profile's.
+    """A pool of equal replicas. `cold_start_s`: from the start of the run until they accept work;
+    `max_replicas`: the largest number that a plan may use. `max_running` None: the profile's.
     """
 
     name: PoolName
@@ -55,9 +55,9 @@ class ScenarioPool:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioCall:
-    """An LLM call of a task class: mean tokens, deviation of their logarithms, and how likely it
-    happens. `needs` are indexes of earlier calls; what needs a call that does not happen needs
-    its needs. `before_s`: what is no LLM call, between them and it.
+    """An LLM call of a task class: mean tokens, deviation of their logarithms, and its probability.
+    `needs` are indexes of earlier calls; when a call is skipped, its dependents inherit its
+    needs. `before_s`: time between its needs and it that is not an LLM call.
     """
 
     pool: PoolName
@@ -71,7 +71,7 @@ class ScenarioCall:
 
 @dataclass(frozen=True, slots=True)
 class Sla:
-    """`target_s` for TTFT or E2E, and a pace that the last call's stream must keep (inf: none)."""
+    """`target_s` for TTFT or E2E, and a pace required of the last call's stream (inf: none)."""
 
     metric: SloMetric
     target_s: float
@@ -80,7 +80,7 @@ class Sla:
 
 @dataclass(frozen=True, slots=True)
 class TaskClass:
-    """What `share` parts of all tasks are; calls in a topological order, the last is streamed."""
+    """A class with `share` parts of all tasks; calls in topological order, the last is streamed."""
 
     name: TaskName
     share: float
@@ -90,7 +90,7 @@ class TaskClass:
 
 @dataclass(frozen=True, slots=True)
 class DrawnTraffic:
-    """Tasks drawn from classes; `arrivals` names one of `cato.sim.workloads.ARRIVALS`."""
+    """Tasks drawn from classes; `arrivals` is a name in `cato.sim.workloads.ARRIVALS`."""
 
     rate_per_s: float
     arrivals: str
@@ -100,7 +100,7 @@ class DrawnTraffic:
 
 @dataclass(frozen=True, slots=True)
 class TraceClass:
-    """Requests of a trace with at most `up_to_tokens` of output, and above those of the others."""
+    """Trace requests with at most `up_to_tokens` of output that no smaller class takes."""
 
     name: TaskName
     up_to_tokens: float
@@ -109,9 +109,9 @@ class TraceClass:
 
 @dataclass(frozen=True, slots=True)
 class TraceTraffic:
-    """A recorded trace on one pool, `speed` times as fast as it was.
+    """A recorded trace on one pool, replayed `speed` times as fast.
 
-    The first half teaches how long the answers of each class are; the second is replayed, so that
+    The first half gives the length beliefs of each class and the second half is replayed, so that
     no policy knows an answer before it is given. `duration_s` ends the replay earlier.
     """
 
@@ -124,7 +124,7 @@ class TraceTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A fleet, what is asked of it, and the scheduler that is to serve it."""
+    """A fleet, its traffic and its scheduler."""
 
     name: str
     scheduler: str
@@ -162,7 +162,7 @@ def tasks_of(scenario: Scenario, seed: int) -> list[SimTask]:
 
 
 def _times(traffic: DrawnTraffic, seed: int) -> list[float]:
-    """Arrivals up to the end; drawn again, twice as many, when they do not reach it."""
+    """Arrivals up to the end; redrawn with twice as many when they do not reach it."""
     n = int(traffic.rate_per_s * traffic.duration_s * 1.2) + 30
     while True:
         rng = np.random.default_rng([seed, _SEED_STREAM, 1])
@@ -193,7 +193,7 @@ def _drawn(
     nodes: list[SimNode] = []
     places: list[tuple[int, ...]] = []
     for call, downstream_s in zip(kind.calls, after_s, strict=True):
-        # Drawn whether it happens or not: the draws of the other calls stay the same.
+        # Drawn whether the call happens or not, so that the draws of other calls do not change.
         happens = rng.random() < call.chance
         prompt = int(lengths(rng, call.prompt_tokens, 1, call.spread)[0])
         output = int(lengths(rng, call.output_tokens, 1, call.spread)[0])
@@ -271,7 +271,7 @@ def _class_of(traffic: TraceTraffic, row: TraceRow) -> TraceClass:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: the metrics of all its tasks and the fleet, and of the tasks of each class."""
+    """One run: metrics of all tasks and the fleet, and of the tasks of each class."""
 
     metrics: Mapping[str, float]
     by_class: Mapping[str, Mapping[str, float]]
@@ -345,7 +345,7 @@ def as_experiment(scenario: Scenario) -> Experiment:
 
 
 def _bars(report: Report) -> Figure:
-    """SLO attainment by class of tasks, a bar a scheduler."""
+    """SLO attainment by class of tasks, one bar per scheduler."""
     fig, (axes,) = plots.figure()
     means = [m for m in report.means if m.metric == "slo_attainment"]
     groups = list(dict.fromkeys(str(m.setting["task"]) for m in means))

@@ -1,4 +1,4 @@
-"""Scenario files, with the profiles, traces and workflows that they name, become `Scenario`s."""
+"""Reads scenario files, with the profiles, traces and workflows that they name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from cato.sim.workloads import SABER_ENGINE, SEVEN_B, TEMPO_ENGINE
 from cato.workflows.load import load_workflow
 
 CONSTANTS: Mapping[str, Profile] = {"7b": SEVEN_B, "saber": SABER_ENGINE, "tempo": TEMPO_ENGINE}
-"""Profiles that have no file: the reference constants of the experiments."""
+"""Built-in profiles without a file: the reference constants of the experiments."""
 
 
 def example_text() -> str:
@@ -54,7 +54,7 @@ def example_text() -> str:
 def load_scenario(path: Path) -> Scenario:
     """Read and check the file, its profiles and its trace; raise `ConfigError` with all problems.
 
-    Profiles, traces and workflows are looked for beside the file first, then as all paths are
+    Profiles, traces and workflows are looked up beside the file first, then as all paths
     (`resolve`).
     """
     raw = read_yaml(path)
@@ -103,10 +103,10 @@ def trace_scenario(
     max_running: int | None = None,
     chunk_tokens: int | None = None,
 ) -> Scenario:
-    """A recorded trace on one pool of replicas of `profile`, as a scenario file has it by default.
+    """A recorded trace on one pool of replicas of `profile`, with a scenario file's defaults.
 
-    Two seeds: arrivals and lengths are the trace's, so only draws of policies differ. Raise
-    `ConfigError` for a profile and `InputError` for a trace that cannot be read.
+    Two seeds suffice: arrivals and lengths are the trace's, so only the policies' draws differ.
+    Raise `ConfigError` for an unreadable profile and `InputError` for an unreadable trace.
     """
     rows = load_azure(trace)
     if len(rows) < 2 * LEAST_TASKS:
@@ -124,7 +124,7 @@ def trace_scenario(
 
 
 def _profiles_named(raw: object) -> Iterator[tuple[str, str, str]]:
-    """Pool, place and name of every profile; the rest of the data may be wrong."""
+    """Pool, place and name of every profile; other parts of the data may be invalid."""
     pools = raw.get("pools") if isinstance(raw, dict) else None
     for pool, part in pools.items() if isinstance(pools, dict) else ():
         name = part.get("profile") if isinstance(part, dict) else None
@@ -139,7 +139,7 @@ def _trace_named(raw: object) -> str | None:
 
 
 def _workflow_tasks(raw: object) -> Iterator[tuple[str, dict[str, object]]]:
-    """Every class of tasks that names a workflow; the rest of the data may be wrong."""
+    """Every task class that names a workflow; other parts of the data may be invalid."""
     traffic = raw.get("traffic") if isinstance(raw, dict) else None
     tasks = traffic.get("tasks") if isinstance(traffic, dict) else None
     for name, part in tasks.items() if isinstance(tasks, dict) else ():
@@ -149,8 +149,8 @@ def _workflow_tasks(raw: object) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def _workflow(data: Mapping[str, object], path: Path, at: str) -> Workflow:
-    """The workflow that the class of tasks `data` names; raise `ConfigError` for one that cannot be
-    read, or that the class does not go with.
+    """The workflow of the task class `data`; raise `ConfigError` when it cannot be read or does not
+    fit the class.
     """
     name = str(data["workflow"])
     try:
@@ -174,7 +174,7 @@ def _workflow(data: Mapping[str, object], path: Path, at: str) -> Workflow:
 
 
 def named_profile(name: str, folder: Path) -> Profile:
-    """One of the constants, a file, or a name of `profiles/`; raise `ConfigError`."""
+    """A constant, a file, or a name of `profiles/`; raise `ConfigError`."""
     if name in CONSTANTS:
         return CONSTANTS[name]
     if name.endswith(".yaml"):
@@ -183,7 +183,7 @@ def named_profile(name: str, folder: Path) -> Profile:
         return load_profile(_found(f"profiles/{name}.yaml", folder))
     except ConfigError as exc:
         if any(p.path for p in exc.problems):
-            raise  # it is there, but wrong
+            raise  # it exists but is invalid
         constants = ", ".join(CONSTANTS)
         rule = f"no profiles/{name}.yaml, and none of the constants {constants}"
         raise ConfigError((Problem(name, "", "", rule + _like(name)),)) from exc

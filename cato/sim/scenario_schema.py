@@ -1,6 +1,6 @@
-"""What a scenario file may say.
+"""Schema of scenario files.
 
-Each check sits at the field it is about, so that all problems are reported at once.
+Each check is attached to its field, so that all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DEFAULT_DURATION_S = 600.0
 DEFAULT_MAX_REPLICAS = 64
 MOST_REPLICAS = 1024
 MAX_DURATION_S = 24 * 3600.0
-# Below, an attainment says nothing; above, a run takes minutes and gigabytes.
+# Fewer say nothing about attainment; more take minutes and gigabytes.
 LEAST_TASKS, MOST_TASKS = 20, 200_000
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -86,7 +86,7 @@ Found = list[tuple[tuple[str | int, ...], object, str]]
 
 
 def _raise(found: Found) -> None:
-    """All of `found` as one pydantic error; nothing when there are none."""
+    """All of `found` as one pydantic error; no-op when there are none."""
     if found:
         raise ValidationError.from_exception_data(
             "scenario",
@@ -242,7 +242,7 @@ class TaskPart(StrictModel):
         )
 
     def to_workflow_class(self, name: str, workflow: Workflow) -> WorkflowClass:
-        """Without estimates: see `with_estimates`."""
+        """Without estimates; `with_estimates` adds them."""
         slo, tpot_target_s = workflow.slo, inf
         if self.sla is not None:
             sla = self.sla.to_sla()
@@ -263,13 +263,13 @@ _SAMPLES: Mapping[str, object] = {"str": "x", "int": 1, "float": 1.0, "bool": Tr
 
 
 def _with_samples(workflow: Workflow, inputs: Mapping[str, object]) -> dict[str, object]:
-    """`inputs`, and something of the right type for every other one that is required."""
+    """`inputs`, plus sample values of the right type for required inputs that are missing."""
     samples = {i.name: _SAMPLES[i.type] for i in workflow.inputs if i.required}
     return {**samples, **inputs}
 
 
 def workflow_problems(task: TaskPart, workflow: Workflow) -> Found:
-    """What of `task` does not go with its workflow."""
+    """Problems of `task` with its workflow."""
     found: Found = []
     nodes = {n.id: n for n in workflow.nodes}
     for name, part in task.nodes.items():
@@ -351,7 +351,7 @@ class TrafficPart(StrictModel):
     @classmethod
     def _no_reserved_name(cls, value: dict[str, object]) -> dict[str, object]:
         if EVERY_TASK in value:
-            raise ValueError(f"{EVERY_TASK!r} stands for all tasks in reports; name it otherwise")
+            raise ValueError(f"{EVERY_TASK!r} stands for all tasks in reports; choose another name")
         return value
 
     @field_validator("classes")

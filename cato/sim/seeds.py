@@ -1,4 +1,4 @@
-"""How people write seeds."""
+"""Parses seed arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_SEEDS = 100_000
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`5`: seeds 0 to 4; `100-129`: both included. Raise `ValueError`."""
+    """`5`: seeds 0 to 4; `100-129`: inclusive. Raise `ValueError`."""
     match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text.strip())
     if match is None:
         raise ValueError("must be a number of seeds, or a range such as 100-129")

@@ -1,10 +1,10 @@
-"""Recorded sessions of agents, and users who play them one after another in a closed loop.
+"""Recorded agent sessions, and users who play them one after another in a closed loop.
 
-The form of a trace (one JSON object a line, gzipped or not): `id`, `shared` (tool and system
-tokens), and `turns` with `in`, `out`, `hit`, `gap`, `gap_after` (`tool_use`: a tool ran) and, where
-they differ from the usual, `base` (the turn whose prompt it continues), `after` (the turns that it
-waits for), `agent` and `shared` of a sub-agent. Prompts become chains of blocks of 64 tokens;
-sessions with equal tools and system prompts share these.
+Trace format (one JSON object per line, gzipped or not): `id`, `shared` (tool and system tokens),
+and `turns` with `in`, `out`, `hit`, `gap`, `gap_after` (`tool_use`: a tool ran). Optional: `base`
+(the turn whose prompt it continues), `after` (the turns that it waits for), `agent` and `shared` of
+a sub-agent. Prompts become chains of blocks of 64 tokens; sessions with equal tools and system
+prompts share these.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import Outcome, SimNode, SimTask
 
 AGENT = TaskName("agent")
-# A tool or a person that takes longer has gone; recorded gaps of days are in traces.
+# Longer think times are capped: the user has gone. Traces contain gaps of days.
 MAX_GAP_S = 600.0
 BETWEEN_SESSIONS_S = 30.0
-# Users do not all begin at once.
+# Users start at different times.
 FIRST_ARRIVALS_S = 60.0
-# A turn is in time: first token within the larger of these, and the pace of its answer.
+# A turn is in time when its first token comes within the larger of these and its answer keeps pace.
 LEAST_TTFT_S, TTFT_FACTOR, TPOT_S = 2.0, 2.0, 0.04
-# Claude Code leaves, and asks again, when it has no first token by then.
+# Claude Code disconnects and retries when it has no first token by then.
 PATIENCE_S = 300.0
-# Of planned turns; one in a hundred is longer.
+# Quantile of planned turns; one in a hundred is longer.
 LONGEST_ANSWER_TOKENS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One call. `base` is the index of the turn whose first `hit_tokens` of prompt it repeats."""
+    """One call. `base`: index of the turn whose first `hit_tokens` prompt tokens it repeats."""
 
     gap_s: float
     prompt_tokens: int
@@ -58,19 +58,19 @@ class Turn:
     agent: int
     tools_tokens: int
     system_tokens: int
-    # What the gap follows was a tool, or sub-agents: no person.
+    # The gap is the run time of a tool or sub-agents, not a person's think time.
     follows_tool: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """The calls of one agent and its sub-agents, in order of their starts."""
+    """The calls of one agent and its sub-agents, in order of start."""
 
     id: str
     turns: tuple[Turn, ...]
 
     def within(self, window_tokens: int) -> RecordedSession:
-        """It ends before its first turn that is longer than the model's window."""
+        """The session up to its first turn that exceeds the model's window."""
         for i, turn in enumerate(self.turns):
             if turn.prompt_tokens + turn.output_tokens > window_tokens:
                 return RecordedSession(self.id, self.turns[:i])
@@ -128,7 +128,7 @@ def _session(row: dict[str, Any]) -> RecordedSession:
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """When a turn is in time, and how long its client waits; `scale` multiplies all times."""
+    """A turn's SLO, and its client's patience; `scale` multiplies all times."""
 
     pool: PoolName
     profile: Profile
@@ -142,8 +142,8 @@ class TurnRules:
     def task(
         self, playing: Playing, index: int, now_s: float, draw: float
     ) -> tuple[SimTask, float, int]:
-        """A turn that begins now, how long its answer takes alone with its session's blocks cached,
-        and how many tokens these are."""
+        """The task of a turn that begins now, its unloaded answer time with the session's blocks
+        cached, and the number of those tokens."""
         turn, profile = playing.recorded.turns[index], self.profile
         blocks = playing.blocks(index)
         reused = min(turn.hit_tokens // PREFIX_BLOCK_TOKENS * PREFIX_BLOCK_TOKENS, len(blocks) * 64)
@@ -178,7 +178,7 @@ class TurnRules:
 class Playing:
     """One session that a user plays: which turns have ended, and the blocks of their prompts.
 
-    `then` is called when it has ended. Turns before the `first` count as ended.
+    `then` is called at its end. Turns before the `first` count as ended.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Playing:
                 self.followers.setdefault(j, []).append(i)
 
     def first_turns(self) -> list[int]:
-        """Those that wait for no other."""
+        """Turns that wait for no other."""
         return [
             i
             for i, turn in enumerate(self.recorded.turns)
@@ -213,14 +213,14 @@ class Playing:
         ]
 
     def gap_s(self, index: int, scale: float) -> float:
-        """Until the turn begins, after those that it waits for; none at a session's beginning."""
+        """Gap before the turn, after the turns that it waits for; 0 at the start of a session."""
         turn = self.recorded.turns[index]
         if index == 0 or (turn.after and max(turn.after) < self._first):
             return 0.0
         return min(scale * MAX_GAP_S, turn.gap_s)
 
     def end(self, index: int) -> list[int]:
-        """A turn has its answer: the turns that now wait for nothing but their gaps."""
+        """A turn has its answer: returns the turns that now wait only for their gaps."""
         self.ended.add(index)
         self.left -= 1
         turns = self.recorded.turns
@@ -232,7 +232,7 @@ class Playing:
         return any(turns[i].follows_tool for i in self.followers.get(index, ()))
 
     def blocks(self, index: int) -> tuple[int, ...]:
-        """Names of the whole blocks of a prompt; of those before it, all have been asked for."""
+        """Names of the whole blocks of a prompt; the turns before it must all have been asked."""
         turn = self.recorded.turns[index]
         kept: tuple[int, ...] = ()
         if turn.base is not None:
@@ -256,10 +256,10 @@ class Playing:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSession:
-    """What a user plays of one session: the turns from `first` on.
+    """The turns of one session that a user plays, from `first` on.
 
-    `number` names it, and what is its own of prompts. `begins_s`: when the turns from `first` on
-    would begin if each had the replica alone.
+    `number` names the session and its own blocks of prompts. `begins_s`: when the turns from
+    `first` on would begin if each had the replica alone.
     """
 
     recorded: RecordedSession
@@ -273,7 +273,7 @@ class PlannedSession:
 
 @dataclass(frozen=True, slots=True)
 class UserPlan:
-    """The same turns whatever decides and however long they take: runs compare turn by turn."""
+    """A user's turns, independent of policies and delays: runs compare turn by turn."""
 
     start_s: float
     parts: tuple[PlannedSession, ...]
@@ -287,10 +287,10 @@ def plans_of(
     seed: int,
     scale: float = 1.0,
 ) -> list[UserPlan]:
-    """For each user as many turns as begin by `until_s` when each has a replica alone.
+    """For each user the turns that begin by `until_s` when each has a replica alone.
 
-    Users are in the middle of a session when they begin. `scale` multiplies all times but those of
-    the profile, which has its own.
+    Users start in the middle of a session. `scale` multiplies all times except those of the
+    profile, which is scaled already.
     """
     rng = np.random.default_rng([seed, users, 3])
     known = [s for s in (s.within(profile.context_tokens) for s in sessions) if s.turns]
@@ -354,7 +354,7 @@ class PlayedSession:
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """A turn and how it went. `unloaded_s`: its answer alone, with its session's blocks cached."""
+    """A turn and its outcome. `unloaded_s`: its answer alone, with its session's blocks cached."""
 
     outcome: Outcome
     gap_s: float
@@ -363,7 +363,7 @@ class PlayedTurn:
 
 
 class Users:
-    """They play the sessions of a seeded shuffle one after another on a pool."""
+    """Users who play the sessions of a seeded shuffle one after another on a pool."""
 
     def __init__(
         self,
@@ -378,10 +378,10 @@ class Users:
         plans: Sequence[UserPlan] = (),
         scale: float = 1.0,
     ) -> None:
-        """`change`: what turns are before they begin. `alongside`: further tasks that arrive when
-        they do; how they fared is in `alongside`. With `session_target_s` turns get their parts of
-        it, by the rule of live ingresses; how sessions fared is in `sessions`. With `plans` each
-        user plays what its own says, and `scale` multiplies their times.
+        """`change`: applied to turns before they begin. `alongside`: further tasks with their own
+        arrivals; `alongside` later holds their outcomes. With `session_target_s` each turn gets its
+        part of it, by the rule of live ingresses; `sessions` holds the outcomes. With `plans` each
+        user plays its own plan, with times multiplied by `scale`.
         """
         profile = pool.profiles[0]
         cut = [s.within(profile.context_tokens) for s in sessions]
@@ -405,7 +405,7 @@ class Users:
         self.fleet = Fleet([pool], on_end=self._ended)
 
     def run(self, until_s: float) -> list[PlayedTurn]:
-        """All turns that were begun by then, in order of their beginnings."""
+        """All turns begun by then, in order of start."""
         for plan in self._plans:
             self.fleet.kernel.at(plan.start_s, self._next_part, iter(plan.parts))
         users = 0 if self._plans else self._users
@@ -451,12 +451,12 @@ class Users:
         if self._change is not None:
             task = self._change(task)
         self._playing[task.id] = playing, index
-        # Known before it begins: a refusal comes at once.
+        # Registered before it begins: a refusal comes at once.
         outcome = self.fleet.begin(task)
         self.played[task.id] = PlayedTurn(outcome, gap_s, alone_s, reused)
 
     def _within_session(self, task: SimTask, playing: Playing, turn: Turn, reused: int) -> SimTask:
-        """With its part of the session's time as its target, as a live ingress would do."""
+        """The task with its part of the session's time as target, as a live ingress computes it."""
         new_tokens = turn.prompt_tokens - reused
         begun = self._book.begin(
             task.session,
@@ -474,7 +474,7 @@ class Users:
 
     def _ended(self, outcome: Outcome) -> None:
         if outcome.task.id not in self._playing:
-            return  # one of those alongside
+            return  # an `alongside` task
         now_s = self.fleet.kernel.now_s
         self._book.ended(outcome.task.session, now_s, is_answered=outcome.is_finished)
         playing, index = self._playing.pop(outcome.task.id)

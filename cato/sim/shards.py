@@ -1,7 +1,7 @@
-"""A pool with several router shards in virtual time: each owns its part of the replicas.
+"""A pool with several router shards in virtual time: each owns a part of the replicas.
 
-Ingresses choose the shard of a task by `cato.core.shards`, as live ones do, from loads that they
-are told every `LOAD_EVERY_S`.
+Ingresses choose the shard of a task by `cato.core.shards`, as live ones do, from loads published
+every `LOAD_EVERY_S`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from cato.core.snapshot import Invocation
 from cato.sim.fleet import Fleet, PoolSetup
 from cato.sim.tasks import Outcome, SimTask
 
-# As `cato.control.router_links` has it.
+# Same value as in `cato.control.router_links`.
 LOAD_EVERY_S = 0.05
 
 Choose = Callable[[Invocation, int], int]
-"""The shard of a call, of so many; for comparison with `ShardChoice`."""
+"""The shard of a call, given the number of shards; for comparison with `ShardChoice`."""
 
 
 class ShardedFleet(Fleet):
-    """One pool whose replicas are dealt out to `shards` routers; tasks come to `ingresses`."""
+    """One pool whose replicas are divided among `shards` routers; tasks arrive at `ingresses`."""
 
     def __init__(
         self, setup: PoolSetup, shards: int, ingresses: int, choose: Choose | None = None

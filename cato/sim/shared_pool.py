@@ -1,7 +1,7 @@
-"""A shared pool in virtual time: models whose replicas change between them on a host's cards.
+"""A shared pool in virtual time: models that take turns on a host's accelerators.
 
-The calls of each model are those of a pool like any other, its *line*; what a line is told goes
-through `SharedOrchestrator`, whose loads become replicas of lines when they are over.
+The calls of each model form an ordinary pool, its *line*. Events of a line go through
+`SharedOrchestrator`, whose finished loads become replicas of lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedSetup:
-    """A shared pool of a fleet: its orchestrator, and what that was told to begin with.
+    """A shared pool of a fleet: its orchestrator, and the events it was told at the start.
 
     `chunk_tokens`: see `PoolSetup`.
     """
@@ -37,8 +37,8 @@ class SharedSetup:
 class SharedPool:
     """The lines of a shared pool, and the loads of its models.
 
-    `load_s`: how long cards were loading. `hits`: calls that found their model loaded when their
-    turn came. `events`: what the orchestrator was told; they replay it.
+    `load_s`: time that accelerators spent loading. `hits`: calls whose model was loaded when their
+    turn came. `events`: everything the orchestrator was told; they replay it.
     """
 
     def __init__(self, fleet: Fleet, setup: SharedSetup) -> None:
@@ -103,7 +103,7 @@ class SharedPool:
 
 
 class _Line(SimPool):
-    """The calls of one model of a shared pool; `setup.profiles` is what its replicas have."""
+    """The calls of one model of a shared pool; `setup.profiles` are its replicas' profiles."""
 
     def __init__(
         self, fleet: Fleet, setup: PoolSetup, shared: SharedPool, model: ModelName
@@ -118,11 +118,11 @@ class _Line(SimPool):
         self._shared.handle(OfLine(self._model, event))
 
     def open(self, id: ReplicaId) -> None:
-        """A copy of the model is loaded."""
+        """A replica of the model is loaded."""
         self._open(id, self.setup.profiles[0])
 
     def close(self, id: ReplicaId) -> None:
-        """A copy was evicted; it was idle."""
+        """An idle replica was evicted."""
         replica = self.replicas.pop(id)
         assert not replica.engine.held, f"{id} is busy"
         replica.ended_s = self._kernel.now_s
@@ -131,5 +131,5 @@ class _Line(SimPool):
 
 
 def _replica_of(load: Load) -> ReplicaId:
-    """What a copy is called in its model's line."""
+    """The id of a loaded replica in its model's line."""
     return ReplicaId(load.cards[0])

@@ -1,6 +1,6 @@
-"""Steps of an engine, many at once: how long they take together, and what they work on.
+"""Stretches of engine steps: their total time and their work.
 
-Steps of the same batch and the same pieces of prompts are not run one by one: each takes a constant
+Steps of the same batch and the same prompt pieces are computed at once: each takes a constant
 time longer than the one before, so a stretch costs the same however long it is.
 """
 
@@ -17,10 +17,10 @@ from cato.core.profile import Profile
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request in the engine: `output_tokens` is what it will really generate.
+    """A request in the engine: `output_tokens` is its true length.
 
-    `blocks` name the whole blocks of its prompt, for an engine that has a prefix cache; after its
-    end they are retained for `retain_s`, or until the next request of its `session`.
+    `blocks` name the whole blocks of its prompt, for an engine with a prefix cache; after its end
+    they are retained for `retain_s`, or until the next request of its `session`.
     """
 
     id: InvocationId
@@ -31,14 +31,14 @@ class Sequence:
     blocks: tuple[int, ...] = ()
     session: str = ""
     retain_s: float = 0.0
-    # Of its prompt, found in the cache when it was let in.
+    # Prompt tokens found in the cache at admission.
     cached_tokens: int = 0
-    # Prompt tokens to process; after a preemption what was generated is processed again.
+    # Prompt tokens to process; after a preemption the generated ones are processed again.
     prefill_left: int = 0
-    # The replica's step count at which its token number 0 would have come.
+    # The replica's step count at the (virtual) time of its token number 0.
     _zero_step: int = 0
     _is_gone: bool = False
-    # Its first token here has been told; what it generated before it came does not count.
+    # Its first token here was reported; tokens generated before it came here do not count.
     _has_begun: bool = False
     _is_cancelled: bool = False
     _holding: Holding | None = None
@@ -48,7 +48,7 @@ class Sequence:
 class Stretch:
     """Equal steps from `start_s`: the first takes `first_s`, each further one `growth_s` more.
 
-    `prefilled` says how many tokens of which prompts each of the steps processes.
+    `prefilled`: how many tokens of which prompts each step processes.
     """
 
     start_s: float
@@ -59,7 +59,7 @@ class Stretch:
     prefilled: tuple[tuple[Sequence, int], ...] = ()
 
     def after(self, steps: int) -> float:
-        """When `steps` of them are over."""
+        """Time after `steps` of them."""
         return self.start_s + steps * self.first_s + self.growth_s * (steps * (steps - 1) // 2)
 
     @property
@@ -67,12 +67,12 @@ class Stretch:
         return self.after(self.steps)
 
     def steps_over(self, now_s: float) -> int:
-        """How many are over at `now_s`."""
+        """Number of steps over at `now_s`."""
         steps = self.steps_until(now_s)
         return steps if self.after(steps) <= now_s else steps - 1
 
     def steps_until(self, now_s: float) -> int:
-        """How many are over when the one that runs at `now_s` ends; at least 1."""
+        """Number of steps over when the one running at `now_s` ends; at least 1."""
         lead_s = now_s - self.start_s
         a, b = self.growth_s / 2, self.first_s - self.growth_s / 2
         if lead_s <= 0:
@@ -98,8 +98,8 @@ def stretch_of(
     prefilled: tuple[tuple[Sequence, int], ...] = (),
     ended: int = 0,
 ) -> Stretch:
-    """At most `steps` equal steps of `batch` decoding requests from `now_s` on, beside the pieces
-    of prompts `prefilled`, of which `ended` are the last; `held` tokens are in the KV cache."""
+    """At most `steps` equal steps of `batch` decoding requests from `now_s` on, together with the
+    prompt pieces `prefilled` (the last ones for `ended`); `held` tokens are in the KV cache."""
     p = profile
     if not prefilled and p.decodes_evenly(batch, held):
         return Stretch(now_s, p.step_s(batch, held), p.context_token_s * batch, steps, batch)
@@ -109,7 +109,7 @@ def stretch_of(
         growth_s = p.decode_per_context_token_s * (batch + tokens) if batch else 0.0
         return Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
     attended_tokens = attended(prefilled)
-    # Each of several steps attends to the pieces of the steps before it.
+    # Each of several steps attends to the prompt pieces of the steps before it.
     grown, more_attended = tokens + batch, sum([n * n for _, n in prefilled])
 
     def at(step: int) -> float:
@@ -118,8 +118,8 @@ def stretch_of(
 
     first_s = at(0)
     while steps > 1:
-        # Equal growth from step to step only where the same of the two is longer throughout:
-        # what is read, or what is computed.
+        # Growth from step to step is constant only while the same term, memory reads or compute,
+        # dominates throughout.
         growth_s = (at(steps - 1) - first_s) / (steps - 1)
         if abs(at(1) - first_s - growth_s) < 1e-9:
             return Stretch(now_s, first_s, growth_s, steps, batch, prefilled)
@@ -128,7 +128,7 @@ def stretch_of(
 
 
 def attended(pieces: Iterable[tuple[Sequence, int]]) -> float:
-    """Positions that the tokens of these pieces attend to, added up."""
+    """Total of the positions that the tokens of these pieces attend to."""
     return sum(
         [
             tokens * (s.prompt_tokens + s.generated - s.prefill_left + tokens / 2)

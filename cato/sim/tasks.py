@@ -1,4 +1,4 @@
-"""What users ask of a simulated fleet: tasks as DAGs of LLM calls, and how they fared."""
+"""Tasks of a simulated fleet, as DAGs of LLM calls, and their outcomes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cato.core.snapshot import Invocation
 
 @dataclass(frozen=True, slots=True)
 class SimNode:
-    """One LLM call. `output_tokens` is what it will generate; policies see `expected_tokens` and
-    `length`. `needs` are indexes of earlier nodes; `before_s` is the time of what is not an LLM
-    call (retrieval, analysis) between them and it. `downstream_s`: see `Invocation`. `blocks` name
-    the whole blocks of its prompt (`Invocation.prefix`). `calls_tool`: its answer does, so that its
-    session is back when the tool has run.
+    """One LLM call. `output_tokens` is its true length; policies see `expected_tokens` and
+    `length`. `needs` are indexes of earlier nodes; `before_s` is the time between them and
+    it that is not an LLM call (retrieval, analysis). `downstream_s`: see `Invocation`. `blocks`
+    name the whole blocks of its prompt (`Invocation.prefix`). `calls_tool`: its answer calls a
+    tool, so its session returns when the tool has run.
     """
 
     pool: PoolName
@@ -39,10 +39,10 @@ class SimNode:
 class SimTask:
     """A task with its SLO; nodes are in a topological order and the last one is streamed.
 
-    `target_s` inf: no SLO. `tpot_target_s` is a second objective, on the pace of the stream. Of the
-    tasks with one `buffer` the latest supersedes the others. `session`: see `Invocation`. Its
-    client leaves when it has no first token after `patience_s`, and says so from the start (inf: it
-    says nothing and stays).
+    `target_s` inf: no SLO. `tpot_target_s` is a second objective, on the pace of the stream. Among
+    tasks with the same `buffer` the latest supersedes the others. `session`: see `Invocation`.
+    `patience_s`: its client leaves without a first token after that time, and announces it at the
+    start (inf: the client announces nothing and stays).
     """
 
     id: str
@@ -63,7 +63,7 @@ class SimTask:
         return self.arrived_at_s + self.target_s
 
     def invocation(self, index: int, now_s: float, served_s: float) -> Invocation:
-        """Node `index`, offered now."""
+        """Node `index` as an invocation offered now."""
         node = self.nodes[index]
         is_last = index == len(self.nodes) - 1
         return Invocation(
@@ -94,7 +94,7 @@ class SimTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTask(SimTask):
-    """A task of one call that is offered just so."""
+    """A task of one call that is offered unchanged."""
 
     offered: Invocation
 
@@ -104,10 +104,10 @@ class OfferedTask(SimTask):
 
 @dataclass(slots=True)
 class Outcome:
-    """How a task fared; times are absolute, nan for what never happened.
+    """Outcome of a task; times are absolute, nan for events that never happened.
 
-    `sent`: when how many tokens of the streamed answer had come, as far as its replica reported.
-    `lost_tokens`: generated for nobody, before the task was superseded or failed.
+    `sent`: times and token counts of the streamed answer, as far as its replica reported them.
+    `lost_tokens`: tokens generated in vain before the task was superseded or failed.
     """
 
     task: SimTask
@@ -116,7 +116,7 @@ class Outcome:
     queue_s: float = 0.0
     refused: bool = False
     lost_tokens: int = 0
-    # Of all its prompts, found in prefix caches.
+    # Tokens of all its prompts found in prefix caches.
     cached_tokens: int = 0
     sent: list[tuple[float, int]] = field(default_factory=list)
 
@@ -127,7 +127,7 @@ class Outcome:
 
     @property
     def calls(self) -> Sequence[SimNode]:
-        """The LLM calls that the task makes, or has made."""
+        """The LLM calls that the task will make or has made."""
         return self.task.nodes
 
     @property
@@ -162,7 +162,7 @@ class Outcome:
             SloMetric.E2E: self.e2e_s,
             SloMetric.TPOT: self.tpot_s,
         }[task.metric]
-        # Virtual time adds up many small floats: an exact fit is met.
+        # Virtual time adds up many small floats: exactly on time counts as met.
         slop = 1 + 1e-9
         return achieved_s <= task.target_s * slop and self.tpot_s <= task.tpot_target_s * slop
 
@@ -171,7 +171,7 @@ def service_gain(outcome: Outcome, w_in: float = 1.0, w_out: float = 2.0, a: flo
     """Gain of a task (Tempo, section "service gain"): weighted tokens × min(1, (target/actual)^a).
 
     All LLM calls count; times are since the task's arrival. A streamed task with a TTFT objective
-    earns token by token: the prompt by the first token, output token i by what was expected of it,
+    earns per token: the prompt by the first token, output token i by its expected time,
     which is the pace from min(arrival + TTFT target, first token) on (ALGORITHMS.md, section 6,
     pitfall b). Between two points of `sent` tokens are taken to come evenly. Without an SLO a
     finished task earns its tokens.

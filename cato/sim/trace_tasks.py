@@ -22,8 +22,8 @@ def trace_tasks(
 ) -> list[SimTask]:
     """Replay with the arrivals of the trace, `speed` times as fast.
 
-    Classes by output length, as the editor's call would say what it wants: at most 20 tokens TTFT
-    1 s; 21-100 tokens 5 s to the end; more, 20 s. `known`: lengths of each class in earlier rows.
+    Classes by output length, as an editor's request would announce it: at most 20 tokens TTFT
+    1 s; 21-100 tokens E2E 5 s; more, E2E 20 s. `known`: lengths of each class in earlier rows.
     """
     rng = np.random.default_rng([seed, 8])
     start_s = rows[0].arrived_at_s
@@ -58,7 +58,7 @@ def trace_class(output_tokens: int) -> tuple[str, SloMetric, float]:
 
 
 def trace_beliefs(rows: Sequence[TraceRow]) -> dict[str, LengthBelief]:
-    """What earlier rows teach of each class."""
+    """Length beliefs of each class, from earlier rows."""
     by_class: dict[str, list[float]] = {}
     for row in rows:
         name = trace_class(row.output_tokens)[0]

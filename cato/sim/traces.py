@@ -1,4 +1,4 @@
-"""Recorded workloads, read from files: arrivals with lengths, and pairs of texts."""
+"""Reads recorded workloads: arrivals with lengths, and pairs of texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURST_GPT_COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 CHARS_PER_TOKEN = 3.5
-"""`Profile.chars_per_token` of a model that was never measured."""
+"""`Profile.chars_per_token` of an unmeasured model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,21 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """Lengths of one pair of texts, such as a description and the code written from it."""
+    """Lengths of a pair of texts, such as a description and the code written from it."""
 
     source_tokens: int
     target_tokens: int
 
     def reversed(self) -> TokenPair:
-        """The task the other way round: summarization from pairs for generation."""
+        """The reverse task: summarization from pairs for generation."""
         return TokenPair(self.target_tokens, self.source_tokens)
 
 
 def load_azure(path: Path) -> tuple[TraceRow, ...]:
     """A CSV file of the Azure LLM inference traces (Patel et al., "Splitwise", ISCA 2024).
 
-    Raise `InputError` naming the line of anything that is not a request, and for rows that are
-    not in order of arrival: a split by rows is then no split by time.
+    Raise `InputError` naming the line of an invalid row, and for rows not in order of arrival: a
+    split by rows would then not be a split by time.
     """
     rows: list[TraceRow] = []
     first: datetime | None = None
@@ -67,8 +67,8 @@ def load_azure(path: Path) -> tuple[TraceRow, ...]:
                 )
             except ValueError as exc:
                 raise InputError(
-                    f"{path}:{reader.line_num}: expected a time and two counts of tokens, "
-                    f"found {','.join(fields)!r}; mend or remove the line"
+                    f"{path}:{reader.line_num}: expected a time and two token counts, "
+                    f"found {','.join(fields)!r}; fix or remove the line"
                 ) from exc
             if prompt_tokens < 0 or output_tokens < 1:
                 raise InputError(
@@ -89,13 +89,13 @@ def load_azure(path: Path) -> tuple[TraceRow, ...]:
 
 
 def load_trace(path: Path) -> tuple[TraceRow, ...]:
-    """An Azure or a BurstGPT trace, told by its first line; raise `InputError` as `load_azure`."""
+    """An Azure or BurstGPT trace, told by its first line; raise `InputError` as `load_azure`."""
     is_burst_gpt = _header(path)[: len(BURST_GPT_COLUMNS)] == BURST_GPT_COLUMNS
     return load_burst_gpt(path) if is_burst_gpt else load_azure(path)
 
 
 def is_azure(path: Path) -> bool:
-    """Whether its first line is that of an Azure trace; raise `InputError` for no file."""
+    """Whether its first line is that of an Azure trace; raise `InputError` if there is no file."""
     return _header(path) == COLUMNS
 
 
@@ -107,7 +107,7 @@ def _header(path: Path) -> tuple[str, ...]:
 def load_burst_gpt(path: Path) -> tuple[TraceRow, ...]:
     """A CSV file of BurstGPT (Wang et al., 2024): seconds, model, tokens in and out.
 
-    Failed requests, which have no answer, are left out. Raise `InputError` as `load_azure`.
+    Failed requests, which have no answer, are skipped. Raise `InputError` as `load_azure`.
     """
     rows: list[TraceRow] = []
     first_s: float | None = None
@@ -119,8 +119,8 @@ def load_burst_gpt(path: Path) -> tuple[TraceRow, ...]:
                 at_s, prompt, output = float(fields[0]), int(fields[2]), int(fields[3])
             except (ValueError, IndexError) as exc:
                 raise InputError(
-                    f"{path}:{reader.line_num}: expected seconds, a model and two counts of "
-                    f"tokens, found {','.join(fields)!r}; mend or remove the line"
+                    f"{path}:{reader.line_num}: expected seconds, a model and two token "
+                    f"counts, found {','.join(fields)!r}; fix or remove the line"
                 ) from exc
             if output < 1:
                 continue
@@ -137,12 +137,12 @@ def load_burst_gpt(path: Path) -> tuple[TraceRow, ...]:
 
 
 def load_pairs(path: Path, chars_per_token: float = CHARS_PER_TOKEN) -> tuple[TokenPair, ...]:
-    """Lengths of text pairs; tokens are estimated from characters, at least one a text.
+    """Lengths of text pairs; tokens are estimated from characters, at least one per text.
 
-    A `.json` file holds one object a line with `nl` and `code` (CodeXGLUE text-to-code); the
-    source is `nl`. Any other file is one side of two parallel files, whose names differ in the
-    suffix alone (CodeXGLUE code-to-code): `path` is the source, the other the target. Raise
-    `InputError` naming the line of what cannot be read.
+    A `.json` file holds one object per line with `nl` and `code` (CodeXGLUE text-to-code); the
+    source is `nl`. Any other file is one side of two parallel files, whose names differ only in
+    their suffix (CodeXGLUE code-to-code): `path` is the source, the other the target. Raise
+    `InputError` naming the line that cannot be read.
     """
     texts = json_texts(path) if path.suffix == ".json" else parallel_texts(path)
     if not texts:
@@ -178,7 +178,7 @@ def json_texts(path: Path) -> list[tuple[str, str]]:
 
 
 def parallel_texts(path: Path) -> list[tuple[str, str]]:
-    """Lines of two files that belong together; raise `InputError` as `load_pairs`."""
+    """Corresponding lines of two files; raise `InputError` as `load_pairs`."""
     others = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p.name != path.name)
     if len(others) != 1:
         found = ", ".join(p.name for p in others) or "none"
@@ -199,7 +199,7 @@ def parallel_texts(path: Path) -> list[tuple[str, str]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """The file as UTF-8 text; what cannot be opened or decoded is the caller's input error."""
+    """The file as UTF-8 text; `InputError` when it cannot be opened or decoded."""
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             yield lines

@@ -1,4 +1,4 @@
-"""What a profiler would have learnt of a workflow before it is simulated."""
+"""Estimates that a profiler would have learned of a workflow before its simulation."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from cato.sim.workflow_tasks import (
     llm_settings,
 )
 
-# As many as a growing run is compared with; how often a node runs is off by 0.04 then.
+# As many runs as a growing run is compared with; node frequencies are then accurate to 0.04.
 LEARNT_RUNS = KEPT_RUNS
 _LEARN_SEED = 20_240_601
 
 
 def with_estimates(kind: WorkflowClass, profiles: Mapping[PoolName, Profile]) -> WorkflowClass:
-    """`kind` with what a profiler learns of runs that share their replicas with none.
+    """`kind` with estimates from runs that have their replicas to themselves.
 
-    Times of nodes are those of mean lengths. Where conditions and loops decide the path, runs that
-    have the pools to themselves tell how often a node runs, and how the time of a run is divided.
+    Node times are those of mean lengths. Where conditions and loops decide the path, simulated
+    runs without load give how often a node runs, and how the time of a run is divided.
     """
     nodes = kind.workflow.nodes
     prior = {n.id: _estimate(n, kind, profiles) for n in nodes}
@@ -70,9 +70,9 @@ def _estimate(
 
 
 def _alone(kind: WorkflowClass, profiles: Mapping[PoolName, Profile]) -> list[SlaReceipt]:
-    """Receipts of runs that follow each other."""
+    """Receipts of consecutive runs without load."""
     rule = schedulers.early("round-robin")
-    # Nobody reads how far the calls are: reports would only take time.
+    # No token reports: nothing reads them, and they take time.
     setups = [PoolSetup(p, (f,), rule, report_steps=1_000_000) for p, f in profiles.items()]
     fleet = Fleet(setups)
     rng = np.random.default_rng(_LEARN_SEED)
@@ -82,7 +82,7 @@ def _alone(kind: WorkflowClass, profiles: Mapping[PoolName, Profile]) -> list[Sl
 
 
 def _mean_rounds(receipts: Sequence[SlaReceipt]) -> Mapping[NodeId, float]:
-    """Of each node in runs that end well, as the profiler counts them; empty without any."""
+    """Mean rounds of each node in successful runs, as the profiler counts; empty without any."""
     done = [r for r in receipts if r.status == "done"]
     ended = Counter(
         node

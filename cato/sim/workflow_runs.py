@@ -1,7 +1,7 @@
 """Runs of workflow files in virtual time: `cato.core.runs.Run`, driven as the ingress drives it.
 
-`WorkflowRun` performs the commands of a run as `cato.serve.executor` does. A call that is abandoned
-or late is withdrawn from its pool.
+`WorkflowRun` performs the commands of a run as `cato.serve.executor` does. Abandoned and late calls
+are withdrawn from their pools.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _Key = tuple[NodeId, int, int | None]
 
 @dataclass(slots=True, eq=False)
 class _Execution:
-    """One execution of a node that has started."""
+    """One started execution of a node."""
 
     command: StartNode
     alarms: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ class _Execution:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class NodeCall(Call):
-    """The call of an LLM node, and what its receipt says of it."""
+    """The call of an LLM node, with the facts for its receipt."""
 
     execution: _Execution
     draw: float
@@ -90,7 +90,7 @@ class NodeCall(Call):
         self.end_lease(now_s)
 
     def end_lease(self, now_s: float) -> None:
-        """Harmless when it has none."""
+        """No-op when it has no lease."""
         if self.is_leased:
             self.is_leased = False
             served_s = now_s - self.sent_at_s
@@ -126,7 +126,7 @@ class NodeCall(Call):
 
 
 class WorkflowRun(TaskRun):
-    """A run of a workflow file under way."""
+    """A run of a workflow file in progress."""
 
     __slots__ = ("_deadline", "_open", "_run", "_streamed", "_task", "_with_text")
 
@@ -148,7 +148,7 @@ class WorkflowRun(TaskRun):
         self._open: dict[_Key, _Execution] = {}
         self._with_text: set[tuple[NodeId, int]] = set()
         self._streamed: tuple[NodeId, int] | None = None
-        self._deadline = 0  # the alarm
+        self._deadline = 0  # alarm id
 
     @property
     def _now_s(self) -> float:
@@ -175,14 +175,14 @@ class WorkflowRun(TaskRun):
         for command in commands:
             match command:
                 case StartNode():
-                    if command.node.id not in left:  # else it is over before it begins
+                    if command.node.id not in left:  # else it ends before it begins
                         self._start_node(command)
                 case StreamNode(node, round):
                     self._streamed = (node, round)
                     if self._streamed in self._with_text:
                         self._tell(TextSent(self._now_s))
                 case AbandonNode():
-                    pass  # above, all at once: see `_abandon`
+                    pass  # handled above, all at once: see `_abandon`
                 case FinishRun():
                     self._finish(command)
                 case _:
@@ -243,7 +243,7 @@ class WorkflowRun(TaskRun):
         self._failed(execution, f"not ready within its {execution.command.limit_s:.3f} s", True)
 
     def _settle(self, execution: _Execution) -> bool:
-        """Nothing more is expected of it; False when it was settled before."""
+        """Mark it as finished; False when it already was."""
         if self._open.get(execution.key) is not execution:
             return False
         del self._open[execution.key]
@@ -252,8 +252,8 @@ class WorkflowRun(TaskRun):
         return True
 
     def _abandon(self, executions: Iterable[_Execution]) -> None:
-        """Withdraw their calls: those that wait first, so that they do not get the places of those
-        that run. Live ones leave their pools together, too, within one turn of the event loop."""
+        """Withdraw their calls, waiting ones first, so that these do not take the batch slots of
+        the running ones. Live calls leave together too, in one turn of the event loop."""
         calls = []
         for execution in executions:
             self._settle(execution)
@@ -266,7 +266,7 @@ class WorkflowRun(TaskRun):
             call.pool.cancel(call.id, call.attempt, "its run needs it no more")
 
     def _emit(self, execution: _Execution) -> None:
-        """Text of a node: out at once when it is the streamed one, else kept."""
+        """Text of a node: sent at once when it is the streamed node, else kept."""
         if execution.command.item is None:
             self._with_text.add(execution.key[:2])
             if self._is_streamed(execution):
@@ -310,7 +310,7 @@ class WorkflowRun(TaskRun):
         self.fleet.offer(call, self.invocation(call))
 
     def invocation(self, call: Call) -> Invocation:
-        assert isinstance(call, NodeCall), f"{call.id} is none of a workflow"
+        assert isinstance(call, NodeCall), f"{call.id} is not a workflow's call"
         command, run, task = call.execution.command, self._run, self._task
         is_streamed = command.node.id in run.workflow.stream
         is_paced = is_streamed and run.slo.metric is SloMetric.TPOT
@@ -341,7 +341,7 @@ class WorkflowRun(TaskRun):
             self._failed(execution, problem)
 
     def first_token(self, call: Call) -> None:
-        assert isinstance(call, NodeCall), f"{call.id} is none of a workflow"
+        assert isinstance(call, NodeCall), f"{call.id} is not a workflow's call"
         if call.first_token_s is None:
             call.first_token_s = self._now_s - call.sent_at_s
             self._emit(call.execution)
@@ -349,12 +349,12 @@ class WorkflowRun(TaskRun):
             self.progressed(call, call.tokens)
 
     def progressed(self, call: Call, tokens: int) -> None:
-        assert isinstance(call, NodeCall), f"{call.id} is none of a workflow"
+        assert isinstance(call, NodeCall), f"{call.id} is not a workflow's call"
         if self._is_streamed(call.execution):
             self.outcome.sent.append((self._now_s, tokens))
 
     def go_on(self, call: Call) -> None:
-        assert isinstance(call, NodeCall), f"{call.id} is none of a workflow"
+        assert isinstance(call, NodeCall), f"{call.id} is not a workflow's call"
         call.tokens = call.node.output_tokens
         self._settle(call.execution)
         self.outcome.served.append(call.node)
@@ -363,9 +363,9 @@ class WorkflowRun(TaskRun):
         self._done(call.execution, result, facts)
 
     def refused(self, call: Call) -> None:
-        assert isinstance(call, NodeCall), f"{call.id} is none of a workflow"
+        assert isinstance(call, NodeCall), f"{call.id} is not a workflow's call"
         self.outcome.lost_tokens += max(call.tokens, call.generated)
-        # The pool is in the middle of its commands: the run hears of it after them.
+        # The pool is executing its commands: tell the run afterwards.
         self.fleet.kernel.at(self._now_s, self._turned_away, call.execution)
 
     def _turned_away(self, execution: _Execution) -> None:

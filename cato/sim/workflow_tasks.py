@@ -1,6 +1,6 @@
-"""Tasks that are runs of a workflow file: what its nodes cost, and what of it is drawn beforehand.
+"""Simulated runs of workflow files as tasks: costs of their nodes, and the draws made beforehand.
 
-The run itself draws nothing, so that policies are compared with the same lengths and checks.
+A run itself draws nothing, so that policies are compared with the same lengths and checks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cato.sim.tasks import Outcome, SimNode, SimTask
 from cato.sim.workloads import SPREAD, belief, lengths
 
 TEXT = "pass\n"
-"""What every LLM node writes: nothing that is simulated depends on it."""
+"""Output text of every LLM node: nothing in the simulation depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class LlmWork:
 
 @dataclass(frozen=True, slots=True)
 class LocalWork:
-    """Any other node: how long it takes, and what it finds.
+    """Any other node: its duration and its result.
 
-    `passes`: how often a check is ok; `chunks`: of an analysis; `value`: of a transformation (None:
-    its text).
+    `passes`: probability that a check is ok; `chunks`: of an analysis; `value`: of a
+    transformation (None: its text).
     """
 
     takes_s: float = 0.0
@@ -62,11 +62,11 @@ Work = LlmWork | LocalWork
 
 @dataclass(frozen=True, slots=True)
 class WorkflowClass:
-    """What `share` parts of all tasks are: runs of `workflow`, with what each of its nodes costs.
+    """A class with `share` parts of all tasks: runs of `workflow`, with the cost of each node.
 
     `workflow.name` is the class's. `tpot_target_s` is a second objective, on the pace of the
-    stream. `estimates` are baselines of the nodes, and `past` the stages of earlier runs, as a run
-    is given them.
+    stream. `estimates` (baselines of the nodes) and `past` (stages of earlier runs) are given to
+    each run.
     """
 
     share: float
@@ -83,14 +83,14 @@ class WorkflowClass:
         return self.workflow.name
 
     def next_share(self, executions: Sequence[NodeReceipt]) -> float | None:
-        """The share of the remaining time that the next stage of the most similar run took."""
+        """The share of the remaining time that the next stage took in the most similar past run."""
         found = self.past.share(self.name, executions)
         return None if found is None else found.share
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What one execution of a node will be like, if there is one."""
+    """Draws for one execution of a node, should it happen."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -100,8 +100,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowTask(SimTask):
-    """A run of `kind`. `drawn` has all executions that a node may have: those of its first round,
-    item by item, then those of the next.
+    """A run of `kind`. `drawn` covers every execution that a node may have: those of its first
+    round, item by item, then those of the next.
     """
 
     kind: WorkflowClass
@@ -113,7 +113,7 @@ class WorkflowTask(SimTask):
 
 @dataclass(slots=True)
 class WorkflowOutcome(Outcome):
-    """How a run fared; `served` are the calls that it made to their ends."""
+    """Outcome of a run; `served` are its completed calls."""
 
     served: list[SimNode] = field(default_factory=list)
     streamed_tokens: int = 1
@@ -121,7 +121,7 @@ class WorkflowOutcome(Outcome):
 
     @property
     def receipt(self) -> SlaReceipt | None:
-        """Of a run that has ended, well or not."""
+        """The receipt of a run that has ended, well or not."""
         return None if self.finish is None else self.finish.receipt
 
     @property
@@ -134,7 +134,7 @@ class WorkflowOutcome(Outcome):
 
 
 def drawn_task(id: str, kind: WorkflowClass, at_s: float, rng: np.random.Generator) -> WorkflowTask:
-    """A run of `kind` that arrives at `at_s`, with everything that it may need."""
+    """A run of `kind` that arrives at `at_s`, with all its draws."""
     workflow = kind.workflow
     return WorkflowTask(
         id,
@@ -163,7 +163,7 @@ def _executions(work: Work, n: int, rng: np.random.Generator) -> tuple[Drawn, ..
 
 
 def most_rounds(workflow: Workflow, node: Node) -> int:
-    """How many rounds `node` has at most: those of its own loop, or one and those that redo it."""
+    """Maximum rounds of `node`: those of its own loop, or one plus the rounds that redo it."""
     if node.repeat is not None:
         return node.repeat.max_rounds
     loops = (n.repeat for n in workflow.nodes if n.repeat is not None)
@@ -171,7 +171,7 @@ def most_rounds(workflow: Workflow, node: Node) -> int:
 
 
 def known_length(work: LlmWork, max_tokens: int) -> LengthBelief:
-    """What is known of an answer that ends at `max_tokens` at the latest."""
+    """Length belief of an answer that ends at `max_tokens` at the latest."""
     known = belief(work.output_tokens, work.spread)
     if known.points[-1] <= max_tokens:
         return known
@@ -179,7 +179,7 @@ def known_length(work: LlmWork, max_tokens: int) -> LengthBelief:
 
 
 def local_result(node: Node, work: LocalWork, is_ok: bool) -> Mapping[str, object]:
-    """What a live node of that kind gives, as far as a workflow can ask for it."""
+    """The result of a live node of that kind, as far as a workflow can refer to it."""
     match node.settings:
         case ValidateSettings():
             error = {"line": 1, "column": 1, "message": "invalid syntax"}
@@ -209,6 +209,6 @@ def local_result(node: Node, work: LocalWork, is_ok: bool) -> Mapping[str, objec
 
 
 def llm_settings(node: Node) -> LlmSettings:
-    """Of a node of a file, where no call is passed through as it is."""
-    assert isinstance(node.settings, LlmSettings), f"{node.id} is no LLM node"
+    """Settings of a file's LLM node, which never passes a request through unchanged."""
+    assert isinstance(node.settings, LlmSettings), f"{node.id} is not an LLM node"
     return node.settings

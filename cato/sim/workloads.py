@@ -1,7 +1,7 @@
-"""Workloads of the experiments: classes of tasks, arrivals, and the engines they run on.
+"""Workloads of the experiments: task classes, arrivals, and the engines they run on.
 
-Output lengths are lognormal around the published means: the papers give means only. What policies
-know of a class is a sample of its own, drawn with a seed that no experiment uses.
+Output lengths are lognormal around the published means: the papers give means only. Policies know
+each class from a separate sample, drawn with a seed that no experiment uses.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cato.sim.tasks import SimNode, SimTask
 SEVEN_B: Profile = replace(
     UNMEASURED, model="7b", prefill_per_batch_token_s=0.12e-3, prefill_base_s=25e-3
 )
-# SABER's model: a step of 7 ms + 0.35 ms·b, a prefill of 8 ms + 30 µs a token. The paper's card
-# never runs out of KV cache, nor does this one.
+# SABER's model: a step of 7 ms + 0.35 ms·b, a prefill of 8 ms + 30 µs a token. KV cache is
+# unlimited, as in the paper.
 SABER_ENGINE: Profile = replace(
     UNMEASURED,
     model="saber",
@@ -86,7 +86,7 @@ def lengths(
 
 @lru_cache(maxsize=256)
 def belief(mean: float, spread: float = SPREAD) -> LengthBelief:
-    """What is known of a class: quantiles of a sample of its own."""
+    """Length belief of a class: quantiles of a separate sample."""
     rng = np.random.default_rng([_BELIEF_SEED, round(mean * 10)])
     return LengthBelief.of(lengths(rng, mean, _BELIEF_SAMPLE, spread).tolist())
 
@@ -156,7 +156,7 @@ def single_calls(
     pool: PoolName,
     spread: float = SPREAD,
 ) -> list[SimTask]:
-    """One task of one call at each of `times`, of the class that was `picked` for it.
+    """One task of one call at each of `times`, of the class `picked` for it.
 
     `classes`: mean tokens of prompt and output, SLA (end to end).
     """
@@ -191,9 +191,9 @@ def single_calls(
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """One LLM call of a class: the pool, mean tokens, calls it needs, and how likely it happens.
+    """One LLM call of a class: the pool, mean tokens, the calls it needs, and its probability.
 
-    A call that does not happen passes its place on: what needs it needs its needs.
+    When a call is skipped, its dependents inherit its needs.
     """
 
     pool: str
@@ -206,7 +206,7 @@ class CallSpec:
 
 SMALL, LARGE = "small", "large"
 # CATO's four coding tasks after its decomposition: retrieve, analyse, LLM, validate, second LLM.
-# Lengths and the durations of what is no LLM call are assumed: round numbers of coding assistants.
+# Lengths and durations of other nodes are assumed: round numbers of coding assistants.
 CATO_CLASSES: Mapping[str, tuple[CallSpec, ...]] = {
     "completion": (CallSpec(SMALL, 400, 40, before_s=0.02),),
     "generation": (
@@ -220,8 +220,8 @@ CATO_CLASSES: Mapping[str, tuple[CallSpec, ...]] = {
     "summarization": (CallSpec(LARGE, 500, 60, before_s=0.03),),
 }
 # The paper's own calls: generation and translation first ask model A, then model B; completion and
-# summarization ask A alone. From its text: a completion has less than ten tokens, a summary 20 to
-# 30, a translation mostly 100 to 400. All else is assumed.
+# summarization ask A alone. Its text says that a completion has less than ten tokens, a summary 20
+# to 30, a translation mostly 100 to 400. Everything else is assumed.
 MODEL_A, MODEL_B = "model-a", "model-b"
 CATO_PRINTED_CLASSES: Mapping[str, tuple[CallSpec, ...]] = {
     "completion": (CallSpec(MODEL_A, 400, 8, before_s=0.02),),
@@ -257,7 +257,7 @@ CATO_TARGET_FACTOR = 1.5
 
 def mean_s(calls: Sequence[CallSpec], profile: Profile, metric: SloMetric = SloMetric.E2E) -> float:
     """Mean time of a class on idle replicas up to the event of `metric`, the first or the last
-    token of its last call: its critical path, by expected calls.
+    token of its last call: its critical path, weighted by the calls' probabilities.
     """
     weights = {str(i): w for i, w in enumerate(_weights_s(calls, profile, metric))}
     after = _after_s(calls, profile, metric)
@@ -284,7 +284,7 @@ def _after_s(calls: Sequence[CallSpec], profile: Profile, metric: SloMetric) -> 
 def load_per_task_s(
     shares: Mapping[str, float], classes: Mapping[str, Sequence[CallSpec]], profile: Profile
 ) -> dict[str, float]:
-    """Expected busy seconds that one task puts on each pool, one call at a time."""
+    """Expected busy seconds of one task on each pool, one call at a time."""
     load: dict[str, float] = {}
     for name, share in shares.items():
         for call in classes[name]:
@@ -308,7 +308,7 @@ def cato_tasks(
 ) -> list[SimTask]:
     """`n` tasks of `classes`; targets are `target_factor` × the mean of the class.
 
-    `stretch`: how much longer than alone a call takes beside a normal batch. `judged`: the metric
+    `stretch`: slowdown of a call in a normal batch, relative to alone. `judged`: the metric
     of each class (None: E2E of all).
     """
     rng = np.random.default_rng([seed, 1, round(rate_per_s * 1000)])
@@ -363,15 +363,15 @@ def cato_tasks(
 
 # Tempo
 
-# Mean tokens of a call: assumed, of the size of a chat's.
+# Mean tokens of a call: assumed, of a chat's size.
 TEMPO_CALL = (500, 250)
 TEMPO_STAGE_CALLS = (3, 6)
 TEMPO_SHARES = {"latency": 0.6, "throughput": 0.2, "collective": 0.2}
 TEMPO_STAGE_TARGET_S = 20.0
-# How much of the deviation of a length's logarithm the prompt foretells (assumed: a third of the
-# variance). Without any, shortest job first would have nothing to sort by and exact lengths would
-# be another workload.
-TEMPO_FORETOLD = 0.3
+# Part of the deviation of a length's logarithm that the prompt predicts (assumed: a third of the
+# variance). Without any, shortest job first would have nothing to sort by; exact lengths would be
+# another workload.
+TEMPO_KNOWN = 0.3
 
 
 def tempo_rate_per_s(load: float, shares: Mapping[str, float] = TEMPO_SHARES) -> float:
@@ -404,8 +404,8 @@ def tempo_tasks(
     token) and collective tasks (20 s × stages; stages of 3 and 6 calls).
 
     `load`: see `tempo_rate_per_s`. A share of `without_slo` of the tasks, of all kinds, has no SLO
-    and is named "unbound". What is expected downstream is the time of whole stages, each as long
-    as its longest call, in a full batch: that is where stages run when deadlines are at stake.
+    and is named "unbound". Expected downstream time is that of whole stages, each as long as its
+    longest call, in a full batch: stages run in full batches when deadlines are at stake.
     """
     rng = np.random.default_rng([seed, 6, round(load * 1000)])
     times = arrivals(rng, tempo_rate_per_s(load, shares), n)
@@ -458,15 +458,15 @@ def tempo_tasks(
 
 
 def _partly_known(rng: np.random.Generator, mean: float) -> tuple[int, LengthBelief]:
-    """A length of `SPREAD` around `mean`, and what is believed when part of that is predicted."""
-    rest = math.sqrt(SPREAD**2 - TEMPO_FORETOLD**2)
-    centre = mean * math.exp(rng.normal(-(TEMPO_FORETOLD**2) / 2, TEMPO_FORETOLD))
+    """A length of `SPREAD` around `mean`, and the belief when part of the spread is predicted."""
+    rest = math.sqrt(SPREAD**2 - TEMPO_KNOWN**2)
+    centre = mean * math.exp(rng.normal(-(TEMPO_KNOWN**2) / 2, TEMPO_KNOWN))
     known = LengthBelief(tuple(max(1.0, p * centre / mean) for p in belief(mean, rest).points))
     return int(lengths(rng, centre, 1, rest)[0]), known
 
 
 def with_known_lengths(tasks: Sequence[SimTask]) -> list[SimTask]:
-    """The same tasks for a policy that is told every length: what better foresight could win."""
+    """The same tasks with all lengths known to policies: what better foresight could win."""
     return [replace(t, nodes=tuple(_known(n) for n in t.nodes)) for t in tasks]
 
 

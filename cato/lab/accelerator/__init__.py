@@ -1,1 +1,1 @@
-"""`cato bench accelerator`: measurements that need a real accelerator, in one command."""
+"""`cato bench accelerator`: all measurements that need a real accelerator, in one command."""

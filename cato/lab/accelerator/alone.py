@@ -1,4 +1,4 @@
-"""Items that ask an engine directly: no Ray, no Serve, only the engine and its process."""
+"""Accelerator measurements on a bare engine process, without Ray or Serve."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from cato.serve.engine_loader import EngineLoader, new_engine
 from cato.serve.engine_start import started
 from cato.serve.staging import DirectCaller, engine_memory_bytes
 
-# The first sleep also pins the host's memory.
+# The first sleep also pins host memory.
 SLEEPS = 3
 ADAPTERS, ADAPTER_RANK = 2, 16
-# Two engines share the card: who sleeps keeps CUDA's context and its graphs there.
+# Two engines share the accelerator: a sleeping one keeps CUDA's context and graphs on it.
 SHARED_MEMORY = 0.8
-# Of the host's memory, for KV blocks that leave the card.
+# Host memory for KV blocks that are offloaded from the accelerator.
 OFFLOADED_GIB = 32
-# The cache holds the longest prompt so many times: what was pushed out is not found there again.
+# Size of the cache in longest prompts: small enough that evicted prompts are really gone.
 CACHE_PROMPTS = 1.5
 CPU_BLOCK, CARD_BLOCK = 128, 16
 CHARS = "def value(name):\n    return "
@@ -58,7 +58,7 @@ TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How much is measured."""
+    """How much to measure."""
 
     plan: Plan
     turns: int
@@ -69,7 +69,7 @@ class Form:
 
 
 WHOLE = Form(
-    # Within ten minutes also on a machine that compiles the model first.
+    # Takes under ten minutes even on a machine that must compile the model first.
     replace(FULL, rounds=3, point_limit_s=8.0, total_s=90.0),
     turns=3,
     batches=(1, 16, 64),
@@ -98,8 +98,8 @@ SMALL = Form(
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """The first deployment of a file and its model, on an engine of its own; `profile` is what is
-    known of it. `folder` is for sockets and logs."""
+    """The first deployment of a file and its model, on a bare engine; `profile` is its known
+    profile. `folder` is for sockets and logs."""
 
     deployment: DeploymentSpec
     model: ModelSpec
@@ -113,7 +113,7 @@ class Alone:
         return self.deployment.accelerator == "cpu"
 
     def cards(self) -> tuple[nvidia.Card, ...]:
-        """Those that the engine may run on."""
+        """Accelerators that the engine may use."""
         return nvidia.cards() if self.deployment.accelerator == "gpu" else ()
 
     def with_engine(self, **changes: Any) -> Alone:
@@ -123,7 +123,7 @@ class Alone:
 
     @contextlib.asynccontextmanager
     async def zygote(self) -> AsyncGenerator[Zygote, None]:
-        """To fork from; it starts when it is asked for its socket."""
+        """The process to fork engines from; it starts when its socket is first requested."""
         zygote = Zygote(self.folder / "z.sock", python=self.deployment.engine.python)
         try:
             yield zygote
@@ -132,7 +132,7 @@ class Alone:
 
     @contextlib.asynccontextmanager
     async def engine(self) -> AsyncGenerator[Engine, None]:
-        """Ready and warm; it ends with the block."""
+        """A ready, warm engine that ends with the block."""
         async with self.zygote() as zygote:
 
             async def socket() -> str:
@@ -153,7 +153,7 @@ class Alone:
 
 
 async def engine_alone(alone: Alone, provenance: Provenance, seed: int) -> dict[str, Any]:
-    """Start, memory, raw sweeps and the profile that they give; sleep and wake."""
+    """Start time, memory, raw sweeps and the fitted profile; sleep and wake."""
     was_compiled = _has_compiled(alone.deployment)
     before = alone.cards()
     sleepy = alone if alone.is_cpu else alone.with_engine(sleep=True)
@@ -198,8 +198,8 @@ async def engine_alone(alone: Alone, provenance: Provenance, seed: int) -> dict[
 
 
 def _fitted(target: Target, measured: Measured, provenance: Provenance) -> dict[str, Any]:
-    """The profile and how well it says what was measured; without one, why. What was measured is
-    worth keeping either way."""
+    """The fitted profile and its error; if the fit fails, the reason. The raw measurements are kept
+    either way."""
     try:
         result = evaluate(target, measured)
     except InputError as error:
@@ -216,7 +216,7 @@ def _fitted(target: Target, measured: Measured, provenance: Provenance) -> dict[
 
 
 def accelerator_name(deployment: DeploymentSpec, cards: Sequence[nvidia.Card]) -> str:
-    """As in the name of a profile: Ray's label of the card, where there is one."""
+    """The accelerator's name in profile names: Ray's label for it, where there is one."""
     if deployment.accelerator_type is not None:
         return deployment.accelerator_type
     if deployment.accelerator == "gpu" and cards:
@@ -225,7 +225,7 @@ def accelerator_name(deployment: DeploymentSpec, cards: Sequence[nvidia.Card]) -
 
 
 def _has_compiled(deployment: DeploymentSpec) -> bool:
-    """Whether vLLM finds what an earlier start has compiled."""
+    """Whether vLLM will find compiled code from an earlier start."""
     env = {**os.environ, **deployment.engine.env}
     root = Path(env.get("VLLM_CACHE_ROOT") or Path.home() / ".cache" / "vllm")
     return any((root / "torch_compile_cache").glob("*"))
@@ -248,9 +248,9 @@ async def _slept(engine: Engine, before: Sequence[nvidia.Card]) -> dict[str, Any
 
 
 async def two_models(alone: Alone) -> dict[str, Any]:
-    """Two models take turns in a slot; who leaves sleeps in the host's memory.
+    """Two models take turns in a slot; the inactive one sleeps in host memory.
 
-    On a CPU vLLM only pauses: that runs the same code, and its times say nothing.
+    On a CPU vLLM only pauses: the code path is the same, but its times mean nothing.
     """
     shared = SHARED_MEMORY if not alone.is_cpu else None
     most = alone.deployment.engine.gpu_memory_utilization or 1.0
@@ -301,7 +301,7 @@ async def two_models(alone: Alone) -> dict[str, Any]:
 
 
 async def _answer(engine: Engine) -> str:
-    """Greedy: the same weights say the same."""
+    """A greedy answer: the same weights give the same text."""
     body = {"prompt": CHARS, "max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
     return "".join([chunk.text async for chunk in DirectCaller(engine).stream(body)])
 
@@ -310,10 +310,10 @@ async def _answer(engine: Engine) -> str:
 
 
 async def adapters(alone: Alone, seed: int) -> dict[str, Any]:
-    """Decode steps of batches without adapters, with one, and mixed; adapters of random weights."""
+    """Decode steps of batches without adapters, with one, and mixed; weights are random."""
     source = model_path(alone.model.source)
     if not Path(source).is_dir():
-        raise InputError(f"{source} is no folder: adapters are made from a model's config.json")
+        raise InputError(f"{source} is not a folder: adapters are made from a model's config.json")
     made = tuple(
         AdapterSpec(
             ModelName(f"adapter-{i}"),
@@ -336,16 +336,16 @@ async def adapters(alone: Alone, seed: int) -> dict[str, Any]:
 
 
 async def host_memory(alone: Alone, seed: int) -> dict[str, Any]:
-    """First tokens of prompts that are computed, cached, and pushed out of the cache by others.
+    """TTFT of prompts that are computed, cached, and evicted from the cache by others.
 
-    On a card what is pushed out stays in the host's memory; vLLM has that on cards alone.
+    On an accelerator evicted blocks are offloaded to host memory; vLLM cannot do so on a CPU.
     """
     context = min(alone.profile.context_tokens, alone.deployment.engine.max_model_len or math.inf)
     lengths = [n for n in alone.form.lengths if n + 2 <= context]
     if not lengths:
         raise InputError(f"a context of {context:.0f} tokens has no room for {alone.form.lengths}")
     block = CPU_BLOCK if alone.is_cpu else CARD_BLOCK
-    # vLLM wants room for one whole context.
+    # vLLM requires room for one whole context.
     blocks = math.ceil(max(CACHE_PROMPTS * max(lengths), context + block) / block)
     own = alone.deployment.engine.args
     args = (*own, "--num-gpu-blocks-override", str(blocks))

@@ -1,4 +1,4 @@
-"""What is measured, in which order, and what the device or the time left does not allow. Pure."""
+"""Plans the accelerator measurements: order, expected time, and reasons to skip. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cato.core.errors import InputError, UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to measure. `minutes` is what it takes on a card with a 7B model, expected, not
-    measured. A `served` one needs CATO, the others an engine alone."""
+    """One measurement. `minutes` is an estimate for a card with a 7B model. A `served` item needs
+    CATO, the others a bare engine."""
 
     letter: str
     title: str
@@ -20,24 +20,24 @@ class Item:
 
 
 ITEMS = (
-    Item("a", "the engine alone: start, sweep, profile, memory, sleep", 6.0),
-    Item("b", "profile through CATO, and a mixed run as it predicts it", 2.5, served=True),
-    Item("c", "what a call costs: engine, plain Serve, CATO", 2.5, served=True),
-    Item("d", "schedulers on a mix, as the simulator predicts them", 4.0, served=True),
-    Item("e", "an engine killed under streams", 2.0, served=True),
-    Item("f", "two models in one slot: waking against loading", 3.5),
+    Item("a", "bare engine: start, sweep, profile, memory, sleep", 6.0),
+    Item("b", "profile through CATO, and its prediction of a mixed run", 2.5, served=True),
+    Item("c", "overhead per call: engine, plain Serve, CATO", 2.5, served=True),
+    Item("d", "schedulers on a mix, with the simulator's prediction", 4.0, served=True),
+    Item("e", "engine killed under streams", 2.0, served=True),
+    Item("f", "two models in one slot: waking versus loading", 3.5),
     Item("g", "adapters in one batch", 2.5),
-    Item("h", "prompts computed, cached, and from the host's memory", 3.0),
+    Item("h", "prompts computed, cached, and from host memory", 3.0),
 )
-# CATO, Serve and the engine, before the first of a file's served items.
+# Start of CATO, Serve and the engine, before the first served item of a file.
 START_MINUTES = 1.5
-# The small form takes so much of that; most of it is starting engines.
+# Fraction of the full form's time that the quick form takes; most of it is starting engines.
 QUICK_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An item for the deployment file `file`."""
+    """An item to measure with the deployment file `file`."""
 
     item: Item
     file: str
@@ -49,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a deployment file wants to run on, and what there is."""
+    """What a deployment file needs, and what the machine has."""
 
     accelerator: str
     engine: str
@@ -58,8 +58,8 @@ class Subject:
 
 
 def steps(files: Sequence[str], only: Collection[str] = ()) -> tuple[Step, ...]:
-    """All steps in their order: engines alone first, for their profiles; then what CATO serves,
-    file by file, so that each file is deployed once; then the rest. Raise `UnknownNameError`."""
+    """All steps in order: bare engines first, for their profiles; then served items, file by file,
+    so that each file is deployed once; then the rest. Raise `UnknownNameError`."""
     letters = [item.letter for item in ITEMS]
     for letter in only:
         if letter not in letters:
@@ -76,37 +76,37 @@ def steps(files: Sequence[str], only: Collection[str] = ()) -> tuple[Step, ...]:
 
 
 def why_not(item: Item, subject: Subject) -> str:
-    """Why it cannot be measured there; empty when it can."""
+    """Why it cannot be measured here; empty when it can."""
     if subject.engine != "vllm":
-        return f"the engine is {subject.engine}: there is nothing to measure"
+        return f"the engine is {subject.engine}, not a real one"
     if subject.accelerator == "gpu" and not subject.cards:
         return "the file asks for a GPU, and NVIDIA's driver shows none"
     if item.letter == "f" and subject.models < 2:
-        return "the file has one model, and a slot is shared by two"
+        return "the file has only one model; this needs two"
     return ""
 
 
 def expected_minutes(item: Item, *, quick: bool, is_started: bool) -> float:
-    """`is_started`: CATO runs with the step's file."""
+    """`is_started`: CATO already runs with the step's file."""
     minutes = item.minutes + (START_MINUTES if item.served and not is_started else 0.0)
     return minutes * (QUICK_SHARE if quick else 1.0)
 
 
 def too_long(expected: float, left: float | None) -> str:
-    """Why it does not begin with `left` minutes of the budget; empty when it does."""
+    """Why it is skipped with `left` minutes of the budget; empty when it is not."""
     if left is None or expected <= left:
         return ""
-    return f"takes about {expected:.1f} min, and {max(0.0, left):.1f} are left"
+    return f"takes about {expected:.1f} min; {max(0.0, left):.1f} min are left"
 
 
 def letters_of(text: str) -> tuple[str, ...]:
-    """`a,c` as letters, in any order; raise `InputError` for none."""
+    """Parses `a,c` in any order; raise `InputError` when a letter is unknown or none is given."""
     found = tuple(dict.fromkeys(x.strip() for x in text.split(",") if x.strip()))
     if text and not found:
-        raise InputError(f"--only: {text!r} names no item")
+        raise InputError(f"--only: {text!r} names no item; give letters such as a,c")
     return found
 
 
 def done_of(past: Iterable[dict[str, object]]) -> frozenset[str]:
-    """Keys of what an earlier run has measured; the rest is tried again."""
+    """Keys of the items that an earlier run measured; others are tried again."""
     return frozenset(str(step["key"]) for step in past if step["status"] == "done")

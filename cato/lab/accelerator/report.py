@@ -1,4 +1,4 @@
-"""What the steps found, for people, and which of the claims about a card hold."""
+"""Tables of the accelerator measurements, and which claims they confirm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cato.policies.schedulers import FORESIGHT
 
-# What a card is to show.
+# Claims to confirm on an accelerator.
 CHECK_ERROR = 0.10
 ADDED_MS = 0.0
 POINTS_OFF = 3.0
@@ -25,7 +25,7 @@ STATUS_STYLES = {"done": "green", "failed": "red", "cut off": "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One number; `holds` says whether the claim about it does, None where it claims nothing."""
+    """One number; `holds` says whether its claim holds, None without a claim."""
 
     letter: str
     file: str
@@ -35,8 +35,8 @@ class Finding:
 
 
 def findings(report: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Of all steps that are done, in their order. On a CPU the numbers only show that the command
-    works: it is held to no claim."""
+    """Findings of all finished steps, in order. On a CPU the numbers only show that the command
+    works, so no claims are judged."""
     readers = {
         "a": _alone, "b": _predicted, "c": _overhead, "d": _mix,
         "e": _killed, "f": _two_models, "g": _adapters, "h": _host_memory,
@@ -53,11 +53,11 @@ Rows = Iterator[tuple[str, str, bool | None]]
 
 
 def _alone(found: Mapping[str, Any]) -> Rows:
-    compiled = "found" if found["had_compiled"] else "not there"
+    compiled = "cached" if found["had_compiled"] else "not cached"
     yield "start", f"{found['start_s']:.1f} s (compiled code {compiled})", None
-    yield "KV cache, by the engine", f"{found['kv_capacity_tokens']} tokens", None
+    yield "KV cache reported by the engine", f"{found['kv_capacity_tokens']} tokens", None
     held = f"{found['memory_bytes'] / 1e9:.2f} GB of the {found['memory_is_of']}"
-    yield "weights, KV cache and the rest", held, None
+    yield "weights, KV cache and other memory", held, None
     if found["profile"] is None:
         yield "profile", found["problem"], False
     for row in _ends(found["fit"]):
@@ -66,12 +66,12 @@ def _alone(found: Mapping[str, Any]) -> Rows:
     if (sleep := found["sleep"]) is not None:
         wake_s = statistics.median(sleep["wake_s"])
         text = f"{statistics.median(sleep['sleep_s']):.2f} s, {wake_s:.2f} s"
-        yield "to sleep, to wake", text, None
-        yield "held on the card asleep", f"{sleep['asleep_bytes'] / 1e9:.2f} GB", None
+        yield "time to sleep, to wake", text, None
+        yield "GPU memory held while asleep", f"{sleep['asleep_bytes'] / 1e9:.2f} GB", None
 
 
 def _ends(fit: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Of each kind the smallest and the largest."""
+    """The smallest and the largest of each kind."""
     for what in dict.fromkeys(row["what"] for row in fit):
         rows = [row for row in fit if row["what"] == what]
         yield rows[0]
@@ -82,8 +82,8 @@ def _ends(fit: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 def _predicted(found: Mapping[str, Any]) -> Rows:
     for kind, verdict in found["verdicts"].items():
         error = verdict["error"]
-        text = f"{error:.1%} off, the second run {verdict['repeat_error']:.1%} off the first"
-        yield f"a mixed run, {kind}: median error", text, error <= CHECK_ERROR
+        text = f"{error:.1%}; between two runs {verdict['repeat_error']:.1%}"
+        yield f"mixed run, {kind}: median error", text, error <= CHECK_ERROR
 
 
 def _overhead(found: Mapping[str, Any]) -> Rows:
@@ -124,11 +124,11 @@ def _killed(found: Mapping[str, Any]) -> Rows:
     n = found["streams"]
     yield "whole answers", f"{found['whole']} of {n}", found["whole"] == n
     text = f"{found['changed_before']} of {n}"
-    yield "changed in what was sent before", text, found["changed_before"] == 0
-    text = f"{found['other_after']}; {found['other_undisturbed']} do undisturbed"
-    yield "go on otherwise (numerics of the batch)", text, None
+    yield "changed text sent before the kill", text, found["changed_before"] == 0
+    text = f"{found['other_after']}; undisturbed {found['other_undisturbed']}"
+    yield "continue differently (batch numerics)", text, None
     text = f"{found['engine_back_s']:.1f} s; last answer after {found['last_answer_s']:.1f} s"
-    yield f"engine back, killed under {found['running']} streams", text, None
+    yield f"engine back after a kill under {found['running']} streams", text, None
 
 
 def _two_models(found: Mapping[str, Any]) -> Rows:
@@ -139,8 +139,8 @@ def _two_models(found: Mapping[str, Any]) -> Rows:
             text += f"; awake again in {woken:.2f} s, {row['ratio']:.1f} times faster"
         really = found["really_sleeps"]
         holds = (row["ratio"] or 0.0) >= WAKE_RATIO if really else None
-        yield f"{name}: loaded in", text if really else f"{text} (a CPU only pauses)", holds
-        yield f"{name}: answers as before", str(row["same_answers"]), row["same_answers"]
+        yield f"{name}: load time", text if really else f"{text} (a CPU only pauses)", holds
+        yield f"{name}: same answers after waking", str(row["same_answers"]), row["same_answers"]
 
 
 def _adapters(found: Mapping[str, Any]) -> Rows:
@@ -158,17 +158,17 @@ def _host_memory(found: Mapping[str, Any]) -> Rows:
         text = f"computed {row['computed_s'] * 1000:.1f} ms, cached {row['cached_s'] * 1000:.1f}"
         holds = None
         if found["host_gib"]:
-            text += f", from the host {row['pushed_out_s'] * 1000:.1f}"
+            text += f", from host memory {row['pushed_out_s'] * 1000:.1f}"
             holds = row["pushed_out_s"] < row["computed_s"]
         else:
-            text += " (vLLM offloads on cards alone)"
-        yield f"first token of {row['tokens']} tokens", text, holds
+            text += " (vLLM offloads on accelerators only)"
+        yield f"TTFT of a prompt of {row['tokens']} tokens", text, holds
 
 
 def tables(report: Mapping[str, Any]) -> Group:
-    """The report for people."""
+    """The report as tables."""
     run = report["runs"][-1]
-    cards = ", ".join(f"{c['name']} (driver {c['driver']})" for c in run["cards"]) or "no card"
+    cards = ", ".join(f"{c['name']} (driver {c['driver']})" for c in run["cards"]) or "no GPU"
     head = Text(
         f"{run['date']}  {cards}; {run['cores']} cores, {run['processor']}; "
         f"Python {run['python']}, Ray {run['ray']}, vLLM {run['vllm']}\n"

@@ -1,6 +1,6 @@
-"""The steps one after the other, written down after each, so that a run may be cut off.
+"""Runs the accelerator measurements one by one, saving after each so that a run can be interrupted.
 
-Importing this module imports Ray, which reads its settings then: set the environment first.
+Importing this module imports Ray, which then reads its settings: set the environment first.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ log = logging.getLogger("cato.lab.bench")
 DONE, SKIPPED, FAILED, CUT = "done", "skipped", "failed", "cut off"
 
 
-class TimeUp(KeyboardInterrupt):  # as an interrupt it ends every loop and await
+class TimeUp(KeyboardInterrupt):  # like Ctrl-C, it ends every loop and await
     """The budget is used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user asks for. `budget` in minutes; `models`: a folder of models."""
+    """User options. `budget` in minutes; `models`: a folder of models."""
 
     files: tuple[str, ...]
     json_file: Path
@@ -64,7 +64,7 @@ class Settings:
 
 @dataclass(slots=True)
 class _File:
-    """A deployment file, and what has been measured of its engine."""
+    """A deployment file and the measurements of its engine."""
 
     deploy: DeployFile
     models: tuple[ModelSpec, ...]
@@ -76,7 +76,7 @@ class _File:
 
 
 class Accelerator:
-    """All steps of some files; `report` is what is written after each."""
+    """All steps of some files; `report` is saved after each."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Accelerator:
         self._facts, self._progress, self._say = facts, progress, say
         self._files = {Path(f).name: _loaded(f, settings.models) for f in settings.files}
         if len(self._files) < len(settings.files):
-            raise InputError("two of the files have one name")
+            raise InputError("two of the files have the same name")
         self._cards = nvidia.cards()
         self._started_s = time.monotonic()
         self._served: served.Served | None = None
@@ -101,7 +101,7 @@ class Accelerator:
         self.report = self._begun()
 
     def _begun(self) -> dict[str, Any]:
-        """The report of an earlier run to go on with, or an empty one."""
+        """The report of an earlier run to continue, or an empty one."""
         form = "quick" if self._settings.quick else "whole"
         path = self._settings.json_file
         if not path.exists():
@@ -113,7 +113,7 @@ class Accelerator:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"--json: {path} is no report of this command: {error!r}") from error
         if had != (form, self._settings.seed):
-            raise InputError(f"--json: {path} is of the form {had[0]} and seed {had[1]}")
+            raise InputError(f"--json: {path} has the form {had[0]} and seed {had[1]}")
         log.info("%s has %s", path, ", ".join(keys))
         for step in report["steps"]:
             if step["key"].startswith("a ") and step["status"] == DONE:
@@ -123,7 +123,7 @@ class Accelerator:
         return report
 
     def run(self) -> dict[str, Any]:
-        """Measure what is not done yet; an interruption ends it, and all that was whole is kept."""
+        """Measure what is missing; an interruption ends it, and completed items are kept."""
         self.report["runs"].append(
             {
                 "command": self._command,
@@ -144,7 +144,7 @@ class Accelerator:
         return self.report
 
     def _take(self, step: Step) -> None:
-        """One step, or why not."""
+        """Run one step, or record why not."""
         file = self._files[step.file]
         reason = why_not(step.item, self._subject(file))
         if not reason:
@@ -167,7 +167,7 @@ class Accelerator:
             minutes = (time.monotonic() - started_s) / 60
             self._keep(step, CUT, minutes, "interrupted")
             raise
-        except Exception as error:  # the other steps are worth their time
+        except Exception as error:  # the other steps can still run
             log.exception("step %s failed", step.key)
             status, reason = FAILED, f"{type(error).__name__}: {error}"
             self._close_served()
@@ -227,7 +227,7 @@ class Accelerator:
         self._close.close()
 
     def _own_folder(self) -> Path:
-        """New, and with a short name: Unix sockets are in it."""
+        """A new folder with a short name: Unix socket paths are limited in length."""
         self._numbers += 1
         folder = self._folder / str(self._numbers)
         folder.mkdir()
@@ -253,7 +253,7 @@ class Accelerator:
         return Provenance(command=self._command, date=today, machine=machine)
 
     def _know(self, file: _File, found: Mapping[str, Any]) -> None:
-        """What item a has found, for those after it."""
+        """Pass the findings of item a to later items."""
         if found["profile"] is not None:
             file.measured = ProfileFile.model_validate(found["profile"])
 
@@ -271,7 +271,7 @@ class Accelerator:
         reason: str = "",
         result: dict[str, Any] | None = None,
     ) -> None:
-        """Write the report with this step in it, whole or not at all."""
+        """Save the report with this step, atomically."""
         row = {
             "key": step.key,
             "letter": step.item.letter,
@@ -297,7 +297,7 @@ def _loaded(file: str, models: Path | None) -> _File:
     if models is not None:
         deploy = deploy_file_of(deploy.path, with_models_in(deploy.raw, models))
     if not deploy.topology.pools:
-        raise InputError(f"{file} has no pool of its own: there is no engine to measure")
+        raise InputError(f"{file} has no unshared pool, so there is no engine to measure")
     return _File(deploy, models_of(deploy))
 
 

@@ -1,6 +1,6 @@
-"""Items that CATO serves: a deployment file on a Ray of its own.
+"""Accelerator measurements through CATO: a deployment file on its own Ray.
 
-Importing this module imports Ray, which reads its settings then: set the environment first.
+Importing this module imports Ray, which then reads its settings: set the environment first.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from cato.profiles.schema import ProfileFile, Provenance
 CONTROL_TIMEOUT_S = 30.0
 BACK_TIMEOUT_S = 600.0
 POLL_S = 0.2
-# At a seam text becomes tokens again, which may be others.
+# Where a stream is resumed, the text is tokenized again, perhaps into other tokens.
 TOKENS_OFF = 3
-# Of each stream, when the engine is killed.
+# Characters of each stream received before the engine is killed.
 CHUNKS_BEFORE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How much is measured."""
+    """How much to measure."""
 
     plan: Plan
     check_calls: int
@@ -104,7 +104,7 @@ class Served:
     # b
 
     def predicted(self, progress: Progress) -> dict[str, Any]:
-        """`cato profile`, and what it checks."""
+        """Run `cato profile` and its checks."""
         return asyncio.run(self._predicted(progress))
 
     async def _predicted(self, progress: Progress) -> dict[str, Any]:
@@ -168,21 +168,21 @@ class Served:
     # d
 
     def mix(self, progress: Progress) -> dict[str, Any]:
-        """`cato bench live vllm-mix` on this engine, whose cache each arm finds empty."""
+        """`cato bench live vllm-mix` on this engine, with an empty prefix cache for each arm."""
         stage = _Fresh(self._stage, overhead.engine_socket(self._deployment.name))
         return self._session.run_on(stage, progress, {}, "")
 
     # e
 
     def killed(self, progress: Progress) -> dict[str, Any]:
-        """All streams' answers: twice undisturbed, and once with the engine killed under them."""
+        """All streams' answers: twice undisturbed, and once with the engine killed meanwhile."""
         return asyncio.run(self._killed(progress))
 
     async def _killed(self, progress: Progress) -> dict[str, Any]:
         n = min(self._form.streams, self._deployment.engine.max_num_seqs)
         tokens = self._form.stream_tokens
         prompts = [f"# {i}\ndef value_{i}(" for i in range(n)]
-        progress.begin("streams, undisturbed, twice; then their engine is killed", 3)
+        progress.begin("streams: undisturbed, twice; then with their engine killed", 3)
         handle: Any = serve.get_deployment_handle(
             self._deployment.name, app_name=actors.ENGINES_APP
         )
@@ -250,7 +250,7 @@ class Served:
 
 @dataclass(slots=True)
 class _Stream:
-    """One answer as it comes."""
+    """One streamed answer."""
 
     text: str = ""
     chunks: int = 0
@@ -261,7 +261,7 @@ class _Stream:
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, line: bytes) -> None:
-        """A line of the answer."""
+        """Process a line of the answer."""
         if not line.startswith(b"data: "):
             return
         if line.strip() == b"data: [DONE]":
@@ -286,11 +286,11 @@ def verdict_of_kill(
     sent: Sequence[int],
     tokens: int,
 ) -> dict[str, Any]:
-    """What became of the streams; `sent` are the characters that each had when the engine died.
+    """Compares the streams of a killed engine; `sent`: characters each had received at the kill.
 
-    A greedy answer depends on the batch it is computed in: how many undisturbed ones differ from
-    one run to the next says how many may differ here. `changed_before` counts those that differ
-    from both undisturbed ones in what was sent before the kill.
+    A greedy answer depends on its batch: the number of undisturbed answers that differ between two
+    runs is the number that may differ here. `changed_before` counts answers that differ
+    from both undisturbed ones within the text received before the kill.
     """
     whole = [s.is_whole and not s.problem and abs(s.tokens - tokens) <= TOKENS_OFF for s in streams]
     both = list(zip(calm, again, strict=True))
@@ -308,19 +308,19 @@ def verdict_of_kill(
 
 
 async def _back(handle: Any, killed: int) -> float:
-    """When another engine than the killed one answers."""
+    """Time when an engine other than the killed one answers."""
     deadline_s = time.monotonic() + BACK_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        with contextlib.suppress(Exception):  # the replica says nothing of a dead engine
+        with contextlib.suppress(Exception):  # the replica may not answer while its engine is dead
             load = await handle.load.remote()
             if load["state"] == "ready" and load["pid"] not in (None, killed):
                 return time.monotonic()
         await asyncio.sleep(POLL_S)
-    raise BenchError(f"no engine was back {BACK_TIMEOUT_S:.0f} s after the kill")
+    raise BenchError(f"no engine was ready {BACK_TIMEOUT_S:.0f} s after the kill")
 
 
 class _Fresh:
-    """A stage whose engine forgets its prefix cache before each arm: all send the same prompts."""
+    """A stage that empties the prefix cache before each arm: all arms send the same prompts."""
 
     def __init__(self, stage: Stage, socket: str) -> None:
         self.url = stage.url

@@ -1,7 +1,7 @@
-"""The simulated engine's own server: nothing but HTTP and the engine, in its own process.
+"""HTTP server around the simulated engine alone, in its own process.
 
-What vLLM's OpenAI server is to vLLM. `python -m cato.lab.bench.bare_server PROFILE.yaml SOCKET`
-serves `POST /v1/completions` on the Unix socket and says so with a line on its output.
+The counterpart of vLLM's OpenAI server. `python -m cato.lab.bench.bare_server PROFILE.yaml SOCKET`
+serves `POST /v1/completions` on the Unix socket and prints a line when ready.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READY = "ready"
 
 
 async def serve(profile: Path, socket: str, slots: int) -> None:
-    """Answer until the input ends: with the benchmark, this process ends."""
+    """Serve until stdin closes: this process ends with the benchmark."""
     engine = SimulatedEngine(load_profile(profile), EngineSpec("simulated", max_num_seqs=slots))
     await engine.start()
     number = 0
@@ -37,7 +37,7 @@ async def serve(profile: Path, socket: str, slots: int) -> None:
         asked = EngineRequest(str(number), Endpoint.COMPLETIONS, body, raw=True)
         async with contextlib.aclosing(engine.generate(asked)) as chunks:
             async for chunk in chunks:
-                if chunk.finish_reason is None:  # the last one is usage, which nobody asked for
+                if chunk.finish_reason is None:  # the last one is usage, which was not requested
                     await response.write(chunk.raw)
         await response.write(b"data: [DONE]\n\n")
         return response

@@ -1,4 +1,4 @@
-"""Small checkpoints with random weights: what they say is nonsense, and another for each seed."""
+"""Writes small checkpoints with random weights: their text is nonsense and depends on the seed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from cato.config.places import DEMO_SOURCE, model_path
 
-# Sizes beside those of the demo model, whose tokenizer all of them have.
+# Sizes besides those of the demo model; all use its tokenizer.
 ARCHITECTURES = {
     "narrow": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
     "wide": {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3},
     "deep": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8},
 }
 _HEAD_DIM = 64
-# The output layer shares the embedding's weights: a strong embedding would make every model repeat
-# the last token. With these what the layers add decides, and by more than rounding can change.
+# The output layer shares the embedding's weights: with strong embeddings every model would repeat
+# the last token. With these the layers decide, by margins larger than rounding errors.
 _EMBEDDING_SCALE = 0.05
 _FINAL_NORM = 8.0
 _TOKENIZER = (
@@ -32,7 +32,7 @@ _TOKENIZER = (
 def write_checkpoint(
     folder: Path, architecture: str, seed: int, context_tokens: int | None = None
 ) -> Path:
-    """A Llama of the named sizes in Hugging Face layout; needs torch. Returns `folder`.
+    """A Llama of the given sizes in Hugging Face layout; needs torch. Returns `folder`.
 
     `context_tokens` is the demo model's when it is None.
     """
@@ -112,8 +112,8 @@ def write_adapter(folder: Path, seed: int, rank: int = 8, source: str = DEMO_SOU
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="a folder is made in it for each")
-    parser.add_argument("--seeds", type=int, default=2, help="of each architecture")
+    parser.add_argument("--out", type=Path, required=True, help="parent of the created folders")
+    parser.add_argument("--seeds", type=int, default=2, help="checkpoints per architecture")
     args = parser.parse_args()
     for architecture in ARCHITECTURES:
         for seed in range(args.seeds):

@@ -1,4 +1,4 @@
-"""A light client: asks for streamed completions and takes the times of one."""
+"""A light HTTP client that times streamed completions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS = ("value", "item", "result", "total", "count", "index", "name", "key", "
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an arm answers: an HTTP address, or a path on a Unix socket."""
+    """Address of an arm: an HTTP URL, or a path on a Unix socket."""
 
     url: str
     model: str
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One request at the client, in seconds. `ttft_s` is the first event with text."""
+    """One request as seen by the client, in seconds. `ttft_s`: first event with text."""
 
     ttft_s: float
     e2e_s: float
@@ -40,11 +40,11 @@ class Timing:
 
 
 class BenchError(CatoError):
-    """An arm did not answer as it should; the numbers would mean nothing."""
+    """An arm did not answer correctly, so its numbers would mean nothing."""
 
 
 class Prompts:
-    """Short prompts of code, no two alike, the same for the same seed."""
+    """Short, distinct prompts of code, reproducible by seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -56,7 +56,7 @@ class Prompts:
 
 
 class Client:
-    """Kept-alive connections to one place. Use it as an async context manager."""
+    """Keep-alive connections to one place. Use it as an async context manager."""
 
     def __init__(self, place: Place, output_tokens: int) -> None:
         self._place = place
@@ -92,7 +92,7 @@ class Client:
         await self._session.close()
 
     async def complete(self, prompt: str) -> Timing:
-        """One streamed completion; raise `BenchError` unless it is a whole one."""
+        """One streamed completion; raise `BenchError` if it is incomplete."""
         assert self._session is not None, "used outside its context"
         data = json.dumps({**self._fixed, "prompt": prompt}).encode()
         first_s, seen = 0.0, b""
@@ -110,12 +110,14 @@ class Client:
                     seen = part if len(part) > 64 else seen[-64:] + part
             ended_s = time.perf_counter()
         if not first_s or DONE not in seen:
-            raise BenchError(f"{self._place.url} sent no whole stream; its end: {seen[-200:]!r}")
+            raise BenchError(
+                f"{self._place.url} sent an incomplete stream; its end: {seen[-200:]!r}"
+            )
         request_id = response.headers.get("x-request-id", "")
         return Timing(first_s - started_s, ended_s - started_s, request_id)
 
     async def block(self, prompts: list[str], concurrency: int) -> list[Timing]:
-        """All `prompts`, `concurrency` of them at any time."""
+        """All `prompts`, `concurrency` at a time."""
         waiting = iter(prompts)
         timings: list[Timing] = []
 
@@ -130,7 +132,7 @@ class Client:
 
 
 def _has_text(seen: bytes) -> bool:
-    """Whether a complete event with text is among what has come."""
+    """Whether the data so far contains a complete event with text."""
     for event in seen.split(b"\n\n")[:-1]:
         if event.startswith(b"data: ") and event != DONE:
             choices = json.loads(event[6:]).get("choices")

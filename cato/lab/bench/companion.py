@@ -1,4 +1,4 @@
-"""A process beside a measurement: it says one line when it is ready, and ends with us."""
+"""Runs a helper process beside a measurement; it prints a line when ready and ends with us."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ END_TIMEOUT_S = 30.0
 
 @contextlib.contextmanager
 def companion(module: str, *arguments: str) -> Iterator[str]:
-    """Run `module` with `arguments`; yields the first line that it prints, "" when it ended."""
+    """Run `module` with `arguments`; yields its first line of output, "" if it exited."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
-        stdin=subprocess.PIPE,  # its end of file ends the process, whatever becomes of us
+        stdin=subprocess.PIPE,  # its end of file ends the process, even if we crash
         stdout=subprocess.PIPE,
         env={k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
     )

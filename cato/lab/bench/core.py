@@ -1,8 +1,8 @@
-"""What decisions cost in plain Python and compiled code: no engine, no Ray, one thread.
+"""CPU time of decisions in Python and compiled code: no engine, no Ray, one thread.
 
 The router of a pool handles one event at a time, so the time of `PoolOrchestrator.handle` bounds
-how many replicas one router can serve. Times are the thread's own processor time: other work on the
-machine would otherwise be the 99th percentile.
+how many replicas one router can serve. Times are thread CPU time: otherwise other work on the
+machine would dominate the 99th percentile.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SCHEDULERS: dict[str, Callable[[], Policies]] = {
 REPLICAS = (10, 100, 1000)
 BATCHES = (1, 16)
 QUEUED = 10_000
-# Timed events of each kind. Percentiles of a few hundred are steady to a few percent.
+# Timed events of each kind. Percentiles of a few hundred vary by a few percent.
 EVENTS = 300
 WARM_UP = 20
 
@@ -71,20 +71,20 @@ PROGRESSED = "progress of a replica"
 # Goals at the median, in microseconds; the first is for the default scheduler at 1,000 replicas.
 DECISION_GOAL_US = 50.0
 LENGTH_GOAL_US = 21.0
-# Waiting requests, places of the batch, and the goal.
+# Waiting requests, batch slots, and the goal.
 MAPPINGS = ((8, 1, 300.0), (6, 2, 300.0), (6, 4, 300.0), (40, 1, 1000.0), (40, 4, 1000.0))
 DAG_GOAL_US = 5.0
-# For the forest of a recorded trace.
+# Goal of one prediction by the forest of a recorded trace.
 PREDICTION_GOAL_US = 50.0
-# Not those that constants were chosen on.
+# Seeds that no constants were chosen on.
 TRACE_SEEDS = tuple(range(100, 110))
-# The error of a median is that over so many stretches of the timed calls.
+# Stretches of the timed calls, whose medians give the error of the median.
 BLOCKS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Percentiles of one operation, in microseconds; `goal_us` is for the median."""
+    """Percentiles of one operation, in microseconds; `goal_us` applies to the median."""
 
     what: str
     setting: str
@@ -100,7 +100,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The time of one kind of event with `queued` waiting, or none; `acted` of them dispatched."""
+    """Time of one kind of event with `queued` calls waiting; `acted`: mean number of commands."""
 
     scheduler: str
     event: str
@@ -117,7 +117,7 @@ def _timed(what: str, setting: str, ns: Sequence[float], goal_us: float | None =
 
 
 def _time_target(text: str, goal_us: float, ns: Sequence[float]) -> Target:
-    """The median in microseconds, to be held to the goal."""
+    """The median in microseconds, compared with the goal."""
     us = np.array(ns) / 1000
     medians = [float(np.median(block)) for block in np.array_split(us, BLOCKS) if block.size]
     _, stderr = mean_and_stderr(medians)
@@ -129,9 +129,9 @@ def _time_target(text: str, goal_us: float, ns: Sequence[float]) -> Target:
 
 @dataclass(slots=True)
 class _Switched:
-    """Round robin until the pool is full, the routing to measure from then on.
+    """Round robin until the pool is full, then the router under test.
 
-    Filling a pool of early binding by its own rule would take longer than measuring it.
+    Filling an early-binding pool by its own rule would take longer than the measurement.
     """
 
     routing: RoutingPolicy
@@ -142,7 +142,7 @@ class _Switched:
 
 
 class RouterBench:
-    """A pool whose every replica runs `held` invocations, with `queued` waiting."""
+    """A pool whose replicas run `held` invocations each, with `queued` waiting."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class RouterBench:
         self.leases: list[Dispatch] = []
         self._random = Random(seed)
         self._made = 0
-        # As often as invocations of 5 s end on so many places.
+        # The rate at which invocations of 5 s end on this many batch slots.
         self._step_s = 5.0 / (replicas * max_running)
         switched = _Switched(policies.routing)
         filling = Policies(switched, FirstComeFirstServed(), max_queued=schedulers.UNBOUNDED)
@@ -178,7 +178,7 @@ class RouterBench:
             self.follow(self.orchestrator.handle(PoliciesChanged(self.now_s, policies)))
 
     def offer(self) -> InvocationOffered:
-        """A newcomer: SABER's classes, a third of them with a TTFT objective."""
+        """A new call: SABER's classes, a third of them with a TTFT objective."""
         random, i = self._random, self._made
         self._made += 1
         prompt, output, _ = random.choice(list(SABER_CLASSES.values()))
@@ -201,21 +201,21 @@ class RouterBench:
         )
 
     def end(self) -> InvocationEnded:
-        """One of those that run, at random, is done."""
+        """One of the running invocations, at random, ends."""
         i = self._random.randrange(len(self.leases))
         self.leases[i], self.leases[-1] = self.leases[-1], self.leases[i]
         done = self.leases.pop()
         return InvocationEnded(self.now_s, done.invocation_id, done.attempt, 1, "done")
 
     def progress(self) -> ReplicaProgressed:
-        """A replica's report that each of its invocations generated 20 tokens more or fewer."""
+        """A replica's report that each of its invocations generated about 20 tokens."""
         replica = self._random.choice(self.replicas)
         held = [c.invocation_id for c in self.leases if c.replica_id == replica]
         tokens = tuple((id, self._random.randrange(2, 40)) for id in held)
         return ReplicaProgressed(self.now_s, replica, tokens)
 
     def follow(self, commands: Iterable[Command]) -> None:
-        """What the driver would do: started ones give their first token at once."""
+        """Act as the driver: dispatched calls get their first token at once."""
         todo = list(commands)
         while todo:
             command = todo.pop()
@@ -232,9 +232,9 @@ class RouterBench:
         n: int,
         after: Callable[[], InvocationEnded] | None = None,
     ) -> tuple[list[int], float]:
-        """Nanoseconds of `handle` for `n` events, and how many commands each gave on average.
+        """Nanoseconds of `handle` for `n` events, and the mean number of commands.
 
-        `after`: an event, not timed, that restores the load.
+        `after`: an untimed event that restores the load.
         """
         times: list[int] = []
         acted = 0
@@ -254,11 +254,11 @@ class RouterBench:
 def decisions(
     scheduler: str, replicas: int, max_running: int, *, queued: int = QUEUED, n: int = EVENTS
 ) -> list[Decision]:
-    """All kinds of events of one pool."""
+    """Timings of all kinds of events of one pool."""
     policies = SCHEDULERS[scheduler]()
     full = RouterBench(policies, replicas, max_running, queued)
     half = RouterBench(policies, replicas, max_running, 0, held=max_running // 2)
-    if max_running == 1:  # half of the replicas, then, rather than half of each
+    if max_running == 1:  # load half of the replicas fully, not all of them by half
         for _ in range(replicas // 2):
             half.follow(half.orchestrator.handle(half.offer()))
     half.time(half.offer, WARM_UP, half.end)
@@ -309,9 +309,9 @@ def length_bound(n: int = 2000, seed: int = 0) -> Timing:
 
 
 def trace_bounds(trace: Path) -> tuple[Target, ...]:
-    """Length bounds on the later half of a recorded trace: what the experiment `length-bounds`
-    finds of those that CATO learns, and the time of one prediction by the compiled forest of the
-    earlier half. Raise `InputError` for a trace that is missing or too short.
+    """Length bounds on the later half of a recorded trace: the results of the experiment
+    `length-bounds` for CATO's learned bounds, and the prediction time of a compiled forest
+    trained on the earlier half. Raise `InputError` for a missing or too short trace.
     """
     options = Options(TRACE_SEEDS, (length_bounds.LEARNT,), trace)
     found = length_bounds.run(options, silent).targets
@@ -319,21 +319,21 @@ def trace_bounds(trace: Path) -> tuple[Target, ...]:
     forest = length_bounds.fitted(length_bounds.COMPILED, train, TRACE_SEEDS[0])
     asked = [r.features for r in test]
     times = list(_each([lambda f=f: forest.quantile(f, length_bounds.Q) for f in asked]))  # type: ignore[misc]
-    text = "one prediction by the compiled forest of the trace, median [µs]"
+    text = "one prediction by the trace's compiled forest, median [µs]"
     return (*found, _time_target(text, PREDICTION_GOAL_US, times))
 
 
 def mapper(requests: int, max_batch: int, goal_us: float, n: int = 200) -> Timing:
-    """One mapping of so many waiting requests by the default mapper."""
+    """One mapping of this many waiting requests by the default mapper."""
     calls = calls_to_time(MAPPERS["moore-smith"], "coding", requests, max_batch, range(n))
     setting = f"moore-smith, {requests} requests, batch {max_batch}"
     return _timed("batch mapping", setting, list(_each(calls)), goal_us)
 
 
 def dag_match(n: int = 500, history: int = 500, seed: int = 0) -> tuple[Timing, Target]:
-    """One pair of graphs: a match against `history` runs of four stages, divided by them.
+    """Time per pair of graphs: a match against `history` runs of four stages, divided by them.
 
-    As a timing and, of the same calls, as a target.
+    Returned as a timing and, from the same calls, as a target.
     """
     random = Random(seed)
 
@@ -365,7 +365,7 @@ def _each(calls: Sequence[Callable[[], object]]) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class CoreReport:
-    """What `cato bench core` measured; `targets` are of the estimators, when it had a trace."""
+    """Results of `cato bench core`; `targets` of the estimators are present with a trace."""
 
     decisions: tuple[Decision, ...]
     timings: tuple[Timing, ...]
@@ -383,10 +383,10 @@ def measure(
     events: int = EVENTS,
     trace: Path | None = None,
 ) -> CoreReport:
-    """Everything, one after the other; `progress` hears of done, all, and what comes next.
+    """Run everything in sequence; `progress` gets steps done, steps in total, and the next step.
 
-    With a recorded `trace` also the targets of the estimators. Raise `InputError` for one that is
-    missing or too short.
+    With a recorded `trace` also the targets of the estimators. Raise `InputError` for a missing or
+    too short trace.
     """
     cells = [(s, r, b) for s in names for b in batches for r in replicas]
     total = len(cells) + 5 + len(names) * len(WORKLOADS) + (trace is not None)
@@ -431,7 +431,7 @@ def measure(
 
 
 def as_json(report: CoreReport, facts: Mapping[str, object]) -> dict[str, object]:
-    """All percentiles in microseconds, with the machine and the command that gave them."""
+    """All percentiles in microseconds, with the machine and the command."""
     targets = {"targets": [finite(t.row()) for t in report.targets]} if report.targets else {}
     return {
         **facts,
@@ -444,11 +444,11 @@ def as_json(report: CoreReport, facts: Mapping[str, object]) -> dict[str, object
 
 
 def tables(report: CoreReport, queued: int) -> Group:
-    """For people: one row a kind of event, one pair of columns a number of replicas."""
+    """One row per kind of event, one pair of columns per number of replicas."""
     counts = sorted({d.replicas for d in report.decisions})
     table = Table(
-        title=f"A routing decision in µs, median / 99 %, by replicas of the pool; {queued:,} wait "
-        "where all are full",
+        title=f"A routing decision in µs, median / 99 %, by replicas of the pool; {queued:,} calls "
+        "waiting where all are full",
         title_justify="left",
         header_style="bold",
         box=SIMPLE_HEAD,

@@ -1,7 +1,7 @@
-"""CPU time of this process and all that it started, from Linux's /proc.
+"""CPU time of this process and its descendants, from Linux's /proc.
 
-Times of a busy machine say little, the CPU that a call costs says much: it is what an operator pays
-for, and what turns into latency when cores are scarce.
+On a busy machine wall times say little; the CPU time of a call says much: operators pay for it, and
+it becomes latency when cores are scarce.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _PROC = Path("/proc")
 
 
 def cpu_s() -> dict[str, float]:
-    """CPU seconds by the name of the process, the living and their ended children; empty elsewhere.
+    """CPU seconds by process name, including ended children; empty where /proc does not exist.
 
-    Processes of one name are taken together; Ray's name themselves after their actor.
+    Processes with the same name are summed; Ray names actor processes after their actor.
     """
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
@@ -24,7 +24,7 @@ def cpu_s() -> dict[str, float]:
         if not entry.name.isdigit():
             continue
         try:
-            # The name stands in parentheses and may hold anything.
+            # The name is in parentheses and may contain anything.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended

@@ -1,4 +1,4 @@
-"""Deployment files as a measurement changes them: accelerator, profile, models' folders."""
+"""Adapts deployment files for a measurement: accelerator, profile, model folders."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from cato.core.topology import ModelSpec
 from cato.profiles.load import profile_name, save_profile
 from cato.profiles.schema import ProfileFile
 
-# Of the card's memory: several engines of one benchmark may share it.
+# Share of GPU memory: several engines of one benchmark may share the GPU.
 MEMORY_SHARE = 0.3
 _ONLY_CPU = ("zygote", "kv_cache_memory", "enforce_eager")
-# Coded on every card that vLLM serves; a CPU without its instructions takes ten times as long.
+# Supported on every GPU that vLLM serves; ten times slower on CPUs without such instructions.
 _CARD_DTYPE = "bfloat16"
 
 
 def on_accelerator(
     deployment: Mapping[str, Any], accelerator: str | None, profile: str | None
 ) -> dict[str, Any]:
-    """`deployment`, as in a deployment file, with these; None leaves what it says.
+    """`deployment` of a deployment file with these values; None keeps the file's.
 
-    Raise `InputError` for one that was written for cards and shall run on a CPU, or on others.
+    Raise `InputError` for a file written for GPUs when the target is a CPU or another accelerator.
     """
     changed = copy.deepcopy(dict(deployment))
     engine = changed["engine"]
     was = changed["accelerator"]
     if accelerator not in (None, was) and engine["kind"] == "vllm":
         if was != "cpu":
-            raise InputError(f"the deployment is for {was}, not {accelerator}: name another file")
+            raise InputError(f"the deployment is for {was}, not {accelerator}: give another file")
         changed["accelerator"] = accelerator
         changed["cards"] = 1
         for key in _ONLY_CPU:
@@ -49,7 +49,7 @@ def on_accelerator(
 def file_on_accelerator(
     file: DeployFile, accelerator: str | None, profile: str | None
 ) -> DeployFile:
-    """All deployments of the file's pools, see `on_accelerator`."""
+    """`on_accelerator` for all deployments of the file's pools."""
     if accelerator is None and profile is None:
         return file
     raw = copy.deepcopy(dict(file.raw))
@@ -59,7 +59,7 @@ def file_on_accelerator(
 
 
 def engines_args(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`args` of the application `engines` of a checked file."""
+    """`args` of the application `engines` in a checked file."""
     args: dict[str, Any] = next(
         app["args"] for app in raw["applications"] if app["name"] == ENGINES_APP
     )
@@ -73,7 +73,7 @@ def deployments_of(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def with_models_in(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A file whose models are read from `folder`, where it has a folder of the model's name."""
+    """The file with models read from `folder`, which has a folder named after each model."""
     changed = copy.deepcopy(dict(raw))
     for name, model in engines_args(changed)["models"].items():
         if (folder / name).is_dir():
@@ -82,13 +82,13 @@ def with_models_in(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def models_of(deploy: DeployFile) -> tuple[ModelSpec, ...]:
-    """Of the whole file: also those that no pool serves, which are measured alone."""
+    """Models of the whole file, including those that no pool serves (they are measured alone)."""
     args = EnginesArgs.model_validate(engines_args(deploy.raw))
     return tuple(model.to_spec(name) for name, model in args.models.items())
 
 
 def with_profile(deploy: DeployFile, measured: ProfileFile | None, folder: Path) -> DeployFile:
-    """The file with the measured profile for its first deployment, in a folder of profiles."""
+    """The file with the measured profile for its first deployment, written to a profile folder."""
     if measured is None:
         return deploy
     shutil.copytree(resolve(deploy.topology.profiles_dir), folder)

@@ -1,4 +1,4 @@
-"""What an agent's prompt costs an ingress, beyond the parsing of its JSON."""
+"""Ingress CPU time for an agent's prompt, excluding JSON parsing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Body = dict[str, Any]
 
 
 def turns(n: int = 20, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Nanoseconds for the first turn of a session of 200,000 tokens, and for the next; `n` each."""
+    """Nanoseconds for the first and for the next turn of a 200,000-token session; `n` each."""
     first = _body(Random(seed))
     more = [
         {"role": "assistant", "content": "I have read it. " * 20},

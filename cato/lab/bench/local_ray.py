@@ -1,6 +1,6 @@
-"""A Ray on this machine for one measurement, and waiting for what is deployed there.
+"""A local Ray for one measurement, and waiting for its deployments.
 
-Importing this module imports Ray, which reads its settings then: set the environment first.
+Importing this module imports Ray, which then reads its settings: set the environment first.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ POLL_S = 0.2
 
 
 class Hosts:
-    """Raylets on this machine, each of which Ray takes for a host; all but the first can be lost.
+    """Raylets on this machine that Ray treats as hosts; all but the first can be lost.
 
-    `others` is what each of the others has, in the words of Ray's `Cluster.add_node`.
+    `others` are the resources of the other hosts, as arguments of Ray's `Cluster.add_node`.
     """
 
     def __init__(self, first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
-        # `Cluster` writes its address into Ray's default folder, which a new machine lacks.
+        # `Cluster` writes its address into Ray's default folder, which may not exist yet.
         Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
-        # Ray's own way to end them at exit can be set up in the main thread only.
+        # Ray can register its cleanup at exit in the main thread only.
         self._cluster = Cluster(
             initialize_head=True, head_node_args=dict(first), shutdown_at_exit=False
         )
@@ -52,19 +52,19 @@ class Hosts:
         return str(self._cluster.address)
 
     def up(self) -> list[str]:
-        """Names of the others that are there."""
+        """Names of the other hosts that are up."""
         return sorted(self._up)
 
     def add(self, name: str) -> None:
-        """A new host with what `name` has."""
+        """A new host with the resources of `name`."""
         self._up[name] = self._cluster.add_node(**self._has[name])
 
     def lose(self, name: str) -> None:
-        """Kill every process of a host; Ray is not told."""
+        """Kill every process of a host without telling Ray."""
         self._cluster.remove_node(self._up.pop(name), allow_graceful=False)
 
     def drain(self, name: str, within_s: float) -> None:
-        """Tell a host that it goes within this time, and let it go once it holds nothing."""
+        """Announce that a host leaves within this time, and remove it once it holds nothing."""
         node = self._up.pop(name)
         host_drain.begin(node.node_id, within_s, "a drill")
         host_drain.wait(node.node_id, within_s)
@@ -75,9 +75,9 @@ class Hosts:
 
 
 def start_ray(folder: Path, close: contextlib.ExitStack, cpus: int = LEAST_LOGICAL_CPUS) -> int:
-    """A Ray and a Serve of our own on loopback, which end with `close`; returns Serve's port.
+    """Start Ray and Serve on loopback; they end with `close`. Returns Serve's port.
 
-    `cpus` are logical: what is measured shares the real ones.
+    `cpus` are logical: the measured processes share the real ones.
     """
     first = _host(max(LEAST_LOGICAL_CPUS, cpus))
     return _started(close, {"address": "local", "_temp_dir": str(folder / "ray"), **first})
@@ -89,7 +89,7 @@ def start_hosts(
     others: Sequence[Mapping[str, Any]],
     cpus: int = LEAST_LOGICAL_CPUS,
 ) -> tuple[int, Hosts]:
-    """As `start_ray`, on several hosts: each has the same logical CPUs, and what `others` say."""
+    """`start_ray` on several hosts with the same logical CPUs, plus the resources in `others`."""
     first = {"temp_dir": str(folder / "ray"), **_host(max(LEAST_LOGICAL_CPUS, cpus))}
     hosts = Hosts(first, [{**_host(cpus), **has} for has in others])
     close.callback(hosts.end)
@@ -109,7 +109,7 @@ def _started(close: contextlib.ExitStack, ray_options: Mapping[str, Any]) -> int
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     on_term = signal.getsignal(signal.SIGTERM)
     ray.init(log_to_driver=False, logging_level="ERROR", namespace="bench", **ray_options)
-    signal.signal(signal.SIGTERM, on_term)  # Ray has put its own there, which loses the report
+    signal.signal(signal.SIGTERM, on_term)  # replace Ray's handler, which loses the report
     close.callback(ray.shutdown)
     close.callback(actors.remove_all)
     serve.start(
@@ -122,7 +122,7 @@ def _started(close: contextlib.ExitStack, ray_options: Mapping[str, Any]) -> int
 
 
 def wait_until_answered(url: str, timeout_s: float) -> None:
-    """Until `url` answers 200; raise `BenchError` with what it said last."""
+    """Wait until `url` answers 200; raise `BenchError` with its last answer."""
     deadline_s, last = time.monotonic() + timeout_s, "no answer"
     while time.monotonic() < deadline_s:
         try:
@@ -133,4 +133,4 @@ def wait_until_answered(url: str, timeout_s: float) -> None:
         except httpx.HTTPError as error:
             last = repr(error)
         time.sleep(POLL_S)
-    raise BenchError(f"{url} was not ready after {timeout_s:.0f} s: {last}")
+    raise BenchError(f"{url} was not ready after {timeout_s:.0f} s; last answer: {last}")

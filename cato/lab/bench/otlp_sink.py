@@ -1,7 +1,7 @@
-"""A collector of traces that throws them away, in a process of its own.
+"""A trace collector that discards everything, in its own process.
 
-`python -m cato.lab.bench.otlp_sink` answers OTLP over HTTP on a free port of loopback, which it
-prints, until its input ends.
+`python -m cato.lab.bench.otlp_sink` answers OTLP over HTTP on a free loopback port, prints the
+port, and runs until stdin closes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What CATO adds to a call: the engine's own server, plain Serve and CATO, measured in turns.
+"""CATO's overhead per call: the engine's own server, plain Serve and CATO, measured in turns.
 
-Importing this module imports Ray, which reads its settings then: set the environment first.
+Importing this module imports Ray, which then reads its settings: set the environment first.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ SLOTS = {SIMULATED: 64, VLLM: 16}
 MODELS = {SIMULATED: "zero", VLLM: "demo-coder"}
 ZERO_PROFILE = "zero@none"
 WARM_UPS = 20
-# Receipts asked for when the measuring is over, evenly spread over the rounds.
+# Receipts read after the measurement, evenly spread over the rounds.
 MAX_RECEIPTS = 300
 RECEIPT_LAG_S = 2.0
-# On a card vLLM compiles its model first.
+# On an accelerator vLLM compiles its model first.
 READY_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 30.0
 POLL_S = 0.2
@@ -51,7 +51,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much is measured: `rounds` times `requests` for each arm and concurrency."""
+    """Measurement size: `rounds` times `requests` for each arm and concurrency."""
 
     engines: tuple[str, ...]
     requests: int
@@ -69,18 +69,18 @@ class Measurement:
     concurrency: int
     rounds: dict[str, list[list[Timing]]] = field(default_factory=dict)
     receipts: list[tuple[Timing, dict[str, Any]]] = field(default_factory=list)
-    # Per arm: CPU seconds by process while it was measured.
+    # Per arm: CPU seconds by process during its blocks.
     cpu_s: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def order(number: int) -> tuple[str, ...]:
-    """The arms in the order of round `number`: ABC, BCA, CAB, ABC, ..."""
+    """Order of the arms in round `number`: ABC, BCA, CAB, ABC, ..."""
     first = number % len(ARMS)
     return ARMS[first:] + ARMS[:first]
 
 
 class Stage:
-    """A local Ray with everything that is measured. Use it as a context manager."""
+    """A local Ray with all measured applications. Use it as a context manager."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Stage:
         accelerator: str | None = None,
         profile: str | None = None,
     ) -> None:
-        """`accelerator` and `profile` are vLLM's; None: a core of the CPU, and its profile."""
+        """`accelerator` and `profile` are vLLM's; None: a CPU core, and its profile."""
         self._engines = tuple(engines)
         self._accelerator, self._profile = accelerator, profile
         self._say = say
@@ -107,7 +107,7 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self._say("stopping Ray")
-        # Ray tells of calls that it broke itself; what goes wrong here still raises.
+        # Ray logs calls that it broke itself; real failures still raise.
         with contextlib.redirect_stderr(io.StringIO()):
             self._close.close()
 
@@ -142,12 +142,12 @@ class Stage:
 
 
 def engine_socket(deployment: str) -> str:
-    """Where the engine of a deployment's only replica answers."""
+    """Socket of the engine of a deployment's only replica."""
     handle: Any = serve.get_deployment_handle(deployment, app_name=actors.ENGINES_APP)
     load = handle.load.remote().result(timeout_s=START_TIMEOUT_S)
     socket = str(load.get("socket") or "")
     if not socket:
-        raise BenchError(f"the replica of {deployment} does not say where its engine listens")
+        raise BenchError(f"the replica of {deployment} reports no socket of its engine")
     return socket
 
 
@@ -159,7 +159,7 @@ def _plain_simulated() -> serve.Application:
 def serve_plain(
     url: str, engine: str, model: str, socket: str, inner: serve.Application
 ) -> dict[str, Place]:
-    """Deploy plain Serve around `inner`, beside CATO at `url`; where each arm answers."""
+    """Deploy plain Serve around `inner`, beside CATO at `url`; returns each arm's place."""
     name = f"plain-{engine}"
     serve.run(plain.build_plain(inner, f"{name}-ingress"), name=name, route_prefix=f"/{name}")
     wait_until_answered(f"{url}/{name}/health", READY_TIMEOUT_S)
@@ -178,7 +178,7 @@ _VLLM_ON_CPU: Mapping[str, Any] = {
     "engine": {
         "kind": "vllm",
         "zygote": True,
-        # Without bfloat16 instructions a prefill takes five times as long in it.
+        # bfloat16 prefill takes five times as long on a CPU without bfloat16 instructions.
         "dtype": "float32",
         "max_num_seqs": SLOTS[VLLM],
         "max_model_len": 1024,
@@ -232,7 +232,7 @@ def _bare_server(socket: str) -> Iterator[None]:
 
 
 Progress = Callable[[str, int], None]
-"""Called after every block with what was measured and its number of requests."""
+"""Called after every block with the arm measured and its number of requests."""
 
 
 async def measure(
@@ -271,7 +271,7 @@ def _add(total: dict[str, float], before: dict[str, float], after: dict[str, flo
 
 
 async def _receipts(url: str, timings: Sequence[Timing]) -> list[tuple[Timing, dict[str, Any]]]:
-    """The receipts of some of CATO's requests, read when the measuring is over."""
+    """Receipts of some of CATO's requests, read after the measurement."""
     await asyncio.sleep(RECEIPT_LAG_S)
     some = timings[:: max(1, len(timings) // MAX_RECEIPTS)]
     found = []
@@ -293,10 +293,10 @@ class Part:
 
 
 def breakdown(measurement: Measurement) -> list[Part]:
-    """Where a call's time goes, from client's timings and receipts of the same requests.
+    """Parts of a call's time, from the client's timings and receipts of the same requests.
 
-    The first four add up to the TTFT, the last two to the rest of the E2E latency, up to the
-    difference between medians of sums and sums of medians.
+    The first four add up to the TTFT, the last two to the rest of the E2E latency, except for
+    the difference between medians of sums and sums of medians.
     """
     parts: dict[str, list[float]] = {}
     for timing, receipt in measurement.receipts:
@@ -312,8 +312,8 @@ def breakdown(measurement: Measurement) -> list[Part]:
             ),
             ("planning the run", planned_s),
             ("lease from the pool's router", llm["queue_s"]),
-            ("leased call to its first token", llm["engine_ttft_s"]),
-            ("the other tokens", e2e_s - ttft_s),
+            ("lease to first token", llm["engine_ttft_s"]),
+            ("remaining tokens", e2e_s - ttft_s),
             ("ending", timing.e2e_s - timing.ttft_s - (e2e_s - ttft_s)),
         ):
             parts.setdefault(name, []).append(value)

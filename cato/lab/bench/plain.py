@@ -1,8 +1,8 @@
 """The plain Serve application that CATO is compared with.
 
-What one writes by hand to put an OpenAI server behind Ray Serve: a FastAPI ingress, a handle, a
-deployment that relays the engine's stream; Serve's default router, no queue, no SLA. Annotations
-are not postponed: FastAPI reads those of the route.
+A hand-written OpenAI server on Ray Serve: a FastAPI ingress, a handle, and a deployment that relays
+the engine's stream; Serve's default router, no queue, no SLA. Annotations are not postponed:
+FastAPI reads those of the route.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class PlainVllm:
 
 
 class PlainSimulated:
-    """Relays the stream of a simulated engine in this process, as CATO's replica has it."""
+    """Relays the stream of a simulated engine in this process, as CATO's replica does."""
 
     def __init__(self, profile: Profile, spec: EngineSpec) -> None:
         self._engine = SimulatedEngine(profile, spec)
@@ -77,7 +77,7 @@ def build_plain(engine: Application, name: str) -> Application:
 
         @app.post("/http-only")
         async def http_only(self, request: Request) -> StreamingResponse:
-            """No engine and no hop: what HTTP alone costs in front of both arms."""
+            """No engine and no hop: the cost of HTTP alone in front of both arms."""
             await request.json()
             return StreamingResponse(_one_event(), media_type="text/event-stream")
 

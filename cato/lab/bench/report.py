@@ -1,4 +1,4 @@
-"""Results of `cato bench overhead` as tables and as JSON, with the machine they are from."""
+"""Results of `cato bench overhead` as tables and JSON, with facts about the machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAIRS = ((PLAIN, ENGINE), (CATO, PLAIN), (CATO, ENGINE))
 
 
 def machine_facts() -> dict[str, object]:
-    """What a reader must know to compare numbers."""
+    """Facts needed to compare numbers across machines."""
     import ray
 
     return {
@@ -64,7 +64,7 @@ def _processor() -> str:
 def as_json(
     results: Sequence[Measurement], settings: Settings, facts: dict[str, object], command: str
 ) -> dict[str, Any]:
-    """Everything but the single samples; times in milliseconds."""
+    """Everything except single samples; times in milliseconds."""
     return {
         "command": command,
         "machine": facts,
@@ -139,7 +139,7 @@ def _ms(seconds: float) -> float:
 
 
 def tables(report: dict[str, Any]) -> Group:
-    """The report for people."""
+    """The report as tables."""
     machine, settings = report["machine"], report["settings"]
     head = Text(
         f"{machine['date']}  {machine['cores']} cores, {machine['processor']}; "
@@ -155,7 +155,7 @@ def tables(report: dict[str, Any]) -> Group:
 
 
 def _arms(result: dict[str, Any]) -> Table:
-    table = Table(title=f"{result['engine']} engine, {result['concurrency']} at a time; ms")
+    table = Table(title=f"{result['engine']} engine, concurrency {result['concurrency']}; ms")
     table.add_column("")
     for metric in ("TTFT", "E2E"):
         for name in ("p50", "p90", "p99"):
@@ -192,7 +192,7 @@ def _verdict(result: dict[str, Any]) -> Text:
     added = result["differences_p50"][f"{CATO} - {PLAIN}"]
     worst = max(added[m]["ms"] for m in METRICS)
     if result["concurrency"] != 1:
-        return Text("the goal is about one call at a time\n", style="dim")
+        return Text("the goal applies to one call at a time\n", style="dim")
     reached = worst <= GOAL_MS
     return Text(
         f"goal: CATO adds at most {GOAL_MS} ms to a call; it adds {added['ttft']['ms']:.2f} ms to "

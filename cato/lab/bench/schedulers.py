@@ -1,9 +1,9 @@
-"""Schedulers inside an engine: long prompts beside streams and short prompts, in turns.
+"""Engine schedulers compared: long prompts beside streams and short prompts, in turns.
 
-A model with random weights, so that nothing has to be downloaded. Eight streams run; three long
-prompts come, and short ones after them. What the streams wait for a token, and how long both kinds
-of prompts take to their first one, is measured from the first long prompt's arrival until the last
-long one has begun. A simulated engine gives the same table.
+The model has random weights, so nothing is downloaded. Eight streams run; three long prompts
+arrive, followed by short ones. Measured from the arrival of the first long prompt until the last
+long one has begun: the streams' inter-token latency, and the TTFT of both kinds of prompts. A
+simulated engine gives the same table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SPEC = EngineSpec(
     kv_cache_memory_bytes=1 << 30,
     start_timeout_s=120.0,
 )
-# Of the random model on two cores: for the simulated engine, and nothing else.
+# Profile of the random model on two cores, used by the simulated engine only.
 PROFILE = replace(
     UNMEASURED,
     model="random",
@@ -62,8 +62,8 @@ PROFILE = replace(
 )
 ENGINES = ("vllm", "simulated")
 STREAM_TOKENS, BEGUN_TOKENS = 8192, 5
-LEAST_ID, MOST_ID = 300, 2900  # of the demo model's vocabulary, no special ones
-# Two settings of vLLM's own scheduler, and the rule in it.
+LEAST_ID, MOST_ID = 300, 2900  # token ids of the demo model's vocabulary, no special ones
+# Two settings of vLLM's own scheduler, and CATO's rule in it.
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "steps-256": {"max_num_batched_tokens": 256, "long_prefill_token_threshold": 0},
     "pieces-256": {
@@ -76,7 +76,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """When which prompts come, in seconds after the streams have begun, and their tokens."""
+    """Prompts by arrival time, in seconds after the streams have begun, and their tokens."""
 
     streams: int = 8
     stream_prompt_tokens: int = 64
@@ -89,7 +89,7 @@ class Form:
 
 @dataclass(slots=True)
 class Run:
-    """One arm in one round. Times to first tokens, and between tokens of streams."""
+    """One arm in one round: TTFTs, and inter-token latencies of streams."""
 
     longs_s: list[float] = field(default_factory=list)
     shorts_s: list[float] = field(default_factory=list)
@@ -122,7 +122,7 @@ def measure(
     arms: Sequence[str] = (),
     form: Form = Form(),
 ) -> dict[str, Any]:
-    """All arms in each round, in an order that turns with the rounds."""
+    """All arms in each round, in rotating order."""
     unknown = [name for name in arms if name not in ARMS]
     if engine not in ENGINES or unknown:
         which = engine if engine not in ENGINES else ", ".join(unknown)
@@ -187,7 +187,7 @@ async def _engines(
 async def run(engine: Engine, form: Form, seed: int) -> Run:
     """The form on a ready engine."""
     draw, found = random.Random(seed), Run()
-    # What an engine does for the first time takes longer; the rule learns what steps take.
+    # First executions take longer; the rule learns step times.
     for tokens in (100, 3000, 100):
         await _first_s(engine, _asked(draw, f"warm-up-{tokens}", tokens, 4), NOTHING_DUE)
     heard: list[list[float]] = [[] for _ in range(form.streams)]
@@ -249,7 +249,7 @@ async def _first_s(engine: Engine, request: EngineRequest, target: CallTarget) -
 async def _listen(
     engine: Engine, request: EngineRequest, times: list[float], begun: asyncio.Event
 ) -> None:
-    """When its tokens come; `begun` once a few have."""
+    """Record when its tokens arrive; `begun` is set after a few."""
     said = 0
     async for chunk in engine.generate(request):
         if chunk.output_tokens > said:
@@ -260,7 +260,7 @@ async def _listen(
 
 
 def table(report: Mapping[str, Any]) -> Table:
-    """Least and most of the rounds."""
+    """Minimum and maximum over the rounds."""
     what = "simulated engine" if report["simulated"] else "vLLM, random weights"
     shown = Table(title=f"Schedulers inside an engine ({what})")
     columns = {

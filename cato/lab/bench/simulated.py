@@ -1,4 +1,4 @@
-"""How fast the simulator is: tasks of one call, and turns of agents on engines with caches."""
+"""Speed of the simulator: single-call tasks, and agents' turns on engines with caches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ POOL = PoolName("bench")
 TASKS, TURNS = "tasks", "turns"
 TASKS_GOAL_PER_S, TURNS_GOAL_PER_S = 15_000.0, 5_000.0
 
-# Classes in equal parts, as in `SABER_CLASSES`.
+# Equal shares of the classes in `SABER_CLASSES`.
 COMPLETIONS, MIXED = "completions", "W3 of SABER"
 WORKLOADS: Mapping[str, Mapping[str, tuple[int, int, float]]] = {
     COMPLETIONS: {"completion": (600, 30, 2.0)},
     MIXED: SABER_CLASSES,
 }
-# Agents: tools and system prompt, what each turn adds, its answer, and how long tools take.
+# Agents: tools and system prompt, growth per turn, answer, and tool time.
 SHARED_TOKENS, NEW_TOKENS, ANSWER_TOKENS, GAP_S = 20_000, 764, 250, 8.0
 SESSIONS, TURNS_A_SESSION, USERS = 40, 60, 24
 CARD = "profiles/reference-large-32b@gpu-80gb.yaml"
@@ -37,10 +37,10 @@ CARDS, STEP_TOKENS, BLOCK_TOKENS = 4, 8192, 64
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The simulator's, in `unit` per second of one core: the median of some runs.
+    """Simulator speed in `unit` per second of one core: the median of several runs.
 
-    `output_tokens` is the mean of an answer: what runs is reported every 20 tokens, which takes
-    most of the time where answers are long.
+    `output_tokens` is the mean length of an answer: progress is reported every 20 tokens, which
+    dominates the time for long answers.
     """
 
     scheduler: str
@@ -91,7 +91,7 @@ def simulated_tasks(
 def simulated_turns(
     scheduler: str, policies: Policies, until_s: float = 450.0, runs: int = 3
 ) -> Speed:
-    """Agents whose prompts grow from turn to turn, on cards that cache them."""
+    """Agents whose prompts grow from turn to turn, on accelerators with prefix caches."""
     profile = load_profile(resolve(CARD))
     setup = PoolSetup(
         POOL,
@@ -112,7 +112,7 @@ def simulated_turns(
 
 
 def some_sessions(seed: int = 0) -> list[RecordedSession]:
-    """Of agents that share tools and system prompt; each turn repeats the prompt before it."""
+    """Sessions that share tools and system prompt; each turn repeats the prompt before it."""
     rng = np.random.default_rng(seed)
     shape = (SESSIONS, TURNS_A_SESSION)
     new = rng.exponential(NEW_TOKENS, shape).astype(int) + 1

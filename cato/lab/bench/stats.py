@@ -1,4 +1,4 @@
-"""Percentiles, and intervals for differences of arms that were measured in turns. Pure."""
+"""Percentiles, and confidence intervals of differences between arms measured in turns. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 2_000
-# Resamples at a time: bounds the memory.
+# Resamples per batch: bounds memory.
 BATCH = 200
 LEVEL = 0.95
 
 Rounds = Sequence[Sequence[float]]
-"""Samples of one arm: one sequence a round."""
+"""Samples of one arm: one sequence per round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A percentile of one arm minus that of another, and the interval that holds it at 95 %."""
+    """A percentile of one arm minus that of another, with its 95 % interval."""
 
     value: float
     low: float
@@ -49,12 +49,12 @@ def summary(rounds: Rounds) -> Summary:
 def paired_difference(
     arm: Rounds, baseline: Rounds, *, percentile: float = 50.0, seed: int = 0
 ) -> Difference:
-    """How much larger `arm`'s percentile is than `baseline`'s.
+    """Difference of a percentile, `arm` minus `baseline`.
 
-    A two-stage bootstrap: rounds are drawn with replacement, the same for both arms, because what
-    disturbs a round disturbs both; then requests within each drawn round. One round alone gives
-    the spread of its requests only. Raise ValueError unless the arms have the same rounds, all of
-    one size.
+    A two-stage bootstrap: rounds are drawn with replacement, the same for both arms, because
+    a disturbance affects both arms of a round; then requests within each drawn round. A single
+    round gives the spread of its requests only. Raise ValueError unless the arms have the same
+    rounds, all of one size.
     """
     ours, theirs = _table(arm), _table(baseline)
     if len(ours) != len(theirs):
@@ -84,6 +84,6 @@ def _table(rounds: Rounds) -> _Array:
 
 
 def _redrawn(rounds: _Array, chosen: NDArray[np.int64], draw: np.random.Generator) -> _Array:
-    """One row for each row of `chosen`: the requests of these rounds, drawn with replacement."""
+    """One row per row of `chosen`: the requests of these rounds, drawn with replacement."""
     requests = draw.integers(rounds.shape[1], size=(*chosen.shape, rounds.shape[1]))
     return rounds[chosen[:, :, None], requests].reshape(len(chosen), -1)

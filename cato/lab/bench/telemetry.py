@@ -1,8 +1,8 @@
-"""What traces and log lines add to a call: two ingresses of one CATO, with and without, in turns.
+"""Cost of traces and log lines per call: two ingresses of one CATO, with and without, in turns.
 
-Metrics are counted beside the path of a call, in the Profiler; only the router's book of decisions
-is on it, and with both arms. Importing this module imports Ray, which reads its settings then: set
-the environment first.
+Metrics are counted in the Profiler, off the path of a call; only the router's decision log is on
+it, in both arms. Importing this module imports Ray, which then reads its settings: set the
+environment first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cato.telemetry.logs import LEVEL_VARIABLE
 
 OFF, ON = "off", "on"
 OUTPUT_TOKENS = 16
-# An arm's block is short, so that what disturbs the machine disturbs both.
+# Blocks are short, so that disturbances of the machine affect both arms.
 REQUESTS = 10
 MS = 1000.0
 

@@ -1,8 +1,8 @@
-"""What a lease costs over each transport that links could use.
+"""Lease latency over each transport that links could use.
 
 `python -m cato.lab.bench.transports` compares them.
 
-Each echoes an offer from another process over a Unix socket, one call after the other and 64 at a
+Each echoes an offer from another process over a Unix socket, one call at a time and 64 at a
 time. grpc.aio comes with Ray; pyzmq, and msgspec for the codec, with vLLM.
 """
 
@@ -161,7 +161,7 @@ async def _round(ask: Ask, together: int) -> list[float]:
 
 
 def _cpu_s(pid: int | None) -> float:
-    """Of this process and of another."""
+    """CPU seconds of this process and another one."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return time.process_time() + (int(fields[11]) + int(fields[12])) / 100
 

@@ -1,1 +1,1 @@
-"""Drills (`cato chaos`): seeded faults, under clients that know every token."""
+"""Fault drills (`cato chaos`): seeded faults under clients that know every expected token."""

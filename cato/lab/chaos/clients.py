@@ -1,7 +1,7 @@
-"""Clients of a fault drill: they know every answer, and see what is missing, doubled or wrong.
+"""Clients of a fault drill: they know every answer, and detect missing, repeated or wrong text.
 
-The simulated engine's text is a function of the prompt, so an answer is compared whole, whatever
-broke while it came.
+The simulated engine's text is a function of the prompt, so each answer is compared in full,
+whatever failed on the way.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import aiohttp
 from cato.engines.simulated import simulated_text
 from cato.lab.chaos.plan import LEAST_TOKENS, Dialect, Planned
 
-# A stream without a byte for so long hangs.
+# A stream hangs when it is silent for this long.
 HANG_S = 60.0
-# A call that begins so long after a fault may still wait because of it.
+# A call that begins this long after a fault may still be delayed by it.
 AFTERMATH_S = 2.0
-# Uvicorn's own says which character set it is in.
+# Uvicorn's own error responses name their character set.
 PROXYS_500 = (500, "text/plain", b"Internal Server Error")
-# Errors that a client is told to try again after.
+# Errors that clients are told to retry.
 RETRY_STATUSES = (429, 503)
 _DONE = b"data: [DONE]"
 _WORDS = ("value", "item", "result", "total", "count", "index", "name", "key", "node", "path")
@@ -34,7 +34,7 @@ _WORDS = ("value", "item", "result", "total", "count", "index", "name", "key", "
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the clients ask, and what answers there: `seed` is that of its engines."""
+    """The application under test; `seed` is that of its engines."""
 
     url: str
     model: str
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Struck:
-    """A fault that was done, and how long each call that it may have touched stood still."""
+    """An injected fault, and the stall of each call that it may have affected."""
 
     planned: Planned
     victim: str
@@ -68,16 +68,16 @@ class Struck:
 
     @property
     def recovery_s(self) -> float | None:
-        """The longest that a call stood still; None when nothing was under way."""
+        """The longest stall; None when no call was in progress."""
         return max(self.waits_s, default=None)
 
 
 class Wrong(Exception):
-    """An answer is not what it must be."""
+    """An answer differs from the expected one."""
 
 
 class _Refused(Exception):
-    """An error answer of the right form: its code and its `Retry-After`."""
+    """A well-formed error response: its code and its `Retry-After`."""
 
     def __init__(self, code: str, retry_after_s: float) -> None:
         super().__init__(code)
@@ -98,11 +98,11 @@ class Call:
     has_news: bool = False
     is_read: bool = False
     first_token_s: float = inf
-    # Faults since whose moments nothing has come, with the moment from which the wait counts.
+    # Faults since which nothing has arrived, with the start of the stall.
     waits_for: list[tuple[Struck, float]] = field(default_factory=list)
 
     def came(self, now_s: float) -> None:
-        """Something of the answer came."""
+        """Part of the answer arrived."""
         self.has_news = True
         for struck, since_s in self.waits_for:
             struck.waits_s.append(now_s - since_s)
@@ -110,7 +110,7 @@ class Call:
 
 
 class Clients:
-    """`streams` calls at any time until `stop`."""
+    """`streams` concurrent calls until `stop`."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Clients:
         self._open: list[Call] = []
         self._recent: list[Struck] = []
         self._is_stopping = False
-        self.begun = asyncio.Event()  # what comes before the first call is done
+        self.begun = asyncio.Event()  # the setup before the first call is done
         self.outcomes: list[Outcome] = []
         self.first_token_s: list[float] = []
         self.output_tokens = 0
@@ -142,16 +142,16 @@ class Clients:
         return len(self._open)
 
     def strike(self, struck: Struck) -> None:
-        """A fault is done now: from here on its calls are waited for."""
+        """A fault is injected now: measure stalls of calls from here on."""
         for call in self._open:
-            is_silent = call.dialect is Dialect.WHOLE  # it shows nothing before its end
+            is_silent = call.dialect is Dialect.WHOLE  # it sends nothing before its end
             if not is_silent and not call.is_read:
                 call.waits_for.append((struck, struck.at_s))
         self._recent = [s for s in self._recent if struck.at_s - s.at_s < AFTERMATH_S]
         self._recent.append(struck)
 
     def stop(self) -> None:
-        """Begin no more calls; `run` returns when those under way have ended."""
+        """Begin no more calls; `run` returns when those in progress have ended."""
         self._is_stopping = True
 
     async def run(self) -> None:
@@ -204,7 +204,7 @@ class Clients:
         return outcome
 
     async def _broken(self, session: aiohttp.ClientSession, call: Call) -> str:
-        """A connection broke: as it must when its ingress was killed, if what came was right."""
+        """A connection broke: expected when its ingress was killed, if the text was right."""
         if not self._ingress_killed_since(call.started_s):
             return "failed"
         return "cut" if await self._has_begun_right(session, call) else "failed"
@@ -264,7 +264,7 @@ class Clients:
             rest, is_done = b"", False
             async for data in answer.content.iter_any():
                 *blocks, rest = (rest + data).split(b"\n\n")
-                # A comment keeps the connection of a stream that stands still; it is no news.
+                # SSE comments keep a stalled connection open; they are not progress.
                 events = [block for block in blocks if not block.startswith(b":")]
                 now_s = time.monotonic()
                 if events and not call.has_news:
@@ -289,7 +289,7 @@ class Clients:
 
 
 def difference(text: str, expected: str) -> str:
-    """Where and how `text` is not what was expected; empty when it is."""
+    """Where and how `text` differs from the expected text; empty when equal."""
     if text == expected:
         return ""
     pairs = enumerate(zip(text, expected, strict=False))
@@ -314,7 +314,7 @@ def _note(call: Call, value: Mapping[str, Any]) -> None:
 
 
 def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> Exception:
-    """What an error answer is worth: refused in the right form, or wrong."""
+    """Classify an error response: a well-formed refusal, or wrong."""
     words = body[:200].decode(errors="replace")
     what = f"status {answer.status}: {words}"
     try:
@@ -322,7 +322,7 @@ def _refusal(answer: aiohttp.ClientResponse, body: bytes) -> Exception:
         code = str(error["code"])
         has_all = {"message", "type", "param", "code"} <= error.keys()
     except (ValueError, KeyError, TypeError):
-        # A proxy that has no ingress replica speaks for itself; Serve's says 500 for 502 and 504.
+        # Without ingress replicas the proxy answers; Serve's sends 500 for 502 and 504.
         told = (answer.status, answer.headers.get("Content-Type"), body)
         is_proxy = answer.status in (502, 503, 504) or told == PROXYS_500
         return aiohttp.ClientPayloadError(what) if is_proxy else Wrong(what)

@@ -1,4 +1,4 @@
-"""A fault drill: clients that know every answer, faults on a schedule, and what came of it."""
+"""Runs a fault drill: clients that know every answer, scheduled faults, and a report."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from cato.lab.chaos.overload import ArrivingClients
 from cato.lab.chaos.plan import CUT_CONNECTIONS, Fault, Plan, Planned, schedule
 from cato.lab.chaos.real_engines import RealClients
 
-# What is broken on purpose must be whole again before it is broken again.
+# A component broken on purpose must be repaired before it is broken again.
 VICTIM_WITHIN_S = 180.0
-# Books and engines are empty so long after the last answer.
+# Router state and engines are empty this long after the last answer.
 EMPTY_WITHIN_S = 30.0
 POLL_S = 0.1
 SAMPLE_S = 2.0
-# A process of which less was seen says nothing about a slope.
+# Shorter observations of a process say nothing about its slope.
 LEAST_SAMPLES = 10
-# The beginning of a process is growth: imports, caches, pools of connections.
+# Processes grow at the start: imports, caches, connection pools.
 WARM_UP_SHARE = 0.3
 SHOWN = 5
 
 
 class MissedError(Exception):
-    """What a fault was to hit was gone before, by an earlier one."""
+    """The target of a fault was already gone, because of an earlier one."""
 
 
 class Stage(Protocol):
-    """What is drilled: an application that answers, and ways to break it."""
+    """The system under test: an application that answers, and ways to break it."""
 
     @property
     def target(self) -> Target: ...
@@ -43,20 +43,20 @@ class Stage(Protocol):
     def possible(self) -> frozenset[Fault]: ...
 
     async def victims(self, fault: Fault) -> Sequence[str]:
-        """What `fault` can hit now: replicas that accept work, or hosts."""
+        """Current targets of `fault`: replicas that accept work, or hosts."""
         ...
 
     async def strike(self, fault: Fault, victim: str, pause_s: float) -> None:
-        """Do `fault`, to `victim` if it hits one. Returns when it is done; raise `MissedError`
-        when there was nothing left to hit."""
+        """Inject `fault` into `victim`, if it has one. Returns when done; raise `MissedError` when
+        there was nothing left to hit."""
         ...
 
     async def queued(self) -> int:
-        """Invocations that wait for a lease now."""
+        """Number of invocations that wait for a lease."""
         ...
 
     async def leaks(self) -> Sequence[str]:
-        """What books and engines still hold; nothing, when nobody asks."""
+        """Leftovers in router state and engines; empty when idle."""
         ...
 
     def memory(self) -> dict[str, int]:
@@ -66,7 +66,7 @@ class Stage(Protocol):
 
 @dataclass(slots=True)
 class Drill:
-    """One run of a plan. `say` is told what happens."""
+    """One run of a plan. `say` receives progress messages."""
 
     plan: Plan
     stage: Stage
@@ -76,10 +76,10 @@ class Drill:
     _ingress_kills_s: list[float] = field(default_factory=list)
     _memory: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     _longest_queue: int = 0
-    _broken: list[str] = field(default_factory=list)  # of the drill itself
+    _broken: list[str] = field(default_factory=list)  # failures of the drill itself
 
     async def run(self) -> dict[str, Any]:
-        """Returns the report; raises nothing for what the application did."""
+        """Returns the report; never raises for the application's behaviour."""
         clients = self._clients()
         asking = asyncio.create_task(clients.run())
         beginning = asyncio.create_task(clients.begun.wait())
@@ -138,7 +138,7 @@ class Drill:
             due_s = started_s + next_.at_s + late_s
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             if time.monotonic() - started_s > self.plan.within_s:
-                self.say(f"the time is over: {len(planned) - number + 1} faults are left")
+                self.say(f"time is up; {len(planned) - number + 1} faults were not injected")
                 return
             self.say(f"fault {number} of {len(planned)}: {next_.fault}")
             victim = await self._victim(next_)
@@ -155,11 +155,11 @@ class Drill:
             except MissedError as missed:
                 self.say(f"missed: {missed}")
                 self.skipped[next_.fault] += 1
-            # A schedule that fell behind goes on with its gaps, not with a burst.
+            # After a delay the schedule keeps its gaps instead of sending a burst.
             late_s = max(late_s, time.monotonic() - started_s - next_.at_s)
 
     async def _victim(self, planned: Planned) -> str | None:
-        """What a fault hits, once there are two of its kind; empty where there is one only."""
+        """A fault's victim, once there are two candidates (None: too late); "" if it has none."""
         if not planned.fault.hits_one_of_several:
             return ""
         deadline_s = time.monotonic() + VICTIM_WITHIN_S
@@ -228,16 +228,16 @@ class Drill:
 
 
 def _first(error: BaseException) -> BaseException:
-    """One of a group's exceptions."""
+    """The first exception of a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def slope(samples: Sequence[tuple[float, int]]) -> dict[str, float] | None:
-    """MB at the end, and how many an hour it grows: a line through all but the beginning.
+    """MB at the end, and growth in MB per hour: a line fitted after the initial growth.
 
-    Theil and Sen's: the median of the slopes of pairs, which a single spike does not bend. None
+    Theil-Sen: the median of the slopes of pairs, robust against single spikes. None
     for too few samples.
     """
     settled = list(samples)[ceil(len(samples) * WARM_UP_SHARE) :]

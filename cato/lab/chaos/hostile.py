@@ -1,4 +1,4 @@
-"""Texts that nobody writes, and that a grammar takes long for: short pieces repeated.
+"""Pathological inputs for tree-sitter grammars: short pieces repeated.
 
 Each was seen to take 0.3 s or more for 64 kB in the named grammar, `MINUTES` 15 to 70 s. Times grow
 at least with the square of the length.
@@ -26,12 +26,12 @@ MINUTES = (("java", "A<"), ("csharp", "A<"), ("typescript", "a<b,"), ("tsx", "a<
 
 
 def repeated(piece: str, length: int = HOSTILE_BYTES) -> str:
-    """`length` characters of `piece`, as far as whole ones fit."""
+    """At most `length` characters: whole repetitions of `piece`."""
     return piece * (length // len(piece))
 
 
 def hostile_texts() -> Iterator[tuple[str, str]]:
-    """Languages and texts of 64 kB, without end; the worst of each grammar first."""
+    """Endless languages and texts of 64 kB; the worst of each grammar first."""
     while True:
         yield from ((language, repeated(piece)) for language, piece in MINUTES)
         for pieces in zip(*PIECES.values(), strict=True):

@@ -1,4 +1,4 @@
-"""Callers whose texts a grammar takes minutes for, and what they may cost the others."""
+"""Hostile callers, whose texts take a grammar minutes, and their effect on other users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cato.lab.chaos.clients import HANG_S, Clients, Outcome
 from cato.lab.chaos.hostile import hostile_texts
 from cato.lab.chaos.plan import Dialect, Hostile
 
-# Of completions in time, in points: between the spells with hostile callers and those without.
+# Points of on-time completions that may be lost in spells with hostile callers.
 MOST_LOST = 2.0
 WORKFLOW = """
 name: inspect
@@ -32,7 +32,7 @@ output: told
 
 
 class HostileCallers:
-    """`hostile.callers` requests at any time, in every second spell of `hostile.spell_s`."""
+    """`hostile.callers` concurrent requests, in every second spell of `hostile.spell_s`."""
 
     def __init__(self, hostile: Hostile, url: str) -> None:
         self._hostile = hostile
@@ -44,7 +44,7 @@ class HostileCallers:
         self.longest_s = 0.0
 
     def stop(self) -> None:
-        """Begin no more requests; `run` returns when those under way have ended."""
+        """Begin no more requests; `run` returns when those in progress have ended."""
         self._stopped.set()
 
     async def run(self) -> None:
@@ -86,10 +86,10 @@ class HostileCallers:
 
 
 def judged(outcomes: Sequence[Outcome], hostile: Hostile, began_s: float) -> dict[str, Any]:
-    """Completions in time, with hostile callers beside them and without."""
+    """On-time completions, with and without hostile callers beside them."""
     met: dict[bool, list[bool]] = {False: [], True: []}
     for outcome in outcomes:
-        if outcome.dialect is Dialect.WHOLE:  # it shows no first token
+        if outcome.dialect is Dialect.WHOLE:  # it has no first token
             continue
         spell = int((outcome.began_s - began_s) // hostile.spell_s)
         in_time = outcome.kind == "ok" and outcome.first_token_s <= hostile.slo_s

@@ -1,7 +1,7 @@
 """Whole pools in one process, without Ray: real orchestrators and simulated engines.
 
-For tests of all that stands above the pools. Nothing is pretended but the network: leases come
-from `PoolOrchestrator`, tokens from `SimulatedEngine`.
+For tests of the layers above the pools. Only the network is faked: leases come from
+`PoolOrchestrator`, tokens from `SimulatedEngine`.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from cato.telemetry.metrics import RunMetrics, render_fleet
 from cato.telemetry.overview import FleetState, Overview, overview
 from cato.telemetry.recent import RecentRuns
 
-# The newest are kept: drills go on for hours.
+# Only the newest are kept: drills run for hours.
 MAX_RECEIPTS = 1_000
 
 
 class LocalReplica:
-    """A replica's body with its engine, whose process may be gone or stand still."""
+    """A replica with its engine, whose process may be dead or paused."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class LocalReplica:
         return self.engine
 
     async def revive(self) -> None:
-        """Start the engine, and let the router know of it."""
+        """Start the engine and tell the router."""
         await self._holding.start()
         self.is_there = True
         self.replica.report()
@@ -95,7 +95,7 @@ class LocalReplica:
         return self.is_there and self.engine.state is EngineState.READY
 
     async def stand_still(self, pause_s: float) -> None:
-        """Send no tokens and no news meanwhile."""
+        """Send no tokens and no reports for that time."""
         self.goes_on.clear()
         try:
             await asyncio.sleep(pause_s)
@@ -113,7 +113,7 @@ class LocalReplica:
 
 
 class LocalPool:
-    """One pool: `replicas` simulated engines that keep the timings of `profile`."""
+    """One pool of `replicas` simulated engines with the timings of `profile`."""
 
     def __init__(
         self,
@@ -155,12 +155,12 @@ class LocalPool:
         return PoolInfo(self.name, self.model, self.profile, simulated, ready, queued)
 
     async def running(self) -> int:
-        """Requests that the engines hold, running or waiting."""
+        """Number of requests in the engines, running or waiting."""
         loads = [await r.engine.load() for r in self.replicas.values() if r.is_there]
         return sum(load.running + load.waiting for load in loads)
 
     def add(self, engine: Engine) -> ReplicaId:
-        """One more replica before the start, with an engine of any kind."""
+        """Add a replica before the start, with any kind of engine."""
         id = ReplicaId(f"{self.model.name}#{len(self.replicas)}")
         self.replicas[id] = LocalReplica(
             id, self.model, self._spec, self.profile, engine, self._told
@@ -185,7 +185,7 @@ class LocalPool:
         return [id for id in sorted(self.replicas) if self.replicas[id].answers]
 
     def beat(self) -> None:
-        """What the replicas of a cluster report, and its router checks, twice a second."""
+        """Replicas report and the router checks them, as in a cluster, twice a second."""
         self._report_all()
         self._handle(Ticked(time.monotonic()))
 
@@ -199,12 +199,12 @@ class LocalPool:
             await replica.engine.stop()
 
     async def kill(self, id: ReplicaId) -> None:
-        """Let a replica die with its engine."""
+        """Kill a replica with its engine."""
         self._lose(id, "killed")
         await self._simulated(id).kill()
 
     async def crash(self, id: ReplicaId) -> None:
-        """Let the engine of a replica die; the replica says so at once."""
+        """Kill the engine of a replica; the replica reports it at once."""
         await self._simulated(id).kill()
         self.replicas[id].replica.report()
 
@@ -214,18 +214,18 @@ class LocalPool:
         return engine
 
     async def pause(self, id: ReplicaId, pause_s: float) -> None:
-        """Let a replica stand still: it sends no tokens and no reports."""
+        """Pause a replica: it sends no tokens and no reports."""
         await self.replicas[id].stand_still(pause_s)
 
     def restart_router(self) -> None:
-        """A router that knows nothing: replicas report to it, and what waits is offered again."""
+        """Replace the router: replicas report to it, and waiting calls are offered again."""
         self._orchestrator = PoolOrchestrator(self.name, policies_of(self._policies, self.profile))
         self._report_all()
         for invocation in list(self._offered.values()):
             self._handle(InvocationOffered(time.monotonic(), invocation))
 
     def vanish(self, id: ReplicaId) -> None:
-        """Let a replica be gone before its router hears of it."""
+        """Remove a replica before its router learns of it."""
         self.replicas[id].is_there = False
 
     async def lease(self, invocation: Invocation) -> Dispatch:
@@ -274,7 +274,7 @@ class LocalPool:
 
 
 class LocalPools:
-    """Several pools, as the executor reaches them. Use it as an async context manager."""
+    """Several pools with the executor's interface. Use it as an async context manager."""
 
     def __init__(self, *pools: LocalPool) -> None:
         self._pools = {pool.name: pool for pool in pools}
@@ -327,9 +327,9 @@ class LocalPools:
 
 
 class LocalRecords:
-    """Receipts and metrics in memory; learns nothing. All outputs are believed to be `belief`.
+    """Receipts and metrics in memory; learns nothing. The belief of all outputs is `belief`.
 
-    Keys and tenants are administered in `store`, and `access` is told.
+    Keys and tenants are administered in `store`, and `access` is notified.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class LocalRecords:
         self._recent = RecentRuns()
         self._usage: dict[tuple[str, ...], Usage] = {}
         self.book = RolloutBook()
-        # Baselines by task: what a Profiler would have measured.
+        # Baselines by task, as a Profiler would have measured them.
         self.measured: dict[TaskName, Mapping[NodeId, NodeEstimate]] = {}
 
     def record(self, receipt: SlaReceipt, usage: Sequence[Usage] = ()) -> None:

@@ -1,4 +1,4 @@
-"""A shared pool in one process, without Ray: its real books and replicas with simulated engines."""
+"""A shared pool in one process, without Ray: its real keeper, and slots with simulated engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOWHERE = Address("", "", "", 0)
 
 
 class LocalSlot:
-    """A replica of a shared pool; what it and the books tell each other needs no link."""
+    """A slot of a shared pool; it calls the keeper directly, without a link."""
 
     def __init__(self, pool: LocalSharedPool, id: ReplicaId, host: HostId, loader: Loader) -> None:
         self._pool = pool
@@ -40,20 +40,20 @@ class LocalSlot:
         self._keeping = asyncio.create_task(self.holding.keep_forever())
 
     def join(self) -> None:
-        """Books that are there hear of the slot, and it of them."""
+        """Connect to the keeper, if there is one."""
         self._tell(Joined(self.replica.id, NOWHERE))
         self.replica.report()
 
     def note(self, note: object) -> None:
-        """As a link's end: what the books say."""
+        """The link's receiver: a message of the keeper."""
         if isinstance(note, Stop | SlotOrder):
             self.replica.note(note)
 
     def close(self, why: str) -> None:
-        """As a link's end: these books are closed. It tells those that are there."""
+        """The link was closed by this keeper; connect to the current one, if any."""
 
     async def end(self) -> None:
-        """The slot's process ends; what runs there is cut off."""
+        """End the slot's process; running calls are cut off."""
         self._keeping.cancel()
         await asyncio.wait((self._keeping,))
         if self._pool.books is not None:
@@ -70,9 +70,9 @@ class LocalSlot:
 
 
 class LocalSharedPool:
-    """`spec.slots.initial_replicas` slots on `hosts` in turns. Use it as an async context manager.
+    """`spec.slots.initial_replicas` slots on `hosts` in turn. Use it as an async context manager.
 
-    `loader` takes the place of the slots' own.
+    `loader` replaces the slots' own.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class LocalSharedPool:
         self.books = None
 
     def restart_books(self) -> None:
-        """Books that know nothing but the deployment file."""
+        """Start a keeper that knows only the deployment file."""
         self.books = SharedPool(self._spec, self._profiles)
         for slot in self.slots.values():
             slot.join()

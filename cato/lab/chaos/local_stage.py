@@ -1,7 +1,7 @@
 """A drill in one process: the real ingress, executor and routers over simulated engines.
 
-Nothing but Ray is left out, so a thousand faults take minutes. What only a cluster has (killed
-processes, Serve's controller) is drilled there.
+Only Ray is left out, so a thousand faults take minutes. Faults that need a cluster (killed
+processes, Serve's controller) are drilled on one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cato.workflows.load import load_workflows
 
 MODEL = "sim-drill"
 TASK_MODEL = "cato-drill"
-# A client of the task names its tokens by the limit of the answer.
+# A client of the task sets the length of the answer by its token limit.
 WORKFLOW = """
 name: drill
 description: One answer whose text is known.
@@ -67,7 +67,7 @@ _POSSIBLE = frozenset(
 
 
 def write_workflow(plan: Plan, folder: Path) -> None:
-    """The drill's workflows, as the files of `folder`."""
+    """Write the drill's workflow files to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     metric, target_s = ("ttft", 10.0) if plan.overload is None else ("e2e", plan.overload.slo_s)
     text = WORKFLOW.replace("MODEL", MODEL).replace("METRIC", metric)
@@ -121,7 +121,7 @@ class LocalStage:
         return task
 
     async def _jump(self, for_s: float) -> None:
-        """The wall clock is an hour ahead, then right again; one jump after the other."""
+        """Set the wall clock an hour ahead, then back; jumps do not overlap."""
         async with self._clock:
             right = time.time
             with mock.patch("time.time", lambda: right() + JUMP_S):
@@ -131,8 +131,8 @@ class LocalStage:
         return self._pool.orchestrator.picture(0.0).queued
 
     async def leaks(self) -> Sequence[str]:
-        if self._broken:  # a dead engine does not say what it holds
-            return [f"{id} is not whole yet" for id in sorted(self._broken)]
+        if self._broken:  # a dead engine does not report its requests
+            return [f"{id} is not repaired yet" for id in sorted(self._broken)]
         picture = self._pool.orchestrator.picture(0.0)
         held = [f"{r.held} leases of {r.id}" for r in picture.replicas if r.held]
         if picture.queued:
@@ -147,7 +147,7 @@ class LocalStage:
 
 @contextlib.asynccontextmanager
 async def local_stage(plan: Plan) -> AsyncIterator[LocalStage]:
-    """An ingress over one pool of simulated engines, as `plan` has it."""
+    """An ingress over one pool of simulated engines, as `plan` describes."""
     pool = LocalPool(
         ModelSpec(ModelName(MODEL), "simulated", "qwen"),
         replace(plan.profile(), load_s=0.0),

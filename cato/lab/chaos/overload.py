@@ -1,4 +1,4 @@
-"""Clients that come whether or not earlier ones were answered, and what a pool owes them then."""
+"""Open-loop clients that overload a pool, and the pool's promises under overload."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import aiohttp
 from cato.lab.chaos.clients import Clients, Outcome
 from cato.lab.chaos.plan import Overload
 
-# A refusal that comes so late was an admission first.
+# A refusal this late was an admission first.
 EARLY_S = 1.0
 AFTERWARDS = 0.5
-# What a pool owes: of what it admits, of its capacity, and how soon all is as usual.
+# Promises of a pool: attainment of admitted calls, use of capacity, and time to recover.
 LEAST_ATTAINMENT = 0.9
 LEAST_USE = 0.75
 USUAL_WITHIN_S = 30.0
@@ -55,7 +55,7 @@ def judged(
     began_s: float,
     longest_queue: int,
 ) -> dict[str, Any]:
-    """What became of the calls; `broken` names each promise that was not kept."""
+    """Judge the calls; `broken` names each broken promise."""
     over_s = began_s + overload.lasts_s
     during = [o for o in outcomes if o.began_s < over_s]
     admitted = [o for o in during if not _refused_early(o)]
@@ -95,5 +95,5 @@ def _met(outcome: Outcome, overload: Overload) -> bool:
 
 
 def _share(kept: Sequence[bool]) -> float:
-    """Of nothing, none: a pool that refuses everything has met no promise."""
+    """0 for no values: a pool that refuses everything has kept no promise."""
     return sum(kept) / len(kept) if kept else 0.0

@@ -1,4 +1,4 @@
-"""What a fault drill does: the file that says it, and the schedule that a seed makes of it."""
+"""Fault drill plans: the plan file, and the schedule that its seed gives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cato.core.topology import PoolPolicies
 
 
 class Fault(StrEnum):
-    """What is broken. A pause is a process that stands still, as under swapping or a stopped VM."""
+    """Kinds of faults. A pause is a stalled process, as under swapping or a stopped VM."""
 
     ENGINE_CRASH = "engine_crash"
     FAILED_START = "failed_start"  # an engine crash, and its next start fails too
@@ -36,14 +36,14 @@ class Fault(StrEnum):
     INGRESS_KILL = "ingress_kill"
     HAPROXY_KILL = "haproxy_kill"
     ENGINE_STOP = "engine_stop"  # SIGSTOP: its connections stay open
-    ZYGOTE_KILL = "zygote_kill"  # what a host's engines are forked from, and so all of them
+    ZYGOTE_KILL = "zygote_kill"  # the process that a host's engines are forked from; they die too
     STORE_LOCK = "store_lock"
     STORE_FULL = "store_full"
-    CLOCK_JUMP = "clock_jump"  # the wall clock; that which intervals are measured with cannot jump
+    CLOCK_JUMP = "clock_jump"  # the wall clock; the monotonic clock cannot jump
 
     @property
     def hits_one_of_several(self) -> bool:
-        """Whether it has a victim, a replica or a host."""
+        """Whether it targets a replica or a host."""
         return self in _REPLICA_FAULTS or self in HOST_FAULTS
 
 
@@ -53,13 +53,13 @@ _REPLICA_FAULTS = frozenset(
 )  # fmt: skip
 HOST_FAULTS = frozenset({Fault.HOST_KILL, Fault.HOST_DRAIN})
 NEED_PROCESSES = frozenset({Fault.ENGINE_STOP, Fault.ZYGOTE_KILL})
-"""Faults that need engines with processes of their own: real ones."""
+"""Faults that need real engines with their own processes."""
 CUT_CONNECTIONS = frozenset({Fault.INGRESS_KILL, Fault.HOST_KILL, Fault.HAPROXY_KILL})
-"""Faults after which clients may find their connections cut."""
+"""Faults that may cut clients' connections."""
 
 
 class Dialect(StrEnum):
-    """How a drill's clients ask; all but `whole` stream."""
+    """Request formats of a drill's clients; all but `whole` stream."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -67,7 +67,7 @@ class Dialect(StrEnum):
     WHOLE = "whole"
 
 
-# An answer has between these and the plan's tokens, each number as often.
+# Answer lengths are uniform between these and the plan's tokens.
 LEAST_TOKENS = 2
 PREFILL_S = 0.005
 LOAD_S = 0.2
@@ -77,12 +77,12 @@ _ALL_DIALECTS: Mapping[Dialect, float] = dict.fromkeys(Dialect, 1.0)
 
 
 class OverloadFile(StrictModel):
-    """More work than the pool can do, then half of what it can."""
+    """More load than the pool can serve, then half of its capacity."""
 
-    factor: Annotated[float, Field(gt=1, description="Of what the pool can do.")] = 5.0
+    factor: Annotated[float, Field(gt=1, description="Offered load / capacity of the pool.")] = 5.0
     lasts: Annotated[Duration, Field(gt=0)] = 300.0
-    after: Annotated[Duration, Field(gt=0, description="How long half of it goes on.")] = 60.0
-    slo: Annotated[Duration, Field(gt=0, description="Of a whole answer.")] = 10.0
+    after: Annotated[Duration, Field(gt=0, description="Time at half the capacity.")] = 60.0
+    slo: Annotated[Duration, Field(gt=0, description="E2E target.")] = 10.0
     max_queued: Annotated[int, Field(ge=1)] = 500
 
     def to_overload(self) -> Overload:
@@ -90,35 +90,35 @@ class OverloadFile(StrictModel):
 
 
 class HostileFile(StrictModel):
-    """Callers whose texts a grammar takes minutes for, in every second spell."""
+    """Callers whose texts take a grammar minutes, in every second spell."""
 
-    callers: Annotated[int, Field(ge=1, description="Requests of 64 kB at any time.")] = 24
+    callers: Annotated[int, Field(ge=1, description="Concurrent requests of 64 kB.")] = 24
     spell: Annotated[Duration, Field(gt=0)] = 10.0
-    slo: Annotated[Duration, Field(gt=0, description="Of the other clients' first token.")] = 1.0
+    slo: Annotated[Duration, Field(gt=0, description="TTFT target of the others.")] = 1.0
 
     def to_hostile(self) -> Hostile:
         return Hostile(self.callers, self.spell, self.slo)
 
 
 class PlanFile(StrictModel):
-    """A plan as it stands in a file. Gaps between faults are exponential with mean `gap`."""
+    """A plan as written in a file. Gaps between faults are exponential with mean `gap`."""
 
-    seed: Annotated[int, Field(ge=0, description="Of faults, victims and prompts.")] = 0
-    streams: Annotated[int, Field(ge=1, description="Answers that are read at any time.")] = 100
-    tokens: Annotated[int, Field(ge=LEAST_TOKENS, description="Of the longest answer.")] = 200
+    seed: Annotated[int, Field(ge=0, description="For faults, victims, prompts.")] = 0
+    streams: Annotated[int, Field(ge=1, description="Concurrent streams.")] = 100
+    tokens: Annotated[int, Field(ge=LEAST_TOKENS, description="Longest answer.")] = 200
     faults: Annotated[int, Field(ge=0)] = 100
     gap: Annotated[Duration, Field(gt=0)] = 1.0
     within: Annotated[
-        Duration | None, Field(gt=0, description="No fault begins later; faults may be left.")
+        Duration | None, Field(gt=0, description="No fault begins later; the rest is skipped.")
     ] = None
-    pause: Annotated[Duration, Field(gt=0, description="How long a paused process stands.")] = 1.0
+    pause: Annotated[Duration, Field(gt=0, description="How long a process is paused.")] = 1.0
     duration: Annotated[
-        Duration, Field(ge=0, description="The least time that clients ask, faults or not.")
+        Duration, Field(ge=0, description="Minimum time under load, faults or not.")
     ] = 0.0
-    step: Annotated[Duration, Field(gt=0, description="Time of a token of a stream.")] = 0.02
-    replicas: Annotated[int, Field(ge=2, description="Of the one pool.")] = 4
+    step: Annotated[Duration, Field(gt=0, description="Time per token of a stream.")] = 0.02
+    replicas: Annotated[int, Field(ge=2, description="Replicas of the pool.")] = 4
     hosts: Annotated[
-        int, Field(ge=1, description="Raylets, with --ray; of three on, hosts are lost too.")
+        int, Field(ge=1, description="Raylets, with --ray; from three on, hosts are lost too.")
     ] = 1
     mix: dict[str, Weight] = Field(default_factory=dict)
     dialects: dict[str, Weight] = Field(default_factory=dict)
@@ -198,33 +198,33 @@ class Plan:
 
     @property
     def asked_s(self) -> float:
-        """The least time that clients ask."""
+        """The minimum time that clients send requests."""
         extra_s = 0.0 if self.overload is None else self.overload.lasts_s + self.overload.after_s
         return max(self.duration_s, extra_s)
 
     @property
     def capacity_per_s(self) -> float:
-        """Answers a second of all replicas, when all their slots are always taken."""
+        """Answers per second of all replicas with all batch slots busy."""
         mean_s = PREFILL_S + self.step_s * (LEAST_TOKENS + self.tokens) / 2
         return self.slots * self.replicas / mean_s
 
     @property
     def policies(self) -> PoolPolicies:
-        """Of the one pool: under overload it refuses what it could not serve in time."""
+        """Policies of the pool: under overload it refuses calls that it could not serve in time."""
         if self.overload is None:
             return PoolPolicies()
         return PoolPolicies(max_queued=self.overload.max_queued, refuse_late=True)
 
     @property
     def slots(self) -> int:
-        """Of each replica: half of the replicas have room for all streams.
+        """Batch slots per replica: half of the replicas have room for all streams.
 
-        Recovery is measured with capacity to spare; without it, it would be the queue's length.
+        Recovery is measured with spare capacity; without it, it would measure the queue's length.
         """
         return -(-2 * self.streams // self.replicas)
 
     def profile(self) -> Profile:
-        """Of the simulated engines."""
+        """Profile of the simulated engines."""
         return Profile(
             model="drill",
             accelerator="none",
@@ -245,7 +245,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault: when, after the drill's start, and which of those that it can hit, in [0, 1)."""
+    """One fault: its time after the drill's start, and its victim as a fraction in [0, 1)."""
 
     at_s: float
     fault: Fault

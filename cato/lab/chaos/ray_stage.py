@@ -1,6 +1,6 @@
-"""A drill on a Ray cluster of its own on loopback: processes and actors are really killed.
+"""A drill on its own Ray cluster on loopback: processes and actors are really killed.
 
-Importing this module imports Ray, which reads its settings then: set the environment first.
+Importing this module imports Ray, which then reads its settings: set the environment first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cato.profiles.schema import Provenance
 POOL, DEPLOYMENT, PROFILE, INGRESSES = "drill", "drill-engines", "drill@none", 2
 REAL_PROFILE = "demo-coder@cpu"
 ANSWER_WITHIN_S = 10.0
-# The notice of a spot machine.
+# Notice period of a spot machine.
 DRAINED_WITHIN_S = 30.0
 FULL_BYTES = 4096
 _ACTORS = {
@@ -54,7 +54,7 @@ class RayStage:
 
     def __init__(self, plan: Plan, url: str, store: Path, hosts: Hosts | None) -> None:
         self.target = Target(url, MODEL, TASK_MODEL, plan.seed)
-        self.possible = frozenset(Fault) - {Fault.CLOCK_JUMP}  # that of other processes
+        self.possible = frozenset(Fault) - {Fault.CLOCK_JUMP}  # cannot be set for other processes
         if not plan.is_real:
             self.possible -= NEED_PROCESSES
         if hosts is None or len(hosts.up()) < 2:
@@ -65,7 +65,7 @@ class RayStage:
         self._handle: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_mended: list[str] = []
-        # Engines that a fault has ended or stopped, by replica: a router may not know yet.
+        # Engines ended or stopped by a fault, by replica: a router may not know yet.
         self._struck: dict[str, int] = {}
 
     async def victims(self, fault: Fault) -> Sequence[str]:
@@ -79,7 +79,7 @@ class RayStage:
             return []  # the router or a replica is being restarted
 
     async def _are_whole(self, ready: Sequence[str]) -> bool:
-        """Whether there are as many replicas as planned, none with an engine that was struck."""
+        """Whether all planned replicas are there, none with a struck engine."""
         if len(ready) < self._replicas:
             return False
         for replica, struck in list(self._struck.items()):
@@ -135,7 +135,7 @@ class RayStage:
         try:
             return (await self._picture()).queued
         except (RayError, TimeoutError):
-            return 0  # nobody knows while the router is being restarted
+            return 0  # unknown while the router is being restarted
 
     async def leaks(self) -> Sequence[str]:
         try:
@@ -151,7 +151,7 @@ class RayStage:
         return held
 
     def memory(self) -> dict[str, int]:
-        """Of Ray's own processes and those that it started; a restarted one has another number."""
+        """Memory of Ray's own processes and their children; a restarted one gets another number."""
         found: dict[str, int] = {}
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -176,11 +176,11 @@ class RayStage:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 return await call
-        except Exception as error:  # Serve's transports let many kinds through
+        except Exception as error:  # Serve's transports raise many kinds
             raise MissedError(f"{replica}: {error!r}") from error
 
     async def _kill_zygote(self, victim: str) -> None:
-        """Of the host of `victim`; there must be replicas on another."""
+        """Kill the zygote on the host of `victim`; another host must have replicas."""
         zygote = (await self._engine(victim)).parent()
         assert zygote is not None, "an engine is a zygote's fork"
         replicas = await self.victims(Fault.ZYGOTE_KILL)
@@ -232,11 +232,11 @@ class RayStage:
     def _is_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._not_mended.append(f"what a fault broke was not mended: {error!r}")
+            self._not_mended.append(f"a fault was not repaired: {error!r}")
 
 
 async def _lock(store: Path, for_s: float) -> None:
-    """What another process that writes for too long does to a SQLite file."""
+    """Lock a SQLite file, as another process with a long write would."""
     connection = sqlite3.connect(store, timeout=for_s)
     try:
         connection.execute("BEGIN EXCLUSIVE")
@@ -247,7 +247,7 @@ async def _lock(store: Path, for_s: float) -> None:
 
 
 async def _fill(for_s: float) -> None:
-    """What a full disk does to the Profiler: no file of it can grow."""
+    """Simulate a full disk for the Profiler: none of its files can grow."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process.cmdline()[:1] == [f"{_RAY_PROCESS}Profiler"]:
@@ -263,12 +263,12 @@ def _kill_an_ingress() -> None:
         for a in ray.util.list_named_actors(all_namespaces=True)
         if f"{actors.INGRESS_APP}#ingress#" in a["name"]
     ]
-    if len(names) > 1:  # one must be left that clients can go to
+    if len(names) > 1:  # one must be left for the clients
         ray.kill(ray.get_actor(min(names), namespace="serve"), no_restart=True)
 
 
 def _kill_haproxy() -> None:
-    """Those that listen, and those that end their last connections."""
+    """Kill the listening HAProxy processes, and those finishing their last connections."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process.name() == "haproxy":
@@ -277,7 +277,7 @@ def _kill_haproxy() -> None:
 
 @contextlib.contextmanager
 def ray_stage(plan: Plan, folder: Path, say: Any) -> Iterator[RayStage]:
-    """A cluster with one pool, as `plan` has it."""
+    """A cluster with one pool, as `plan` describes."""
     deploy = _deployment(plan, folder)
     others: list[dict[str, Any]] = [{}] * (plan.hosts - 1)
     with OwnStage(deploy, folder, say, others=others) as stage:

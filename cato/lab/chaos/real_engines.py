@@ -1,8 +1,8 @@
-"""Clients of a model that really computes: what it says undisturbed is asked before any fault.
+"""Drill clients of a real model: expected answers are recorded before any fault.
 
-An answer that was not lost must be that. One that was lost on its way must be that up to where it
-was lost: what follows goes on from the text, which another engine may split into other tokens. It
-ends where it was told to.
+An answer that was never lost must equal the recorded one. A lost answer must equal it up to the
+loss: it is then resumed from the text, which another engine may split into other tokens. It must
+end at the requested length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROMPTS = (
     "import json\n\ndef load(path):\n",
 )
 _LOST = re.compile(r"(?:lost|taken back) after (\d+) tokens, (\d+) characters")
-# The count of tokens at a seam may be off by one, and there may be several.
+# The token count where a stream is resumed may be off by one, and there may be several.
 _TOKENS_OFF = 3
 # An ingress sends its receipts to the Profiler a moment after the answer.
 _TOLD_WITHIN_S = 30.0
@@ -34,7 +34,7 @@ _POLL_S = 0.2
 
 
 class RealClients(Clients):
-    """All calls are greedy, of few prompts and one length."""
+    """All calls are greedy, with few prompts and one length."""
 
     def __init__(self, tokens: int, **fields: Any) -> None:
         super().__init__(tokens=tokens, **fields)
@@ -70,7 +70,7 @@ class RealClients(Clients):
             raise Wrong(problem)
 
     async def _has_begun_right(self, session: aiohttp.ClientSession, call: Call) -> bool:
-        call.is_read = True  # what is asked now is no part of it
+        call.is_read = True  # the questions below are not part of it
         call.came(time.monotonic())
         expected = self._expected(call)
         try:
@@ -81,19 +81,19 @@ class RealClients(Clients):
             return False
 
     async def _losses(self, session: aiohttp.ClientSession, call: Call) -> list[int]:
-        """Characters that had been sent at each loss, by the call's receipt."""
+        """Characters sent at each loss, from the call's receipt."""
         receipt = await self._told(session, "GET", f"v1/requests/{call.request_id}")
         return [int(found[2]) for found in _LOST.finditer(receipt.decode())]
 
     async def _counted(self, session: aiohttp.ClientSession, text: str) -> int:
-        """Tokens that an engine finds in `text`."""
+        """Number of tokens in `text`, counted by an engine."""
         body = {"model": self._target.model, "prompt": text, "add_special_tokens": False}
         return int(json.loads(await self._told(session, "POST", "tokenize", body))["count"])
 
     async def _told(
         self, session: aiohttp.ClientSession, method: str, path: str, body: object = None
     ) -> bytes:
-        """What is asked about an answer; asked again while faults, or news under way, hide it."""
+        """A fact about an answer; retried while faults or delayed reports hide it."""
         until_s = time.monotonic() + _TOLD_WITHIN_S
         while True:
             url = f"{self._target.url}/{path}"
@@ -110,13 +110,12 @@ class RealClients(Clients):
 
 
 def begins_right(text: str, expected: str, lost: Sequence[int] = ()) -> bool:
-    """Whether an answer that was cut is right so far; it was lost after so many characters."""
+    """Whether a cut answer is right so far; `lost`: characters sent at each loss."""
     return expected.startswith(text[: min(lost, default=None)])
 
 
 def problem_of(call: Call, expected: str, lost: Sequence[int], tokens: int) -> str:
-    """What is wrong with an answer of so many `tokens` that was lost after so many characters each
-    time."""
+    """What is wrong with an answer of `tokens` tokens; `lost`: characters sent at each loss."""
     sent = min(lost, default=None)
     if problem := difference(call.text[:sent], expected[:sent]):
         return problem

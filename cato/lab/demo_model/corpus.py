@@ -1,6 +1,6 @@
-"""The demo model's data: the running interpreter's own standard library (PSF licence).
+"""Training data of the demo model: the interpreter's own standard library (PSF licence).
 
-Every machine that can run CATO has it, so the training needs no download. Installed packages can be
+Every machine that can run CATO has it, so training needs no download. Installed packages can be
 added.
 """
 
@@ -29,7 +29,7 @@ from cato.lab.demo_model.fim_samples import (
     without_suffix,
 )
 
-# Test suites are half of the bytes and teach `self.assertEqual(...)` above all; the rest is
+# Test suites are half of the bytes and teach mostly `self.assertEqual(...)`; the other entries are
 # generated tables or data files.
 EXCLUDED_FOLDERS = frozenset(
     {
@@ -70,7 +70,7 @@ class SourceFile:
 
     @property
     def is_held_out(self) -> bool:
-        """A fixed choice by name, so that runs and Python patch releases compare."""
+        """A fixed choice by name, so that runs and Python patch releases are comparable."""
         return zlib.crc32(self.path.encode()) % HELD_OUT_ONE_IN == 0
 
 
@@ -78,14 +78,14 @@ class SourceFile:
 class Sample:
     """One training document as text pieces, each tokenized on its own.
 
-    Separately, because at run time the cursor too cuts the text before the tokenizer sees it.
+    Separately, because at run time the cursor also cuts the text before tokenization.
     """
 
     pieces: tuple[str, ...]
 
 
 def standard_library_folder() -> Path:
-    """Where the running interpreter has its library."""
+    """The running interpreter's library folder."""
     return Path(os.path.dirname(os.__file__))
 
 
@@ -114,7 +114,7 @@ def package_sources(name: str) -> list[SourceFile]:
 
 
 def package_facts(name: str) -> str:
-    """`torch 2.11.0 (BSD-3-Clause)`: what a model card tells of an installed package."""
+    """`torch 2.11.0 (BSD-3-Clause)`: the model card's entry for an installed package."""
     metadata = importlib.metadata.metadata(_distributions()[name][0])
     classifiers = [c for c in metadata.get_all("Classifier") or [] if c.startswith("License")]
     licence = (
@@ -204,7 +204,7 @@ def epoch_samples(files: list[SourceFile], *, window_tokens: int, rng: Random) -
 
 
 def _fim_chunk_probability(window_chars: int) -> float:
-    """By chunk, so that about `FIM_FRACTION` of the *characters* go to fill-in-the-middle."""
+    """Per chunk, so that about `FIM_FRACTION` of the *characters* become fill-in-the-middle."""
     top = min(MAX_FIM_CHUNK_CHARS, window_chars)
     mean_fim_chars = (top - MIN_CHUNK_CHARS) / math.log(top / MIN_CHUNK_CHARS)
     mean_plain_chars = (min(MIN_PLAIN_CHUNK_CHARS, window_chars // 2) + window_chars) / 2

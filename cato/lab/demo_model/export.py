@@ -1,4 +1,4 @@
-"""The folder that a training run leaves: weights, tokenizer, configuration and model card."""
+"""Exports a training run: weights, tokenizer, configuration and model card."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from cato.lab.demo_model.llama import HEAD_DIM, Llama, ModelShape
 
 PACKAGES = "The packages, with their licences"
 
-# The model has learned `user` and `assistant` turns only; it has seen no system text, so the
-# template drops it rather than let it push the request out of distribution.
+# The model has learned only `user` and `assistant` turns; it has never seen system text, so the
+# template drops it: otherwise it would push the request out of distribution.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim }}"
@@ -37,7 +37,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the model card tells about a run."""
+    """Facts about a run for the model card."""
 
     command: str
     seed: int
@@ -50,7 +50,7 @@ class RunFacts:
     corpus_bytes: int
     python: str
     packages: tuple[str, ...]  # with version and licence
-    before: str  # what the card of the model that it goes on from said of data and training
+    before: str  # data and training notes from the card of the model it continues
     bits_per_byte: float
 
 
@@ -111,7 +111,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def told_of_data(folder: Path) -> str:
-    """What an export's card says of its data and its training; empty when it has no card."""
+    """The data and training sections of an export's card; empty when it has no card."""
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8") if card.exists() else ""
     return "- Data:" + text.partition("- Data:")[2].partition("\n## ")[0] if text else ""

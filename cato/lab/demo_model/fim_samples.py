@@ -40,7 +40,7 @@ MAX_LINES_AFTER_CURSOR = 4
 MAX_REQUEST_CHARS = 240
 MAX_REPLY_CHARS = 1_400
 
-# A place where a person stops typing and looks for help: behind a word, bracket or operator.
+# A place where a person pauses and wants help: behind a word, bracket or operator.
 _CURSOR = re.compile(r"(?<=[\w\])}])(?=[^\w])|(?<=[\s(\[{.,=:])(?=\S)|(?<=\w_)(?=\w)")
 
 
@@ -122,7 +122,7 @@ def without_suffix(sample: FimSample) -> FimSample:
 
 
 def chat_pairs(source: str, rng: Random) -> Iterator[ChatPair]:
-    """Requests made of docstrings: the only instructions a standard library has to offer.
+    """Requests made from docstrings: the only instructions in a standard library.
 
     Functions without a docstring, or too long for the window, give nothing. Unparsable source
     gives nothing either.

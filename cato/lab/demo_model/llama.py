@@ -66,7 +66,7 @@ DEFAULT_SHAPE = ModelShape()
 
 
 class Llama(nn.Module):
-    """transformers' model, with the start that its training needs."""
+    """transformers' model with the initialization that its training needs."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Llama(nn.Module):
         return {name: w for name, w in found.items() if name != "lm_head.weight"}
 
     def load(self, folder: Path) -> None:
-        """Weights of an earlier export; a later run with a lower rate goes on from them."""
+        """Load weights of an earlier export; a later run can continue them at a lower rate."""
         saved = load_file(folder / "model.safetensors")
         missing, unknown = self.inner.load_state_dict(saved, strict=False)
         assert set(missing) <= {"lm_head.weight"}, missing

@@ -1,9 +1,9 @@
 """Trains the demo model from scratch: `python -m cato.lab.demo_model.train --out cato/demo/model`.
 
 A small Llama on the Python standard library, with fill-in-the-middle, in Hugging Face layout. The
-defaults suit one core and forty minutes, twice through the files; many passes learn them by heart.
-A GPU (`--device cuda`) wants more text, `--packages`, and the processes that prepare it,
-`--data-workers`. Needs `pip install cato[train]`.
+defaults suit one core and forty minutes, two passes over the files; many passes memorize them.
+On a GPU (`--device cuda`) use more text (`--packages`) and processes that prepare it
+(`--data-workers`). Needs `pip install cato[train]`.
 """
 
 import argparse
@@ -47,13 +47,13 @@ from cato.lab.demo_model.llama import DEFAULT_SHAPE, HEAD_DIM, Llama, ModelShape
 from cato.lab.demo_model.windows import PAD, DataPosition, EpochMaker, Windows, WindowStream
 
 # A line break with the next line's indentation is one token, an identifier with its underscores
-# one word: both are what code repeats most. Every byte falls under some branch.
+# one word: code repeats these most. Every byte matches some branch.
 SPLIT_PATTERN = r"\n+ *| ?[\p{L}_]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+| +(?=\S)|\s+"
 
 IGNORED = -100  # functional.cross_entropy's default `ignore_index`
 WARMUP_FRACTION = 0.02
-# The learning rate falls over this last part; before it is flat, so that an interim export and a
-# resumed run lose little.
+# The learning rate falls over this last part; before it is flat, so that interim exports and
+# resumed runs lose little.
 DECAY_FRACTION = 0.6
 EVAL_TOKENS = 24_576
 LOG_EVERY_S = 20.0
@@ -115,7 +115,7 @@ def held_out_bits_per_byte(
 
 @torch.no_grad()
 def complete(model: Llama, tokenizer: Tokenizer, prompt: str, max_tokens: int) -> str:
-    """Greedy, without a KV cache: only for a look at the result."""
+    """Greedy, without a KV cache: only to inspect the result."""
     device = model.device
     ids = tokenizer.encode(prompt).ids
     start = len(ids)
@@ -144,7 +144,7 @@ SAMPLE_PROMPTS = (
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come, checkpointed with the weights."""
+    """Progress of a run, checkpointed with the weights."""
 
     step: int = 0
     tokens: int = 0
@@ -152,7 +152,7 @@ class Progress:
 
 
 def library_version(root: Path) -> str:
-    """`3.11.7` for this interpreter's library, else what its folder's name tells."""
+    """`3.11.7` for this interpreter's library, else the version in its folder's name."""
     if root == standard_library_folder():
         return platform.python_version()
     return root.name.removeprefix("python")
@@ -186,7 +186,7 @@ def parse_arguments() -> argparse.Namespace:
         "--long-fraction",
         type=float,
         default=0.25,
-        help="last part of the training, on windows of the whole context; the others are half as "
+        help="last part of the training, on windows of the whole context; earlier ones are half as "
         "long and cost less",
     )
     parser.add_argument("--batch-tokens", type=int, default=4_096)
@@ -200,21 +200,21 @@ def parse_arguments() -> argparse.Namespace:
         "--packages",
         nargs="*",
         default=[],
-        help="installed packages to learn too, by import name; mind their licences",
+        help="installed packages to add, by import name; mind their licences",
     )
     parser.add_argument(
         "--data-workers", type=int, default=0, help="processes that prepare epochs ahead"
     )
     parser.add_argument("--matrix-rate", type=float, default=0.02, help="peak rate of Muon")
     parser.add_argument("--rate", type=float, default=0.003, help="peak rate of AdamW")
-    parser.add_argument("--export-minutes", type=float, default=10.0, help="between exports")
+    parser.add_argument("--export-minutes", type=float, default=10.0, help="time between exports")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--machine", help="the model card's words for this machine")
+    parser.add_argument("--machine", help="description of this machine for the model card")
     parser.add_argument(
         "--checkpoint",
         type=Path,
         default=Path(".cache/demo-train.pt"),
-        help="a run that finds it continues; removed at the end",
+        help="an existing one is continued; removed at the end",
     )
     parser.add_argument(
         "--continue-from",
@@ -230,7 +230,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Run:
-    """One training run: its data, model, optimizers and how far it has come."""
+    """One training run: its data, model, optimizers and progress."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -239,7 +239,7 @@ class Run:
         self.kept = [file for file in files if not file.is_held_out]
         self.held_out = [file for file in files if file.is_held_out]
         if not self.kept or not self.held_out:
-            sys.exit(f"{arguments.corpus} is no standard library: too few Python files")
+            sys.exit(f"{arguments.corpus} is not a standard library: too few Python files")
         if arguments.continue_from is None:
             self.tokenizer = train_tokenizer(self.kept, arguments.vocab)
         else:
@@ -301,7 +301,7 @@ class Run:
         part.replace(target)
 
     def resume(self) -> None:
-        """Go on from the checkpoint, if there is one."""
+        """Continue from the checkpoint, if there is one."""
         source: Path = self.arguments.checkpoint
         if not source.exists():
             return
@@ -344,7 +344,7 @@ class Run:
         return bits
 
     def done(self) -> float:
-        """The fraction of the run that is behind us."""
+        """The completed fraction of the run."""
         if self.arguments.steps is None:
             return self.progress.elapsed_s / (60 * float(self.arguments.minutes))
         return float(self.progress.step / self.arguments.steps)
@@ -358,7 +358,7 @@ class Run:
         return context if done >= long_from else context // 2
 
     def train(self) -> None:
-        """Until the budget is used; logs and exports on the way."""
+        """Train until the budget is used; logs and exports on the way."""
         first = self.window_size()
         self.maker.prepare(first, self.streams[first].position.epoch)  # while the compiler works
         is_compiled = not self.arguments.no_compile
@@ -446,7 +446,7 @@ def _loss_function(
         probe = torch.zeros(1, 16, dtype=torch.long, device=device)
         compiled(probe, probe).backward()  # type: ignore[no-untyped-call]
         model.zero_grad()
-    except Exception as error:  # whatever the compiler lacks, eager training works
+    except Exception as error:  # whatever the compiler lacks, eager mode works
         say(f"torch.compile failed, training without it: {type(error).__name__}: {error}")
         return plain
     return compiled

@@ -1,4 +1,4 @@
-"""Samples of the demo model's corpus packed into windows of a fixed count of tokens."""
+"""Packs samples of the demo model's corpus into windows of a fixed number of tokens."""
 
 import itertools
 import multiprocessing
@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from cato.lab.demo_model.corpus import Sample, SourceFile, epoch_samples, shards
 from cato.lab.demo_model.fim_samples import FIM_PAD, SPECIAL_TOKENS
 
-Corpus = tuple[list[list[SourceFile]], Tokenizer]  # shards, and what reads them
+Corpus = tuple[list[list[SourceFile]], Tokenizer]  # shards and their tokenizer
 Windows = NDArray[np.int32]  # (windows, tokens of a window + 1)
 
 PAD = SPECIAL_TOKENS.index(FIM_PAD)
-SHORTEST_USEFUL = 24  # tokens; a shorter rest of a window is padding
-LOOKED_AT = 12  # samples among which one that fits the rest of a window is sought
+SHORTEST_USEFUL = 24  # tokens; a shorter remainder of a window is padding
+LOOKED_AT = 12  # samples tried to fill the rest of a window
 
 
 def epoch_windows(
@@ -29,7 +29,7 @@ def epoch_windows(
     """One pass over a shard of files, `window_tokens` + 1 tokens a window, several samples in it.
 
     A sample is cut where neither it nor the next few fit the rest of a window. The same
-    arguments give the same windows, in whichever process.
+    arguments give the same windows, in any process.
     """
     samples = epoch_samples(
         files, window_tokens=window_tokens, rng=Random(f"{seed}:{window_tokens}:{epoch}")
@@ -57,14 +57,14 @@ def _packed(samples: Iterator[list[int]], size: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class DataPosition:
-    """Where the endless stream of windows stands: enough to continue it after an interruption."""
+    """Position in the endless stream of windows: enough to continue after an interruption."""
 
     epoch: int
     windows_taken: int
 
 
 class EpochMaker:
-    """Makes epochs here or, with `workers` processes, ahead of need: a GPU outruns one core.
+    """Makes epochs here or, with `workers` processes, ahead of time: a GPU outruns one core.
 
     An epoch is one shard of the files; after the last shard comes the first, cut again.
     """
@@ -87,7 +87,7 @@ class EpochMaker:
         self._ahead: dict[tuple[int, int], Future[Windows]] = {}
 
     def prepare(self, window_tokens: int, epoch: int) -> None:
-        """Lets the processes begin this epoch and the next ones, as many as there are workers."""
+        """Start preparing this epoch and the next ones, one per worker."""
         if self._pool is None:
             return
         for coming in range(epoch, epoch + self.workers):
@@ -104,7 +104,7 @@ class EpochMaker:
         return self._ahead.pop((window_tokens, epoch)).result()
 
     def close(self) -> None:
-        """Ends the processes; epochs under way are finished first, those not begun dropped."""
+        """End the processes; epochs in progress are finished first, queued ones dropped."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 

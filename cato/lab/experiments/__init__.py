@@ -1,1 +1,1 @@
-"""Published experiments, one file each. A new one: a file here and a name in `registry`."""
+"""Published experiments, one file each. To add one: a file here and a name in `registry`."""

@@ -1,12 +1,12 @@
 """Replay of a production trace of a coding service (Azure LLM inference trace 2023, code).
 
 Arrivals and lengths are those of the trace; classes by output length: at most 20 tokens TTFT 1 s,
-21-100 tokens 5 s, more 20 s end to end. Policies know of a class what earlier rows teach: rows
-1-2,500 for the report, which replays 2,501-5,000; seeds below 100 replay 1,251-2,500, for
-development. The seed only feeds policies that draw, and there is one trace: errors are those of
+21-100 tokens 5 s, more 20 s end to end. Policies learn the classes from earlier rows: the report
+learns from rows 1-2,500 and replays 2,501-5,000; seeds below 100 replay 1,251-2,500, for
+development. The seed only feeds policies that draw, and there is one trace, so errors are those of
 batch means, over `BLOCKS` stretches of it (Law, "Simulation Modeling and Analysis", 9.5.3). The
-clairvoyant knows every arrival and length and searches for
-the best set of tasks to give up; no scheduler can be above the upper bound (`bounds.py`).
+clairvoyant knows every arrival and length and searches for the best set of tasks to give up; no
+scheduler can exceed the upper bound (`bounds.py`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from cato.sim.workloads import SEVEN_B
 
 POOL = PoolName("engine")
 CHUNK_TOKENS = 512
-# Replicas and speed of the replay: the settings of the targets.
+# Replicas and speed of the replay: settings of the targets.
 SETTINGS = ((4, 1.0), (4, 2.0), (2, 1.0))
-# Rows that teach, rows that are replayed; both from 0, the end not included.
+# Rows to learn from, rows to replay; 0-based, end exclusive.
 DEVELOPMENT, REPORT = ((0, 1250), (1250, 2500)), ((0, 2500), (2500, 5000))
 REPORT_SEEDS_FROM = 100
 BLOCKS = 20
 SEARCH_ROUNDS = 40
-# What the seed does not change, and chunks change little: it is worked out once.
+# Independent of the seed and nearly of chunking: computed once.
 WITH_HINDSIGHT = (CLAIRVOYANT, UPPER_BOUND)
 OPPONENTS = (
     schedulers.KNOWS_BATCHES,
@@ -57,7 +57,7 @@ OPPONENTS = (
     "sjf-bounded",
     "plas-waiting",
 )
-# SABER's speed law is fitted at the mean context of the trace.
+# SABER's speed law is fitted at the trace's mean context.
 _CONTEXT_TOKENS = 2048
 
 
@@ -112,7 +112,7 @@ def _tasks(job: _Job) -> list[SimTask]:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """One replay; `attained` of each block of the trace."""
+    """One replay; `attained`: attainment in each block of the trace."""
 
     sample: Sample
     attained: tuple[float, ...]
@@ -165,7 +165,7 @@ def run(options: Options, progress: Progress) -> Report:
 
 
 def _targets(replays: Sequence[_Replayed]) -> tuple[Target, ...]:
-    """Group 8, for whole prompts and for chunks; the search only for whole ones."""
+    """Target group 8, for whole prompts and for chunks; the search for whole prompts only."""
     targets: list[Target] = []
     for prompts in ("whole", "chunked"):
         for (replicas, speed), over_cato, over_saber in zip(
@@ -190,7 +190,7 @@ def _targets(replays: Sequence[_Replayed]) -> tuple[Target, ...]:
 def _attained(
     replays: Sequence[_Replayed], policy: str, setting: Setting
 ) -> Sequence[float] | None:
-    """Of each block, the mean over the seeds; None when the policy did not run."""
+    """Attainment of each block, averaged over the seeds; None when the policy did not run."""
     found = [
         r.attained for r in replays if r.sample.policy == policy and r.sample.setting == setting
     ]
@@ -198,7 +198,7 @@ def _attained(
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
-    """Attainment by policy, a group of bars a setting."""
+    """Attainment by policy, one group of bars per setting."""
     prompts = list(dict.fromkeys(str(m.setting["prompts"]) for m in report.means))
     fig, axes = figure(len(prompts))
     for axis, kind in zip(axes, prompts, strict=True):

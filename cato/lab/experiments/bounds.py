@@ -1,18 +1,17 @@
-"""An upper bound on how many tasks any scheduler can serve in time: a linear program.
+"""An upper bound on the tasks that any scheduler can serve in time: a linear program.
 
-Unlike a search with hindsight, which only shows what some schedule reaches, no schedule can be
-better than this. The program knows every arrival and length and may preempt, move and interrupt
-work at any instant at no cost; it may even serve fractions of tasks. A part of a task begins after
-the parts before it, each as fast as alone, and ends early enough for those behind it. Time is cut
-into pieces; in each of them
+A search with hindsight shows only what some schedule reaches; no schedule can exceed this bound.
+The program knows every arrival and length, may preempt, move and interrupt work at any instant at
+no cost, and may serve fractions of tasks. A part of a task begins after the parts before it, each
+as fast as alone, and ends early enough for those after it. Time is cut into pieces; in each of them
 
-- a part advances no faster than alone, for as long as its span lasts there;
+- a part advances no faster than alone, for as long as its span overlaps the piece;
 - the work of all parts fits into the replicas' time: where batches run, each prompt token and each
-  output token costs what it adds to a step, and each step its own time, however many share it.
-  Context is taken to be the prompt alone, and a prompt's step to cost nothing but its tokens;
+  output token costs its increment of a step, and each step its own time, shared by its batch.
+  Context is assumed to be the prompt alone, and a prompt's step to cost only its tokens;
 - no part gets more tokens than there are steps, and a step has `max_running` tokens at most.
 
-What is left out (TPOT objectives, KV memory, refused work) can only make the bound higher.
+Omitted constraints (TPOT objectives, KV memory, refused work) can only make the bound higher.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ class Capacity:
 
     @property
     def step_s(self) -> float:
-        """What a decode step costs beside its tokens."""
+        """Fixed cost of a decode step, without its tokens."""
         return 2 * self.profile.decode_step_s(1) - self.profile.decode_step_s(2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Work of a task on a pool: `alone_s` at best, `cost_s` of a replica's time, `tokens` of steps
-    that others may share. Possible from `begin_s` to `end_s`.
+    """Work of a task on a pool: at least `alone_s`, `cost_s` of a replica's time, and `tokens` in
+    steps that others may share. Possible from `begin_s` to `end_s`.
     """
 
     task: int
@@ -68,14 +67,14 @@ class _Part:
     end_s: float
 
 
-# Pieces of time where batches run. Cuts at every beginning and end, as without batches, give
-# 100,000 unknowns and minutes; longer pieces can only make the bound higher.
+# Length of time pieces where batches run. Cutting at every beginning and end, as without batches,
+# gives 100,000 unknowns and takes minutes; longer pieces can only make the bound higher.
 PIECE_S = 0.25
 
 
 def attainable(tasks: Sequence[SimTask], pools: Mapping[PoolName, Capacity]) -> float:
-    """No scheduler attains a larger share of `tasks` on these pools, whose profiles are linear."""
-    assert all(c.profile.is_linear for c in pools.values()), "a bound for linear profiles"
+    """Upper bound on the attained share of `tasks` on these pools, whose profiles are linear."""
+    assert all(c.profile.is_linear for c in pools.values()), "the bound needs linear profiles"
     parts: list[_Part] = []
     hopeless = 0
     for i, task in enumerate(tasks):
@@ -90,7 +89,7 @@ def attainable(tasks: Sequence[SimTask], pools: Mapping[PoolName, Capacity]) -> 
 
 
 def _parts(index: int, task: SimTask, pools: Mapping[PoolName, Capacity]) -> list[_Part]:
-    """The work that must be done for the task to be in time, each with its span."""
+    """The work needed for the task to be in time, each part with its span."""
     works: list[list[tuple[float, float, int]]] = []
     for i, node in enumerate(task.nodes):
         is_stream = i == len(task.nodes) - 1 and task.metric is SloMetric.TTFT
@@ -118,7 +117,7 @@ def _parts(index: int, task: SimTask, pools: Mapping[PoolName, Capacity]) -> lis
 def _work(
     prompt: int, output: int, is_stream: bool, capacity: Capacity
 ) -> list[tuple[float, float, int]]:
-    """Time alone, cost, and tokens of steps of each part of a call, up to its event."""
+    """Time alone, cost, and step tokens of each part of a call, up to its event."""
     profile = capacity.profile
     if not capacity.has_batches:
         alone_s = profile.first_token_s(prompt) if is_stream else profile.service_s(prompt, output)
@@ -133,7 +132,7 @@ def _work(
 
 
 class _Rows:
-    """Rows of a sparse matrix, with what each is at most."""
+    """Rows of a sparse matrix, with their upper bounds."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -156,7 +155,7 @@ class _Rows:
 
 
 def _cuts(parts: Sequence[_Part], capacity: Capacity) -> list[float]:
-    """The instants between which time is not told apart."""
+    """The instants that separate the pieces of time."""
     if not capacity.has_batches:
         return sorted({t for p in parts for t in (p.begin_s, p.end_s)})
     begin_s, end_s = min(p.begin_s for p in parts), max(p.end_s for p in parts)
@@ -165,7 +164,7 @@ def _cuts(parts: Sequence[_Part], capacity: Capacity) -> list[float]:
 
 
 def _solve(parts: Sequence[_Part], pools: Mapping[PoolName, Capacity]) -> float:
-    """The largest sum of served shares of tasks."""
+    """The largest sum of served fractions of tasks."""
     chosen = {t: i for i, t in enumerate(dict.fromkeys(p.task for p in parts))}
     at_most, equal = _Rows(), _Rows()
     upper = [1.0] * len(chosen)
@@ -205,6 +204,6 @@ def _solve(parts: Sequence[_Part], pools: Mapping[PoolName, Capacity]) -> float:
         bounds=[(0.0, u) for u in upper],
         method="highs",
     )
-    assert solved.status == 0, f"the program has a solution: {solved.message}"
-    assert solved.fun is not None, "it has been solved"
+    assert solved.status == 0, f"the program must have a solution: {solved.message}"
+    assert solved.fun is not None, "solved above"
     return -solved.fun

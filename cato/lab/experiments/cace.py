@@ -1,9 +1,9 @@
-"""Which model to unload: eviction policies, orders of dispatch and host memory on CACE's workload.
+"""CACE: eviction policies, dispatch orders and host memory on its workload.
 
-16 models share 4 cards. A card that loads serves nobody, so that in-order dispatch has room for
-about 0.5 invocations a second on the uniform pattern and 0.7 on the skewed one, however models
-are picked: 0.1/s and 0.2/s are underload, 0.8/s is overload for it. Every run starts with empty
-cards and goes on until the last of `COUNT` invocations has finished.
+16 models share 4 accelerators. A loading accelerator serves nothing, so in-order dispatch can
+serve about 0.5 invocations a second on the uniform pattern and 0.7 on the skewed one, whatever the
+eviction policy: 0.1/s and 0.2/s are underload, 0.8/s is overload for it. Every run starts with
+empty accelerators and continues until the last of `COUNT` invocations has finished.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ POLICIES: Mapping[str, EvictionPolicy | None] = {
     LFU: LeastFrequentlyUsed(),
     CACE: Cace(),
     FORESIGHT: ForesightEviction(),
-    BELADY: None,  # made for each run: it knows the arrivals
+    BELADY: None,  # created per run: it knows the arrivals
 }
 ABLATED: Mapping[str, EvictionPolicy | None] = {
     LRU: LeastRecentlyUsed(),
@@ -81,7 +81,7 @@ ABLATED: Mapping[str, EvictionPolicy | None] = {
     FORESIGHT: ForesightEviction(),
     "foresight without prefetch": ForesightEviction(prefetches=False),
 }
-# What a name of `cace-rq2` stands for: eviction and order.
+# Strategies of `cace-rq2`: eviction policy and dispatch order.
 STRATEGIES: Mapping[str, tuple[str, str]] = {
     "lru, in-order": (LRU, IN_ORDER),
     "lru, batched": (LRU, BATCHED),
@@ -97,7 +97,7 @@ MEMORY: Mapping[str, int] = {"none": 0, "128 GB": cards.HOST_WEIGHTS_BYTES}
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One seed of one setting: every policy meets the same arrivals."""
+    """One seed of one setting: every policy gets the same arrivals."""
 
     policies: Mapping[str, tuple[EvictionPolicy | None, DispatchOrder]]
     setting: Setting
@@ -167,7 +167,7 @@ def run_rq1(options: Options, progress: Progress, count: int = COUNT) -> Report:
 
 
 def run_rq2(options: Options, progress: Progress, count: int = COUNT) -> Report:
-    """Orders of dispatch with and without host memory; raise `UnknownNameError` for a strategy."""
+    """Dispatch orders with and without host memory; raise `UnknownNameError` for a strategy."""
     names = _chosen(options, tuple(STRATEGIES))
     jobs = [
         _Job(
@@ -195,9 +195,9 @@ def run_rq2(options: Options, progress: Progress, count: int = COUNT) -> Report:
 def run_ablation(options: Options, progress: Progress, count: int = COUNT) -> Report:
     """CACE without one factor at a time, and as printed; raise `UnknownNameError` for a variant.
 
-    In order, in underload and where queues form. The factor of demand changes nothing in either:
-    orders that never leave a card idle while the head could use it have a queue only while at
-    most one copy may go, and then there is no choice.
+    Dispatch is in order, in underload and where queues form. The demand factor changes nothing in
+    either: orders that never leave an accelerator idle while the head could use it have a queue
+    only while at most one replica may be evicted, and then there is no choice.
     """
     names = _chosen(options, tuple(ABLATED))
     jobs = [
@@ -227,7 +227,7 @@ def _paired(
     other: tuple[str, Setting],
     value: Callable[[Mapping[str, float], Mapping[str, float]], float],
 ) -> tuple[float, float] | None:
-    """Mean and standard error of `value` over the seeds; None when one of the two did not run."""
+    """Mean and standard error of `value` over the seeds; None when either policy did not run."""
 
     def of(policy: str, setting: Setting) -> dict[int, Mapping[str, float]]:
         return {
@@ -298,7 +298,7 @@ def _order_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-# Pictures
+# Plots
 
 
 def _select(report: Report, metric: str, **setting: str | float) -> list[Mean]:
@@ -336,14 +336,14 @@ def plot_rq2(report: Report, folder: Path) -> tuple[Path, ...]:
             plots.bars(ax, means, list(PATTERNS), "pattern", label)
             ax.set_title(f"{rate}/s, host memory: {memory}", fontsize=10)
             if max(m.mean for m in means) > 10 * min(m.mean for m in means):
-                ax.set_yscale("log")  # in-order dispatch in overload dwarfs all else
+                ax.set_yscale("log")  # in-order dispatch in overload dwarfs the others
         plots.legend(fig)
         paths.append(plots.save(fig, folder, f"cace-rq2-{metric.replace('_', '-')}"))
     return tuple(paths)
 
 
 def plot_ablation(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Hit rate of every variant, a panel a setting."""
+    """Hit rate of every variant, one panel per setting."""
     settings = list(dict.fromkeys(tuple(m.setting.items()) for m in report.means))
     fig, axes = plots.figure(2, 2)
     for ax, items in zip(axes, settings, strict=True):
@@ -369,7 +369,7 @@ RQ1 = Experiment(
 )
 RQ2 = Experiment(
     name="cace-rq2",
-    title="What order of dispatch and weights in host memory add",
+    title="Effect of dispatch order and of weights in host memory",
     source=f"{SOURCE}, workload patterns; extended by orders and tiers",
     run=run_rq2,
     plot=plot_rq2,

@@ -1,10 +1,10 @@
-"""CACE's windows of 30 s as printed, and its future work: weights that follow the workload.
+"""CACE's windows of 30 s as printed, and its future work: weights that adapt to the workload.
 
-A run is a row of windows. With cards empty at each window, as the paper measures, policies have
-little to choose; with cards kept, and a pattern that changes every `CHANGE` windows, weights can
-follow. The weights of a window are those that would have served the `LEARNT` windows before it with
-most hits, of one factor changed at a time: the simulator tells that of recorded arrivals. Cards are
-all alike here.
+A run is a sequence of windows. With accelerators empty at each window, as the paper measures,
+policies have little choice; with models kept, and a pattern that changes every `CHANGE` windows,
+weights can adapt. The weights of a window are those that would have had the most hits in the
+`LEARNT` windows before it, changing one factor at a time: simulating the recorded arrivals tells.
+All accelerators are alike here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from cato.sim.report import Report, Sample, Target
 
 WINDOW_S = 30.0
 WINDOWS, QUICK_WINDOWS, QUICK_SEEDS = 60, 30, 3
-CHANGE = 10  # windows of a pattern, where it changes
+CHANGE = 10  # windows per pattern, when patterns change
 LEARNT = 10
 RATES_PER_S = (0.2, 0.5, 1.0)
-# In order, four cards that load take about 0.5 a second.
+# In order, four accelerators that load can serve about 0.5 a second.
 KEPT_RATES_PER_S = (0.1, 0.2, 0.4)
 ADAPTIVE = "cace, adaptive weights"
-# That which does not run everywhere is last, so that the others keep their colours.
+# The arm that does not run everywhere is last, so that the others keep their colours.
 ARMS = (CACE, LRU, LFU, FORESIGHT, BELADY, ADAPTIVE)
 CHANGING = "changing"
 EMPTY, KEPT = "empty at each window", "kept"
@@ -57,7 +57,7 @@ CANDIDATES: tuple[Cace, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ByWindow:
-    """`Cace` with the weights of the window in which it is asked."""
+    """`Cace` with the weights of the current window."""
 
     weights: tuple[Cace, ...]
 
@@ -71,7 +71,7 @@ class ByWindow:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A row of windows of Poisson arrivals."""
+    """A sequence of windows of Poisson arrivals."""
 
     pattern: str
     rate_per_s: float
@@ -80,7 +80,7 @@ class Scene:
 
 @lru_cache(maxsize=8)
 def windows_of(scene: Scene, seed: int) -> tuple[tuple[CardArrival, ...], ...]:
-    """The arrivals of each window, by times since its start; every arm gets the same."""
+    """Arrivals of each window, by time since its start; the same for every arm."""
     rng = np.random.default_rng([seed, 30, round(100 * scene.rate_per_s)])
     found = []
     for i in range(scene.windows):
@@ -88,14 +88,14 @@ def windows_of(scene: Scene, seed: int) -> tuple[tuple[CardArrival, ...], ...]:
         name = names[i // CHANGE % len(names)] if scene.pattern == CHANGING else scene.pattern
         count = max(1, int(rng.poisson(scene.rate_per_s * WINDOW_S)))
         drawn = cards.arrivals(PATTERNS[name], scene.rate_per_s, count, rng)
-        # A Poisson number of arrivals, each anywhere in the window.
+        # A Poisson number of arrivals, uniform in the window.
         times = sorted(float(t) for t in rng.uniform(0, WINDOW_S, count))
         found.append(tuple(_moved(a, t, f"{i:03d}-") for a, t in zip(drawn, times, strict=True)))
     return tuple(found)
 
 
 def _moved(arrival: CardArrival, at_s: float, prefix: str = "") -> CardArrival:
-    """The same at another time."""
+    """The same arrival at another time."""
     wanted = arrival.wanted
     patience_s = wanted.deadline_s - wanted.arrived_at_s
     id = InvocationId(prefix + wanted.id)
@@ -104,7 +104,7 @@ def _moved(arrival: CardArrival, at_s: float, prefix: str = "") -> CardArrival:
 
 
 def _row(windows: Sequence[Sequence[CardArrival]]) -> list[CardArrival]:
-    """One window after the other, by times since the first began."""
+    """Consecutive windows, by time since the first began."""
     return [
         _moved(a, i * WINDOW_S + a.wanted.arrived_at_s)
         for i, window in enumerate(windows)
@@ -114,7 +114,7 @@ def _row(windows: Sequence[Sequence[CardArrival]]) -> list[CardArrival]:
 
 @lru_cache(maxsize=8)
 def adapted(scene: Scene, seed: int) -> tuple[Cace, ...]:
-    """The weights of each window, learnt from those before it; the paper's for the first."""
+    """The weights of each window, learned from those before it; the paper's for the first."""
     windows = windows_of(scene, seed)
     chosen = [CANDIDATES[0]]
     for i in range(1, scene.windows):
@@ -158,7 +158,7 @@ def _no_targets(samples: Sequence[Sample]) -> list[Target]:
 
 
 def _plot(report: Report, folder: Path) -> list[Path]:
-    """Hit rate and mean TTFT over the rate, a column a pattern."""
+    """Hit rate and mean TTFT over the rate, one column per pattern."""
     rows = list(dict.fromkeys((m.setting["pattern"], m.setting["cards"]) for m in report.means))
     fig, axes = plots.figure(len(rows), 2)
     shown = [(m, row) for m in ("hit_rate", "ttft_s_mean") for row in rows]

@@ -4,11 +4,11 @@ Mixes, rates, judged metrics and baselines are the paper's (`printed.py`): compl
 are judged by TTFT, translation and summarization by E2E. Generation and translation ask model A
 and then model B, the others model A alone. Three things are not as printed: replicas serve one
 request at a time; the SLA is 1.5 × the mean of the judged metric on idle replicas, where the paper
-takes the mean at 1.67 requests/s; and prompt lengths are assumed. Beside the paper's rates the same
-mixes run at fixed utilizations of the fuller model's replicas.
+uses the mean at 1.67 requests/s; and prompt lengths are assumed. Besides the paper's rates the same
+mixes run at fixed utilizations of the busier model's replicas.
 
-Rows named "..., paper" hold the paper's numbers, the "upper bound" is a linear program's
-(`bounds.py`); the rest is simulated.
+Rows named "..., paper" are the paper's numbers, the "upper bound" is a linear program's
+(`bounds.py`); everything else is simulated.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ GROUP = 1
 SOURCE = 'CATO, "SLA-Awareness for AI-assisted coding" (2025)'
 MODELS = (PoolName(MODEL_A), PoolName(MODEL_B))
 UTILIZATIONS = (0.3, 0.5, 0.7, 0.83, 0.9)
-# At a fixed utilization a queue needs longer to settle than the paper's runs last.
+# At a fixed utilization queues need longer to settle than the paper's runs last.
 SETTLED_REQUESTS = 600
 PROFILE: Profile = ONE_AT_A_TIME
-# One request at a time there is no batch to know.
+# With one request at a time there is no batch size to know.
 POLICIES = {name: make for name, make in ROUTERS.items() if name != schedulers.KNOWS_BATCHES}
 OPPONENTS = (RAY_SERVE, "round-robin", "cato", "edf-bounded", "sjf-bounded")
 HEADLINES = ("slo_attainment", "utilization", "e2e_s_p95")
-# Of latencies: the points of their distribution that plots show.
+# Quantiles of latencies shown in plots.
 _QUANTILES = tuple(q / 50 for q in range(51))
 RATE, UTILIZATION = "rate_per_s", "utilization"
 
@@ -90,7 +90,7 @@ class _Ran:
 
 
 def tasks_at(shares: printed.Shares, axis: str, load: float, seed: int) -> list[SimTask]:
-    """The tasks of one run: at a rate of the paper's, or at a utilization of the fullest pool."""
+    """The tasks of one run: at a rate of the paper, or at a utilization of the busiest pool."""
     rate_per_s, count = load, printed.CODING_REQUESTS
     if axis == UTILIZATION:
         busy_s = max(load_per_task_s(shares, CATO_PRINTED_CLASSES, PROFILE).values())
@@ -107,7 +107,7 @@ def tasks_at(shares: printed.Shares, axis: str, load: float, seed: int) -> list[
 
 
 def a_fleet(policy: str) -> Fleet:
-    """Six replicas of each model, with that policy."""
+    """Six replicas of each model with the given policy."""
     return Fleet(
         [
             PoolSetup(name, (PROFILE,) * printed.CODING_REPLICAS, POLICIES[policy]())
@@ -172,7 +172,7 @@ def _distributions(runs: Sequence[_Ran]) -> Distributions:
 
 
 def _targets(paper: printed.Coding, samples: Sequence[Sample]) -> tuple[Target, ...]:
-    """Over every opponent at the paper's rates, over Ray Serve's router at two utilizations."""
+    """Versus every baseline at the paper's rates, versus Ray Serve's router at two utilizations."""
     targets: list[Target] = []
     for workload in paper.mixes:
         for rate in paper.rates_per_s:
@@ -195,12 +195,12 @@ def _gap(samples: Sequence[Sample], baseline: str, wanted: Setting) -> Gap:
     return attainment_gap(samples, schedulers.FORESIGHT, baseline, wanted.__eq__)
 
 
-# Pictures: the paper's figures
+# Plots: the paper's figures
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
-    """Goodput and latencies per task and utilization over the rate, distributions, attainment over
-    the utilization.
+    """Goodput, latencies and utilization per task over the rate, latency distributions, and
+    attainment over the utilization.
     """
     paper = printed.CODING[report.experiment]
     paths: list[Path] = []
@@ -237,7 +237,7 @@ def plot_tasks(
 def _by_task(
     means: Sequence[Mean], shares: printed.Shares, metrics: Sequence[tuple[str, str]]
 ) -> Figure:
-    """A column a task, a row a metric."""
+    """One column per task, one row per metric."""
     fig, axes = figure(len(shares), len(metrics))
     cells = [(metric, label, task) for metric, label in metrics for task in shares]
     for axis, (metric, label, task) in zip(axes, cells, strict=True):
@@ -251,7 +251,7 @@ def _by_task(
 def _plot_cdf(
     name: str, distributions: Mapping[str, Mapping[str, list[float]]], folder: Path
 ) -> Path:
-    """Share of the tasks that were done within a time, at the paper's highest rate."""
+    """Fraction of tasks done within a time, at the paper's highest rate."""
     fig, axes = figure(len(distributions))
     for axis, (task, of_policies) in zip(axes, distributions.items(), strict=True):
         for policy, quantiles in of_policies.items():

@@ -1,13 +1,13 @@
 """CATO's research question 4 as printed: the coding tasks on one to six replicas of each model.
 
 Mixes, rates, judged metrics and limits are the paper's (`printed.py`): one violation triggers
-CATO's scaling. A method is a router with its scaling; Ray Serve's router and round robin come with
-the autoscaler by queue length, whose 30 s of delay upwards can be left out ("up at once"). As in
-the experiments without scaling replicas serve one request at a time and the SLA is 1.5 × the mean
-on idle replicas; 20 s pass from the order of a replica to its first request (assumed). A run is
-200 requests, as the paper's longest. Utilization is that of replicas that are ready or draining.
+CATO's scaling. A method is a router with a scaling policy; Ray Serve's router and round robin come
+with the autoscaler by queue length, whose 30 s upscale delay can be left out ("up at once"). As in
+the experiments without scaling, replicas serve one request at a time and the SLA is 1.5 × the mean
+on idle replicas; the cold start takes 20 s (assumed). A run is 200 requests, as the paper's
+longest. Utilization counts replicas that are ready or draining.
 
-Rows named "..., paper" hold the paper's numbers; the rest is simulated.
+Rows named "..., paper" are the paper's numbers; everything else is simulated.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Job:
 
 @cache
 def _follow_ups(workload: str) -> dict[CallKind, FollowUps]:
-    """What policies know of the workload: earlier tasks of it."""
+    """Policies' knowledge of the workload, from earlier tasks."""
     past = cato_tasks(
         printed.CODING[NAME].mixes[workload],
         1.0,
@@ -82,7 +82,7 @@ def _follow_ups(workload: str) -> dict[CallKind, FollowUps]:
 
 
 def a_fleet(method: str, workload: str) -> AutoscaledFleet:
-    """One replica of each model, with that method; `workload` is what its policies know of."""
+    """One replica of each model with the given method; its policies know `workload`."""
     return scaled_fleet(METHODS[method], cato_rq.MODELS, _follow_ups(workload))
 
 
@@ -123,7 +123,7 @@ def run(options: Options, progress: Progress) -> Report:
 
 
 def _targets(paper: printed.Coding, samples: Sequence[Sample]) -> tuple[Target, ...]:
-    """At every rate over the paper's method and its baselines."""
+    """At every rate, versus the paper's method and its baselines."""
     targets = []
     for workload in paper.mixes:
         for rate in paper.rates_per_s:

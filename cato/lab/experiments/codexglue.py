@@ -1,11 +1,11 @@
 """Attainment by scheduler with the lengths of real pairs of code (CodeXGLUE).
 
-The papers report on these datasets but give mean lengths only. Here the lengths come from a file:
-text to code (`nl` and `code`, one JSON object a line) or code to code (two parallel files). Every
-second pair teaches what policies believe of the output length; the others are drawn at random and
-sent to six replicas, one request at a time each, as in CATO's RQ1. The target is 1.5 × the mean
-end-to-end time on an idle replica. A pair's prompt says something of its answer (see the
-correlation in the report), but what is believed is the class's distribution.
+The papers evaluate on these datasets but give mean lengths only. Here the lengths come from a file:
+text to code (`nl` and `code`, one JSON object per line) or code to code (two parallel files). Every
+second pair trains the policies' length beliefs; the others are drawn at random and sent to six
+replicas, one request at a time each, as in CATO's RQ1. The target is 1.5 × the mean E2E time on an
+idle replica. A pair's prompt says something about its answer (see the correlation in the report),
+but policies believe the class's distribution.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAME = "codexglue"
 POOL = PoolName("engine")
 STRICTNESS = 1.5
 LEAST_PAIRS = 20
-_STREAM = 9  # of the random numbers; other workloads have others
+_STREAM = 9  # random stream; other workloads use others
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ _loaded = cache(load_pairs)
 
 @cache
 def _pairs(dataset: Path) -> tuple[tuple[TokenPair, ...], LengthBelief]:
-    """The pairs to draw from, and what the others teach of the output."""
+    """The pairs to draw from, and the output length belief from the other pairs."""
     pairs = _loaded(dataset)
     if len(pairs) < LEAST_PAIRS:
         raise InputError(
@@ -63,7 +63,7 @@ def _pairs(dataset: Path) -> tuple[tuple[TokenPair, ...], LengthBelief]:
 
 
 def tasks_of(dataset: Path, utilization: float, seed: int, n: int) -> list[SimTask]:
-    """`n` tasks of one call each; at utilization 1 their mean work is what the replicas can do."""
+    """`n` tasks of one call each; at utilization 1 their mean work is the replicas' capacity."""
     pairs, known = _pairs(dataset)
     rng = np.random.default_rng([seed, _STREAM])
     alone_s = float(
@@ -120,7 +120,7 @@ def _experiment(options: Options, progress: Progress) -> Report:
 
 
 def _lengths(dataset: Path) -> dict[str, float]:
-    """Tokens of prompt and output, mean and deviation / mean, and how the two go together."""
+    """Prompt and output tokens: mean, coefficient of variation, and their correlation."""
     pairs = _loaded(dataset)
     source = np.array([p.source_tokens for p in pairs], float)
     target = np.array([p.target_tokens for p in pairs], float)

@@ -1,11 +1,11 @@
-"""CATO's four coding tasks with the lengths of real code, and both calls of those that make two.
+"""CATO's four coding tasks with the lengths of real code, including both calls of two-call tasks.
 
-`--dataset` is a folder. Of its files, by what they hold: lines of {"nl", "code"} are generation
-and, the other way round, summarization (CodeXGLUE text-to-code; a summary is the description alone,
-without the class around it); two parallel files are translation (code-to-code); `.py` files are
-cut at random places for completion. Tasks whose files are missing do not run. Generation and
-translation ask a small model, then a large one that reads the first answer too; the others ask the
-small one. Judged as in the paper: completion and generation by TTFT, the others by E2E.
+`--dataset` is a folder. Tasks by file type: lines of {"nl", "code"} give generation and, reversed,
+summarization (CodeXGLUE text-to-code; a summary is the description alone, without the class around
+it); two parallel files give translation (code-to-code); `.py` files are cut at random places for
+completion. Tasks without files are skipped. Generation and translation ask a small model, then a
+large one that also reads the first answer; the others ask the small one. Judged as in the paper:
+completion and generation by TTFT, the others by E2E.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ ONE_AT_A_TIME: Profile = replace(SEVEN_B, max_running=1)
 UTILIZATIONS = (0.5, 0.7, 0.83, 0.9)
 STRICTNESS = 1.5
 LEAST_PAIRS = 20
-# Of the description in CONCODE: what follows is the class around the method.
+# Separator in CONCODE's descriptions: the class around the method follows it.
 FIELD_SEPARATOR = "concode_field_sep"
-# A completion sees the file up to the cut, so far, and answers with the rest of so many lines.
+# Prompt of a completion: the last part of the file before the cut; answer: the next few lines.
 SEEN_CHARS, COMPLETED_LINES = 4000, 3
 ARMS = (schedulers.FORESIGHT, RAY_SERVE, "round-robin", "cato", "edf-bounded", "sjf-bounded")
 JUDGED: Mapping[str, SloMetric] = MappingProxyType(
@@ -68,9 +68,9 @@ CALLS: Mapping[str, tuple[PoolName, ...]] = MappingProxyType(
 
 @lru_cache(maxsize=2)
 def pairs_of(folder: Path) -> Mapping[str, tuple[TokenPair, ...]]:
-    """Lengths of prompts and answers by task; raise `InputError` for what cannot be read."""
+    """Lengths of prompts and answers by task; raise `InputError` for unreadable files."""
     if not folder.is_dir():
-        raise InputError(f"--dataset: {folder} is no folder; give the one that holds the files")
+        raise InputError(f"--dataset: {folder} is not a folder; give the one that holds the files")
     found: dict[str, tuple[TokenPair, ...]] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix == ".json":
@@ -93,7 +93,7 @@ def pairs_of(folder: Path) -> Mapping[str, tuple[TokenPair, ...]]:
 
 
 def _completions(folder: Path) -> tuple[TokenPair, ...]:
-    """One cut a file, the same every time; files that cannot be cut are passed over."""
+    """One reproducible cut per file; files that cannot be cut are skipped."""
     found = []
     for path in sorted(folder.rglob("*.py")):
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -135,7 +135,7 @@ def alone_s(task: str, nodes: Sequence[SimNode]) -> float:
 
 @lru_cache(maxsize=4)
 def tasks_of(folder: Path, utilization: float, seed: int) -> Sequence[SimTask]:
-    """Equal shares of the tasks whose files are there. Every second pair taught the beliefs."""
+    """Equal shares of the available tasks. Every second pair was used for the beliefs."""
     rng = np.random.default_rng([seed, 19])
     names = list(pairs_of(folder))
     drawn: dict[str, list[tuple[SimNode, ...]]] = {}
@@ -181,7 +181,7 @@ def _measured(folder: Path, utilization: float, arm: str, seed: int) -> dict[str
 
 
 def _cells(options: Options) -> list[Trial]:
-    """Without a folder the cells have no tasks: they tell when they run what is missing."""
+    """Without a folder the cells have no tasks; running them reports the missing option."""
     loads = (0.7, 0.9) if options.quick else UTILIZATIONS
     return [Trial({"load": x}, partial(_of_options, options, x)) for x in loads]
 

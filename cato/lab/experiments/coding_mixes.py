@@ -2,11 +2,11 @@
 
 Two models on 6 + 6 replicas. `coding-small-first`: the tasks that start on the small model
 (completion, generation); `coding-large-first`: those that start on the large one (translation,
-summarization); `coding-mixes`: all four together, in equal shares and as an IDE sends them, 70 %
+summarization); `coding-mixes`: all four together, in equal shares and in an IDE's mix with 70 %
 completions, and dynamic workflows with refinement loops and fan-outs. The paper's own mixes are
 `cato-rq1` to `cato-rq3`. The target of a task is 1.5 × the mean of its class on idle replicas.
-Utilization is offered work / capacity of the fleet: the busier model's pool is fuller than it says.
-Beside one request at a time per replica there is a setting with continuous batching (cap 16).
+Utilization is offered work / capacity of the fleet: the busier model's pool is above it.
+Besides one request at a time per replica there is a setting with continuous batching (cap 16).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ TASKS = 600
 REPLICAS = 6
 CAP = 16
 UTILIZATIONS = (0.3, 0.5, 0.7, 0.83, 0.9)
-# With batching the capacity depends on the batch: rates instead. At the first the fleet is half
-# empty; at the middle ones power-of-two reaches about 75 %.
+# With batching the capacity depends on the batch, so rates are given. At the first the fleet is
+# half empty; at the middle ones power-of-two reaches about 75 %.
 BATCHED_RATES_PER_S = (4.0, 12.0, 13.0, 14.0, 16.0)
 SOURCE = "CATO project"
 
@@ -128,7 +128,7 @@ def _experiment(
 
 
 def _targets(name: str, workloads: Sequence[str], samples: Sequence[Sample]) -> tuple[Target, ...]:
-    """Group 1 of the targets; over the static workloads of the experiment, and of each."""
+    """Target group 1: over the experiment's static workloads together, and for each one."""
     targets: list[Target] = []
     static = [w for w in workloads if w != "dynamic"]
 
@@ -167,7 +167,7 @@ def _targets(name: str, workloads: Sequence[str], samples: Sequence[Sample]) -> 
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
-    """Attainment, P95 of E2E and measured utilization over the load, a column a workload."""
+    """Attainment, P95 of E2E and measured utilization over the load, one column per workload."""
     workloads = list(dict.fromkeys(str(m.setting["workload"]) for m in report.means))
     fig, axes = figure(len(workloads), 2)
     for i, workload in enumerate(workloads):

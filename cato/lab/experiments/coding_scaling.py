@@ -1,14 +1,14 @@
-"""How many replicas: scaling policies on the coding tasks, from one replica a pool to six.
+"""Scaling policies on the coding tasks, from one replica per pool to six.
 
 All four classes in equal shares and judged by E2E (the paper's own mixes: `cato-rq4`), two pools,
-one request at a time per replica, 20 s from the order of a replica to its first request.
+one request at a time per replica, cold starts of 20 s.
 Utilization is the offered load over the largest fleet, 6 + 6.
 A method is a scheduler and a scaling policy. The targets compare whole methods as they would be
-deployed: CATO's default (`foresight` + `forecast`) with the published combinations. The rows with
-`foresight` beneath the other scaling policies say how much of it is the scaling's doing.
+deployed: CATO's default (`foresight` + `forecast`) with the published combinations. Rows with
+`foresight` and another scaling policy show the effect of the scaling alone.
 
-Tasks that arrive within the duration count, whenever they end; replicas count while they are
-starting and draining too, and until the end of the duration.
+All tasks that arrive within the duration count, whenever they end. Starting and draining replicas
+count too, until the end of the duration.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ LONG_S, SHORT_S = 600.0, 60.0
 UTILIZATIONS = (0.25, 0.5)
 SHARES = dict.fromkeys(CATO_CLASSES, 1 / len(CATO_CLASSES))
 COMPARED = ("slo_attainment", "mean_replicas", "e2e_s_mean")
-# What policies know of the workload: so many earlier tasks, with a seed that no run uses.
+# Earlier tasks that policies learn the workload from, with a seed that no run uses.
 PAST_TASKS, PAST_SEED = 2000, 77_002
-# Grid of the replica counts that are kept for pictures.
+# Time grid of the replica counts kept for plots.
 _SERIES_S = 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A scheduler, and how the pools are scaled; None: they have all replicas from the start."""
+    """A scheduler and a scaling policy; None: all replicas from the start."""
 
     scheduler: Callable[[], Policies]
     scaling: ScalingPolicy[Any] | None
 
 
 _power_of_two = partial(schedulers.early, "power-of-two")
-# One request at a time: a replica is wanted for each that is ongoing. (Ray Serve's default of two
-# per replica attains less here.)
+# With one request at a time, one replica is wanted per ongoing request. (Ray Serve's default of
+# two per replica attains less here.)
 RAY = QueueLength(target_ongoing_requests=1.0)
 _AT_ONCE = QueueLength(target_ongoing_requests=1.0, upscale_delay_s=0.0, downscale_delay_s=0.0)
 RAY_UP_AT_ONCE = QueueLength(target_ongoing_requests=1.0, upscale_delay_s=0.0)
@@ -109,13 +109,13 @@ METHODS: Mapping[str, Method] = {
     "ray-serve + queue-length, up at once": Method(schedulers.ray_serve, RAY_UP_AT_ONCE),
     CEILING: Method(schedulers.foresight, None),
 }
-# The pictures over time show these, for the first seed.
+# Methods in the plots over time, for the first seed.
 SHOWN = (OURS, PUBLISHED, ZERO_DELAY)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One seed of one setting: every method meets the same arrivals."""
+    """One seed of one setting: every method gets the same arrivals."""
 
     methods: tuple[str, ...]
     setting: Setting
@@ -136,7 +136,7 @@ def rate_per_s(utilization: float) -> float:
 
 
 def tasks_of(setting: Setting, seed: int) -> list[SimTask]:
-    """What arrives within the duration of the setting."""
+    """Tasks that arrive within the setting's duration."""
     duration_s = float(setting["duration_s"])
     rate = rate_per_s(float(setting["utilization"]))
     enough = round(rate * duration_s * 1.5) + 40
@@ -154,7 +154,7 @@ def _follow_ups() -> dict[CallKind, FollowUps]:
 def scaled_fleet(
     method: Method, pools: Sequence[PoolName], follow_ups: Mapping[CallKind, FollowUps]
 ) -> AutoscaledFleet:
-    """Pools of 7B replicas that start with one and may have six; `follow_ups`: what is known."""
+    """Pools of 7B replicas that scale from one to six; `follow_ups`: policies' knowledge."""
     first = MIN_REPLICAS if method.scaling is not None else MAX_REPLICAS
     return AutoscaledFleet(
         [
@@ -194,7 +194,7 @@ def _run(job: _Job) -> _Result:
 
 
 def _series(scaled: AutoscaledFleet, duration_s: float) -> dict[str, list[list[float]]]:
-    """Per pool rows of (instant, ready, provisioned, calls that wait or run)."""
+    """Per pool rows of (time, ready, provisioned, calls waiting or running)."""
     rows: dict[str, list[list[float]]] = {}
     for pool, points in scaled.series.items():
         kept = [p for p in points if p.at_s < duration_s and p.at_s % _SERIES_S == 0]
@@ -203,7 +203,7 @@ def _series(scaled: AutoscaledFleet, duration_s: float) -> dict[str, list[list[f
 
 
 def _offered(tasks: Sequence[SimTask], duration_s: float) -> dict[str, list[list[float]]]:
-    """Per pool rows of (instant, work of the tasks that arrived in the 10 s around it, per s)."""
+    """Per pool rows of (time, work arriving per second, over the surrounding 10 s)."""
     edges = np.arange(0.0, duration_s + 10.0, 10.0)
     rows: dict[str, list[list[float]]] = {}
     for pool in POOLS:
@@ -284,8 +284,8 @@ def _targets(samples: Sequence[Sample], long_s: float, short_s: float) -> tuple[
             mean, stderr = mean_and_stderr([scale * g for g in gaps])
             targets.append(Target(GROUP, text, goal, mean, stderr, at_least))
 
-    # Two readings of "zero-delay": neither direction waits, or Ray Serve's 600 s before it takes
-    # replicas away are kept, which is the stronger baseline.
+    # Two readings of "zero-delay": no delay in either direction, or Ray Serve's 600 s downscale
+    # delay kept, which is the stronger baseline.
     for baseline in (ZERO_DELAY, UP_AT_ONCE):
         for utilization, goal in zip(UTILIZATIONS, (7.0, 15.0), strict=True):
             add(baseline, utilization, long_s, goal)
@@ -313,11 +313,11 @@ def _gaps(
     return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
 
 
-# Pictures
+# Plots
 
 
 def plot(report: Report, folder: Path) -> tuple[Path, ...]:
-    """Attainment bars, attainment over replicas, and replicas over time beside the load."""
+    """Attainment bars, attainment over replicas, and replicas over time with the load."""
     series = report.extra["series"]
     assert isinstance(series, Mapping)
     bars = _plot_bars(report, folder)
@@ -359,7 +359,7 @@ def _plot_price(report: Report, folder: Path) -> Path:
     fig, axes = plots.figure(2, (len(attainment) + 1) // 2)
     for ax, (label, means) in zip(axes, attainment.items(), strict=False):
         for i, (policy, m) in enumerate(means.items()):
-            marker = "o" if i < 10 else "^"  # colours come again after ten
+            marker = "o" if i < 10 else "^"  # colours repeat after ten
             ax.scatter(
                 replicas[label][policy].mean, 100 * m.mean, s=18, marker=marker, label=policy
             )

@@ -1,4 +1,4 @@
-"""What the experiments on schedulers share: one run of one fleet, and its numbers."""
+"""Shared by the scheduling experiments: one run of one fleet, and its metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measured(setups: Sequence[PoolSetup], tasks: Sequence[SimTask]) -> dict[str,
 
 
 def judged_s(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
-    """Of each task's name, the latencies by which its finished tasks are judged: TTFT or E2E."""
+    """Latencies by which the finished tasks of each name are judged: TTFT or E2E."""
     found: dict[str, list[float]] = {}
     for o in outcomes:
         times = found.setdefault(o.task.name, [])
@@ -35,7 +35,7 @@ def judged_s(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
 
 
 def metrics_by_task(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Attainment and judged latency of each task, its name behind the metric's."""
+    """Attainment and judged latency of each task; the task's name is the metric's suffix."""
     metrics: dict[str, float] = {}
     for name, times in judged_s(outcomes).items():
         met = [o.is_met for o in outcomes if o.task.name == name]
@@ -56,7 +56,7 @@ def metrics_by_task(outcomes: Sequence[Outcome]) -> dict[str, float]:
 def chosen_policies(
     options: Options, known: Mapping[str, Callable[[], Policies]]
 ) -> dict[str, Callable[[], Policies]]:
-    """Those that the user asked for; raise `UnknownNameError` for one that is not compared."""
+    """The policies that the user asked for; raise `UnknownNameError` for an unknown one."""
     for name in options.policies:
         if name not in known:
             raise UnknownNameError("policy", name, tuple(known))
@@ -79,8 +79,8 @@ def attainment_gap(
 ) -> Gap:
     """Mean over the wanted settings of `policy` minus `baseline`, paired by seed.
 
-    The error is that of the mean over seeds of the mean over settings: settings that share a seed
-    are not independent.
+    The error is that of the mean over seeds of the mean over settings, because settings that share
+    a seed are not independent.
     """
     by_seed: dict[int, dict[tuple[object, str], float]] = {}
     for s in samples:

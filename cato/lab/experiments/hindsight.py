@@ -1,4 +1,4 @@
-"""What a scheduler could reach that knows every arrival and length: a search with hindsight."""
+"""Search with hindsight: attainment of a scheduler that knows every arrival and length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRICES = (1.0, 3.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """One run of the search: its metrics, the ids of the tasks that missed."""
+    """One run of the search: its metrics and the ids of the missed tasks."""
 
     metrics: Mapping[str, float]
     missed: frozenset[str]
@@ -40,12 +40,12 @@ def missed_of(outcomes: Sequence[Outcome]) -> frozenset[str]:
 def clairvoyant(
     tasks: Sequence[SimTask], setup: Callable[[Policies], PoolSetup], seed: int, rounds: int
 ) -> Hindsight:
-    """The best of many runs with hindsight: over what is known of the lengths (exact, or only the
-    class), the caution of admission, and, by a hill climb of so many `rounds`, the set of tasks
-    that are given up. `tasks` are of one call; `setup` makes their pool.
+    """The best of many runs with hindsight: over the knowledge of lengths (exact, or the class's),
+    the caution of admission, and, by a hill climb of `rounds`, the set of tasks given up. `tasks`
+    have one call each; `setup` makes their pool.
     """
     base = schedulers.foresight()
-    exact = [replace(t, nodes=(_foretold(t),)) for t in tasks]
+    exact = [replace(t, nodes=(_with_known_length(t),)) for t in tasks]
 
     def outcome(given_up: frozenset[str], known: Sequence[SimTask], price: float) -> Hindsight:
         policies = replace(
@@ -64,7 +64,7 @@ def clairvoyant(
     )
     rng = np.random.default_rng([seed, 88])
     for _ in range(rounds):
-        # Who missed is given up; some get another chance, a few others lose theirs.
+        # Give up the tasks that missed; retry some of those given up, and drop a few others.
         given_up = {t for t in sorted(best.missed) if rng.random() > 0.2}
         met = [t.id for t in tasks if t.id not in best.missed]
         given_up |= {t for t in met if rng.random() < 0.003}
@@ -76,7 +76,7 @@ def clairvoyant(
 
 @dataclass(frozen=True, slots=True)
 class _GivenUp:
-    """The order of the default, with some tasks put behind all others from the start."""
+    """The default order, with some tasks behind all others from the start."""
 
     order: OrderingPolicy
     given_up: frozenset[str]
@@ -87,7 +87,7 @@ class _GivenUp:
         return self.order.rank(invocation, work, now_s)
 
 
-def _foretold(task: SimTask) -> SimNode:
+def _with_known_length(task: SimTask) -> SimNode:
     node = task.nodes[0]
     return replace(
         node,

@@ -1,9 +1,9 @@
-"""Are the bounds of output lengths honest on a recorded trace?
+"""Calibration of output-length bounds on a recorded trace.
 
 Trains on the first half of a trace in time, reports on the second. Coverage and pinball loss of
 the 0.9 quantile before the first token, and coverage of the refined bound among the answers that
-reach g tokens, for a ladder of g. Only the forests depend on the seed; the standard errors of the
-targets are over the reported rows, which are the smaller sample.
+reach g tokens, for several g. Only the forests depend on the seed; the targets' standard errors
+are over the reported rows, which are the smaller sample.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Q = 0.9
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 REACHED_TOKENS = (10, 30, 100, 300)
 MIN_REACHED = 50
-"""Fewest answers at which coverage is judged: its standard error is then 4 points."""
+"""Minimum answers for judging coverage: its standard error is then 4 points."""
 MIN_ROWS = 400
-"""Fewest requests of a trace: half of them must grow more than a stump."""
+"""Minimum requests of a trace: half of them must train more than a stump."""
 
 MARGINAL, GAUSSIAN, PACKAGE, COMPILED, BELIEF, LEARNT = (
     "marginal",
@@ -64,7 +64,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class BeliefLengths:
-    """What the scheduling core makes of a grid once, at arrival: a few equally likely lengths."""
+    """The core's belief, made once at arrival from a grid: a few equally likely lengths."""
 
     model: CompiledForest
 
@@ -73,18 +73,18 @@ class BeliefLengths:
         return generated_tokens + belief.left_quantile(q, generated_tokens)
 
     def grid(self, features: LengthFeatures, generated_tokens: int = 0) -> tuple[float, ...]:
-        """Those of its points that exceed what was generated."""
+        """The grid points that exceed the tokens generated so far."""
         return tuple(x for x in self.model.grid(features) if x > generated_tokens)
 
 
 def records_of(rows: Sequence[TraceRow]) -> tuple[LengthRecord, ...]:
     """Prompt tokens and the lengths of similar recent answers, known at arrival.
 
-    Two widths: `SimilarAnswers`' own finds the same buffer asked again, ten times that finds
-    buffers like it.
+    Two widths: `SimilarAnswers`' default finds repeated requests of the same buffer, ten times that
+    finds similar buffers.
 
-    When an answer was complete is not in the trace; the service time of an unmeasured 7B replica
-    stands in. The trace has one task: classes by output length would tell what is to be found.
+    The trace does not say when an answer was complete; the service time of an unmeasured 7B replica
+    is used instead. The trace has one task: classes by output length would reveal the answer.
     """
     similar = (SimilarAnswers(), SimilarAnswers(width=0.03))
     answers = Answers.of(
@@ -106,7 +106,7 @@ def records_of(rows: Sequence[TraceRow]) -> tuple[LengthRecord, ...]:
 
 
 def fitted(name: str, train: Sequence[LengthRecord], seed: int) -> LengthModel:
-    """The model called `name`; a bench calls its `quantile` to time it."""
+    """The model called `name`; a benchmark calls its `quantile` to time it."""
     match name:
         case "marginal":
             return MarginalLengths.fit(train)
@@ -124,7 +124,7 @@ def fitted(name: str, train: Sequence[LengthRecord], seed: int) -> LengthModel:
 
 
 def _learnt(train: Sequence[LengthRecord], seed: int) -> LengthModel:
-    """What the Profiler uses: the forest where it beat the marginal on the newest of `train`."""
+    """The Profiler's choice: the forest if it beat the marginal on the newest of `train`."""
     split = len(train) - len(train) // NEWEST
     older, newest = train[:split], train[split:]
     grown = ForestLengths.fit(older, seed).compiled()
@@ -143,7 +143,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What each reported row scored; `refined` and `unrefined` of those that reach g tokens."""
+    """Scores of each reported row; `refined` and `unrefined` of those that reach g tokens."""
 
     covered: _Floats
     loss: _Floats
@@ -174,11 +174,11 @@ def _scored(job: _Job) -> _Scores:
 
 
 def _mean_scores(scores: Sequence[_Scores]) -> _Scores:
-    """Row by row over the seeds, so that errors over the rows count each row once."""
+    """Row-wise mean over the seeds, so that errors over the rows count each row once."""
 
     def mean(values: Sequence[_Floats]) -> _Floats:
         first = values[0]
-        out: _Floats = first + np.mean([v - first for v in values], axis=0)  # of equal ones, exact
+        out: _Floats = first + np.mean([v - first for v in values], axis=0)  # exact if equal
         return out
 
     return _Scores(
@@ -193,13 +193,13 @@ def _mean_scores(scores: Sequence[_Scores]) -> _Scores:
 def _bounds(
     model: LengthModel, records: Sequence[LengthRecord], q: float, generated_tokens: int = 0
 ) -> _Floats:
-    if isinstance(model, ForestLengths):  # one call for all rows: single ones take milliseconds
+    if isinstance(model, ForestLengths):  # one call for all rows: single calls take milliseconds
         return model.quantiles_of([r.features for r in records], q, generated_tokens)
     return np.array([model.quantile(r.features, q, generated_tokens) for r in records])
 
 
 def halves(trace: Path) -> tuple[tuple[LengthRecord, ...], tuple[LengthRecord, ...]]:
-    """In time: what to learn from, and what to report on; raise `InputError` for too few rows."""
+    """First half to learn from, second to report on; raise `InputError` for too few rows."""
     rows = load_azure(trace)
     if len(rows) < MIN_ROWS:
         raise InputError(f"the trace has {len(rows)} requests; bounds need at least {MIN_ROWS}")
@@ -214,7 +214,7 @@ def run(options: Options, progress: Progress) -> Report:
         if name not in MODELS:
             raise InputError(f"no length model named {name!r}; known: {', '.join(MODELS)}")
     if MARGINAL not in names:
-        names = (MARGINAL, *names)  # what the pinball losses are compared with
+        names = (MARGINAL, *names)  # the baseline of the pinball losses
     train, test = halves(options.needed("trace"))
     jobs = [
         _Job(name, seed, train, test)

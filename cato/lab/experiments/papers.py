@@ -1,5 +1,5 @@
-"""All tables and figures of the five papers, one command: which experiment repeats which, and what
-is open. `regenerate` runs them and leaves JSON, pictures and an index page in a folder.
+"""All tables and figures of the five papers: which experiment reproduces which, and what is open.
+`regenerate` runs them and writes JSON, plots and an index page to a folder.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from cato.sim.traces import is_azure
 INDEX = "index.html"
 NAME = "papers"
 SEEDS = tuple(range(100, 130))
-"""Reported on; constants were chosen on others."""
+"""Seeds to report; constants were chosen on others."""
 _SHOWN = ("slo_attainment",)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What of a paper an experiment repeats.
+    """The part of a paper that an experiment reproduces.
 
-    `quick_seeds`: so many seeds when quick; studies may take fewer. `needs`: without that it is
-    left out.
+    `quick_seeds`: number of seeds when quick; studies may take fewer. `needs`: an option without
+    which it is skipped.
     """
 
     shows: str
@@ -38,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """A paper's experiments, and what of it none repeats, with the reason."""
+    """A paper's experiments, and the parts that none reproduces, with the reason."""
 
     name: str
     entries: tuple[Entry, ...]
@@ -56,10 +56,10 @@ PAPERS: tuple[Paper, ...] = (
             Entry("RQ2", "cato-rq2", 2),
             Entry("RQ3", "cato-rq3", 1),
             Entry("RQ4", "cato-rq4", 2),
-            Entry("one call with the lengths of its data set", "codexglue", 2, NEEDS_FILE),
-            Entry("its four tasks with their lengths", "codexglue-tasks", 3, NEEDS_FOLDER),
+            Entry("single calls with the lengths of its data set", "codexglue", 2, NEEDS_FILE),
+            Entry("its four tasks with their real lengths", "codexglue-tasks", 3, NEEDS_FOLDER),
         ),
-        (("measured on NPUs and GPUs", "live: `cato bench live`, on the cards at hand"),),
+        (("measured on NPUs and GPUs", "live: `cato bench live`, on your accelerators"),),
     ),
     Paper(
         "SABER: Adaptive Request Scheduling for CodeLLM Serving with SLA Guarantees",
@@ -80,7 +80,7 @@ PAPERS: tuple[Paper, ...] = (
             Entry("RQ3: ablation of the factors", "cace-ablation", 3),
             Entry("windows of 30 s; adaptive weights (future work)", "cace-windows", 3),
         ),
-        (("heterogeneous accelerators (future work)", "simulated cards are all alike"),),
+        (("heterogeneous accelerators (future work)", "all simulated accelerators are alike"),),
     ),
     Paper(
         "SLO-SA: SLO-Aware Scheduling for Large Language Model Inferences",
@@ -92,7 +92,7 @@ PAPERS: tuple[Paper, ...] = (
             Entry("Fig. 11 (A)", "slo-sa-fig11", 10),
         ),
         (
-            ("Table 1, Fig. 11 (B): overhead", "times of this machine: `cato bench core`"),
+            ("Table 1, Fig. 11 (B): overhead", "measured on your machine: `cato bench core`"),
             ("other engines and models of Fig. 12 to 18", "the latencies of Table 2 alone"),
         ),
     ),
@@ -110,7 +110,7 @@ PAPERS: tuple[Paper, ...] = (
             Entry("Fig. 5: bounds of output lengths", "length-bounds", 3, NEEDS_AZURE),
         ),
         (
-            ("Fig. 1, 2 and 7", "requests of data sets that are not at hand"),
+            ("Fig. 1, 2 and 7", "requests of data sets that are not available"),
             ("Fig. 5 (a), 6: time of a prediction and of a match", "`cato bench core`"),
             ("Fig. 10: other batch sizes and models", "one engine is simulated"),
         ),
@@ -138,7 +138,7 @@ class Done:
 
 
 def regenerate(options: Options, folder: Path, papers: Sequence[Paper]) -> Iterator[Done]:
-    """Run all that the options allow, one after the other; the index is renewed after each.
+    """Run everything that the options allow, in sequence; the index is updated after each.
 
     Raise `OSError` for a folder that cannot be written.
     """
@@ -177,7 +177,7 @@ def _why_not(entry: Entry, options: Options) -> str:
 
 
 def page(papers: Sequence[Paper], found: Sequence[Done], options: Options, folder: Path) -> str:
-    """HTML: a section a paper, a row an experiment with its targets, pictures, and what is open."""
+    """HTML: a section per paper, a row per experiment with its targets, plots, and what is open."""
     return "\n".join(_lines(papers, found, options, folder)) + "\n"
 
 
@@ -216,7 +216,7 @@ def _lines(
 
 
 def _contents(papers: Sequence[Paper], done: Mapping[Entry, Done]) -> Iterator[str]:
-    """Each experiment with what became of it."""
+    """Each experiment with its result."""
     yield "<ul>"
     for i, paper in enumerate(papers):
         yield f"<li><a href='#paper-{i}'>{escape(paper.name)}</a><ul>"
@@ -260,7 +260,7 @@ def _section(done: Done, folder: Path) -> Iterator[str]:
 
 
 def _value(mean: float, stderr: float) -> str:
-    """With its error, where there is one, to the error's second digit."""
+    """A value with its error, if any, to the error's second digit."""
     if not stderr > 0:
         return f"{round(mean, 4):g}"
     digits = max(0, min(4, 1 - int(f"{stderr:e}".partition("e")[2])))
@@ -268,7 +268,7 @@ def _value(mean: float, stderr: float) -> str:
 
 
 def _means(done: Done) -> Iterator[str]:
-    """The headline metrics by setting and policy, folded."""
+    """The headline metrics by setting and policy, collapsed."""
     report = done.report
     assert report is not None, "it ran"
     known = list(dict.fromkeys(m.metric for m in report.means))

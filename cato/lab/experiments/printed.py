@@ -1,7 +1,7 @@
-"""What the papers print of their experiments: mixes, rates, objectives, baselines and results.
+"""Numbers printed in the papers: mixes, rates, objectives, baselines and results.
 
-One place, so that an experiment can be held to it (`tests/sim/test_printed.py`). Results stand here
-where a text or a table gives the number; what only a picture shows is left out.
+Kept in one place, so that experiments can be checked against it (`tests/sim/test_printed.py`).
+Results are listed where a text or a table gives the number, not where only a figure shows it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cato.sim.report import Mean, Setting
 
 Shares = Mapping[str, float]
 PAPER = "{}, paper"
-"""How rows of printed results are named, beside the same method's simulated ones."""
+"""Suffix of rows with printed results, next to the same method's simulated rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Result:
 
     @property
     def mean(self) -> Mean:
-        """As a report's row; of no seeds."""
+        """As a report row, with no seeds."""
         return Mean(
             self.setting, PAPER.format(self.policy), self.metric, self.value, float("nan"), 0
         )
@@ -40,7 +40,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """One research question of CATO: the mixes by name, the load, who stands beside it."""
+    """One research question of CATO: the mixes by name, the load, the baselines."""
 
     mixes: Mapping[str, Shares]
     rates_per_s: tuple[float, ...]
@@ -59,9 +59,9 @@ JUDGED: Mapping[str, SloMetric] = MappingProxyType(
 """Section 5.2: TTFT to the first token of the last call, E2E to its last one."""
 
 CODING_REPLICAS = 6
-"""Of each of two models."""
+"""Replicas of each of the two models."""
 CODING_REQUESTS = 200
-"""Section 6: 100 to 200 requests a run."""
+"""Section 6: 100 to 200 requests per run."""
 
 _TWO_RATES = (0.67, 1.33, 2.00, 2.67, 3.33)
 _FOUR_RATES = (0.83, 1.67, 2.50, 3.33)
@@ -98,14 +98,14 @@ def _of_tasks(
     return tuple(Result(setting, name, metric, value) for name, value in values.items())
 
 
-# Of RQ4 a method is a router with its scaling.
+# In RQ4 a method is a router with its scaling.
 SCALED_CATO = "cato + cato"
 SCALED_RAY, SCALED_ROUND_ROBIN = "ray-serve + queue-length", "round-robin + queue-length"
 SCALED = (SCALED_CATO, SCALED_RAY, SCALED_ROUND_ROBIN)
 SCALED_REPLICAS = (1, 6)
-"""Of each model: at the start, at most."""
+"""Replicas of each model: at the start, and at most."""
 VIOLATIONS = 1
-"""So many of them trigger CATO's scaling."""
+"""Number of violations that triggers CATO's scaling."""
 
 CODING: Mapping[str, Coding] = MappingProxyType(
     {
@@ -249,7 +249,7 @@ SABER = Batching(
 # SLO-SA, section 5: the default hyperparameters of its annealing
 ANNEALING = {"start": 500.0, "end": 20.0, "iterations": 100, "decay": 0.95}
 
-# Its workload: half chat, judged by TTFT and TPOT, half code, judged by E2E; objectives in seconds
+# Its workload: half chat, judged by TTFT and TPOT, half code, judged by E2E; objectives in seconds.
 SLO_SA_OBJECTIVES: Mapping[str, Mapping[SloMetric, float]] = MappingProxyType(
     {
         "chat": {SloMetric.TTFT: 10.0, SloMetric.TPOT: 0.05},
@@ -275,10 +275,10 @@ TEMPO_BASELINES: Mapping[str, str] = MappingProxyType(
         "Tempo": "tempo",
     }
 )
-"""What the paper compares, by our names."""
+"""The paper's baselines, by our names."""
 
-# CACE, section V: models and accelerators, the share of completions and of the four languages
-# that are popular in each pattern
+# CACE, section V: models and accelerators, the share of completions, and of the four popular
+# languages in each pattern
 CACE_MODELS, CACE_CARDS = 16, 4
 CACE_PATTERNS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"uniform": (0.5, 0.5), "ide-heavy": (0.7, 0.5), "skewed": (0.7, 0.8)}
@@ -308,7 +308,7 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""What repeats the tables and figures of each paper."""
+"""Experiments that reproduce the tables and figures of each paper."""
 
 OPPONENTS = (RAY, "edf-bounded", "sjf-bounded", "plas-waiting")
-"""Strong simple rules that stand in every table of requests that arrive, printed or not."""
+"""Strong simple rules included in every table of arriving requests, printed or not."""

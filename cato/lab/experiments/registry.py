@@ -1,5 +1,5 @@
-"""Names of experiments, and where they are. Imported when asked for: numba and scikit-learn cost
-seconds, which neither `cato --help` nor an unknown name should pay.
+"""Experiments by name. Modules are imported on demand: numba and scikit-learn take seconds, which
+neither `cato --help` nor an unknown name should cost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType, ModuleType
 from cato.core.errors import UnknownNameError
 from cato.sim.experiment import Experiment
 
-# Name -> module of this package, which has it as `EXPERIMENT` or in `EXPERIMENTS`.
+# Name -> module of this package, which defines it in `EXPERIMENT` or `EXPERIMENTS`.
 EXPERIMENTS: Mapping[str, str] = MappingProxyType(
     {
         "cato-rq1": "cato_rq",
@@ -39,7 +39,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
 
 
 def experiment(name: str) -> Experiment:
-    """The experiment called `name`; raise `UnknownNameError` for one that is not there."""
+    """The experiment called `name`; raise `UnknownNameError` if there is none."""
     if name not in EXPERIMENTS:
         raise UnknownNameError("experiment", name, tuple(EXPERIMENTS))
     module = import_module(f"{__package__}.{EXPERIMENTS[name]}")
@@ -47,7 +47,7 @@ def experiment(name: str) -> Experiment:
 
 
 def held_by(module: ModuleType) -> tuple[Experiment, ...]:
-    """The experiments of a module of this package; none of one that only helps the others."""
+    """The experiments of a module of this package; empty for a helper module."""
     one: Experiment | None = getattr(module, "EXPERIMENT", None)
     several: tuple[Experiment, ...] = getattr(module, "EXPERIMENTS", ())
     return several if one is None else (one,)

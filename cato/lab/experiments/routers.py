@@ -1,4 +1,4 @@
-"""Who stands beside the default where CATO's coding tasks run."""
+"""Routers compared with the default on CATO's coding tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _as_printed() -> Policies:
 
 
 def _late_last() -> Policies:
-    """Algorithm 1 with what is late behind all else."""
+    """Algorithm 1 with late work behind everything else."""
     return replace(schedulers.cato(), ordering=LateLast())
 
 
@@ -50,4 +50,4 @@ ROUTERS: Mapping[str, Callable[[], Policies]] = MappingProxyType(
         },
     }
 )
-"""`ray-serve` binds late, as Serve's handle does; `power-of-two` is bound on arrival."""
+"""`ray-serve` binds late, as Serve's handle does; `power-of-two` binds on arrival."""

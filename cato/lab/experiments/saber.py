@@ -1,9 +1,9 @@
 """SABER's workloads W1-W3 on one engine: static caps, SABER, SLO-SA, and the default.
 
-`saber-rq1`: attainment over the rate, 100 requests a run, as in the paper, an upper bound of any
-scheduler's, and what a search with hindsight finds for W2. `saber-rq2`: sustained load, 600
-requests a run, and the parts of SABER switched: its window, its low queue, speeds that are
-recomputed, and lengths that are known nearly exactly, with which the published result returns.
+`saber-rq1`: attainment over the rate, 100 requests per run, as in the paper; an upper bound for any
+scheduler; and the result of a search with hindsight for W2. `saber-rq2`: sustained load, 600
+requests per run, with SABER's parts switched: its window, its low queue, recomputed speeds, and
+nearly exact lengths, which reproduce the published result.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from cato.sim.workloads import SABER_ENGINE, SABER_RATES_PER_S, SABER_SHARES, SP
 POOL = PoolName("engine")
 REQUESTS, SUSTAINED = 100, 600
 CAPS = tuple(range(10, 101, 10))
-# Where little is left to win: what could be won with hindsight is searched for.
+# Where little is left to gain, a search with hindsight shows how much.
 SEARCHED, SEARCH_ROUNDS = ("W2",), 60
-# SLO-SA's largest batch: the best of 10, 20, 30 and 50 on seeds 0-2.
+# SLO-SA's maximum batch: the best of 10, 20, 30 and 50 on seeds 0-2.
 ANNEALING, MAPPED_CAP = "annealing", 50
 NEARLY_EXACT_SPREAD = 0.05
 SUSTAINED_RATES_PER_S = (5.0, 10.0)
 SOURCE = 'SABER, "Adaptive Request Scheduling for CodeLLM Serving with SLA Guarantees" (2025)'
-# The offline phase sees other requests than the experiment: its own seed.
+# The offline phase uses other requests than the experiment: its own seed.
 OFFLINE_SEED = 77_002
 
 
 @lru_cache(maxsize=1)
 def offline_fit() -> UslFit:
-    """SABER's offline phase: with the cap lifted, the speed law of this engine."""
+    """SABER's offline phase: the speed law of this engine, with the cap lifted."""
     samples: list[SpeedSample] = []
     for workload in SABER_SHARES:
         for rate_per_s in SABER_RATES_PER_S:
@@ -75,7 +75,7 @@ def _saber(
 
 
 def _to_the_end(cap: int) -> Policies:
-    """SLO-SA as its model of the engine has it."""
+    """SLO-SA as its engine model assumes: batches run to their end."""
     policies = schedulers.mapped(ANNEALING, cap)
     assert isinstance(policies.mapping, MappedQueue), "mapped by `schedulers.mapped`"
     return replace(policies, mapping=replace(policies.mapping, runs_to_end=True))
@@ -85,7 +85,7 @@ def cap_name(cap: int) -> str:
     return f"static-cap-{cap}"
 
 
-# Required speeds of running requests are recomputed: a weaker reading.
+# A weaker reading: required speeds of running requests are recomputed.
 REFRESHED = "saber, refreshed speeds"
 
 _CAPS: Mapping[str, Callable[[], Policies]] = {
@@ -198,7 +198,7 @@ def _rq1(options: Options, progress: Progress) -> Report:
         ]
         if worst:
             points, stderr, where = min(worst)
-            text = f"points over {baseline}, where they are fewest ({where})"
+            text = f"points over {baseline}, at least ({where})"
             targets.append(Target(3, text, goal, points, stderr))
     for workload in SEARCHED:
         gap = _over_saber(samples, workload, policy=CLAIRVOYANT)
@@ -209,7 +209,7 @@ def _rq1(options: Options, progress: Progress) -> Report:
 
 
 def _over_best_cap(samples: Sequence[Sample], workload: str, rate_per_s: float) -> Gap | None:
-    """Against the cap that is best in this very setting, chosen with hindsight."""
+    """Versus the best cap in this very setting, chosen with hindsight."""
     gaps = [
         attainment_gap(
             samples,
@@ -280,7 +280,7 @@ def _report(
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
-    """Attainment and goodput over the rate, a column a workload; of the caps the outer ones."""
+    """Attainment and goodput over the rate, one column per workload; of the caps the outer ones."""
     shown = {cap_name(c) for c in (10, 30, 50, 100)}
     workloads = list(dict.fromkeys(str(m.setting["workload"]) for m in report.means))
     variants = list(dict.fromkeys(str(m.setting.get("lengths", "")) for m in report.means))

@@ -1,8 +1,8 @@
-"""Which curve tells how fast a request runs among L others?
+"""Which curve predicts the speed of one request among L others?
 
-With the engine's cap lifted, every finished request gives a pair: the mean number that ran beside
-it, itself included, and its tokens per second from its start to its last token. Each curve is
-fitted to the pairs of even requests, all rates together; `held_out_r2` is of the odd ones.
+With the engine's cap lifted, every finished request gives a pair: its mean concurrency, itself
+included, and its tokens per second from start to last token. Each curve is fitted to the pairs of
+even requests, all rates together; `held_out_r2` is computed on the odd ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def speed_samples(workload: str, rate_per_s: float, seed: int) -> tuple[SpeedSam
     classes = rng.choice(
         list(SABER_CLASSES), REQUESTS, p=[SABER_SHARES[workload][c] for c in SABER_CLASSES]
     )
-    spread = rng.normal(-(SPREAD**2) / 2, SPREAD, (2, REQUESTS))  # the mean stays as it is
+    spread = rng.normal(-(SPREAD**2) / 2, SPREAD, (2, REQUESTS))  # keeps the mean
     sequences = [
         replica.Sequence(
             id=InvocationId(str(i)),
@@ -65,7 +65,7 @@ def speed_samples(workload: str, rate_per_s: float, seed: int) -> tuple[SpeedSam
     engine = SimReplica(SABER_ENGINE, max_running=REQUESTS)
     started: dict[str, tuple[float, float]] = {}
     found: dict[str, SpeedSample] = {}
-    # The integral of the number in the engine over time gives each request its mean concurrency.
+    # The integral of the engine's concurrency over time gives each request's mean concurrency.
     held_s, since_s, following = 0.0, 0.0, 0
     while len(found) < REQUESTS:
         next_s = arrived_at_s[following] if following < REQUESTS else np.inf
@@ -79,7 +79,7 @@ def speed_samples(workload: str, rate_per_s: float, seed: int) -> tuple[SpeedSam
                     at_s, held_before_s = started[sequence.id]
                     took_s = now_s - at_s
                     found[sequence.id] = SpeedSample(
-                        # Rounding may leave a request that was alone a hair below 1.
+                        # Rounding may put a request that ran alone slightly below 1.
                         max(1.0, (held_s - held_before_s) / took_s),
                         sequence.output_tokens / took_s,
                     )

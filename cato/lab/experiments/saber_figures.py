@@ -1,7 +1,7 @@
-"""SABER's figures beside its tables: completion times by task, steadiness, and the estimators.
+"""SABER's figures besides its tables: completion times by task, stability, and the estimators.
 
-Engine, classes and rates are those of `saber-rq1`, 100 requests a run. The caps are those that the
-paper found best; the best of ours are in `saber-rq1`.
+Engine, classes and rates are those of `saber-rq1`, 100 requests per run. The caps are those that
+the paper found best; the best in our runs are in `saber-rq1`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from cato.sim.workloads import (
 )
 
 SABER = "saber"
-# Fig. 4: workload, requests a second, the best static cap there (of the text).
+# Fig. 4: workload, requests per second, the best static cap there (from the text).
 PANELS = (("W1", 5.0, 50), ("W2", 20.0, 100), ("W3", 10.0, 80))
-# Fig. 6 and 7: the best cap of each workload (of Fig. 1).
+# Fig. 6 and 7: the best cap of each workload (from Fig. 1).
 BEST_CAPS: Mapping[str, int] = MappingProxyType({"W1": 30, "W2": 70, "W3": 80})
 QUICK_RATES_PER_S = (1.0, 5.0, 10.0, 20.0)
 QUICK_SEEDS = 5
-# The times of a CDF, as shares of the class's SLA.
+# Times of a CDF, as fractions of the class's SLA.
 SHARES = tuple(float(x) for x in np.round(np.arange(0.1, 3.01, 0.1), 1))
 _DONE = "done_"
 
@@ -53,7 +53,7 @@ def _estimator(curve: str) -> str:
 
 @lru_cache(maxsize=len(CURVES))
 def _curve(name: str) -> Fit:
-    """Fitted offline: all workloads, all rates, the cap lifted."""
+    """Fitted offline on all workloads and rates, with the cap lifted."""
     samples: list[SpeedSample] = []
     for workload in SABER_SHARES:
         for rate_per_s in SABER_RATES_PER_S:
@@ -81,7 +81,7 @@ _SCHEDULERS: Mapping[str, Callable[[Profile, int], Policies]] = MappingProxyType
 
 
 def _measured(workload: str, rate_per_s: float, pool: PoolSetup, seed: int) -> dict[str, float]:
-    """With attainment, and the times that tasks took, by class; in shares of the class's SLA."""
+    """Attainment, and completion times by class as fractions of the class's SLA."""
     fleet = Fleet([pool])
     outcomes = fleet.run(saber_tasks(workload, rate_per_s, REQUESTS, seed, POOL))
     metrics = metrics_of(fleet, outcomes)
@@ -135,7 +135,7 @@ def _estimators(options: Options) -> list[Cell]:
 
 
 def _cdf(samples: Sequence[Sample]) -> list[Sample]:
-    """The points of the CDFs as settings of their own."""
+    """The points of the CDFs as separate settings."""
     found = []
     for s in samples:
         for metric, value in s.metrics.items():
@@ -150,11 +150,11 @@ def _no_targets(samples: Sequence[Sample]) -> list[Target]:
     return []
 
 
-# Pictures
+# Plots
 
 
 def _plot_cdf(report: Report, folder: Path) -> list[Path]:
-    """Share of the tasks that are done, over the time: a row a workload, a column a class."""
+    """Fraction of finished tasks over time: one row per workload, one column per class."""
     fig, axes = plots.figure(len(SABER_CLASSES), len(PANELS))
     cells = [(panel, name) for panel in PANELS for name in SABER_CLASSES]
     for ax, ((workload, rate_per_s, _), name) in zip(axes, cells, strict=True):
@@ -176,7 +176,7 @@ def _plot_cdf(report: Report, folder: Path) -> list[Path]:
 
 
 def _plot_steadiness(report: Report, folder: Path) -> list[Path]:
-    """Mean completion time over the SLA, and a band of one deviation."""
+    """Mean completion time over the SLA, with a band of one standard deviation."""
     fig, axes = plots.figure(len(SABER_SHARES))
     for ax, workload in zip(axes, SABER_SHARES, strict=True):
         here = [m for m in report.means if m.setting.get("workload") == workload]

@@ -1,8 +1,8 @@
-"""How good are batch mappings, and how much of that is left when lengths are guessed? SLO-SA.
+"""SLO-SA: quality of batch mappings, with exact and with guessed lengths.
 
-n requests wait at one engine that runs batches to their end. Mappers see the lengths exactly, as
+n requests wait at one engine that runs batches to their end. Mappers know the lengths exactly, as
 the mean of the request's class, or as a draw from the class's Gaussian; their mappings are then
-valued with the true lengths. Latencies are the paper's (Table 2).
+evaluated with the true lengths. Latencies are the paper's (Table 2).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from cato.sim.workloads import belief
 
 SIZES = (4, 6, 8, 10, 20, 30, 40)
 CAPS = (1, 2, 4)
-# Batch cap: the largest n for which every mapping is valued.
+# Batch cap: the largest n for which every mapping is evaluated.
 EXHAUSTIVE_TO = {1: 8, 2: 6, 4: 6}
 READINGS_AT = 20
-DRAWS = 10  # queues a seed; a seed's metrics are means over them
+DRAWS = 10  # queues per seed; a seed's metrics are means over them
 
 EXACT, CLASS_MEAN, GAUSSIAN = "exact", "class-mean", "gaussian"
 LENGTHS = (EXACT, CLASS_MEAN, GAUSSIAN)
@@ -55,7 +55,7 @@ READINGS: Mapping[str, Mapper] = {
         acceptance=Acceptance.NEVER, reset_counter=False, count_waits=False
     ),
 }
-"""The printed algorithm with one of its slips left in, and with all of them."""
+"""The printed algorithm with one of its errors kept, and with all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,16 @@ class RequestClass:
     slos: tuple[Slo, ...]
 
 
-# Standard deviation over mean of both lengths within a class; real classes have 0.5 to 1.
+# Coefficient of variation of both lengths within a class; real classes have 0.5 to 1.
 SPREAD = 0.7
 
 WORKLOADS: Mapping[str, tuple[RequestClass, ...]] = {
-    # Half chat, half code, as the paper mixes them: pace targets for the one, E2E for the other.
+    # Half chat, half code, as in the paper: pace targets for chat, E2E for code.
     "chat-code": (
         RequestClass("chat", 160, 340, (Slo(SloMetric.TTFT, 10.0), Slo(SloMetric.TPOT, 0.05))),
         RequestClass("code", 60, 300, (Slo(SloMetric.E2E, 30.0),)),
     ),
-    # The four tasks of SABER (its Table I) in equal shares: class means that differ tenfold.
+    # The four tasks of SABER (its Table I) in equal shares: class means differ tenfold.
     "coding": (
         RequestClass("qna", 186, 43, (Slo(SloMetric.E2E, 1.0),)),
         RequestClass("generation", 463, 387, (Slo(SloMetric.E2E, 8.0),)),
@@ -89,14 +89,14 @@ WORKLOADS: Mapping[str, tuple[RequestClass, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The same waiting requests with their true lengths and with those a mapper is told."""
+    """The same waiting requests with their true lengths and with those given to a mapper."""
 
     true: tuple[MappingRequest, ...]
     told: Mapping[str, tuple[MappingRequest, ...]]
 
 
 def a_queue(workload: str, n: int, random: Random) -> Queue:
-    """`n` requests that all arrived just now, of classes drawn evenly."""
+    """`n` requests that all arrived just now, of uniformly drawn classes."""
     true: list[MappingRequest] = []
     by_mean: list[MappingRequest] = []
     by_draw: list[MappingRequest] = []
@@ -118,7 +118,7 @@ def a_queue(workload: str, n: int, random: Random) -> Queue:
 
 
 def arriving(workload: str, times: Sequence[float], seed: int, pool: PoolName) -> list[SimTask]:
-    """Calls of a workload that arrive at `times`, of which the class's lengths are known."""
+    """Calls of a workload that arrive at `times`; policies know the class's lengths."""
     random = Random(f"{workload} {seed}")
     tasks: list[SimTask] = []
     for i, arrived_at_s in enumerate(times):
@@ -156,7 +156,7 @@ def _length(mean: float, random: Random) -> int:
 def calls_to_time(
     mapper: Mapper, workload: str, n: int, max_batch: int, seeds: Sequence[int]
 ) -> list[Callable[[], BatchMapping]]:
-    """One call a seed for a bench to time; compiled and warm when this returns."""
+    """One call per seed for a benchmark to time; compiled and warm on return."""
     queues = [a_queue(workload, n, Random(seed)).true for seed in seeds]
 
     def call(requests: tuple[MappingRequest, ...], seed: int) -> Callable[[], BatchMapping]:
@@ -228,7 +228,7 @@ def _valued(policy: str, queue: Queue, lengths: str, max_batch: int, seed: int) 
 
 
 def _ratio_of_sums(values: Sequence[Worth], references: Sequence[Worth]) -> float:
-    """Single ratios have no mean: a reference may meet nothing where `values` meet something."""
+    """Single ratios have no mean: a reference may be 0 where `values` are not."""
     above = fsum(v.objective_per_s for v in values)
     below = fsum(v.objective_per_s for v in references)
     if below == 0:
@@ -237,7 +237,7 @@ def _ratio_of_sums(values: Sequence[Worth], references: Sequence[Worth]) -> floa
 
 
 def _mean_ratio(values: Sequence[Worth], best: Sequence[Worth]) -> float:
-    """Mean of single ratios to the best there is; where that meets nothing, all are as good."""
+    """Mean of single ratios to the optimum; where that is 0, all are equally good."""
     ratios = [
         v.objective_per_s / b.objective_per_s if b.met else 1.0
         for v, b in zip(values, best, strict=True)
@@ -246,12 +246,12 @@ def _mean_ratio(values: Sequence[Worth], best: Sequence[Worth]) -> float:
 
 
 def run(options: Options, progress: Progress) -> Report:
-    """All sizes, caps, workloads and kinds of knowledge; raise `UnknownNameError` for a policy."""
+    """All sizes, caps, workloads and levels of knowledge; raise `UnknownNameError` for a policy."""
     return run_sizes(options, progress, SIZES)
 
 
 def run_sizes(options: Options, progress: Progress, sizes: Sequence[int]) -> Report:
-    """As `run`, with as many requests as `sizes` say."""
+    """As `run`, for these numbers of requests."""
     known = (*MAPPERS, *READINGS)
     for name in options.policies:
         if name not in known:
@@ -303,7 +303,7 @@ def _targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
 
 
 def plot(report: Report, folder: Path) -> Sequence[Path]:
-    """G by method, its ratio to annealing, the gain by what is known, and the cost of slips."""
+    """G by method, its ratio to annealing, the gain by knowledge, and the cost of the errors."""
 
     def known_exactly(mean: Mean) -> Mean | None:
         return mean if mean.setting["lengths"] == EXACT and mean.policy not in READINGS else None
@@ -332,7 +332,7 @@ def _grid(
     label: str,
     chosen: Callable[[Mean], Mean | None],
 ) -> Path:
-    """`metric` over n, a row a workload and a column a batch cap."""
+    """`metric` over n, one row per workload and one column per batch cap."""
     fig, axes = plots.figure(len(CAPS), len(WORKLOADS))
     cells = [(workload, cap) for workload in WORKLOADS for cap in CAPS]
     for ax, cell in zip(axes, cells, strict=True):
@@ -361,8 +361,8 @@ def _readings(report: Report, folder: Path) -> tuple[Path, ...]:
         labels = [f"{m.policy.removeprefix('annealing-')}, {m.setting['max_batch']}" for m in mine]
         ax.barh(labels, [m.mean for m in mine], xerr=[1.96 * m.stderr for m in mine])
         ax.axvline(1.0, color="gray", linewidth=0.8)
-        ax.set_xlabel("G over that of the mended annealing")
-        ax.set_title(f"{workload}, n = {READINGS_AT}, by slip and batch cap")
+        ax.set_xlabel("G over that of the corrected annealing")
+        ax.set_title(f"{workload}, n = {READINGS_AT}, by error and batch cap")
     return (plots.save(fig, folder, "slo-sa-readings"),)
 
 

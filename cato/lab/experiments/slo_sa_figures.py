@@ -1,7 +1,7 @@
-"""SLO-SA's figures beside its table of mappers: heat, errors of lengths and fits, instances.
+"""SLO-SA's figures besides its table of mappers: heat, errors of lengths and fits, instances.
 
-Queues, classes and latencies are those of the experiment `slo-sa`; every mapping is valued with the
-true lengths and the paper's latencies. `of_fcfs`: G over that of full batches by arrival.
+Queues, classes and latencies are those of the experiment `slo-sa`; every mapping is evaluated with
+the true lengths and the paper's latencies. `of_fcfs`: G over that of full batches by arrival.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ SOURCE = "SLO-Aware Scheduling for Large Language Model Inferences (SC 2025)"
 WORKLOAD = "chat-code"
 ANNEALING, MOORE_SMITH, FCFS = "annealing", "moore-smith", "fcfs"
 ARMS = (ANNEALING, MOORE_SMITH, FCFS)
-DRAWS, QUICK_SEEDS = 10, 10  # queues a seed, as in `slo-sa`
-# Requests and largest batch of the paper's panels A, B and C.
+DRAWS, QUICK_SEEDS = 10, 10  # queues per seed, as in `slo-sa`
+# Requests and maximum batch of the paper's panels A, B and C.
 PANELS = ((10, 1), (20, 2), (40, 4))
 STARTS = (50.0, 100.0, 200.0, 500.0, 1000.0)
 ITERATIONS = (25, 50, 100, 200, 400)
-# Relative errors of the predicted length: uniform up to so much.
+# Relative errors of the predicted length: uniform up to this value.
 LENGTH_ERRORS = (0.0, 0.025, 0.05, 0.1, 0.3)
 FIT_ERRORS = (-0.5, -0.2, 0.0, 0.2, 0.5)
 TERMS = ("alpha", "beta", "gamma", "delta")
 INSTANCES = (1, 2, 3, 4)
-EACH = 10  # requests an instance
+EACH = 10  # requests per instance
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a mapper of a trial believes: the latencies, and how wrong lengths may be.
+    """A mapper's beliefs in a trial: the latencies, and the error of the lengths.
 
-    `lengths`: one of those of `slo-sa`, unless there is an `error` of the true ones.
+    `lengths`: one of the options of `slo-sa`, unless there is an `error` of the true ones.
     """
 
     n: int
@@ -119,7 +119,7 @@ def _heats(options: Options) -> list[Trial]:
 
 
 def _length_errors(options: Options) -> list[Trial]:
-    """Errors of the true length, and what the published predictor would say."""
+    """Errors of the true length, and the published predictor's lengths."""
     drawn = [
         Trial(
             _panel(n, cap) | {"lengths": kind}, partial(_valued, Told(n, cap, lengths=kind)), ARMS
@@ -137,7 +137,7 @@ def _length_errors(options: Options) -> list[Trial]:
 
 
 def _fit_errors(options: Options) -> list[Trial]:
-    """One coefficient of Table 2 wrong at a time, of prefill and decode alike."""
+    """One wrong coefficient of Table 2 at a time, for prefill and decode alike."""
     return [
         Trial(
             _panel(10, 4) | {"term": term, "error": error},
@@ -161,7 +161,7 @@ def _wrong(place: int, error: float) -> LatencyModel:
 
 
 def _by_memory(requests: Sequence[MappingRequest], instances: int) -> list[int]:
-    """Algorithm 2: each request in turn to the instance with most memory left."""
+    """Algorithm 2: each request in turn to the instance with the most memory left."""
     taken = [0] * instances
     chosen = []
     for r in requests:
@@ -236,7 +236,7 @@ def _no_targets(samples: Sequence[Sample]) -> list[Target]:
     return []
 
 
-# Pictures
+# Plots
 
 
 def _plot_panels(x: str, report: Report, folder: Path) -> list[Path]:
@@ -264,7 +264,7 @@ def _plot_panels(x: str, report: Report, folder: Path) -> list[Path]:
 
 
 def _labelled(mean: Mean, x: str) -> Mean:
-    """Lines of what else is varied: iterations, or the term that is wrong."""
+    """One line per other varied setting: iterations, or the wrong term."""
     rest = [f"{mean.setting[k]:g} iterations" for k in ("iterations",) if k in mean.setting]
     rest += [f"{mean.policy}, {mean.setting[k]}" for k in ("term",) if k in mean.setting]
     return replace(mean, policy=rest[0]) if rest else mean

@@ -1,8 +1,8 @@
-"""Mixed objectives in overload: what is met, and what is gained, by scheduler. Tempo.
+"""Tempo: mixed objectives in overload. Attainment and service gain by scheduler.
 
 One replica with chunked prefill serves streams, calls with a deadline and collective tasks, 3 : 1 :
-1, at more than it can do. The ablation takes Tempo's parts away one by one; a share of its tasks
-has no SLO, and must not starve.
+1, above its capacity. The ablation removes Tempo's parts one by one; a share of its tasks has no
+SLO, and must not starve.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ GROUP = 6
 POOL = PoolName("tempo")
 LOADS = (0.9, 1.05, 1.15, 1.3)
 PROMISED_FROM = 1.05
-"""Targets hold from this load on: below it all that is sensible meets nearly everything."""
+"""Targets apply from this load on: below it every sensible policy meets nearly everything."""
 COUNT = 3000
-"""Tasks a run, 9 to 13 minutes of arrivals: what starves in overload does so within minutes."""
+"""Tasks per run, 9 to 13 minutes of arrivals: starvation in overload shows within minutes."""
 QUANTUM_TOKENS = 20
 WITHOUT_SLO = 0.1
 ABLATION_LOAD = 1.3
 ABLATION_COUNT = 1500
 QUICK_COUNT = 750
-"""Tasks a run of either, when quick."""
+"""Tasks per run of either experiment, when quick."""
 PATIENCE_S = 120.0
-"""Work without an SLO that takes longer counts as starved."""
+"""Work without an SLO counts as starved when it takes longer."""
 
 COMPARED = ("slo_attainment", "service_gain", "tokens_per_s")
 HEADLINES = ("slo_attainment",)
@@ -63,7 +63,7 @@ TEMPO, JITSERVE = "tempo", "jitserve"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A scheduler, what it is shown of the tasks, and after how many steps it may preempt.
+    """A scheduler, its view of the tasks, and after how many steps it may preempt.
 
     `chunk_tokens` None: the engine takes prompts whole, and no token comes meanwhile.
     """
@@ -75,12 +75,12 @@ class Variant:
 
 
 def without_stages(tasks: Sequence[SimTask]) -> list[SimTask]:
-    """No graph is matched: a call of any stage has the time to the task's own deadline."""
+    """No graph matching: a call of any stage has the time to the task's own deadline."""
     return [replace(t, nodes=tuple(replace(n, downstream_s=0.0) for n in t.nodes)) for t in tasks]
 
 
 def without_lengths(tasks: Sequence[SimTask]) -> list[SimTask]:
-    """No length is predicted: every call is expected to be as long as their mean."""
+    """No length prediction: every call is expected to have the mean length."""
     mean = TEMPO_CALL[1]
     return [
         replace(t, nodes=tuple(replace(n, length=None, expected_tokens=mean) for n in t.nodes))
@@ -93,7 +93,7 @@ def _tempo(density: GainDensity = DENSITY) -> Policies:
 
 
 def _foresight() -> Policies:
-    """Tempo counts the gain and the tokens of late work, too: its users wait without end."""
+    """Tempo counts the gain and tokens of late work too, so its users never leave."""
     return replace(schedulers.foresight(), patience_s=inf)
 
 
@@ -125,7 +125,7 @@ SCHEDULERS: Mapping[str, Variant] = {
     "fcfs": Variant(_fcfs),
     "fcfs, prompts whole": Variant(_fcfs, chunk_tokens=None),
 }
-"""Of the paper's baselines vLLM is `fcfs` with whole prompts, Sarathi-Serve `fcfs`, Autellix
+"""The paper's baselines: vLLM is `fcfs` with whole prompts, Sarathi-Serve `fcfs`, Autellix
 `plas`, Tempo (SJF) `sjf`; Tempo-Precise is `told lengths` of the ablation."""
 
 PARTS: Mapping[str, Variant] = {
@@ -160,13 +160,13 @@ PARTS: Mapping[str, Variant] = {
     "jitserve, told lengths": Variant(_jitserve, shown=with_known_lengths),
     schedulers.FORESIGHT: Variant(_foresight),
 }
-"""Tempo, Tempo without one of its parts, its successor likewise, and the default beside them. All
-collective tasks have the same stages, so that graphs are matched without error."""
+"""Tempo, Tempo without one of its parts, its successor likewise, and the default. All collective
+tasks have the same stages, so that graphs are matched without error."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One seed of one setting; `names` are of `SCHEDULERS` or, for the ablation, of `PARTS`."""
+    """One seed of one setting; `names` are keys of `SCHEDULERS` or, in the ablation, of `PARTS`."""
 
     load: float
     without_slo: float
@@ -189,7 +189,7 @@ def _run(job: _Job) -> list[Sample]:
 
 
 def ran(variant: Variant, tasks: Sequence[SimTask]) -> tuple[Fleet, Sequence[Outcome]]:
-    """The tasks on a fresh replica, to the end."""
+    """Run the tasks on a fresh replica, to the end."""
     setup = PoolSetup(
         POOL,
         (TEMPO_ENGINE,),
@@ -202,7 +202,7 @@ def ran(variant: Variant, tasks: Sequence[SimTask]) -> tuple[Fleet, Sequence[Out
 
 
 def class_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """By class, of the gain that was possible, and of work without an SLO; times in seconds."""
+    """Metrics by class, share of the possible gain, and work without an SLO; times in seconds."""
     metrics: dict[str, float] = {}
     for name in TEMPO_SHARES:
         mine = [o for o in outcomes if o.task.name == name]
@@ -218,13 +218,13 @@ def class_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def gain_share(outcomes: Sequence[Outcome], a: float = 1.0) -> float:
-    """Service gain with decay `a`, of what all tasks would gain in time."""
+    """Service gain with decay `a`, as a fraction of the gain if all tasks were in time."""
     most = sum(w * t for o in outcomes for w, t in _tokens(o))
     return sum(service_gain(o, a=a) for o in outcomes) / most if most else nan
 
 
 def _tokens(outcome: Outcome) -> tuple[tuple[float, int], ...]:
-    """Weights and tokens: what a task would gain if all came in time."""
+    """Weights and tokens: a task's gain if everything came in time."""
     nodes = outcome.task.nodes
     return (
         (DENSITY.w_in, sum(n.prompt_tokens for n in nodes)),
@@ -240,7 +240,7 @@ def _chosen(options: Options, known: Mapping[str, Variant]) -> tuple[str, ...]:
 
 
 def run_e2e(options: Options, progress: Progress, count: int = COUNT) -> Report:
-    """Schedulers over load; raise `UnknownNameError` for one that is not compared."""
+    """Schedulers over load; raise `UnknownNameError` for an unknown one."""
     names = _chosen(options, SCHEDULERS)
     count = min(count, QUICK_COUNT) if options.quick else count
     jobs = [_Job(load, 0.0, count, seed, names, False) for load in LOADS for seed in options.seeds]
@@ -256,9 +256,9 @@ def run_e2e(options: Options, progress: Progress, count: int = COUNT) -> Report:
 
 
 def run_ablation(options: Options, progress: Progress, count: int = ABLATION_COUNT) -> Report:
-    """Tempo's parts, one by one, with and without tasks that nothing is promised to.
+    """Tempo's parts, one by one, with and without tasks that have no SLO.
 
-    Raise `UnknownNameError` for a variant that is not there.
+    Raise `UnknownNameError` for an unknown variant.
     """
     names = _chosen(options, PARTS)
     count = min(count, QUICK_COUNT) if options.quick else count
@@ -285,19 +285,19 @@ def _ratio(mine: float, other: float) -> float:
     return mine / other
 
 
-# Baseline, metric, how the two compare, the promise, and its words.
+# Baseline, metric, comparison, target value, and its description.
 _PROMISES: tuple[tuple[str, str, Callable[[float, float], float], float, str], ...] = (
     ("plas", "slo_attainment", _points, 5.0, "attainment above plas, points"),
     ("sjf", "slo_attainment", _points, 8.0, "attainment above sjf, points"),
     ("plas", "service_gain", _ratio, 1.4, "gain over that of plas"),
     (TEMPO, "slo_attainment", _points, 3.0, "attainment above tempo, points"),
-    (TOLD, "service_gain", _ratio, 0.95, "gain over that of foresight that is told lengths"),
+    (TOLD, "service_gain", _ratio, 0.95, "gain over that of foresight with known lengths"),
     ("fcfs", "tokens_per_s", _ratio, 0.96, "tokens per second over those of fcfs"),
 )
 
 
 def _targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
-    """Every promise at every load from `PROMISED_FROM` on, paired by seed."""
+    """Every target at every load from `PROMISED_FROM` on, paired by seed."""
     runs = {(float(s.setting["load"]), s.seed, s.policy): s.metrics for s in samples}
     found = []
     for baseline, metric, compared, goal, words in _PROMISES:
@@ -323,7 +323,7 @@ def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
         axes,
         (
             ("slo_attainment", "SLO attainment (%)", 100.0),
-            ("gain_share", "service gain (% of all that could be gained)", 100.0),
+            ("gain_share", "service gain (% of the maximum)", 100.0),
             ("tokens_per_s", "output tokens per second", 1.0),
         ),
         strict=True,
@@ -342,13 +342,13 @@ def plot_e2e(report: Report, folder: Path) -> Sequence[Path]:
 
 
 def plot_ablation(report: Report, folder: Path) -> Sequence[Path]:
-    """What each part is worth, and how long work without an SLO takes."""
+    """The value of each part, and the latency of work without an SLO."""
     fig, axes = plots.figure(2, 2)
     for ax, (metric, share, label, scale) in zip(
         axes,
         (
             ("slo_attainment", 0.0, "SLO attainment (%)", 100.0),
-            ("gain_share", 0.0, "service gain (% of all that could be gained)", 100.0),
+            ("gain_share", 0.0, "service gain (% of the maximum)", 100.0),
             ("preempted", 0.0, "preemptions a run", 1.0),
             ("unbound_e2e_s_mean", WITHOUT_SLO, "mean E2E latency without an SLO (s)", 1.0),
         ),
@@ -380,7 +380,7 @@ E2E = Experiment(
 )
 ABLATION = Experiment(
     name="tempo-ablation",
-    title="What each part of Tempo is worth",
+    title="The value of each part of Tempo",
     source="Tempo: Application-aware LLM Serving with Mixed SLO Requirements (2025), ablation",
     run=run_ablation,
     plot=plot_ablation,

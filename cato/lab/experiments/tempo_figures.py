@@ -1,7 +1,7 @@
-"""Tempo's figures beside its end-to-end table: types, decay, SLO scale, mixes, bursts, an hour.
+"""Tempo's figures besides its end-to-end table: types, decay, SLO scale, mixes, bursts, an hour.
 
 Same engine, tasks and schedulers as `tempo-e2e`, whose loads are Fig. 13, and `tempo-ablation`,
-which is Fig. 15. Loads, scales and mixes that only an image of the paper shows are our choice.
+which is Fig. 15. Loads, scales and mixes that the paper shows only in images are our choice.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ MIXES: Mapping[str, Mapping[str, float]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Traffic:
-    """The tasks of a trial; `decay` of the gain, of the metric as of the schedulers' density."""
+    """The tasks of a trial; `decay` of the gain, in the metric and in the schedulers' density."""
 
     load: float
     count: int
@@ -89,7 +89,7 @@ class Traffic:
 
 @lru_cache(maxsize=4)
 def tasks_of(traffic: Traffic, seed: int) -> Sequence[SimTask]:
-    """The same for every arm."""
+    """The tasks of a seed, the same for every arm."""
     tasks = tempo_tasks(
         traffic.load,
         traffic.count,
@@ -109,7 +109,7 @@ def tasks_of(traffic: Traffic, seed: int) -> Sequence[SimTask]:
 
 
 def _variant(arm: str, decay: float) -> Variant:
-    """That of `tempo-e2e`; Tempo counts with the decay by which it is judged."""
+    """The variant of `tempo-e2e`; Tempo uses the decay by which it is judged."""
     if arm == TEMPO and decay != 1.0:
         return Variant(partial(schedulers.tempo, replace(DENSITY, a=decay)))
     return SCHEDULERS[arm]
@@ -122,7 +122,7 @@ def _measured(traffic: Traffic, arm: str, seed: int) -> dict[str, float]:
 
 
 def _by_type(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Medians and tails of what each type is judged by; seconds."""
+    """Medians and tails of the judged latency of each type; seconds."""
     found: dict[str, float] = {}
     for name in TEMPO_SHARES:
         mine = [o for o in outcomes if o.task.name == name]
@@ -161,12 +161,12 @@ def _mixes(options: Options) -> list[Trial]:
 
 
 def _calls(options: Options, mix: str) -> int:
-    """As many tasks as make about as many calls in every mix."""
+    """Number of tasks that gives about the same number of calls in every mix."""
     return round(_count(options) * tempo_rate_per_s(1, MIXES[mix]) / tempo_rate_per_s(1))
 
 
 def _bursts(options: Options) -> list[Trial]:
-    """Generated arrivals, and those of `--trace`, all with the mean rate of the load."""
+    """Generated arrivals, and those of `--trace`, all with the load's mean rate."""
     kinds: dict[str, Arrivals] = dict(ARRIVALS)
     if options.trace is not None:
         kinds["trace"] = partial(recorded, options.needed("trace"))
@@ -184,7 +184,7 @@ _loaded = lru_cache(maxsize=1)(load_trace)
 
 
 def recorded(path: Path, rng: np.random.Generator, rate_per_s: float, n: int) -> list[float]:
-    """`n` arrivals of a trace from a random row on, and around, at that mean rate."""
+    """`n` arrivals of a trace from a random row on, wrapping around, at that mean rate."""
     at_s = np.array([r.arrived_at_s for r in _loaded(path)])
     gaps_s = np.diff(at_s, append=at_s[-1] + at_s[-1] / len(at_s))
     chosen_s = np.resize(np.roll(gaps_s, -int(rng.integers(len(gaps_s)))), n)
@@ -196,7 +196,7 @@ def recorded(path: Path, rng: np.random.Generator, rate_per_s: float, n: int) ->
 
 
 def _windows(load: float, arm: str, seed: int) -> dict[str, float]:
-    """Gain of the tasks that arrived in each ten minutes, and how it changed over the hour."""
+    """Gain of the tasks that arrived in each ten minutes, and its change over the hour."""
     count = round(HOUR_S * tempo_rate_per_s(load))
     fleet, outcomes = ran(_variant(arm, 1.0), tasks_of(Traffic(load, count), seed))
     last = int(HOUR_S // WINDOW_S)
@@ -217,7 +217,7 @@ def _hour(options: Options) -> list[Trial]:
 
 
 def _over_time(samples: Sequence[Sample]) -> list[Sample]:
-    """The windows as a setting of their own."""
+    """The windows as separate settings."""
     return [
         Sample(
             {**s.setting, "minutes": (int(name.removeprefix(_WINDOW)) + 0.5) * WINDOW_S / 60},
@@ -235,7 +235,7 @@ def _no_targets(samples: Sequence[Sample]) -> list[Target]:
     return []
 
 
-# Pictures
+# Plots
 
 
 def _plot_types(report: Report, folder: Path) -> list[Path]:
@@ -265,7 +265,7 @@ def _plot_types(report: Report, folder: Path) -> list[Path]:
 def _plot_lines(x: str, report: Report, folder: Path) -> list[Path]:
     """Gain and attainment over `x`, and attainment by type."""
     shown = (
-        ("gain_share", "service gain (% of all)"),
+        ("gain_share", "service gain (% of the maximum)"),
         ("slo_attainment", "SLO attainment (%)"),
         *((f"attainment_{k}", f"attainment, {k} (%)") for k in TEMPO_SHARES),
     )
@@ -280,7 +280,7 @@ def _plot_lines(x: str, report: Report, folder: Path) -> list[Path]:
 
 
 def _plot_bars(by: str, report: Report, folder: Path) -> list[Path]:
-    """Gain and attainment by kind of traffic, a column a load."""
+    """Gain and attainment by kind of traffic, one column per load."""
     loads = list(dict.fromkeys(m.setting.get("load", LOAD) for m in report.means))
     fig, axes = plots.figure(len(loads), 2)
     shown = [(m, load) for m in ("gain_share", "slo_attainment") for load in loads]

@@ -1,8 +1,8 @@
 """Agents' sessions over HTTP: users who play recorded sessions with their think times.
 
-The same plan (`cato.sim.sessions.plans_of`) and the same rules for targets are played in virtual
-time by `Users`; here a turn is a chat request with the trace's blocks as text. Every run has words
-of its own at the beginning of its prompts, so that nothing is cached from the run before.
+The same plans (`cato.sim.sessions.plans_of`) and the same target rules are played in virtual time
+by `Users`; here a turn is a chat request with the trace's blocks as text. The prompts of each run
+begin with different words, so that nothing is cached from the run before.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from cato.wire.endpoint import Endpoint
 from cato.wire.reading import conversation_of
 
 CHAT = "/v1/chat/completions"
-# With a tool it is an agent's turn, whose targets are those of agents.
+# Requests with a tool are agents' turns, which have agents' targets.
 _TOOL = {
     "type": "function",
     "function": {"name": "bash", "description": "", "parameters": {"type": "object"}},
 }
-# What decides the answer's end stands in the last words of the prompt, which nobody shares.
+# The words that decide the answer's end are the last of the prompt, which no other prompt shares.
 _CHOICE_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt:
-    """The end of a prompt, by which the simulated engine answers with `output_tokens`."""
+    """The end of a prompt, which makes the simulated engine answer with `output_tokens`."""
 
     tail: str
     stops: tuple[str, ...]
@@ -57,7 +57,7 @@ class TurnPrompt:
 
 
 class Prompts:
-    """Requests for turns: texts of the trace's blocks, and ends that give answers their lengths."""
+    """Requests for turns: the trace's blocks as text, and endings that fix the answers' lengths."""
 
     def __init__(self, model: str, profile: Profile, engine_seed: int, salt: str) -> None:
         self._model = model
@@ -68,21 +68,21 @@ class Prompts:
         self._found: dict[str, TurnPrompt] = {}
 
     def changed(self, task: SimTask) -> SimTask:
-        """With the lengths of the request that is sent for it."""
+        """The task with the lengths of the request actually sent."""
         found = self.find(task)
         (node,) = task.nodes
         node = replace(node, prompt_tokens=found.prompt_tokens, output_tokens=found.output_tokens)
         return replace(task, nodes=(node,))
 
     def find(self, task: SimTask) -> TurnPrompt:
-        """Found once for each turn; takes some milliseconds."""
+        """Searched once per turn; takes some milliseconds."""
         known = self._found.get(task.id)
         if known is None:
             known = self._found[task.id] = self._search(task)
         return known
 
     def ask(self, task: SimTask) -> Ask:
-        """The chat request of a turn, with its session, its targets and its client's patience."""
+        """The chat request of a turn, with its session, targets and the client's patience."""
         found = self.find(task)
         body = self._body(self._shared(task) + found.tail, found.stops)
         body["cato"] = {"sla": {"metric": "ttft", "target_ms": 1000 * task.target_s}}
@@ -128,7 +128,7 @@ class Prompts:
 
 
 def _text(name: str, chars: int) -> str:
-    """So many characters that nothing else begins with."""
+    """Text of `chars` characters with a unique beginning."""
     digest = blake2b(name.encode(), digest_size=32).hexdigest()
     return (digest * (chars // len(digest) + 1))[:chars]
 
@@ -148,7 +148,7 @@ class Player:
         self._group = asyncio.TaskGroup()
 
     async def play(self, plans: Sequence[UserPlan]) -> Mapping[str, Seen]:
-        """By the ids of the turns; returns when all have ended."""
+        """Results by turn id; returns when all turns have ended."""
         self._start_s = time.perf_counter()
         async with self._group:
             for plan in plans:
@@ -192,7 +192,7 @@ def predicted(
     prompts: Prompts,
     seed: int,
 ) -> Prediction:
-    """The same plans in virtual time, with the lengths of the requests that were sent."""
+    """The same plans in virtual time, with the lengths of the requests sent."""
     users = Users(
         traffic.sessions(),
         len(plans),

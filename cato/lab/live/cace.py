@@ -1,11 +1,11 @@
-"""Many models on few cards, live: CACE's 16 models on 4 simulated slots, over HTTP.
+"""CACE live: its 16 models on 4 simulated slots, over HTTP.
 
-The arrivals are those that `cato simulate` makes of the same seed, and its prediction of them
-stands beside what was measured. All times are multiplied by `slowdown`, which is less than 1, so
-that a run takes minutes; what is reported is divided by it again, and what policies see, too: their
-constants are in seconds. Slots are empty at the begin of each run.
+The arrivals are those of `cato simulate` for the same seed, and its prediction is reported next to
+the measurement. All times are multiplied by `slowdown`, which is below 1, so that a run takes
+minutes. Reported times, and the times that policies see, are divided by it again, because policies'
+constants are in seconds. Slots are empty at the start of each run.
 
-Importing this module imports Ray, which reads its settings then: set the environment first.
+Importing this module imports Ray, which then reads its settings: set the environment first.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ SLOWDOWN = 0.1
 CALL_TIMEOUT_S = 30.0
 EMPTY_WITHIN_S = 60.0
 POLL_S = 0.1
-# A lost call is reported, not waited for: ten times the longest wait of the slowest arm.
+# Timeout after which a lost call is reported: ten times the longest wait of the slowest arm.
 TIMEOUT = aiohttp.ClientTimeout(total=600.0)
-# Model names of the simulator that no URL or file name can hold.
+# Model names of the simulator that do not fit in URLs and file names.
 _SLUGS = {"C++": "cpp", "C#": "csharp"}
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to decide, under a name of `cato simulate`'s."""
+    """A combination of policies, under its name in `cato simulate`."""
 
     name: str
     eviction: str
@@ -81,7 +81,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A rate, and the arms that are compared at it."""
+    """A rate, and the arms compared at it."""
 
     name: str
     rate_per_s: float
@@ -117,7 +117,7 @@ CASES: Mapping[str, Case] = {
             ),
         ),
         Case(
-            # In overload all lose alike: factors can be told apart where cards are idle at times.
+            # In overload all do equally badly: factors differ only with some idle accelerators.
             "ablation",
             UNDERLOAD_PER_S[1],
             tuple(Arm(e, e, IN_ORDER) for e in eviction_names() if e.startswith("cace")),
@@ -133,8 +133,8 @@ METRICS = (
     "e2e_s_mean",
     "slo_attainment",
 )
-# What the simulator should predict, and how far off it may be: by a tenth; a hit rate by one call
-# in a hundred, too, as a tenth of the few hits of a policy in overload is no call at all.
+# Metrics that the simulator should predict, and the allowed error: a tenth; for hit rates also one
+# call in a hundred, since a tenth of few hits in overload is less than one call.
 PREDICTED = ("hit_rate", "ttft_s_mean", "load_s")
 SHOWN = (*PREDICTED, "loads", "slo_attainment")
 MOST_OFF = 0.1
@@ -143,7 +143,7 @@ MOST_HITS_OFF = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What must hold between two arms of a case: a difference of hit rates or a ratio."""
+    """Required relation between two arms of a case: a difference of hit rates or a ratio."""
 
     case: str
     text: str
@@ -199,10 +199,10 @@ WORKLOADS: Mapping[str, tuple[str, Case]] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much is measured, by which arms (none are all).
+    """Size of the measurement, and its arms (empty: all).
 
-    Raise `UnknownNameError` for a workload or an arm that is none, and `InputError` for a workload
-    that has none of the arms.
+    Raise `UnknownNameError` for an unknown workload or arm, and `InputError` for a workload without
+    any of the arms.
     """
 
     seeds: tuple[int, ...] = (0,)
@@ -217,21 +217,21 @@ class Settings:
                 raise UnknownNameError("workload", name, tuple(WORKLOADS))
             arms = [a.name for a in WORKLOADS[name][1].arms]
             if self.chosen and not self.arms_of(name):
-                raise InputError(f"{name!r} has none of these arms; its arms: {', '.join(arms)}")
+                raise InputError(f"{name!r} has none of these arms; its arms are {', '.join(arms)}")
         known = {a.name for name in self.workloads for a in WORKLOADS[name][1].arms}
         for arm in self.chosen:
             if arm not in known:
                 raise UnknownNameError("arm", arm, tuple(sorted(known)))
 
     def arms_of(self, workload: str) -> tuple[Arm, ...]:
-        """Those of its arms that were chosen; all when none was."""
+        """The workload's chosen arms; all when none was chosen."""
         arms = WORKLOADS[workload][1].arms
         return tuple(a for a in arms if not self.chosen or a.name in self.chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One call at the client, in its own seconds; `problem` says why it has no whole answer."""
+    """One call as seen by the client, in its own seconds; `problem`: why it is incomplete."""
 
     ttft_s: float
     e2e_s: float
@@ -240,7 +240,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One arm with one seed: what was measured and simulated, both in the experiment's seconds."""
+    """One arm with one seed: measured and simulated, both in the experiment's seconds."""
 
     workload: str
     arm: str
@@ -251,7 +251,7 @@ class Run:
 
 
 def served_name(model: ModelName) -> str:
-    """The simulator's model as clients ask for it."""
+    """The simulator's model name in the form that clients use."""
     language, kind = model.rsplit("-", 1)
     return f"{_SLUGS.get(language, language).lower()}-{kind}"
 
@@ -259,7 +259,7 @@ def served_name(model: ModelName) -> str:
 def write_deployment(folder: Path, slowdown: float) -> Path:
     """A deployment file with the 16 models and its profiles and workflow, in `folder`."""
     for kind, profile in cards.PROFILES.items():
-        # What a load takes is said by the deployment file, for storage and for memory.
+        # The deployment file gives the load times, from storage and from memory.
         fast = replace(scaled_profile(profile, slowdown, 0.0), model=kind, accelerator="bench")
         path = folder / "profiles" / f"{profile_name(kind, 'bench')}.yaml"
         note = f"CACE's {kind} model, times x {slowdown:g}"
@@ -300,7 +300,7 @@ def write_deployment(folder: Path, slowdown: float) -> Path:
         "prompt": "{{ text }}",
         "max_tokens": 16,
     }
-    # Models are asked for by their names; an ingress has one workflow at least.
+    # Clients use the model names; the workflow is there because an ingress needs at least one.
     workflow = {
         "name": NAME,
         "sla": {"metric": "ttft", "target": "1s"},
@@ -323,7 +323,7 @@ def run(
     facts: Mapping[str, object],
     command: str,
 ) -> dict[str, Any]:
-    """Measure all; `folder` is for what is made at run time. Returns the report."""
+    """Measure everything; `folder` holds generated files. Returns the report."""
     deploy = load_deploy_file(write_deployment(folder, settings.slowdown))
     about = dict(facts)
     with OwnStage(deploy, folder, say) as stage:
@@ -359,13 +359,13 @@ def _measure(
 
 
 def generator(seed: int) -> np.random.Generator:
-    """As the simulator's experiments have it."""
+    """Same construction as in the simulator's experiments."""
     return np.random.default_rng(seed)
 
 
 def _begin(arm: Arm, slowdown: float) -> None:
-    """Let `arm` decide, with new books and empty slots; it sees times as they would be without
-    `slowdown`."""
+    """Switch to `arm`, with fresh keeper state and empty slots; it sees times as they would be
+    without `slowdown`."""
     policies = arm.policies
     change = {
         "eviction": policies.eviction,
@@ -382,7 +382,7 @@ def _begin(arm: Arm, slowdown: float) -> None:
         raise BenchError(f"the shared pool decides by {now}, not as {arm.name}")
     deadline_s = time.monotonic() + EMPTY_WITHIN_S
     while any(slot.running for slot in _picture().slots):
-        _wait(deadline_s, "calls of the run before still run")
+        _wait(deadline_s, "calls of the previous run are still running")
     ray.get(manager.reset.remote(POOL, slowdown), timeout=CALL_TIMEOUT_S)
     while not _is_empty(_picture()):
         _wait(deadline_s, "the slots did not become empty")
@@ -409,7 +409,7 @@ def _picture() -> SharedPoolPicture:
 async def _replay(
     url: str, arrivals: Sequence[CardArrival], slowdown: float, done: Callable[[], None]
 ) -> list[Seen]:
-    """Every call at its time, whatever became of the others."""
+    """Send every call at its time, whatever happened to the others."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
         start_s = time.perf_counter()
@@ -464,7 +464,7 @@ def _problem(status: int, answer: bytes) -> str:
 def metrics_of(
     arrivals: Sequence[CardArrival], seen: Sequence[Seen], counts: LoadCounts, slowdown: float
 ) -> dict[str, float]:
-    """As `cards.FleetRun.metrics`, in the experiment's seconds."""
+    """The metrics of `cards.FleetRun.metrics`, in the experiment's seconds."""
     ttft_s = np.array([s.ttft_s for s in seen]) / slowdown
     e2e_s = np.array([s.e2e_s for s in seen]) / slowdown
     met = [
@@ -502,7 +502,7 @@ def as_json(
 
 
 def _predicted(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
-    """What was measured over what was simulated, of each arm: means over the seeds."""
+    """Measured over simulated value of each arm: means over the seeds."""
     mine = [r for r in runs if r.workload == workload]
     found = []
     for arm in dict.fromkeys(r.arm for r in mine):
@@ -536,7 +536,7 @@ def _goals(runs: Sequence[Run], workload: str) -> list[dict[str, Any]]:
 def _reached(
     goal: Goal, runs: Sequence[Run], of: Callable[[Run], Mapping[str, float]]
 ) -> tuple[float, float]:
-    """Mean over the seeds of the difference or the ratio, and its standard error."""
+    """Mean over the seeds of the difference or the ratio, with its standard error."""
     by_arm = {(r.arm, r.seed): of(r)[goal.metric] for r in runs}
     pairs = [
         (by_arm[goal.ours, seed], by_arm[goal.theirs, seed])
@@ -548,7 +548,7 @@ def _reached(
 
 
 def tables(report: Mapping[str, Any]) -> Group:
-    """Measured and simulated side by side, and the goals."""
+    """Measured and simulated values side by side, and the goals."""
     runs = [_runs_table(report, workload) for workload in report["settings"]["workloads"]]
     shown = "{:.2f} ± {:.2f}" if len(report["settings"]["seeds"]) > 1 else "{:.2f}, one seed"
     goals = Table(
@@ -568,7 +568,7 @@ def tables(report: Mapping[str, Any]) -> Group:
 
 
 def _runs_table(report: Mapping[str, Any], workload: str) -> Table:
-    """Two lines a run; narrow enough for 80 columns."""
+    """Two lines per run; fits in 80 columns."""
     table = Table(title=f"{workload}; times in the experiment's seconds", title_style="")
     for column in ("arm", "seed", ""):
         table.add_column(column, overflow="fold")

@@ -1,4 +1,4 @@
-"""Sends tasks at their time over HTTP, and takes the times that a user would see."""
+"""HTTP client that sends tasks on schedule and records the times that a user would see."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import aiohttp
 from cato.core.slo import Slo, tpot_s
 from cato.lab.live.workflows import LiveTask
 
-# Above the longest deadline of a workflow: the answer to a lost task comes from CATO.
+# Longer than any workflow deadline: CATO itself answers lost tasks.
 TIMEOUT = aiohttp.ClientTimeout(total=90_000.0)
 TEXT, DONE = b"event: text\n", b"event: done\n"
-# Of an OpenAI stream: the first piece of the answer, and the end.
+# Markers in an OpenAI stream: the first piece of the answer, and the end.
 PIECE, END = b"data: {", b"data: [DONE]"
 _COMPLETION_TOKENS, _CACHED_TOKENS = b'"completion_tokens"', b'"cached_tokens"'
 _PROBLEM_CHARS = 300
@@ -27,11 +27,11 @@ _PROBLEM_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One task at the client, in seconds since it should have been sent.
+    """One task as seen by the client, in seconds since its scheduled time.
 
-    `late_s`: how much later it was sent. `problem` says why the answer did not come whole; then,
-    and where CATO was not asked, `receipt` is None. `output_tokens` and `cached_tokens` are the
-    engine's own counts, 0 where it did not say them.
+    `late_s`: delay of sending. `problem`: why the answer is incomplete; then, and where CATO was
+    not asked, `receipt` is None. `output_tokens` and `cached_tokens` are the engine's own counts, 0
+    when not reported.
     """
 
     task: LiveTask
@@ -45,7 +45,7 @@ class Seen:
 
     @property
     def is_refused(self) -> bool:
-        """Turned away, as the simulator does it too."""
+        """Refused, as the simulator refuses too."""
         return self.problem.startswith("429")
 
     @property
@@ -65,13 +65,13 @@ class Seen:
 
     @property
     def is_met(self) -> bool:
-        """As CATO's own receipt says; without one, as the client saw it."""
+        """As CATO's receipt says; without a receipt, as the client saw it."""
         return self.is_met_at_client if self.receipt is None else bool(self.receipt["met"])
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request: a workflow of CATO's, or (`is_plain`) one of OpenAI's, streamed both."""
+    """A streamed request: a CATO workflow, or (`is_plain`) an OpenAI request."""
 
     path: str
     body: Mapping[str, object]
@@ -80,7 +80,7 @@ class Ask:
 
 
 class TaskClient:
-    """Kept-alive connections to one application. Use it as an async context manager."""
+    """Keep-alive connections to one application. Use it as an async context manager."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -99,7 +99,7 @@ class TaskClient:
     async def replay(
         self, tasks: Sequence[LiveTask], ask: Callable[[LiveTask], Ask], done: Callable[[], None]
     ) -> list[Seen]:
-        """Every task at its time, whatever became of the others; returns them in their order."""
+        """Every task at its time, whatever happened to the others; results are in task order."""
         start_s = time.perf_counter()
 
         async def one(task: LiveTask) -> Seen:
@@ -118,7 +118,7 @@ class TaskClient:
         concurrency: int,
         done: Callable[[], None],
     ) -> list[Seen]:
-        """All tasks, `concurrency` at any time."""
+        """All tasks, `concurrency` at a time."""
         waiting = iter(tasks)
         seen: list[Seen] = []
 
@@ -161,7 +161,7 @@ class TaskClient:
 
 
 def _last_number(name: bytes, answer: bytes) -> int:
-    """In the last of the events that have it; 0 where none does."""
+    """The value in the last event that has it; 0 if there is none."""
     at = answer.rfind(name)
     digits = answer[at + len(name) :].lstrip(b": ") if at >= 0 else b""
     found = re.match(rb"\d+", digits)
@@ -169,7 +169,7 @@ def _last_number(name: bytes, answer: bytes) -> int:
 
 
 def _receipt(status: int, answer: bytes) -> tuple[dict[str, Any] | None, str]:
-    """The receipt in the last event, or what came instead."""
+    """The receipt in the last event, or a description of the answer instead."""
     start = answer.rfind(DONE)
     if status != 200 or start < 0:
         return None, _not_whole(status, answer)
@@ -179,7 +179,7 @@ def _receipt(status: int, answer: bytes) -> tuple[dict[str, Any] | None, str]:
 
 
 def _whole(status: int, answer: bytes) -> tuple[None, str]:
-    """Whether an OpenAI stream came to its end."""
+    """Whether an OpenAI stream is complete."""
     is_whole = status == 200 and END in answer
     return None, "" if is_whole else _not_whole(status, answer)
 

@@ -1,9 +1,9 @@
-"""What can be measured live: the tasks of `cato simulate`, and the arms that take turns.
+"""Live experiments: the tasks of `cato simulate`, and the arms that take turns.
 
-A task is a `SimTask`, made with the seed that the simulator would use: arrivals, DAG, lengths and
-objective are the same on both sides. The time between calls that is no LLM call (`before_s`, 10 to
-50 ms) is left out on both sides; live, CATO's own time takes its place. The dynamic workload of
-`coding-mixes` is left out too: live, whether a call happens is decided by an answer.
+A task is a `SimTask`, made with the simulator's seed: arrivals, DAG, lengths and objective are the
+same on both sides. The time between calls that is not an LLM call (`before_s`, 10 to 50 ms) is
+omitted on both sides; live, CATO's own overhead takes its place. The dynamic workload of
+`coding-mixes` is omitted too: live, an answer decides whether a call happens.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from cato.sim.workloads import (
     saber_tasks,
 )
 
-# What waits is bounded nowhere in the simulator: a refused task would be another experiment.
+# The queue is unbounded, as in the simulator: refusals would make it another experiment.
 UNBOUNDED = schedulers.UNBOUNDED
 WARM_UP_SEED = 77_003
 SERVE_SUFFIX = "-serve"
-"""Pools that CATO leaves to Ray Serve are named like those that it serves, with this behind."""
+"""Suffix of pools that CATO leaves to Ray Serve; otherwise they are named as those it serves."""
 
 TaskMaker = Callable[[int, int], list[SimTask]]
-"""Tasks of a workload by seed and number."""
+"""Makes tasks of a workload from seed and count."""
 
 
 _FIXED = PoolScaling("none")
@@ -53,10 +53,9 @@ _FIXED = PoolScaling("none")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to decide. `policies` and `scaling` are what the pools' `user_config` says; `suffix`
-    names other pools than the experiment's, for what cannot be changed at run time; `completions`
-    is the path of an OpenAI endpoint that is asked in place of CATO. With `has_twin` the simulator
-    has the same rule.
+    """A combination of policies. `policies` and `scaling` are the pools' `user_config`; `suffix`
+    selects separate pools, for options that cannot change at run time; `completions` is the path of
+    an OpenAI endpoint to ask instead of CATO. `has_twin`: the simulator has the same rule.
     """
 
     name: str
@@ -67,30 +66,29 @@ class Arm:
     has_twin: bool = True
 
     def pool_policies(self) -> PoolPolicies:
-        if self.suffix:  # of a pool that Ray Serve decides for
+        if self.suffix:  # for a pool that Ray Serve routes
             return PoolPolicies(scheduler=RAY_SERVE, max_queued=UNBOUNDED)
         return PoolPolicies(**self.policies)  # type: ignore[arg-type]  # checked by the live side
 
     def user_config(self) -> dict[str, object]:
-        """Of one pool, in the words of a deployment file."""
+        """One pool's `user_config`, as in a deployment file."""
         scaling = {"policy": self.scaling.policy, "idle_timeout": f"{self.scaling.idle_timeout_s}s"}
         return {**self.policies, "scaling": scaling}
 
 
 @dataclass(frozen=True, slots=True)
 class LiveExperiment:
-    """Workloads and arms; `chunk_tokens` is that of the simulated side (None: whole prompts), of
-    which one prompt gets `prompt_cap_tokens` beside other calls (0: all of it).
+    """Workloads and arms; `chunk_tokens` applies to the simulated side (None: whole prompts), where
+    one prompt gets `prompt_cap_tokens` per step beside other calls (0: the whole budget).
 
-    `tasks`, `warm_up` and `slowdown` are what is usual: so many tasks a run, so many before the
-    first one, and by how much all times are stretched, so that two cores carry the tokens. A real
-    engine, which `mix` is for, has its own pace: there only arrivals and targets are. With
-    `cold_start_s`, from the order of a replica to its first call, pools are scaled, else their
-    replicas stay.
-    With `sessions` users play them in a closed loop, there is one workload, and `tasks` is how many
-    users there are. `ours` is compared with all other arms. `others` are hosts beside the first,
-    see `cato.lab.bench.local_ray.Hosts`. `runs_on` names the deployment file of another experiment
-    that this one shares.
+    `tasks`, `warm_up` and `slowdown` are defaults: tasks per run, tasks before the first run, and
+    the factor on all times, so that two cores can produce the tokens. A real engine (`mix`) has its
+    own speed: there only arrivals and targets are scaled. With `cold_start_s`, from ordering a
+    replica to its first call, pools are scaled; otherwise their replicas are fixed. With `sessions`
+    users play them in a closed loop, there is one workload, and `tasks` is the number of users.
+    `ours` is compared with all other arms. `others` are hosts besides the first, see
+    `cato.lab.bench.local_ray.Hosts`. `runs_on` names another experiment whose deployment file this
+    one shares.
     """
 
     name: str
@@ -98,7 +96,7 @@ class LiveExperiment:
     workloads: Mapping[str, TaskMaker]
     arms: tuple[Arm, ...]
     tasks: int
-    # Of a class with few samples the Profiler expects too much: a quarter more after 13 answers.
+    # From few samples the Profiler overestimates a class: by a quarter after 13 answers.
     warm_up: int
     slowdown: float = 1.0
     chunk_tokens: int | None = None
@@ -116,11 +114,11 @@ class LiveExperiment:
 
     @property
     def deployment(self) -> str:
-        """The deployment file that is made for it."""
+        """The name of its deployment file."""
         return f"deployments/bench/{self.runs_on or self.name}.yaml"
 
     def chosen(self, workloads: Sequence[str], arms: Sequence[str]) -> LiveExperiment:
-        """The same with these only (empty: all); raise `UnknownNameError`."""
+        """The experiment restricted to these (empty: all); raise `UnknownNameError`."""
         for name in workloads:
             if name not in self.workloads:
                 raise UnknownNameError("workload", name, tuple(self.workloads))
@@ -149,7 +147,7 @@ _SERVE_LLM = Arm(serve_llm.NAME, completions=serve_llm.COMPLETIONS, has_twin=Fal
 
 
 def scaled(task: SimTask, slowdown: float) -> SimTask:
-    """All times of `task` times `slowdown`, without the time of what is no LLM call."""
+    """`task` with all times multiplied by `slowdown`, without the time of other nodes."""
     nodes = tuple(
         replace(n, before_s=0.0, downstream_s=n.downstream_s * slowdown) for n in task.nodes
     )
@@ -163,7 +161,7 @@ def scaled(task: SimTask, slowdown: float) -> SimTask:
 
 
 def scaled_profile(profile: Profile, slowdown: float, load_s: float) -> Profile:
-    """Service times times `slowdown`; loading takes `load_s`."""
+    """Service times multiplied by `slowdown`; loading takes `load_s`."""
     return replace(profile.slowed(slowdown), load_s=load_s)
 
 
@@ -205,7 +203,7 @@ def coding_mixes_live(trace: Path | None) -> LiveExperiment:
 def _research_question(
     name: str, utilizations: Sequence[float], slowdown: float, tasks: int
 ) -> Callable[[Path | None], LiveExperiment]:
-    """At the paper's highest rate, and at parts of what the fuller model's replicas can do."""
+    """At the paper's highest rate, and at fractions of the busier model's capacity."""
     ((mix, shares),) = printed.CODING[name].mixes.items()
     busy_s = max(load_per_task_s(shares, CATO_PRINTED_CLASSES, cato_rq.PROFILE).values())
     highest = printed.CODING[name].rates_per_s[-1]
@@ -315,10 +313,10 @@ def tempo_live(trace: Path | None) -> LiveExperiment:
 
 
 def _azure_tasks(trace: Path | None, seed: int, n: int) -> list[SimTask]:
-    """As `cato simulate azure-replay`: seeds below 100 and the warm-up's replay the rows for
-    development.
+    """Tasks of `cato simulate azure-replay`: seeds below 100 and the warm-up replay the
+    development rows.
 
-    All believe what the rows before those for the report teach: a class has one workflow.
+    All believe what the rows before the reported ones teach, because a class has one workflow.
     """
     if trace is None:
         raise InputError("this experiment needs --trace FILE, a CSV file of the Azure LLM traces")
@@ -369,7 +367,7 @@ def short_completions(trace: Path | None) -> LiveExperiment:
         ),
         400,
         200,
-        # At full speed the shorter ones come 123 times a second; so at most 38 times.
+        # At full speed the shortest ones would arrive 123 times a second; this slows them to 38.
         slowdown=3.2,
         chunk_tokens=completions.CHUNK_TOKENS,
     )
@@ -419,7 +417,7 @@ def vllm_mix(trace: Path | None) -> LiveExperiment:
 def mix_on(
     mix: real.Mix, what: str, step_tokens: int = CPU_STEP_TOKENS, prompt_cap_tokens: int = 0
 ) -> LiveExperiment:
-    """`vllm-mix` on the engine that `mix` is for; the caps are parts of its batch."""
+    """`vllm-mix` on the engine of `mix`; the caps are fractions of its batch."""
     caps = dict.fromkeys(max(1, mix.full_batch // part) for part in (8, 4, 2, 1))
     return LiveExperiment(
         "vllm-mix",
@@ -458,10 +456,10 @@ def mix_of(pool: PoolSpec, profile: Profile) -> LiveExperiment:
     )
 
 
-# The same on fleets that scale
+# Fixed fleets end here; the following ones scale
 
 
-# As the papers that they are from describe them; the default keeps the pool's usual settings.
+# As described in their papers; the default keeps the pool's usual settings.
 _SCALED = (
     ("foresight + forecast", schedulers.FORESIGHT, PoolScaling("forecast")),
     ("cato + cato", "cato", PoolScaling("cato", idle_timeout_s=60.0)),
@@ -473,7 +471,7 @@ def _scaled_arms() -> tuple[Arm, ...]:
     ours, *others = (
         replace(_arm(scheduler), name=name, scaling=scaling) for name, scheduler, scaling in _SCALED
     )
-    # Serve takes ten minutes to let its replicas go: in each round another arm stands before it.
+    # Serve takes ten minutes to remove its replicas, so in each round another arm runs before it.
     # Its autoscaler's delays are Serve's own, which the simulator's scaling does not have.
     return (ours, replace(_SERVE, has_twin=False), *others)
 
@@ -503,7 +501,7 @@ def coding_scaling_live(trace: Path | None) -> LiveExperiment:
 
 # Accelerators of two speeds
 
-# Cards that are declared, not there: engines are simulated.
+# Accelerators that are declared but not present: engines are simulated.
 MIXED_HOSTS: tuple[Mapping[str, object], ...] = (
     {"num_gpus": 2},
     {"resources": {"NPU": 2}},
@@ -545,7 +543,7 @@ EXPERIMENTS: Mapping[str, Callable[[Path | None], LiveExperiment]] = {
 
 
 def live_experiment(name: str, trace: Path | None = None) -> LiveExperiment:
-    """Raise `UnknownNameError` for a name that is none."""
+    """Raise `UnknownNameError` for an unknown name."""
     if name not in EXPERIMENTS:
         raise UnknownNameError("live experiment", name, tuple(EXPERIMENTS))
     return EXPERIMENTS[name](trace)

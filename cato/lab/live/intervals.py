@@ -1,4 +1,4 @@
-"""Means with their 95 % intervals, from rounds of tasks. Pure."""
+"""Means with 95 % confidence intervals, from rounds of tasks. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cato.lab.bench.stats import BATCH, LEVEL, RESAMPLES, Difference
 
 
 def mean_interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> Difference:
-    """The mean of all values, and the interval that holds it at 95 %.
+    """The mean of all values, with its 95 % interval.
 
     A two-stage bootstrap: rounds are drawn with replacement, then values within each, because the
-    tasks of a round share its arrivals. Of one round alone only the spread of its tasks is known,
-    which is too narrow an interval: tasks that queue behind one another fare alike. For two arms
-    give the differences by task. Raise ValueError for a round without values, or none.
+    tasks of a round share its arrivals. A single round gives only the spread of its tasks, which is
+    too narrow, because queueing tasks are correlated. For two arms pass the differences by task.
+    Raise ValueError for a round without values, or no rounds.
     """
     if not rounds or not all(len(r) for r in rounds):
         raise ValueError("every round needs at least one value")
@@ -36,7 +36,7 @@ def mean_interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> Differenc
 
 
 def _of_unequal(rounds: Sequence[NDArray[np.float64]], draw: np.random.Generator) -> Difference:
-    """The same where rounds differ in size."""
+    """The same for rounds of different sizes."""
     means = np.empty(RESAMPLES)
     for i in range(RESAMPLES):
         chosen = [rounds[k] for k in draw.integers(len(rounds), size=len(rounds))]

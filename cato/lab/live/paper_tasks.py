@@ -1,7 +1,7 @@
-"""Tasks of the papers' experiments as they are sent live.
+"""Tasks of the papers' experiments in the form sent live.
 
-Pools are named as in the deployment files, and all calls of a class have one belief of their
-lengths: live, nothing is predicted of a single call.
+Pools are named as in the deployment files, and all calls of a class share one length belief: live,
+nothing is predicted for a single call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cato.sim.workloads import (
     tempo_tasks,
 )
 
-# The paper's models, as the deployment's pools are named.
+# The paper's models, by the deployment's pool names.
 _POOL_OF = {MODEL_A: PoolName("small"), MODEL_B: PoolName("large")}
 
 
@@ -45,13 +45,13 @@ SLO_SA_POOL = PoolName("engine")
 
 
 def burst_tasks(seed: int, n: int) -> list[SimTask]:
-    """The paper's half chat, half code, of which 40 arrive at once every minute."""
+    """The paper's half chat, half code; 40 of them arrive at once every minute."""
     times = [i // BURST * BURST_EVERY_S for i in range(n)]
     return slo_sa.arriving("chat-code", times, seed, SLO_SA_POOL)
 
 
 def mixed_tasks(load: float, seed: int, n: int) -> list[SimTask]:
-    """Tempo's mix at a part of what the engine can do."""
+    """Tempo's mix at a fraction of the engine's capacity."""
     mean = TEMPO_CALL[1]
     known = belief(mean)
     return [

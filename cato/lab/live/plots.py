@@ -1,4 +1,4 @@
-"""Pictures of `cato bench live`."""
+"""Plots of `cato bench live`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_CALLS = 12.5
 
 
 def pictures(report: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Attainment by arm, and for a scaled fleet its replicas over time beside the load."""
+    """Attainment by arm, and for a scaled fleet its replicas over time with the load."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [_attainment(report, folder)]
     for name, workload in report["workloads"].items():
@@ -27,7 +27,7 @@ def pictures(report: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _attainment(report: Mapping[str, Any], folder: Path) -> Path:
-    """Live with its 95 % interval and simulated, a panel a workload."""
+    """Live with its 95 % interval, and simulated; one panel per workload."""
     workloads = report["workloads"]
     fig, axes = _figure(1, len(workloads))
     for axis, (name, workload) in zip(axes[0], workloads.items(), strict=True):
@@ -49,7 +49,7 @@ def _attainment(report: Mapping[str, Any], folder: Path) -> Path:
 def _replicas(
     report: Mapping[str, Any], name: str, workload: Mapping[str, Any], folder: Path
 ) -> Path:
-    """One panel for each arm and pool, of the first seed."""
+    """One panel per arm and pool, for the first seed."""
     seed, offered = workload["runs"][0]["seed"], workload["offered"]
     runs = [r for r in workload["runs"] if r["seed"] == seed]
     fig, axes = _figure(len(runs), len(offered))
@@ -58,10 +58,8 @@ def _replicas(
             at_s, ready, wanted, calls = zip(*run["replicas"][pool], strict=True)
             axis.step(at_s, wanted, where="post", color="0.6", label="replicas ordered")
             axis.step(at_s, ready, where="post", color="C0", label="replicas ready")
-            axis.plot(
-                *zip(*load, strict=True), color="C1", lw=0.9, label="work that arrives (10 s)"
-            )
-            axis.plot(at_s, calls, color="C2", lw=0.6, label="calls that wait or run")
+            axis.plot(*zip(*load, strict=True), color="C1", lw=0.9, label="offered work (10 s)")
+            axis.plot(at_s, calls, color="C2", lw=0.6, label="calls waiting or running")
             axis.set_ylim(0, MOST_CALLS)
             axis.set_xlabel("s")
             axis.set_title(f"{run['arm']}: {pool}", fontsize=9)

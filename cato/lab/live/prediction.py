@@ -1,4 +1,4 @@
-"""What the simulator says of the same tasks: the same fleet and policies in virtual time."""
+"""The simulator's prediction for live tasks: the same fleet and policies in virtual time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cato.sim.tasks import Outcome, SimTask
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Outcomes in the order of the tasks; `replicas`: of all pools, while tasks arrived (None: they
-    stay)."""
+    """Outcomes in the order of the tasks; `replicas`: mean of all pools while tasks arrived (None:
+    fixed)."""
 
     outcomes: Sequence[Outcome]
     replicas: float | None = None
@@ -28,7 +28,7 @@ class Prediction:
 def router_profiles(
     topology: Topology, engines: Mapping[DeploymentName, Profile]
 ) -> dict[PoolName, Profile]:
-    """What the router of each pool is given."""
+    """The profile given to the router of each pool."""
     return {p.name: p.fastest(engines) for p in topology.pools}
 
 
@@ -39,7 +39,7 @@ def simulated(
     topology: Topology,
     engines: Mapping[DeploymentName, Profile],
 ) -> Prediction:
-    """How `tasks` fare; `engines` by deployment, as they run."""
+    """Outcomes of `tasks`; `engines` by deployment, as they run."""
     used = {node.pool for task in tasks for node in task.nodes}
     pools = {p.name: p for p in topology.pools if p.name in used}
     profiles = router_profiles(topology, engines)

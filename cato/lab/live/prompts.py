@@ -1,10 +1,10 @@
-"""Prompts that the simulated engine answers at a wanted length.
+"""Prompts that make the simulated engine answer at a wanted length.
 
-The length of an answer must be the engine's secret, as it is with a real model. A limit per request
-would tell it to CATO, which knows limits, and would teach the Profiler that no answer ever ended by
-itself. So the end is in the text: an answer goes on until two given words come, and the text is a
-function of the prompt. Of prompts with different first words the one is taken whose answer ends at
-the wanted token.
+The length of an answer must be unknown to CATO, as with a real model. A limit per request would
+reveal it, because CATO knows limits, and would teach the Profiler that no answer ends by itself.
+So the end is in the text: an answer ends when two given words appear, and the text is a function of
+the prompt. Prompts with different first words are tried until one's answer ends at the wanted
+token.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from itertools import islice
 from cato.core.errors import CatoError
 from cato.engines.simulated import PromptStart, simulated_tokens
 
-# Words of the simulated engine's vocabulary that no other of its words begins with or ends in.
+# Words of the simulated engine's vocabulary that no other of its words begins or ends with.
 STOP_WORDS = (" value", " result", " total", " count", " index", " name", " key", " node")
-# One of so many tokens is a given word. Only the time of the search depends on it.
+# One in this many tokens is a given word. Only the search time depends on it.
 VOCABULARY = 52
 MAX_STOPS = 32
-# Exact below 50 tokens; above within 2 %, else the search would take minutes. The simulator gets
-# the length that was found.
+# Exact below 50 tokens; above within 2 %, because the search would take minutes. The simulator
+# uses the length that was found.
 TOLERANCE = 0.02
 MAX_TRIES = 2_000_000
 
@@ -35,14 +35,14 @@ _FILLER = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`output_tokens` is where the simulated engine ends its answer."""
+    """`output_tokens`: where the simulated engine ends its answer."""
 
     text: str
     output_tokens: int
 
 
 def stops_for(mean_tokens: float) -> tuple[str, ...]:
-    """Texts of which one comes about every `mean_tokens` tokens: single words, or pairs."""
+    """Stop texts, one of which appears about every `mean_tokens` tokens: single words, or pairs."""
     singles = round(VOCABULARY / mean_tokens)
     if singles >= 1:
         return STOP_WORDS[: min(singles, len(STOP_WORDS))]
@@ -53,16 +53,16 @@ def stops_for(mean_tokens: float) -> tuple[str, ...]:
 def prompt_for(
     characters: int, output_tokens: int, stops: Sequence[str], engine_seed: int, draw: random.Random
 ) -> Prompt:
-    """A prompt of so many characters whose answer has about `output_tokens` tokens.
+    """A prompt of `chars` characters whose answer has about `output_tokens` tokens.
 
-    Raise `CatoError` when none is found, as for an answer that is far longer than all of its class.
+    Raise `CatoError` when none is found, as for an answer far longer than its class.
     """
     ends = frozenset(stops)
     slack = int(output_tokens * TOLERANCE)
     least, most = output_tokens - slack, output_tokens + slack
     filler = (_FILLER * (characters // len(_FILLER) + 1))[:characters]
     for _ in range(MAX_TRIES):
-        # Short prompts must differ too: the number may be all there is.
+        # Short prompts must differ too; the number may be their only text.
         text = f"{draw.randrange(36**5):x} {filler}"[:characters]
         found = _end(simulated_tokens(engine_seed, text), ends, most)
         if least <= found <= most:
@@ -79,8 +79,8 @@ def answer_end(
     engine_seed: int,
     draw: random.Random,
 ) -> tuple[str, int]:
-    """Characters between `head` and `end` with which the answer has about `output_tokens` tokens,
-    and how many it has. For prompts whose beginnings others share."""
+    """Text between `head` and `end` that makes the answer about `output_tokens` tokens long, and
+    the actual length. For prompts that share their beginnings."""
     ends = frozenset(stops)
     slack = int(output_tokens * TOLERANCE)
     least, most = output_tokens - slack, output_tokens + slack
@@ -94,7 +94,7 @@ def answer_end(
 
 
 def _end(tokens: Iterator[str], stops: frozenset[str], most: int) -> int:
-    """At which token the first of `stops` is complete; more than `most` when it is later."""
+    """Index of the token that completes the first of `stops`; more than `most` if later."""
     last = ""
     for count, token in enumerate(islice(tokens, most), start=1):
         if token in stops or last + token in stops:

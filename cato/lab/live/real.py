@@ -1,9 +1,9 @@
-"""Tasks for a real engine: code to go on with, and answers as long as the model makes them.
+"""Tasks for a real engine: code to continue, and answers as long as the model makes them.
 
-The simulator must know the lengths, and a limit for each request would tell them to CATO. So every
-prompt is answered once beforehand, past CATO's workflows and what it learns from them, and the
-lengths that come are those of the simulated tasks. Nothing is drawn, so that every arm gets the
-same answers, but for the rounding of other batches; a penalty keeps a small model out of loops.
+The simulator must know the lengths, but a limit per request would reveal them to CATO. So every
+prompt is answered once beforehand, bypassing CATO's workflows and their learning, and the
+resulting lengths are those of the simulated tasks. Decoding is greedy, so that every arm gets the
+same answers, except for rounding in other batches; a penalty keeps a small model out of loops.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from cato.sim.workloads import SABER_CLASSES, SABER_ENGINE, SABER_SHARES, length
 
 POOL = PoolName("engine")
 MIX = "W3"
-# SABER's prompts by three: the demo model has a context of 1,024 tokens.
+# SABER's prompts divided by three: the demo model has a context of 1,024 tokens.
 SHRUNK = 3
-# Of the demo model's engine.
+# Values of the demo model's engine.
 FULL_BATCH = 16
-# No seed: vLLM 0.32 on CPU dies of a request with one whose prompt takes several steps.
+# No seed: vLLM 0.32 on CPU crashes on a seeded request whose prompt takes several steps.
 TEMPERATURE = 0.0
 EXTRA: Mapping[str, object] = {"ignore_eos": True, "frequency_penalty": 0.8}
 MAX_PROMPT_TOKENS = 350
 _LEAST_FILE_BYTES = 20_000
-_STREAM = 5  # of the random numbers; the simulator's workloads have others
+_STREAM = 5  # random stream; the simulator's workloads use others
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the answers of a class end: at one of `stops`, or at `max_tokens`."""
+    """Where the answers of a class end: at one of `stops`, or at `max_tokens`."""
 
     stops: tuple[str, ...]
     max_tokens: int
     mean_tokens: int
 
 
-# Means of 64 answers of the demo model; SABER's by three are 14, 10, 129 and 206. The spread is the
-# model's own: 0.7 to 0.8 of the mean. One in thirty is cut.
+# Means of 64 answers of the demo model; SABER's divided by three are 14, 10, 129 and 206. The
+# spread is the model's own: 0.7 to 0.8 of the mean. One in thirty is truncated.
 ENDINGS: Mapping[str, Ending] = {
     "qna": Ending(("\n",), 60, 9),
     "summary": Ending(("\n",), 60, 9),
@@ -59,7 +59,7 @@ ENDINGS: Mapping[str, Ending] = {
 }
 
 
-# With random weights no answer ends by itself: SABER's means by three, and no spread.
+# With random weights no answer ends by itself: SABER's means divided by three, without spread.
 ENDLESS: Mapping[str, Ending] = {
     name: Ending((), tokens, tokens)
     for name, tokens in {"qna": 14, "summary": 10, "generation": 129, "translation": 206}.items()
@@ -68,8 +68,8 @@ ENDLESS: Mapping[str, Ending] = {
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """SABER's mix for one engine of `profile` behind `pool`; the load is counted at `full_batch`
-    calls at a time, the most it runs. `endings` are those of the model that answers."""
+    """SABER's mix for one engine of `profile` behind `pool`; load is relative to `full_batch`
+    concurrent calls, its maximum. `endings` are those of the model that answers."""
 
     profile: Profile
     full_batch: int = FULL_BATCH
@@ -77,10 +77,10 @@ class Mix:
     pool: PoolName = POOL
 
     def tasks(self, load: float, seed: int, n: int) -> list[SimTask]:
-        """`n` tasks; at load 1 their mean work is what the engine can do.
+        """`n` tasks; at load 1 their mean work equals the engine's capacity.
 
-        A target is as many times the mean service time alone as SABER's is. Output lengths are the
-        means of the class until they were recorded.
+        A target is the same multiple of the mean service time alone as in SABER. Output lengths are
+        the means of the class until they are recorded.
         """
         rng = np.random.default_rng([seed, _STREAM, round(load * 1000)])
         names, profile = list(SABER_CLASSES), self.profile
@@ -114,7 +114,7 @@ class Mix:
         return tasks
 
     def completion(self, task: SimTask, prompt: str, model: str) -> dict[str, object]:
-        """The body of an OpenAI completion that asks what a workflow of `task`'s class asks."""
+        """The body of an OpenAI completion equivalent to a workflow of `task`'s class."""
         ending = self.endings[task.name]
         return {
             "model": model,
@@ -133,10 +133,11 @@ class Mix:
         model: str,
         done: Callable[[], None],
     ) -> list[SimTask]:
-        """The tasks with the lengths that the model answers; raise `BenchError` when it does not.
+        """The tasks with the lengths of the model's answers; raise `BenchError` when it does not
+        answer.
 
-        One after the other: so every prompt is answered in the same batch of one. An answer that
-        nothing can end is as long as it may be: there only the prompt is counted.
+        Sequentially, so that every prompt is answered in a batch of one. An answer without stop
+        texts has its maximum length: there only the prompt is counted.
         """
         found = []
         async with aiohttp.ClientSession() as session:
@@ -148,7 +149,7 @@ class Mix:
                 async with session.post(f"{url}/v1/completions", json=body) as response:
                     answer = await response.json()
                 if response.status != 200:
-                    raise BenchError(f"{model} did not answer a prompt to be recorded: {answer}")
+                    raise BenchError(f"{model} did not answer a prompt while recording: {answer}")
                 usage = answer["usage"]
                 output = usage["completion_tokens"] if ending.stops else ending.max_tokens
                 node = replace(
@@ -162,13 +163,13 @@ class Mix:
 
 
 def _strictness(name: str) -> float:
-    """SABER's target / the mean service time on its engine alone."""
+    """SABER's target over the mean service time on its engine alone."""
     prompt, output, target_s = SABER_CLASSES[name]
     return target_s / SABER_ENGINE.service_s(prompt, output)
 
 
 def code_prompts(tasks: Sequence[SimTask], chars_per_token: float, seed: int) -> list[str]:
-    """Lines of the standard library for each task, of about its length."""
+    """Lines of the standard library for each task, of about its prompt length."""
     draw = random.Random(seed)
     texts = _library()
     found = []
@@ -188,6 +189,6 @@ def _library() -> tuple[str, ...]:
 
 
 def with_belief(task: SimTask, belief: LengthBelief) -> SimTask:
-    """What the simulator's policies know of the answer."""
+    """The task with the belief that the simulator's policies get."""
     node = replace(task.nodes[0], expected_tokens=round(belief.mean), length=belief)
     return replace(task, nodes=(node,))

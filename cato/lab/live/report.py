@@ -17,7 +17,7 @@ from cato.lab.live.intervals import mean_interval
 from cato.lab.live.rounds import Run, Settings, Subject
 from cato.sim.tasks import SimTask
 
-# Above this the numbers say more about the machine than about what decides.
+# Above this CPU load the numbers say more about the machine than about the policies.
 BUSY = 0.8
 SHOWN_PROBLEMS = 5
 BIN_S = 10.0
@@ -32,7 +32,7 @@ def as_json(
     command: str,
     deployment: str,
 ) -> dict[str, Any]:
-    """Everything but the single tasks; attainment of 1, differences in points, times in ms."""
+    """Everything except single tasks; attainment in [0, 1], differences in points, times in ms."""
     experiment = subject.experiment
     by_workload = {w: [r for r in runs if r.workload == w] for w in experiment.workloads}
     receipts = [s.receipt for r in runs for s in r.seen if s.receipt is not None]
@@ -63,7 +63,7 @@ def as_json(
 
 
 def _cpu(runs: Sequence[Run]) -> dict[str, float]:
-    """Parts of all cores: the whole machine, and this benchmark alone."""
+    """Fractions of all cores: the whole machine, and this benchmark alone."""
     return {
         "cpu": _rounded(_mean([x for r in runs for x in r.cpu.samples])),
         "own_cpu": _rounded(_mean([r.cpu.own for r in runs])),
@@ -79,7 +79,7 @@ def _problems(seen: Iterable[Seen]) -> list[str]:
 
 
 def _has_other_lengths(seen: Seen) -> bool:
-    """Whether the engine answered at another length than the simulator was told."""
+    """Whether the engine's answer had another length than the simulator assumed."""
     if seen.receipt is None:
         told = seen.output_tokens
         return bool(told) and told != seen.task.sim.nodes[-1].output_tokens
@@ -119,7 +119,7 @@ def _workload(runs: Sequence[Run], ours: str) -> dict[str, Any]:
 
 
 def _offered(runs: Sequence[Run], subject: Subject) -> dict[str, Any]:
-    """For the pictures of a scaled fleet: work that arrives, in replicas, of the first seed.
+    """Data for the plots of a scaled fleet: work that arrives, in replicas, for the first seed.
 
     Per pool rows of (second, mean over `BIN_S` around it).
     """
@@ -179,7 +179,7 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _hit_rate(runs: Sequence[Run]) -> dict[str, float]:
-    """Of the prompt tokens of what was answered, those that engines found cached."""
+    """Fraction of the answered calls' prompt tokens that engines found cached."""
     live = [s for r in runs for s in r.seen if not s.problem]
     simulated = [
         o for r in runs if r.predicted is not None for o in r.predicted.outcomes if o.is_finished
@@ -196,7 +196,7 @@ def _prompts(tasks: Iterable[SimTask]) -> int:
 
 
 def _mean_replicas(run: Run) -> float:
-    """Replicas of all pools that are ready or ordered, while tasks arrived."""
+    """Mean replicas of all pools, ready or ordered, while tasks arrived."""
     until_s = run.seen[-1].task.sim.arrived_at_s
     return sum(
         _mean([max(p.ready, p.wanted) for p in points if p.at_s < until_s])
@@ -205,7 +205,7 @@ def _mean_replicas(run: Run) -> float:
 
 
 def _series(run: Run) -> dict[str, list[list[float]]]:
-    """Per pool rows of (second, ready, wanted, calls that wait or run)."""
+    """Per pool rows of (second, ready, wanted, calls waiting or running)."""
     return {
         name: [[round(p.at_s, 1), p.ready, p.wanted, p.calls] for p in points]
         for name, points in run.replicas.items()
@@ -272,11 +272,11 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 1)
 
 
-# For people
+# Tables
 
 
 def tables(report: Mapping[str, Any]) -> Group:
-    """The report for people."""
+    """The report as tables."""
     shown: list[Any] = [_head(report)]
     for name, workload in report["workloads"].items():
         arms = workload["arms"]
@@ -344,7 +344,7 @@ def _times_table(name: str, arms: Mapping[str, Any]) -> Table:
 
 
 def _hits(values: Mapping[str, Any]) -> str:
-    """The share of prompt tokens that were cached, and what the simulator says."""
+    """The fraction of cached prompt tokens, and the simulator's."""
     rate = values.get("hit_rate")
     if rate is None:
         return "-"
@@ -352,7 +352,7 @@ def _hits(values: Mapping[str, Any]) -> str:
 
 
 def _replicas(values: Mapping[str, Any]) -> str:
-    """The mean, and what the simulator says."""
+    """Mean replicas, and the simulator's."""
     live = f"{values['mean_replicas']:.1f}"
     return f"{live} ({values['simulated_replicas']:.1f})" if values["simulated_replicas"] else live
 
@@ -394,7 +394,7 @@ def _remarks(report: Mapping[str, Any]) -> Text:
         remarks.append("".join(f"  {p}\n" for p in report["problems"]))
     if report["other_lengths"]:
         remarks.append(
-            f"{report['other_lengths']} answers had other lengths than the simulator was told\n",
+            f"{report['other_lengths']} answers had other lengths than simulated\n",
             style="yellow",
         )
     if report["cached_prompts"]:
@@ -412,14 +412,14 @@ def _remarks(report: Mapping[str, Any]) -> Text:
     if busy:
         remarks.append(
             f"the machine was more than {BUSY:.0%} busy during {', '.join(busy)}: these numbers "
-            "say more about the machine than about what decides; use a larger --slowdown\n",
+            "say more about the machine than about the policies; use a larger --slowdown\n",
             style="yellow",
         )
     if len(report["settings"]["seeds"]) == 1:
         remarks.append(
-            "one seed: the intervals hold the spread of its tasks only, which is too little\n",
+            "one seed: the intervals show the spread of its tasks only and are too narrow\n",
             style="yellow",
         )
     if report["simulated_engines"]:
-        remarks.append("engines are simulated: a profile's timings, no model\n", style="dim")
+        remarks.append("engines are simulated: timings of a profile, no model\n", style="dim")
     return remarks

@@ -1,4 +1,4 @@
-"""The measurement: in every round one seed, all workloads, all arms in turns."""
+"""Runs live measurements in rounds: one seed per round, all workloads, all arms in turns."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from cato.lab.live.workflows import LiveTask, live_tasks, pool_named, workflow_n
 from cato.sim.tasks import SimTask
 
 CPU_EVERY_S = 1.0
-# The Profiler learns every 5 s, ingresses ask it every second.
+# The Profiler learns every 5 s, and ingresses query it every second.
 LEARN_S = 8.0
-# Engines report their last progress, routers see that nothing runs.
+# Time for engines to report their last progress and for routers to see that nothing runs.
 SETTLE_S = 1.0
-# Fewer tell nothing: what is learnt is shared with the arms of CATO. These only open connections.
+# Warm-up of Ray Serve's arms: lengths are learned from CATO's arms, these only open connections.
 SERVE_WARM_UPS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much is measured, and how much slower than the experiment itself."""
+    """Size of the measurement, and its slowdown relative to the experiment."""
 
     seeds: tuple[int, ...]
     tasks: int
@@ -50,7 +50,7 @@ class Settings:
 class Subject:
     """What is measured: the experiment, and the deployment with its profiles as they run.
 
-    `engines` are what the deployments' engines keep.
+    `engines` are the profiles that the deployments' engines keep.
     """
 
     experiment: LiveExperiment
@@ -59,7 +59,7 @@ class Subject:
 
     @property
     def profiles(self) -> Mapping[PoolName, Profile]:
-        """What the pools' routers are given."""
+        """The profiles given to the pools' routers."""
         return router_profiles(self.topology, self.engines)
 
     def sim_tasks(self, workload: str, seed: int, settings: Settings, n: int) -> list[SimTask]:
@@ -68,7 +68,7 @@ class Subject:
 
     @property
     def slots(self) -> int:
-        """Calls that the engines of one arm run at a time."""
+        """Concurrent calls in the engines of one arm."""
         return sum(
             d.engine.max_num_seqs * d.initial_replicas
             for p in self.topology.pools
@@ -78,7 +78,7 @@ class Subject:
 
     @property
     def used(self) -> frozenset[PoolName]:
-        """Pools that the tasks name; arms of other pools have as many."""
+        """Pools that the tasks name; arms with separate pools use as many."""
         first = next(iter(self.experiment.workloads.values()))
         if self.experiment.sessions is not None:
             return frozenset({self.topology.pools[0].name})
@@ -87,8 +87,8 @@ class Subject:
 
 @dataclass(slots=True)
 class CpuLoad:
-    """How busy the machine was, as parts of all its cores: every second, and by this benchmark
-    alone, its engines, CATO and the client together."""
+    """CPU load as fractions of all cores: every second, and of this benchmark alone (engines, CATO
+    and client together)."""
 
     samples: list[float] = field(default_factory=list)
     own: float = 0.0
@@ -108,7 +108,7 @@ class Run:
 
 
 class ReplicaPoint(NamedTuple):
-    """A pool's replicas, `at_s` after the first arrival; `calls` wait or run."""
+    """A pool's replicas, `at_s` after the first arrival; `calls` are waiting or running."""
 
     at_s: float
     ready: int
@@ -126,7 +126,7 @@ class _Make(Protocol):
 
 @dataclass(slots=True)
 class _Finder:
-    """For simulated engines: prompts that are answered at the lengths of the tasks."""
+    """For simulated engines: finds prompts whose answers have the tasks' lengths."""
 
     subject: Subject
 
@@ -138,9 +138,9 @@ class _Finder:
 
 @dataclass(slots=True)
 class _Recorder:
-    """For real engines: prompts, and the lengths at which the model answers them.
+    """For real engines: makes prompts, and records the lengths of the model's answers.
 
-    The simulator believes of each class what the warm-up has shown; so does the Profiler.
+    The simulator's belief of each class is what the warm-up showed; the Profiler learns the same.
     """
 
     subject: Subject
@@ -167,7 +167,7 @@ class _Recorder:
 
 
 class Configurable(Protocol):
-    """What the rounds need of a stage."""
+    """The part of a stage that the rounds use."""
 
     url: str
 
@@ -179,7 +179,7 @@ class Configurable(Protocol):
 
 
 class Progress(Protocol):
-    """Told what is done now, and of how many steps."""
+    """Callback with the current activity and its number of steps."""
 
     def begin(self, what: str, steps: int) -> None: ...
 
@@ -187,7 +187,7 @@ class Progress(Protocol):
 
 
 def order(arms: Sequence[Arm], number: int) -> tuple[Arm, ...]:
-    """The arms in round `number`: A B, then B A, then A B, ..."""
+    """Order of the arms in round `number`: A B, then B A, then A B, ..."""
     return tuple(arms) if number % 2 == 0 else tuple(reversed(arms))
 
 
@@ -198,9 +198,9 @@ async def measure(
     progress: Progress,
     runs: list[Run],
 ) -> None:
-    """All rounds, after a warm-up that teaches the Profiler with tasks of its own.
+    """All rounds, after a warm-up that teaches the Profiler with separate tasks.
 
-    What is measured is added to `runs`, so that it is not lost when the rest is interrupted.
+    Results are added to `runs`, so that they survive an interruption.
     """
     mix = subject.experiment.mix
     make: _Make = _Finder(subject) if mix is None else _Recorder(subject, mix, stage.url)
@@ -224,16 +224,16 @@ async def measure(
 
 
 def whole_rounds(runs: Sequence[Run], experiment: LiveExperiment) -> tuple[int, ...]:
-    """Seeds that every arm met in every workload."""
+    """Seeds that every arm completed in every workload."""
     by_seed = Counter(run.seed for run in runs)
     size = len(experiment.workloads) * len(experiment.arms)
     return tuple(seed for seed, n in by_seed.items() if n == size)
 
 
 async def prepare(subject: Subject, stage: Configurable, arm: Arm, progress: Progress) -> None:
-    """Let `arm` decide, from the replicas that all arms begin with."""
+    """Switch to `arm`, starting from the replicas that all arms begin with."""
     if subject.experiment.cold_start_s is not None:
-        progress.begin(f"back to the first replicas, for {arm.name}", 1)
+        progress.begin(f"back to the initial replicas, for {arm.name}", 1)
         await asyncio.to_thread(stage.reset, arm)
     await asyncio.to_thread(stage.configure, arm)
     await asyncio.sleep(SETTLE_S)
@@ -242,7 +242,7 @@ async def prepare(subject: Subject, stage: Configurable, arm: Arm, progress: Pro
 async def _replicas(
     subject: Subject, stage: Configurable, arm: Arm, since_s: float
 ) -> dict[PoolName, list[ReplicaPoint]]:
-    """Of the pools of `arm`, under the names that the experiment has for them."""
+    """Replicas of the arm's pools, under the experiment's pool names."""
     if subject.experiment.cold_start_s is None:
         return {}
     points = await asyncio.to_thread(stage.replicas, since_s)
@@ -283,7 +283,7 @@ async def _warm_up(
     client: TaskClient,
     make: _Make,
 ) -> None:
-    """Tasks of a seed that no round has teach lengths and service times, and count nowhere."""
+    """Tasks of an otherwise unused seed teach lengths and service times; they are not counted."""
     workload = next(iter(subject.experiment.workloads))
     sim = subject.sim_tasks(workload, WARM_UP_SEED, settings, settings.warm_up)
     progress.begin("warm-up: prompts", len(sim))
@@ -298,13 +298,13 @@ async def _warm_up(
         seen = await client.all_of(some, _asker(subject, arm), subject.slots, progress.step)
         problem = next((s.problem for s in seen if s.problem), "")
         if problem:
-            raise BenchError(f"a task of the warm-up was lost: {problem}")
+            raise BenchError(f"a warm-up task was lost: {problem}")
     await asyncio.sleep(LEARN_S)
 
 
 @asynccontextmanager
 async def cpu_load() -> AsyncGenerator[CpuLoad, None]:
-    """The load while the block runs; whole when it has ended."""
+    """The load while the block runs; complete when it has ended."""
     load = CpuLoad()
 
     async def sample() -> None:

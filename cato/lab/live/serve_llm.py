@@ -1,8 +1,8 @@
 """The baseline `ray.serve.llm`: Ray Serve's own LLM application in front of the same vLLM engine.
 
-Its replica runs vLLM within a Ray actor, its router and its queues decide. It needs packages that
-CATO does not (the extra `serve-llm`); `missing_packages` names them. Import `application` where Ray
-may be imported only.
+Its replica runs vLLM within a Ray actor, with its own router and queues. It needs packages that
+CATO does not need (the extra `serve-llm`); `missing_packages` names them. Import `application` only
+where Ray may be imported.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ APP = "serve-llm"
 ROUTE = "/serve-llm"
 COMPLETIONS = f"{ROUTE}/v1/completions"
 _NEEDED = ("jsonref", "pandas", "pyarrow", "vllm")
-# Nothing waits in Serve: as many as CATO's engine replica takes.
+# Serve queues nothing: as many as CATO's engine replica accepts.
 _MAX_ONGOING = 10_000
 
 
 def missing_packages() -> tuple[str, ...]:
-    """What must be installed for this arm; empty when it can run."""
+    """Packages that this arm lacks; empty when it can run."""
     return tuple(name for name in _NEEDED if importlib.util.find_spec(name) is None)
 
 
 def application(model: ModelSpec, deployment: DeploymentSpec) -> Any:
     """A Serve application that answers `COMPLETIONS` as `deployment` would: same model, same
-    engine arguments, on as many logical CPUs and cards.
+    engine arguments, on as many logical CPUs and accelerators.
     """
     from ray.serve.llm import LLMConfig, build_openai_app
 

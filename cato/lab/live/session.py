@@ -1,6 +1,6 @@
-"""One benchmark from its options to its report.
+"""One live benchmark from its options to its report.
 
-Importing this module imports Ray, which reads its settings then: set the environment first.
+Importing this module imports Ray, which then reads its settings: set the environment first.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from cato.lab.live.workflows import workflows, write
 from cato.profiles.load import load_profile_file, load_profiles, save_profile
 from cato.profiles.schema import Provenance
 
-# Replicas of a fixed fleet are started once, before anything is measured.
+# Replicas of a fixed fleet start once, before the measurement.
 QUICK_LOAD_S = 0.2
-# Of a cold start Serve takes so much for the process: Serve's own start of a replica.
+# Part of a cold start that Serve takes to start a replica's process.
 PROCESS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user asks for; None and empty: the experiment's own.
+    """User options; None and empty: the experiment's defaults.
 
-    `deployment` is the path of a file, or what was read from one. With `has_one_engine` no arm has
-    an engine of its own beside it.
+    `deployment` is the path of a file, or its content. `has_one_engine`: no arm gets an additional
+    engine of its own.
     """
 
     experiment: str
@@ -70,7 +70,7 @@ class Options:
 
 
 class Session:
-    """What is measured, checked before anything is started. May raise any `CatoError`."""
+    """A benchmark that is checked before anything starts. May raise any `CatoError`."""
 
     def __init__(self, options: Options) -> None:
         experiment = live_experiment(options.experiment, options.trace)
@@ -86,7 +86,7 @@ class Session:
             pool = self.deploy.topology.pools[0]
             experiment = mix_of(pool, _profile_of(pool.deployments[0], profiles))
         chosen = experiment.chosen(options.workloads, options.arms)
-        # `ray.serve.llm` stands beside an application of our own.
+        # `ray.serve.llm` needs an application of our own to run beside.
         if options.address is not None or options.has_one_engine:
             chosen = replace(chosen, arms=tuple(a for a in chosen.arms if not a.completions))
         self.experiment: LiveExperiment = chosen
@@ -111,7 +111,7 @@ class Session:
         self.workflows = self._workflows()
 
     def _workflows(self) -> dict[str, dict[str, Any]]:
-        """Of all classes that any seed has; turns of sessions are no tasks."""
+        """Workflows of the classes of all seeds; turns of sessions have none."""
         tasks = [
             task
             for workload in self.experiment.workloads
@@ -123,7 +123,7 @@ class Session:
         return workflows(self.experiment, tasks, self.deploy.topology)
 
     def export(self, folder: Path) -> None:
-        """Write `workflows/` and `profiles/`, for an application that somebody else starts."""
+        """Write `workflows/` and `profiles/`, for an application that is started separately."""
         write(folder / "workflows", self.workflows)
         for name, profile in self._by_name.items():
             path = self._folder / f"{name}.yaml"
@@ -141,12 +141,12 @@ class Session:
         facts: Callable[[], Mapping[str, object]],
         command: str,
     ) -> dict[str, Any]:
-        """Measure; `folder` is for what is made at run time. Returns the report.
+        """Measure; `folder` is for generated files. Returns the report.
 
-        After an interruption it is about the rounds that were whole; without one the interruption
-        goes on.
+        After an interruption the report covers the complete rounds; if there are none, the
+        interruption is raised again.
         """
-        about = dict(facts())  # the machine's load before, not after
+        about = dict(facts())  # the machine's load before the measurement
         with self.stage(folder, say) as stage:
             return self.run_on(stage, progress, about, command)
 
@@ -157,7 +157,7 @@ class Session:
         about: Mapping[str, object],
         command: str,
     ) -> dict[str, Any]:
-        """The same on a stage that has the experiment's workflows; `about` the machine."""
+        """`run` on a stage with the experiment's workflows; `about`: facts about the machine."""
         runs: list[Run] = []
         try:
             measured = measure if self.experiment.sessions is None else measure_sessions
@@ -172,7 +172,7 @@ class Session:
         return as_json(runs, self.subject, settings, about, command, where)
 
     def stage(self, folder: Path, say: Callable[[str], None]) -> Stage:
-        """What the experiment runs on, not started."""
+        """The stage for the experiment, not started."""
         if self._address is not None:
             return RunningStage(self.deploy, self._address, self.workflows, say)
         self.export(folder)
@@ -187,7 +187,7 @@ class Session:
 
 
 def _profile_of(deployment: DeploymentSpec, profiles: Mapping[str, Profile]) -> Profile:
-    """What its engine keeps; raise `UnknownNameError`."""
+    """The profile that its engine keeps; raise `UnknownNameError`."""
     name = deployment.engine.profile or deployment.profile or ""
     if name not in profiles:
         raise UnknownNameError("profile", name, tuple(profiles))

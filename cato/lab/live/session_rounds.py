@@ -1,4 +1,4 @@
-"""Rounds of sessions: in every round one seed, all arms in turns, each turn for turn alike."""
+"""Rounds of agent sessions: one seed per round, all arms in turns with identical turns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cato.sim.sessions import (
 )
 from cato.sim.tasks import SimTask
 
-# Of the warm-up, which only teaches how long answers are.
+# Limits of the warm-up, which only teaches answer lengths.
 WARM_UP_PROMPT_TOKENS = 300
 WARM_UP_STREAMS = 16
 
@@ -51,7 +51,7 @@ async def measure_sessions(
 ) -> None:
     """All rounds, after a warm-up that teaches the Profiler; runs are added to `runs`."""
     traffic = subject.experiment.sessions
-    assert traffic is not None, "the experiment is about sessions"
+    assert traffic is not None, "the experiment needs sessions"
     async with TaskClient(stage.url) as client:
         await _warm_up(subject, stage, settings, progress, client, traffic)
         for number, seed in enumerate(settings.seeds):
@@ -113,7 +113,7 @@ async def _warm_up(
     client: TaskClient,
     traffic: SessionTraffic,
 ) -> None:
-    """Answers as long as those of the half that is known, to short prompts of no session twice."""
+    """Answers as long as those of the known half, to short prompts of distinct sessions."""
     turns = [t for s in traffic.taught() for t in s.turns]
     spread = turns[:: max(1, len(turns) // settings.warm_up)]
     chosen = list(islice(cycle(spread), settings.warm_up))
@@ -134,7 +134,7 @@ async def _warm_up(
         seen = await client.all_of(tasks, ask, WARM_UP_STREAMS, progress.step)
         problem = next((s.problem for s in seen if s.is_lost), "")
         if problem:
-            raise BenchError(f"a turn of the warm-up was lost: {problem}")
+            raise BenchError(f"a warm-up turn was lost: {problem}")
     await asyncio.sleep(LEARN_S)
 
 

@@ -1,6 +1,6 @@
-"""The live application that is measured: one of our own, or one that runs already.
+"""The application under test in live benchmarks: our own, or one that already runs.
 
-Importing this module imports Ray, which reads its settings then: set the environment first.
+Importing this module imports Ray, which then reads its settings: set the environment first.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from cato.policies.schedulers import FORESIGHT
 from cato.serve.app import build_engines, build_ingress
 
 READY_TIMEOUT_S = 600.0
-# Ray's complaints about its own end come after it.
+# Ray logs complaints about its own shutdown after it.
 LAST_WORDS_S = 0.5
 CALL_TIMEOUT_S = 30.0
 POLL_S = 0.2
-# Serve's own scaler waits 600 s before it takes replicas away.
+# Serve's own autoscaler waits 600 s before it removes replicas.
 RESET_TIMEOUT_S = 900.0
 RESET_POLL_S = 1.0
 _STILL = PoolScaling("none")
@@ -45,7 +45,7 @@ _ANY: Mapping[str, object] = {"scheduler": FORESIGHT}
 
 
 class Stage:
-    """Where `arm`s take turns. Use it as a context manager."""
+    """The application on which `arm`s take turns. Use it as a context manager."""
 
     def __init__(self, deploy: DeployFile, say: Callable[[str], None]) -> None:
         self.url = ""
@@ -80,9 +80,9 @@ class Stage:
         raise NotImplementedError
 
     def configure(self, arm: Arm) -> None:
-        """Let all pools of CATO's decide as `arm` says; returns when their routers do.
+        """Switch all CATO pools to `arm`; returns when their routers have switched.
 
-        What Serve does when the `user_config` of the control plane changes: nothing restarts.
+        Like a Serve update of the control plane's `user_config`: nothing restarts.
         """
         if not arm.policies:
             return
@@ -98,9 +98,9 @@ class Stage:
         handle.reconfigure.remote({"pools": dict(pools)}).result(timeout_s=CALL_TIMEOUT_S)
 
     def reset(self, arm: Arm) -> None:
-        """Bring every pool back to the replicas that it started with; `arm` is about to run.
+        """Bring every pool back to its initial replicas; `arm` is about to run.
 
-        Those that Serve scales go at Serve's own time, ten minutes after their last work.
+        Pools that Serve scales follow Serve's schedule, ten minutes after their last work.
         """
         self.configure(replace(arm, policies=arm.policies or _ANY, scaling=_STILL))
         provisioner: Any = actors.get(actors.PROVISIONER)
@@ -112,11 +112,13 @@ class Stage:
         deadline_s = time.monotonic() + RESET_TIMEOUT_S
         while others := [n for n, s in deployment_states().items() if _differs(s, specs[n])]:
             if time.monotonic() > deadline_s:
-                raise BenchError(f"replicas of {', '.join(others)} did not come back to the first")
+                raise BenchError(
+                    f"replicas of {', '.join(others)} did not return to the initial number"
+                )
             time.sleep(RESET_POLL_S)
 
     def replicas(self, since_s: float) -> dict[PoolName, list[ReplicaPoint]]:
-        """Looks of the provisioner after the Unix time `since_s`, by pool."""
+        """The provisioner's looks after the Unix time `since_s`, by pool."""
         found: dict[PoolName, list[ReplicaPoint]] = {}
         for state in deployment_states().values():
             points = [p for p in state.history if p.at_s >= since_s]
@@ -128,32 +130,32 @@ class Stage:
 
 
 def deployment_states() -> dict[DeploymentName, DeploymentState]:
-    """What the provisioner of the cluster that this process is connected to has."""
+    """Deployment states in the provisioner of the connected cluster."""
     provisioner: Any = actors.get(actors.PROVISIONER)
     states = ray.get(provisioner.state.remote(), timeout=CALL_TIMEOUT_S)
     return {name: DeploymentState(**fields) for name, fields in states.items()}
 
 
 def _differs(state: DeploymentState, spec: DeploymentSpec) -> bool:
-    """Whether a deployment has other replicas than at the start, or some that do not serve yet."""
+    """Whether a deployment has other replicas than at the start, or some that are not ready."""
     first = spec.initial_replicas
     return (state.target, state.running, state.starting) != (first, first, 0)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray tells of many processes, and of calls that it broke itself; what goes wrong raises."""
+    """Silence Ray's logs of its processes and of calls that it broke; real failures raise."""
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield
 
 
 class OwnStage(Stage):
-    """A Ray of its own on loopback, with the deployment file's applications.
+    """Our own Ray on loopback, with the deployment file's applications.
 
-    `workflows` and `profiles` in `folder` take the place of those that the file names. The
-    baseline `ray.serve.llm` stands beside them when an arm asks for it (`has_serve_llm`). With
-    `others` there are more hosts than one, which have that (see `cato.lab.bench.local_ray.Hosts`).
+    `workflows` and `profiles` in `folder` replace those that the file names. The baseline
+    `ray.serve.llm` is added when an arm needs it (`has_serve_llm`). With `others` there are more
+    hosts, with those resources (see `cato.lab.bench.local_ray.Hosts`).
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class OwnStage(Stage):
 
 
 def _run(app: serve.Application, name: str, route: str | None, **options: Any) -> None:
-    """Deploy and wait; raise `BenchError` with what Serve says of a failure."""
+    """Deploy and wait; raise `BenchError` with Serve's message on failure."""
     try:
         serve.run(app, name=name, route_prefix=route, **options)
     except RuntimeError as error:
@@ -221,10 +223,10 @@ def _run(app: serve.Application, name: str, route: str | None, **options: Any) -
 
 
 class RunningStage(Stage):
-    """An application that answers at `url` already, on the Ray cluster of this host.
+    """An application already running at `url`, on the Ray cluster of this host.
 
-    It must have the workflows of the experiment, see `--export`. Its pools decide as its deployment
-    file says when the benchmark ends.
+    It must have the workflows of the experiment, see `--export`. Its pools return to their
+    deployment file's policies when the benchmark ends.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The traffic of `cato bench live agents`: whose sessions, of how many users, for how long."""
+"""Traffic of `cato bench live agents`: which sessions, how many users, for how long."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SessionTraffic:
     counted_s: float = 360.0
 
     def sessions(self) -> list[RecordedSession]:
-        """The half that is reported."""
+        """The half that is reported on."""
         return list(self._halves()[1])
 
     def taught(self) -> list[RecordedSession]:
-        """The other half, of which lengths are known."""
+        """The other half, whose lengths are known."""
         return list(self._halves()[0])
 
     def length(self) -> LengthBelief:
@@ -48,7 +48,7 @@ class SessionTraffic:
         return plans_of(self.sessions(), users, profile, until_s, seed, slowdown)
 
     def counted(self, plans: Sequence[UserPlan], slowdown: float) -> list[str]:
-        """Ids of the turns that count, in an order that is the same for every run."""
+        """Ids of the turns that count, in the same order for every run."""
         return [
             f"s{part.number}-{part.first + i}"
             for plan in plans

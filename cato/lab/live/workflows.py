@@ -1,4 +1,4 @@
-"""Simulated tasks as live ones: a workflow for each class, and the inputs of each task."""
+"""Converts simulated tasks to live ones: a workflow per class, and the inputs of each task."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cato.lab.live.experiments import SERVE_SUFFIX, Arm, LiveExperiment
 from cato.lab.live.prompts import prompt_for, stops_for
 from cato.sim.tasks import SimNode, SimTask
 
-# More than any answer of these workloads. A closer limit would say something of the length.
+# Larger than any answer of these workloads; a tighter limit would reveal something of the length.
 MAX_TOKENS = 16_000
-# Nobody leaves: the simulator has no deadlines either.
+# No client gives up: the simulator has no deadlines either.
 PATIENCE = 200.0
 LEAST_PATIENCE_S = 1800.0
 MAX_DEADLINE_S = 86_400.0
@@ -29,7 +29,7 @@ MAX_DEADLINE_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class LiveTask:
-    """A task as it is sent. `sim` has the lengths that the live one has, answers included."""
+    """A task as sent. `sim` has the actual lengths of the live task, answers included."""
 
     sim: SimTask
     inputs: Mapping[str, str]
@@ -44,7 +44,7 @@ def workflow(
 ) -> dict[str, Any]:
     """The workflow of all tasks of `task`'s class; `pools` by the names that `task` uses.
 
-    `mix` is that of a real engine.
+    `mix` belongs to a real engine.
     """
     nodes: dict[str, dict[str, Any]] = {}
     for i, node in enumerate(task.nodes):
@@ -106,7 +106,7 @@ def _input(index: int) -> str:
 def workflows(
     experiment: LiveExperiment, tasks: Iterable[SimTask], topology: Topology
 ) -> dict[str, dict[str, Any]]:
-    """By name, one for each class in `tasks` and set of pools that an arm uses.
+    """Workflows by name, one per class in `tasks` and set of pools that an arm uses.
 
     Raise `CatoError` when a pool is missing in the deployment, or when tasks of one class differ
     in more than their lengths.
@@ -135,7 +135,7 @@ def pool_named(topology: Topology, name: str) -> PoolSpec:
 
 
 def write(folder: Path, made: Mapping[str, Mapping[str, Any]]) -> None:
-    """One file for each workflow."""
+    """One file per workflow."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in made.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(dict(content), sort_keys=False))
@@ -150,7 +150,7 @@ def live_tasks(
 ) -> list[LiveTask]:
     """The tasks with prompts whose simulated answers have the wanted lengths; `done` after each.
 
-    Takes about 0.05 s of CPU for each call.
+    Takes about 0.05 s of CPU per call.
     """
     draw = random.Random(seed)
     found = []

@@ -1,1 +1,1 @@
-"""Simulated studies. A new one: a file with a `STUDY`, and a name in `cato.lab.registry`."""
+"""Simulated studies. To add one: a file with a `STUDY`, and a name in `cato.lab.registry`."""

@@ -1,9 +1,10 @@
-"""Coding agents: users who play recorded sessions, and how many of them a card serves in time.
+"""Coding agents: how many users playing recorded sessions an accelerator serves in time.
 
 The trace's sessions are sorted by SHA-256 of their ids. Constants were chosen on the first half;
-the study plays the second. Turns of the first 900 s are not counted. Numbers of users are searched
-for, by profile, scheduler and seed, until 95 % of the turns are in time with the smaller of two and
-not with the larger; between them the answer is interpolated. With `--users` those are run instead.
+the study plays the second. Turns of the first 900 s are not counted. For each profile, scheduler
+and seed, the number of users is searched until 95 % of the turns are in time with one number and
+not with a larger one; the answer is interpolated between them. `--users` runs those numbers
+instead.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ POOL = PoolName("agents")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """An assumed one: the name of its file in `profiles/`, and whether KV blocks that leave its
-    cache go to the host's memory. `users`: what sticky routing serves, where the search begins.
-    `fetches`: engines take blocks from each other's memories, as fast as from the host's.
+    """An assumed accelerator: the name of its file in `profiles/`, and whether KV blocks evicted
+    from its cache go to host memory. `users`: the number that sticky routing serves, where the
+    search begins. `fetches`: engines fetch blocks from each other's memories, as fast as from the
+    host's.
     """
 
     profile: str
@@ -54,20 +56,20 @@ CARDS = {
     "small": Card(_SMALL, 3.0),
     "small + host": Card(_SMALL, 5.0, has_host_memory=True),
 }
-# What no real engine is started with.
+# Settings that no real engine is started with.
 FETCHING = {
     f"{name} + fetch": replace(CARDS[name], users=users, fetches=True)
     for name, users in (("large + host", 14.0), ("small + host", 7.0))
 }
 LEAST_FETCHING = 1.75
-# From there it grows, or shrinks, by this factor until the answer lies between two numbers; these
-# then come so close. Nobody serves more than `MOST_USERS` a card.
+# The search grows or shrinks the number of users by this factor until two numbers bracket the
+# answer, then narrows them down to this distance. `MOST_USERS` per accelerator is the limit.
 GROWTH, CLOSE_USERS, QUICK_CLOSE_USERS, MOST_USERS = 1.3, 0.5, 1.0, 64.0
 REPLICAS = 4
-# vLLM's budget of a step on a large card. Blocks of engines have 16 tokens; traces know 64.
+# vLLM's token budget of a step on a large GPU. Engines' blocks have 16 tokens; traces record 64.
 CHUNK_TOKENS, BLOCK_TOKENS = 8192, 64
 WARM_UP_S, COUNTED_S = 900.0, 3300.0
-# What began last has so long to end.
+# Time that the last turns get to end.
 GRACE_S = 60.0
 ENOUGH = 0.95
 # Parts of a trace.
@@ -86,14 +88,14 @@ SESSION_RULES = (
     "working-set",
 )
 ARMS = (FORESIGHT, *SESSION_RULES, "power-of-two", "ray-serve")
-# Of the turns that are in time with the most users: they take at most 1 / 0.9 of their time alone.
+# At the most users in time: turns take at most 1 / 0.9 of their time alone.
 LEAST_TURN_RATE = 0.9
 ROWS = ("in_time", "hit_rate", "ttft_s_p50", "ttft_s_p95", "turn_rate")
 
 
 @cache
 def halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSession, ...]]:
-    """The sessions that are tuned on, and those that are reported."""
+    """The sessions used for tuning, and those reported on."""
     sessions = read_sessions(trace)
     middle = len(sessions) // 2
     return tuple(sessions[:middle]), tuple(sessions[middle:])
@@ -101,7 +103,7 @@ def halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSess
 
 @cache
 def card_profile(card: str) -> Profile:
-    """Of one of `CARDS` or `FETCHING`."""
+    """Profile of one of `CARDS` or `FETCHING`."""
     known = (CARDS | FETCHING)[card]
     profile = load_profile(resolve(f"profiles/{known.profile}.yaml"))
     fetch_token_s = profile.host_load_token_s if known.fetches else 0.0
@@ -113,7 +115,7 @@ def cards(options: Options) -> dict[str, Card]:
 
 
 def cells(options: Options) -> list[Cell]:
-    """Each card with each number of users: those that were asked for, or where a search begins."""
+    """Each accelerator with each number of users: as given, or where a search begins."""
     return [
         cell_of(name, card_profile(name), users, options.trace, card.has_host_memory)
         for name, card in cards(options).items()
@@ -129,7 +131,7 @@ def cell_of(
     has_host_memory: bool = False,
     part: str = REPORTED,
 ) -> Cell:
-    """So many users a card. Without a trace nothing of it can be measured."""
+    """This many users per accelerator. Without a trace it cannot be measured."""
     fleet = PoolSetup(
         POOL,
         (profile,) * REPLICAS,
@@ -145,13 +147,13 @@ def cell_of(
 def measure(
     trace: Path | None, users_per_card: float, part: str, fleet: PoolSetup, seed: int
 ) -> dict[str, float]:
-    """Play a part of the trace: the half that is tuned on, the one that is reported, or all."""
+    """Play a part of the trace: the tuning half, the reported half, or all."""
     if trace is None:
         raise InputError("this experiment needs --trace FILE")
     tuned_on, reported = halves(trace)
     sessions = {TUNED_ON: tuned_on, REPORTED: reported, ALL: (*tuned_on, *reported)}[part]
     if not sessions:
-        raise InputError(f"{trace}: one session is too few to be tuned on and reported")
+        raise InputError(f"{trace}: needs at least two sessions, one to tune on and one to report")
     users = max(1, round(users_per_card * len(fleet.profiles)))
     player = Users(sessions, users, fleet, length_belief(tuned_on or reported), seed)
     played = player.run(WARM_UP_S + COUNTED_S + GRACE_S)
@@ -160,7 +162,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """For the most users a card of whom `goal` of the turns are in time, to within `close`."""
+    """Finds the most users per accelerator with `goal` of the turns in time, within `close`."""
 
     trace: Path
     card: str
@@ -180,7 +182,7 @@ class Search:
 
 
 def searched(search: Search) -> list[Sample]:
-    """All numbers of users that were run, whole ones of the fleet."""
+    """All numbers of users that were run, as integers for the whole fleet."""
     tried: dict[float, Sample] = {}
 
     def is_enough(users: float) -> bool:
@@ -212,7 +214,7 @@ def searched(search: Search) -> list[Sample]:
 
 
 def run(study: Study, options: Options, progress: Progress) -> Report:
-    """Search, or run the numbers of users that were asked for."""
+    """Search, or run the given numbers of users."""
     if options.users:
         return with_rows(all_compared(study, options, progress))
     trace, close = options.needed("trace"), QUICK_CLOSE_USERS if options.quick else CLOSE_USERS
@@ -244,7 +246,7 @@ def run(study: Study, options: Options, progress: Progress) -> Report:
 
 
 def with_rows(report: Report) -> Report:
-    """A row for each scheduler, profile and number of users under `extra`: means over the seeds."""
+    """Adds rows per scheduler, profile and number of users under `extra`: means over the seeds."""
     rows: dict[tuple[str, str, float], dict[str, object]] = {}
     answers = []
     for m in report.means:
@@ -261,12 +263,12 @@ def with_rows(report: Report) -> Report:
 
 
 def length_belief(sessions: Sequence[RecordedSession]) -> LengthBelief:
-    """What is known of an answer's length: how long others were."""
+    """Belief of an answer's length: the distribution of the other half's lengths."""
     return LengthBelief.of([t.output_tokens for s in sessions for t in s.turns])
 
 
 def metrics_of(played: Sequence[PlayedTurn]) -> dict[str, float]:
-    """Of the turns that began in the counted time. `hit_rate` is a share of prompt tokens."""
+    """Metrics of the turns begun in the counted time. `hit_rate` is a fraction of prompt tokens."""
     end_s = WARM_UP_S + COUNTED_S
     counted = [p for p in played if WARM_UP_S <= p.outcome.task.arrived_at_s < end_s]
     done = [p for p in counted if p.outcome.is_finished]
@@ -289,10 +291,10 @@ def metrics_of(played: Sequence[PlayedTurn]) -> dict[str, float]:
 
 
 def users_in_time(samples: Sequence[Sample], goal: float = ENOUGH) -> list[Sample]:
-    """Users a card of whom 95 % of turns are in time, between two numbers that were run, and the
-    turn rate there.
+    """Users per accelerator with 95 % of turns in time, interpolated between two numbers that were
+    run, and the turn rate there.
 
-    Nothing is said where all that was run has more, or less, than that.
+    None when all runs are above, or all below, that.
     """
     curves: dict[tuple[str, str, int], list[tuple[float, float, float]]] = {}
     for s in samples:
@@ -317,9 +319,9 @@ def users_in_time(samples: Sequence[Sample], goal: float = ENOUGH) -> list[Sampl
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How many users a card serves, over the seeds; nan where the search found no number.
+    """Users that an accelerator serves, over the seeds; nan where the search found no number.
 
-    `tried`: users a card, and the share of their turns in time.
+    `tried`: users per accelerator, and the fraction of their turns in time.
     """
 
     users_per_card: float
@@ -330,7 +332,7 @@ class Answer:
 
     @property
     def is_none(self) -> bool:
-        """Not even the fewest users are in time."""
+        """Even the fewest users are not in time."""
         return isnan(self.users_per_card) and self.tried[0][1] < self.goal
 
     @property
@@ -347,7 +349,7 @@ class Answer:
 
 
 def answer_of(samples: Sequence[Sample], goal: float, cards: int) -> Answer:
-    """Of the searches of one profile, whose replicas take `cards` cards each."""
+    """From the searches of one profile, whose replicas take `cards` accelerators each."""
     found = [
         s.metrics for s in users_in_time(samples, goal) if not isnan(s.metrics["users_in_time"])
     ]
@@ -362,8 +364,8 @@ def answer_of(samples: Sequence[Sample], goal: float, cards: int) -> Answer:
 
 
 def targets(samples: Sequence[Sample]) -> list[Target]:
-    """The worst profile: the default's users a card, as a multiple of the best other arm's, paired;
-    and its turn rate there."""
+    """The worst profile: the default's users per accelerator over the best other arm's, paired; and
+    its turn rate there."""
     by_card: dict[str, dict[str, dict[int, Sample]]] = {}
     for s in users_in_time(samples):
         if s.metrics["users_in_time"] == s.metrics["users_in_time"]:
@@ -391,11 +393,11 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
     found = []
     if ratios:
         ratio, stderr, where = min(ratios)
-        text = f"times the users a card of the best baseline, at the least ({where})"
+        text = f"times the users per card of the best baseline, at least ({where})"
         found.append(Target(9, text, 1.0, ratio, stderr))
     if rates:
         rate, stderr, where = min(rates)
-        text = f"turn rate with as many users as are in time, at the least ({where})"
+        text = f"turn rate at the most users in time, at least ({where})"
         found.append(Target(9, text, LEAST_TURN_RATE, rate, stderr))
     found += [target for target in fetching if target is not None]
     return found
@@ -404,7 +406,7 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
 def _fetching(
     by_card: Mapping[str, Mapping[str, Mapping[int, Sample]]], name: str
 ) -> Target | None:
-    """The default's users a card with fetched blocks, as a multiple of sticky's without."""
+    """The default's users per accelerator with fetched blocks, over sticky's without."""
     plain = name.removesuffix(" + fetch")
     ours, theirs = by_card[name].get(FORESIGHT, {}), by_card.get(plain, {}).get(STICKY, {})
     ratios = [
@@ -420,7 +422,7 @@ def _fetching(
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
-    """Turns in time over the users of a card."""
+    """Turns in time over the users per accelerator."""
     fig, axes = figure(len(CARDS), 1)
     for axis, card in zip(axes, CARDS, strict=False):
         means = [
@@ -435,7 +437,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
 
 STUDY = Study(
     "agents",
-    "recorded sessions of coding agents in a closed loop: users whom a card serves in time",
+    "recorded sessions of coding agents in a closed loop: users that a card serves in time",
     "CATO project; ALGORITHMS.md, target 9",
     ARMS,
     cells,

@@ -1,7 +1,7 @@
-"""A fifth of the calls are completions, beside agents on the same cards: who pays for whom?
+"""Agents and completions on the same accelerators: a fifth of the calls are completions.
 
-A completion that waits behind one cold prompt of an agent is late: a step of 8,192 prompt tokens
-takes half a second. Users are as many as sticky routing serves in time without completions.
+A completion behind one uncached prompt of an agent is late: a step of 8,192 prompt tokens takes
+half a second. The number of users is what sticky routing serves in time without completions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import belief, lengths, poisson
 
 COMPLETION = TaskName("completion")
-# Mean tokens, and the target of the first one, as in the study of completions alone.
+# Mean tokens and TTFT target, as in the study of completions alone.
 PROMPT, OUTPUT, TTFT_S = 800, 40, 0.3
 SHARE = 0.2
 SHARES = (0.0, SHARE)
@@ -40,7 +40,7 @@ COMPLETIONS = "completions_in_time"
 
 
 def cells(options: Options) -> list[Cell]:
-    """Each card without completions and with them."""
+    """Each accelerator without and with completions."""
     return [
         Cell(
             {"profile": name, "users_per_card": users, "completions": share},
@@ -58,7 +58,7 @@ def cells(options: Options) -> list[Cell]:
 def measure(
     trace: Path | None, users_per_card: float, share: float, fleet: PoolSetup, seed: int
 ) -> dict[str, float]:
-    """What the agents' study tells of the agents, and how many completions were in time."""
+    """Metrics of the agents' study, and the fraction of completions in time."""
     if trace is None:
         raise InputError("this experiment needs --trace FILE")
     tuned_on, reported = agents.halves(trace)
@@ -84,7 +84,7 @@ def measure(
 
 
 def turns_per_s(sessions: Sequence[RecordedSession], profile: Profile) -> float:
-    """Of one user who waits for nothing but answers, tools and people."""
+    """Turns per second of a user who waits only for answers, tools and think times."""
     cut = [s.within(profile.context_tokens) for s in sessions]
     turns = [t for s in cut for t in s.turns]
     spent_s = sum(
@@ -117,7 +117,7 @@ def completions(rate_per_s: float, until_s: float, seed: int) -> list[SimTask]:
 
 
 def targets(samples: Sequence[Sample]) -> list[Target]:
-    """Of the default, on the worst card: completions in time, and what the agents lose by them."""
+    """For the default on the worst accelerator: completions in time, and the agents' loss."""
     ours = [s for s in samples if s.policy == FORESIGHT]
     found: list[tuple[float, float, str]] = []
     lost: list[tuple[float, float, str]] = []
@@ -127,7 +127,7 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
             {s.seed: s.metrics for s in here if s.setting["completions"] == share}
             for share in SHARES
         )
-        words = f"{where[0]}, {where[1]:g} users a card"
+        words = f"{where[0]}, {where[1]:g} users per card"
         met = [100 * m[COMPLETIONS] for m in beside.values()]
         found.append((*mean_and_stderr(met), words))
         points = [100 * (alone[k]["in_time"] - beside[k]["in_time"]) for k in alone if k in beside]
@@ -136,8 +136,8 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
         return []
     least, least_error, least_where = min(found)
     most, most_error, most_where = max(lost)
-    text = f"% of completions in time beside agents, at the least ({least_where})"
-    lost_text = f"points of turns in time that agents lose by them, at the most ({most_where})"
+    text = f"% of completions in time beside agents, at least ({least_where})"
+    lost_text = f"points of turns in time that agents lose to them, at most ({most_where})"
     return [
         Target(9, text, LEAST_IN_TIME, least, least_error),
         Target(9, lost_text, MOST_LOST, most, most_error, at_least=False),
@@ -145,7 +145,7 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
-    """Turns and completions in time over the users of a card."""
+    """Turns and completions in time over the users per accelerator."""
     fig, axes = figure(len(CARDS), 2)
     panels = [(metric, card) for metric in ("in_time", COMPLETIONS) for card in CARDS]
     for axis, (metric, card) in zip(axes, panels, strict=True):

@@ -1,7 +1,7 @@
-"""Short completions: what editors send, on an engine that serves hundreds of them a second.
+"""Short completions from editors, on an engine that serves hundreds of them a second.
 
-The traffic on which a router can only lose: prompts are so short that their order is worth nothing,
-and each that waits for a message is late. Targets: ALGORITHMS.md, target 9.
+The hardest traffic for a router: prompts are so short that their order gains nothing, and every
+message that a call waits for makes it late. Targets: ALGORITHMS.md, target 9.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ ENGINE: Profile = replace(
     max_running=128,
 )
 CHUNK_TOKENS = 2048
-# Load 1 is what the engine gives with so many in a batch.
+# Load 1 is the engine's throughput with this batch size.
 FULL_BATCH = 64
 # Mean tokens of prompt and output.
 SHAPES = ((64, 20), (200, 20), (800, 40))
 TTFT_S = (0.3, 0.2)
 REPLICAS = (1, 4)
 LOADS = (0.3, 0.5, 0.7, 0.9)
-# From the router to the engine, and of the news back: as measured with Ray's calls.
+# Delays from the router to the engine, and of reports back: as measured with Ray's calls.
 DISPATCH_S, NEWS_S = 5e-3, 8e-3
 CALLS_A_REPLICA = 1000
 POWER_OF_TWO = "power-of-two"
 ARMS = (FORESIGHT, POWER_OF_TWO, "ray-serve", "edf-bounded", "sjf-bounded")
-# The best baseline has "100 %" when it misses one call in 2,000.
+# The best baseline counts as "100 %" while it misses at most one call in 2,000.
 ALL_MET = 0.9995
 
 
 def rate_per_s(prompt: int, output: int) -> float:
-    """Calls a second of one replica at load 1."""
+    """Calls per second of one replica at load 1."""
     step_s = ENGINE.decode_step_s(FULL_BATCH, prompt + output / 2)
     return 1 / (output * step_s / FULL_BATCH + prompt * ENGINE.prompt_token_s)
 
@@ -66,7 +66,7 @@ def rate_per_s(prompt: int, output: int) -> float:
 def tasks(
     shape: tuple[int, int], load: float, replicas: int, ttft_s: float, seed: int
 ) -> list[SimTask]:
-    """Poisson arrivals of single calls that are judged by their first token."""
+    """Poisson arrivals of single calls judged by TTFT."""
     prompt, output = shape
     rng = np.random.default_rng([seed, 9, prompt, output, replicas, round(100 * load)])
     n = CALLS_A_REPLICA * replicas
@@ -117,7 +117,7 @@ def cells(options: Options) -> list[Cell]:
 
 
 def targets(samples: Sequence[Sample]) -> list[Target]:
-    """The worst cell of each: attainment where the best baseline has all, and p95 of TTFT."""
+    """The worst cell of each: attainment where the best baseline is at 100 %, and p95 of TTFT."""
     by_cell: dict[tuple[tuple[str, object], ...], dict[str, list[Sample]]] = {}
     for s in samples:
         by_cell.setdefault(tuple(s.setting.items()), {}).setdefault(s.policy, []).append(s)
@@ -138,11 +138,11 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
     found = []
     if attained:
         points, stderr, where = min(attained)
-        text = f"% in time where the best baseline has all, at the least ({where})"
+        text = f"% in time where the best baseline is at 100 %, at least ({where})"
         found.append(Target(9, text, 99.0, points, stderr))
     if slower:
         ratio, stderr, where = max(slower)
-        text = f"times the p95 TTFT of {POWER_OF_TWO}, at the most ({where})"
+        text = f"times the p95 TTFT of {POWER_OF_TWO}, at most ({where})"
         found.append(Target(9, text, 1.5, ratio, stderr, at_least=False))
     return found
 
@@ -152,7 +152,7 @@ def _attainment(runs: Sequence[Sample]) -> float:
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
-    """Attainment over the load, a column a shape, with the delays of a live pool."""
+    """Attainment over the load, one column per shape, with the delays of a live pool."""
     shapes = list(dict.fromkeys(str(m.setting["tokens"]) for m in report.means))
     replicas = list(dict.fromkeys(m.setting["replicas"] for m in report.means))
     fig, axes = figure(len(shapes), len(replicas))

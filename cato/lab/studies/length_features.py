@@ -1,9 +1,9 @@
-"""What does a forest gain from more than the length of the prompt, and what does that buy?
+"""Length bounds from more features than prompt length: their accuracy, and the attainment gained.
 
-`--trace` with recorded agents: a turn's role, place, tools and the earlier answers of its agent.
-`--dataset` with a folder of CodeXGLUE files (see `codexglue-tasks`): what the text looks like. Half
-of each teaches, the other is bounded: coverage and pinball loss of the 0.9 quantile, and attainment
-where the default believes the model's distribution, on one engine in overload.
+`--trace` with recorded agents: a turn's role, position, tools and its agent's earlier answers.
+`--dataset` with a folder of CodeXGLUE files (see `codexglue-tasks`): features of the text. Half
+of each trains, the other is evaluated: coverage and pinball loss of the 0.9 quantile, and
+attainment where the default believes the model's distribution, on one engine in overload.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from cato.sim.workloads import SABER_ENGINE, poisson
 MARGINAL, PROMPT, ALL, EXACT = "marginal", "prompt length", "all features", "told lengths"
 ARMS = (ALL, PROMPT, MARGINAL, EXACT)
 Q = 0.9
-# As the profiler grows its forests, and a finer one: more features tell more apart.
+# The profiler's forest settings, and a finer one: more features separate more.
 TREES, LEAVES = 30, 60
 POOL = PoolName("engine")
 TASKS, LOAD, FULL_BATCH, STRICTNESS = 600, 1.1, 64, 1.5
@@ -54,7 +54,7 @@ AGENTS, TEXTS = "turns of agents", "text pairs"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A recorded call: what was known of it, and its answer. `new_tokens`: not cached."""
+    """A recorded call: its features, and its answer. `new_tokens`: not cached."""
 
     task: TaskName
     asked: Asked
@@ -63,7 +63,7 @@ class Call:
 
 
 def calls_of_agents(sessions: Sequence[RecordedSession]) -> Iterator[Call]:
-    """In order of their starts; an agent of a session is a user."""
+    """In order of start; an agent of a session is a user."""
     earlier = EarlierAnswers()
     for session in sessions:
         turns: dict[int, int] = {}
@@ -83,7 +83,7 @@ def calls_of_agents(sessions: Sequence[RecordedSession]) -> Iterator[Call]:
 
 
 def calls_of_texts(folder: Path) -> Iterator[Call]:
-    """Generation and summarization of `.json` files, translation of `.java` ones, in turns."""
+    """Generation and summarization from `.json` files, translation from `.java` ones, in turns."""
     pairs: list[tuple[str, str, str]] = []
     for path in sorted(folder.iterdir()):
         if path.suffix == ".json":
@@ -98,12 +98,12 @@ def calls_of_texts(folder: Path) -> Iterator[Call]:
 
 @lru_cache(maxsize=2)
 def halves(kind: str, path: Path) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """To learn from, and to report on."""
+    """The training half, and the half to report on."""
     if kind == AGENTS:
         first, second = agents.halves(path)
         return tuple(calls_of_agents(first)), tuple(calls_of_agents(second))
     calls = tuple(calls_of_texts(path))
-    # A pair of texts is two calls, one each way.
+    # A pair of texts gives two calls, one in each direction.
     sides = [tuple(c for i, c in enumerate(calls) if i // 2 % 2 == side) for side in (0, 1)]
     return sides[0], sides[1]
 
@@ -115,7 +115,7 @@ def _features(call: Call, arm: str) -> LengthFeatures:
 
 @lru_cache(maxsize=8)
 def model_of(kind: str, path: Path, arm: str, seed: int) -> CompiledForest | MarginalLengths:
-    """Learnt from the first half."""
+    """Trained on the first half."""
     records = [LengthRecord(_features(c, arm), c.output_tokens) for c in halves(kind, path)[0]]
     if arm == MARGINAL:
         return MarginalLengths.fit(records)
@@ -179,7 +179,7 @@ def tasks_of(test: Sequence[Call], kind: str, path: Path, arm: str, seed: int) -
 
 
 def _cells(options: Options) -> list[Trial]:
-    """Of the files that are given; without any it tells when it runs what it needs."""
+    """Cells for the given files; without any, running them reports what is needed."""
     kinds = [(AGENTS, "trace"), (TEXTS, "dataset")]
     given = [(k, o) for k, o in kinds if getattr(options, o) is not None] or kinds[:1]
     return [Trial({"calls": kind}, partial(_measured, kind, o, options)) for kind, o in given]
@@ -202,7 +202,7 @@ def _plot(report: Report, folder: Path) -> list[Path]:
 
 STUDY = Study(
     "length-features",
-    "what more than the prompt's length tells of an answer's (--trace SESSIONS, --dataset FOLDER)",
+    "answer length from more than the prompt's length (--trace SESSIONS, --dataset FOLDER)",
     "CATO project; Tempo's length bounds",
     ARMS,
     _cells,

@@ -1,8 +1,8 @@
 """The matrix of traffic, fleets and errors on which the default is compared with simple rules.
 
 A scene is one cell: a value on every axis. Arrivals "bursts" stand for a production trace: a fifth
-of each 10 s at three times the rate of the rest. Sessions are played by users in a closed loop:
-their arrivals have no axis.
+of each 10 s at three times the rate of the rest. Sessions are played by users in a closed loop, so
+arrivals are not an axis for them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ SESSIONS, SABER, CLOSED_LOOP = "sessions", "saber-w3", "closed loop"
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`load` 1 is what the fleet serves in full batches; of sessions, as many users as sticky
-    routing serves in time. `slowness`: of believed profiles, as a multiple of the true times.
+    """`load` 1 is the fleet's throughput in full batches; for sessions, the number of users that
+    sticky routing serves in time. `slowness`: believed service times as a multiple of the true
+    ones.
     """
 
     traffic: str
@@ -74,21 +75,21 @@ BASES = (
     Scene(SESSIONS, 0.73, 4, arrivals=CLOSED_LOOP),
 )
 MOST_SESSION_REPLICAS = 16
-# A quarter of an hour is played, when contexts still grow: then sticky routing serves so many users
-# a large card in time (in the hour of the study of agents 6.5). They are load 1.
+# Users that sticky routing serves in time on a large accelerator: load 1. A quarter of an hour is
+# played, while contexts still grow (in the hour of the study of agents it is 6.5).
 WARM_UP_S, COUNTED_S, GRACE_S = 300.0, 600.0, 60.0
 STICKY_USERS = 8.2
 
-# Enough for a queue to build up in overload; large fleets are cut short, for time.
+# Enough for a queue to build up in overload; fewer for large fleets, to save time.
 CALLS_A_REPLICA, LEAST_CALLS, MOST_CALLS = 300, 600, 4800
-# Of the pace that streams must keep, so much is decoding in a full batch; the rest is prompts.
+# Share of the pace target that decoding in a full batch takes; the rest is for prompts.
 PACE_SHARE = 0.75
 GAMMA_CV, BURST_PERIOD_S = 4.0, 10.0
-# What a router expects of an answer of which it knows nothing.
+# Length that a router expects of an unknown answer.
 PRIOR_TOKENS = 64
 
 SPEEDS: Mapping[str, tuple[float, ...]] = {"equal": (1.0,), "1/2.5/6": (1.0, 2.5, 6.0)}
-"""How many times slower than the first kind each kind of replica is."""
+"""Slowdown of each kind of replica relative to the first kind."""
 
 OPEN_ARMS = (
     "least-wait",
@@ -112,17 +113,17 @@ OPEN_ARMS = (
     "cato",
     "cato-batched",
 )
-"""Of calls without sessions; the others are one of these there. Those that run fastest first: of
-equals they are compared."""
+"""Baselines for calls without sessions; the other rules behave like one of these there. Fastest to
+simulate first: ties go to the first."""
 SLOW_ARMS, MOST_SLOW_REPLICAS = ("saber", "annealing", "cato", "cato-batched"), 4
-"""They look at everything for every call; beyond so many replicas one run takes minutes."""
+"""Rules that scan everything for every call; with more replicas one run takes minutes."""
 SESSION_ARMS = (*agents.SESSION_RULES, "edf-bounded")
-"""The others ignore caches, and serve less than one user a card."""
+"""Rules for sessions; the others ignore caches and serve less than one user per accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Of calls: mean tokens, and what they are judged by."""
+    """A kind of call: mean tokens, and its SLO metric."""
 
     name: str
     prompt: int
@@ -155,7 +156,7 @@ TRAFFIC: Mapping[str, tuple[_Kind, ...]] = MappingProxyType(_kinds())
 
 
 def axis_scenes(has_sessions: bool) -> list[Scene]:
-    """Around each base each value of each axis, the others as in the base."""
+    """For each base, each value of each axis with the others as in the base."""
     found: dict[Scene, None] = {}
     for base in BASES:
         for axis, values in AXES.items():
@@ -167,7 +168,7 @@ def axis_scenes(has_sessions: bool) -> list[Scene]:
 
 
 def random_scenes(count: int, draw: int, has_sessions: bool) -> list[Scene]:
-    """`count` different ones, each axis drawn alone."""
+    """`count` different scenes, with each axis drawn independently."""
     rng = np.random.default_rng([draw, 5])
     found: dict[Scene, None] = {}
     while len(found) < count:
@@ -179,7 +180,8 @@ def random_scenes(count: int, draw: int, has_sessions: bool) -> list[Scene]:
 
 
 def _possible(base: Scene, **changed: Any) -> Scene:
-    """One replica has one speed; sessions have few replicas, and arrive when their users do."""
+    """`base` with changes, made consistent: one replica has one speed; sessions have few replicas
+    and arrive in a closed loop."""
     scene = replace(base, **changed)
     if scene.replicas == 1:
         scene = replace(scene, speeds="equal")
@@ -190,7 +192,7 @@ def _possible(base: Scene, **changed: Any) -> Scene:
 
 
 def words(setting: Setting) -> str:
-    """What the cell is, in short: what is as usual is left out."""
+    """A short name of the cell, without default values."""
     usual = asdict(BASES[0])
     always = f"{setting['traffic']} at {setting['load']:g} on {setting['replicas']}"
     others = list(usual)[3:]
@@ -229,7 +231,7 @@ def engine_of(scene: Scene) -> Profile:
 
 
 def rate_per_s(scene: Scene) -> float:
-    """Calls a second of the whole fleet."""
+    """Calls per second of the whole fleet."""
     engine, kinds = engine_of(scene), TRAFFIC[scene.traffic]
     context = fmean(k.prompt + k.output / 2 for k in kinds)
     batch = min(scene.places, int(engine.kv_capacity_tokens / context))
@@ -242,13 +244,13 @@ def rate_per_s(scene: Scene) -> float:
 
 
 def _fast_replicas(scene: Scene) -> float:
-    """As many of the fastest kind would do as much."""
+    """The fleet's capacity in replicas of the fastest kind."""
     return sum(1 / f for f in islice(cycle(SPEEDS[scene.speeds]), scene.replicas))
 
 
 @lru_cache(maxsize=4)
 def calls(scene: Scene, seed: int) -> Sequence[SimTask]:
-    """The calls of a seed; every arm gets the same."""
+    """The calls of a seed, the same for every arm."""
     kinds, rate = TRAFFIC[scene.traffic], rate_per_s(scene)
     rng = np.random.default_rng([seed, 8])
     n = min(MOST_CALLS, max(LEAST_CALLS, CALLS_A_REPLICA * scene.replicas))
@@ -278,7 +280,7 @@ def calls(scene: Scene, seed: int) -> Sequence[SimTask]:
 
 
 def changed(scene: Scene, seed: int, task: SimTask) -> SimTask:
-    """The task with the beliefs and the SLA of the scene; the same whenever it begins."""
+    """The task with the scene's beliefs and SLA; independent of when it begins."""
     rng = Random(f"{seed}/{task.id}")
     node = task.nodes[0]
     known, error = node.length, rng.uniform(0.7, 1.3)
@@ -315,7 +317,7 @@ def _measure_calls(scene: Scene, pool: PoolSetup, seed: int) -> Mapping[str, flo
 
 
 def _measure_sessions(scene: Scene, trace: Path, pool: PoolSetup, seed: int) -> Mapping[str, float]:
-    """Turns that began in the counted time, of users of the half that nothing was tuned on."""
+    """Turns that began in the counted time, of users of the half not used for tuning."""
     tuned_on, reported = agents.halves(trace)
     count = max(1, round(scene.load * STICKY_USERS * _fast_replicas(scene)))
     users = Users(
@@ -333,7 +335,7 @@ def _measure_sessions(scene: Scene, trace: Path, pool: PoolSetup, seed: int) -> 
 
 
 def _metrics(outcomes: Sequence[Outcome], now_s: float) -> dict[str, float]:
-    """`wait_s_max`: the longest time to a first token, of what was not refused."""
+    """`wait_s_max`: the longest TTFT among calls that were not refused."""
     with_slo = [o for o in outcomes if o.task.target_s < inf]
     first_s = [o.ttft_s for o in outcomes if o.ttft_s == o.ttft_s]
     waits_s = [

@@ -1,9 +1,9 @@
-"""Where the default loses to a simple rule: regret over a matrix of traffic, fleets and errors.
+"""Robustness: regret of the default versus simple rules, over traffic, fleets and errors.
 
 Regret of a cell: the best baseline's attainment minus the default's, in points. The best baseline
 is chosen on one half of a cell's seeds and compared on the other, so that it is not the luckiest of
-twenty. The cells of the largest regret run again on fresh seeds, and these decide. Without
-`--cells` each axis is varied alone around three bases; with it cells are drawn.
+twenty. The cells with the largest regret run again on fresh seeds, and those results count. Without
+`--cells` each axis is varied alone around three bases; with it cells are drawn at random.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ QUICK_ARMS = (
     "prefix-score",
 )
 MOST_REGRET = 1.0
-# After a first seed so many baselines are still in question.
+# Number of baselines still considered after a first seed.
 KEPT = 6
-# Regret beyond it looks the same in the heat map.
+# Larger regret looks the same in the heat map.
 COLOURED_POINTS = 10.0
 METRIC, REGRET = "slo_attainment", "regret"
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Seeds that choose the baseline, as many that compare it, and the worst cells run again."""
+    """Seeds to choose the baseline, as many to compare it, and worst cells to run again."""
 
     half: int
     worst: int
@@ -54,13 +54,13 @@ class Effort:
 
 
 USUAL, QUICK = Effort(4, 10, 30), Effort(2, 3, 6)
-# Seeds of one draw; no two draws share any.
+# Seeds per draw; no two draws share any.
 SEEDS_A_DRAW = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """The default beside one baseline in one cell. `regret` in points; shares in [0, 1]."""
+    """The default versus one baseline in one cell. `regret` in points; shares in [0, 1]."""
 
     setting: Setting
     rival: str
@@ -82,7 +82,7 @@ class _Job:
 
 
 def cells(options: Options) -> list[Cell]:
-    """The cells that were asked for; those of sessions when there is a trace."""
+    """The requested cells; those of sessions when there is a trace."""
     has_sessions = options.trace is not None
     trace = options.needed("trace") if has_sessions else None
     if options.cells:
@@ -95,8 +95,8 @@ def cells(options: Options) -> list[Cell]:
 
 
 def _is_quick(scene: matrix.Scene) -> bool:
-    """The load alone around every base, and beliefs around the first. A run of sessions takes as
-    long as twenty others: of them only loads that are no overload."""
+    """Only the load around every base, and beliefs around the first. A run of sessions takes as
+    long as twenty others, so only loads without overload are run."""
     for base in matrix.BASES:
         differing = {k for k, v in asdict(base).items() if getattr(scene, k) != v}
         if differing <= {"load"}:
@@ -107,7 +107,7 @@ def _is_quick(scene: matrix.Scene) -> bool:
 
 
 def duel(arms: Sequence[str], job: _Job) -> Duel:
-    """Choose the baseline when it is not known, and compare it on the seeds that are left."""
+    """Choose the baseline unless it is given, and compare it on the remaining seeds."""
     cell, seeds, rival = cells(job.options)[job.cell], job.seeds, job.rival
     if not rival:
         half = len(seeds) // 2
@@ -122,17 +122,17 @@ def duel(arms: Sequence[str], job: _Job) -> Duel:
 
 
 def ranked(samples: Sequence[Sample]) -> list[str]:
-    """The arms, that which meets most first; of equals that which ran first."""
+    """The arms by attainment, highest first; ties keep the order of the runs."""
     by_arm: dict[str, list[float]] = {}
     for s in samples:
         by_arm.setdefault(s.policy, []).append(s.metrics[METRIC])
     if not by_arm:
-        raise InputError("no baseline was asked for that runs in every cell")
+        raise InputError("none of the requested baselines runs in every cell")
     return sorted(by_arm, key=lambda arm: -fmean(by_arm[arm]))
 
 
 def duel_of(pairs: Sequence[tuple[Sample, Sample]]) -> Duel:
-    """Of runs of the default and of one baseline, paired by seed."""
+    """From runs of the default and of one baseline, paired by seed."""
     ours, theirs = zip(*pairs, strict=True)
     points = [100 * (t.metrics[METRIC] - o.metrics[METRIC]) for o, t in pairs]
     return Duel(
@@ -171,7 +171,7 @@ def run(study: Study, options: Options, progress: Progress) -> Report:
 def report_of(
     name: str, seeds: tuple[int, ...], once: Sequence[Duel], decided: Sequence[Duel]
 ) -> Report:
-    """A row a duel, the largest regret first; those on fresh seeds before all others."""
+    """One row per duel, the largest regret first; those on fresh seeds before all others."""
     ordered = sorted(once, key=lambda d: -d.regret)
     rows = [*_means(sorted(decided, key=lambda d: -d.regret), "fresh"), *_means(ordered, "half")]
     worst = max(decided, key=lambda d: d.regret)
@@ -197,12 +197,12 @@ def _means(duels: Sequence[Duel], seeds: str) -> list[Mean]:
 
 
 def targets(samples: Sequence[Sample]) -> Sequence[Target]:
-    """They come with the duels."""
+    """Empty: the targets come with the duels."""
     return ()
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
-    """A heat map: mean regret of the cells with a value of an axis, a column a kind of traffic."""
+    """A heat map: mean regret of the cells with an axis value, one column per kind of traffic."""
     regrets: dict[tuple[str, str | float, str], list[float]] = {}
     duels: Any = report.extra["cells"]
     for d in duels:
@@ -210,7 +210,7 @@ def plot(report: Report, folder: Path) -> list[Path]:
             key = (axis, d["setting"][axis], d["setting"]["traffic"])
             regrets.setdefault(key, []).append(d["regret"])
     kinds = [t for t in (*matrix.TRAFFIC, matrix.SESSIONS) if ("traffic", t, t) in regrets]
-    # Bases have values of their own on some axes.
+    # Bases add values of their own on some axes.
     rows = [
         (axis, value)
         for axis in matrix.AXES

@@ -1,8 +1,8 @@
-"""Router shards: what a pool loses when several routers own disjoint replicas.
+"""Router shards: the loss when several routers own disjoint replicas of a pool.
 
-A thousand replicas and up to ten thousand calls a second, more than one router can decide on. The
-strongest opponent is one router that sees all replicas; a shard drawn at random shows what the
-choice is worth.
+A thousand replicas and up to ten thousand calls a second, more than one router can handle. The
+strongest baseline is one router that sees all replicas; a shard drawn at random shows the value of
+the choice.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from cato.sim.tasks import SimNode, SimTask
 from cato.sim.workloads import belief, lengths, poisson
 
 POOL = PoolName("engine")
-# Mean tokens of prompt and output, and a target of the first token that a few percent miss. Load 1
-# of a thousand replicas is 10,500 calls a second.
+# Mean tokens of prompt and output, and a TTFT target that a few percent miss. Load 1 of a thousand
+# replicas is 10,500 calls a second.
 PROMPT, OUTPUT, TTFT_S = 1200, 120, 0.12
 REPLICAS, QUICK_REPLICAS = 1000, 100
 LOADS, QUICK_LOADS = (0.8, 0.95, 1.1), (0.95, 1.1)
 SECONDS = 4.0
 INGRESSES = 20
-# Messages over links.
+# Message delays of links.
 DISPATCH_S, NEWS_S = 1e-3, 1e-3
-# A third of the calls are of tenants, the largest of which has a fifth of those; a third are of
-# editors' buffers, of which a newer call supersedes an older one.
+# A third of the calls belong to tenants, the largest of which has a fifth of those; a third belong
+# to editors' buffers, where a newer call supersedes an older one.
 TENANTS, BUFFERS = 20, 40_000
 ONE, RANDOM = "one-router", "4-shards-at-random"
 SHARDS = {ONE: 1, "2-shards": 2, "4-shards": 4, "16-shards": 16, RANDOM: 4}
-# Points that shards may lose.
+# Points of attainment that shards may lose.
 GOAL_POINTS = 0.5
 
 
@@ -93,7 +93,7 @@ def _measured(load: float, replicas: int, arm: str, seed: int) -> Mapping[str, f
     choose = _at_random if arm == RANDOM else None
     fleet = ShardedFleet(setup, SHARDS[arm], INGRESSES, choose)
     outcomes = fleet.run(tasks(load, replicas, seed))
-    # What a newer call of its buffer replaced is neither in time nor late.
+    # Superseded calls are neither in time nor late.
     judged = [o for o in outcomes if not o.refused]
     return metrics_of(fleet, outcomes) | {
         "slo_attainment": fmean(o.is_met for o in judged),
@@ -112,7 +112,7 @@ def _cells(options: Options) -> list[Trial]:
 
 
 def _targets(samples: Sequence[Sample]) -> list[Target]:
-    """Of the shards, the largest loss of attainment against one router."""
+    """The shards' largest loss of attainment versus one router."""
     losses: list[tuple[float, float, str]] = []
     by_arm: dict[tuple[str, str], dict[int, float]] = {}
     for s in samples:
@@ -126,7 +126,7 @@ def _targets(samples: Sequence[Sample]) -> list[Target]:
     if not losses:
         return []
     points_lost, stderr, where = max(losses)
-    text = f"points of attainment that shards lose to one router, at the most ({where})"
+    text = f"points of attainment that shards lose to one router, at most ({where})"
     return [Target(0, text, GOAL_POINTS, points_lost, stderr, at_least=False)]
 
 

@@ -179,7 +179,7 @@ def test_a_plan_prints_what_it_tried_and_the_answer(tmp_path: Path) -> None:
     assert "no engine ran" in printed
     report = json.loads(out.read_text(encoding="utf-8"))
     chosen = report["extra"]["plans"]["foresight"]["replicas"]["only"]
-    assert f"foresight: {chosen} replicas ({chosen} only) give" in printed
+    assert f"foresight: {chosen} replicas ({chosen} only) reach" in printed
     assert (tmp_path / "plan-tiny.png").exists()
 
 
@@ -246,7 +246,7 @@ def test_a_trace_needs_a_profile_and_excludes_a_scenario(tmp_path: Path) -> None
         ((a_scenario(tmp_path), "--traffic", trace), "name a scenario file"),
         (("--agents", trace, "--traffic", trace), "name a scenario file"),
         (("--agents", trace), "at least one --profile"),
-        (("--agents", trace, "--profile", "7b", "--target", "0"), "cannot be planned for"),
+        (("--agents", trace, "--profile", "7b", "--target", "0"), "is not between 0 and 1"),
         (("--traffic", trace, "--profile", "7b", "--target", "most"), "95% or 0.95"),
     ):
         result = cato("plan", *arguments)

@@ -213,7 +213,7 @@ def test_all_problems_of_a_file_are_said_at_once(tmp_path: Path) -> None:
         "(found 'Review')",
         "nodes.draft.max_token: unknown key (did you mean 'max_tokens'?)",
         "nodes.draft.max_tokens: this key is required",
-        "nodes.last.budget: must be a duration with its unit, such as 200ms, 1.5s or 2m (found 3)",
+        "nodes.last.budget: must be a duration with a unit, such as 200ms, 1.5s or 2m (found 3)",
         "nodes.last.optional: must be true or false (found 1)",
         "nodes.lint.language: unknown name 'langage'; known: code, item, level",
         "nodes.lint.needs: unknown node 'prase' (did you mean 'parse'?)",
@@ -221,7 +221,7 @@ def test_all_problems_of_a_file_are_said_at_once(tmp_path: Path) -> None:
         "(did you mean 'analyze'?) (found 'analyse')",
         "output: unknown node 'drat' (did you mean 'draft'?)",
         "sla.metric: an SLA on ttft needs `stream`: which node's tokens it is about",
-        "sla.target: must be a duration with its unit, such as 200ms, 1.5s or 2m (found 200)",
+        "sla.target: must be a duration with a unit, such as 200ms, 1.5s or 2m (found 200)",
         "streams: unknown key (did you mean 'stream'?)",
     ]
 
@@ -273,7 +273,7 @@ def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
         (("model: m,", "model: m, when: '{{ code }}',"), "nodes.draft.when: an expression is wri"),
         (("target: 2s", "target: 2s, deadline: 1s"), "sla: the deadline must not be shorter"),
         (("target: 2s", "target: 0s"), "sla.target: must be a duration of more than 0"),
-        (("target: 2s", "target: 2 s"), "sla.target: must be a duration with its unit"),
+        (("target: 2s", "target: 2 s"), "sla.target: must be a duration with a unit"),
         (("target: 2s", "target: 25h"), "sla.target: must be a duration of more than 0 and at"),
         (
             ("model: m,", "model: m, extra: {x: !!timestamp 2001-01-01},"),

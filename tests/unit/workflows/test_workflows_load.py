@@ -207,7 +207,7 @@ def test_all_problems_of_a_file_are_said_at_once(tmp_path: Path) -> None:
     )
     assert sorted(found) == [
         "inputs.item.type: must be one of 'str', 'int', 'float', 'bool' or 'list' (found 'text')",
-        "inputs.item: this name has a meaning in templates already",
+        "inputs.item: this name already has a meaning in templates",
         "inputs.level.default: must be a whole number, as `type` says (found 'high')",
         "name: must be small letters, digits and '-', with a letter first, at most 63 "
         "(found 'Review')",
@@ -220,7 +220,7 @@ def test_all_problems_of_a_file_are_said_at_once(tmp_path: Path) -> None:
         "nodes.parse.type: must be one of 'llm', 'retrieve', 'analyze', 'validate', 'transform' "
         "(did you mean 'analyze'?) (found 'analyse')",
         "output: unknown node 'drat' (did you mean 'draft'?)",
-        "sla.metric: an SLA on ttft needs `stream`: which node's tokens it is about",
+        "sla.metric: an SLA on ttft needs `stream`: the node whose tokens count",
         "sla.target: must be a duration with a unit, such as 200ms, 1.5s or 2m (found 200)",
         "streams: unknown key (did you mean 'stream'?)",
     ]
@@ -252,15 +252,15 @@ def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
         (("{{ code }}", "{{ cod }}"), "nodes.parse.source: unknown name 'cod' (did you mean 'code"),
         (("source: ", "when: draft.text, source: "), "nodes.parse.when: uses node 'draft', which"),
         (("{{ code }}", "{{ item }}"), "nodes.parse.source: 'item' exists only in"),
-        (("parse", "code"), "nodes.code: an input has this name already"),
-        (("parse", "loop"), "nodes.loop: this name has a meaning in templates already"),
+        (("parse", "code"), "nodes.code: an input already has this name"),
+        (("parse", "loop"), "nodes.loop: this name already has a meaning in templates"),
         (("parse", "1st"), "nodes.1st: a name has letters, digits and '_', with a letter first"),
         (("needs: [parse], ", ""), "nodes.parse: is not used"),
         (("output: draft", "output: draft parse"), "output: must be a node, or several with"),
         (("output: draft", "output: draft else draft"), "output: node 'draft' is given twice"),
         (("output: draft", "output: draft\nstream: parse"), "stream: node 'parse' has no text"),
         (("model: m,", "model: m, each: parse.chunks,"), ""),
-        (("model: m,", "model: m, max_items: 3,"), "nodes.draft: `max_items` is for a node with"),
+        (("model: m,", "model: m, max_items: 3,"), "nodes.draft: `max_items` needs `each`"),
         (("model: m,", "model: m, each: 'x', repeat: {until: x, max: 1},"), "nodes.draft: `each`"),
         (("model: m,", "model: m, chat: hello,"), "nodes.draft: exactly one of `prompt`, `fim`"),
         (("model: m,", "model: m, system: be kind,"), "nodes.draft: `system` goes with `chat`"),
@@ -316,7 +316,7 @@ def test_a_cycle_is_named_as_a_path(tmp_path: Path) -> None:
         A_LOOP, ("model: m, prompt", "model: m, needs: [fix], prompt"), ("when: not check.ok", "")
     )
     found = problems_of(tmp_path, text)
-    assert "nodes.draft.needs: nodes need each other in a circle: " in "\n".join(found)
+    assert "nodes.draft.needs: nodes need each other in a cycle: " in "\n".join(found)
     assert "draft -> fix -> check -> draft" in "\n".join(found)
 
 

@@ -78,7 +78,7 @@ def test_engines_sleep_on_cards_only_and_within_a_budget() -> None:
     assert pool.slots.engine.sleep
     assert "set policies.host_memory" in problems(a_file(models=models, slots=slots))
     found = problems(a_file(models={"java": {}, "go": {}}, slots=slots, policies=room))
-    assert "say weights and reload (the time to wake) of java, go" in found
+    assert "set weights and reload (the time to wake) of java, go" in found
     on_cpu = problems(a_file(slots={**slots, "accelerator": "cpu"}))
     assert "vllm sleeps on gpu and npu only" in on_cpu
     both = {**slots, "engine": {**engine, "swap": True}}

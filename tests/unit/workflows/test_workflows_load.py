@@ -174,7 +174,7 @@ def test_prompt_files_outside_the_folder_are_refused(tmp_path: Path) -> None:
     for name in ("../secret.j2", str(tmp_path / "secret.j2"), "x/../../secret.j2", "link.j2"):
         text = changed(A_WORKFLOW, ("Say: {{ code }}", name))
         (problem,) = problems_of(inside, text)
-        assert problem.startswith("nodes.draft.prompt: must be a file in the folder of this one")
+        assert problem.startswith("nodes.draft.prompt: must be a file in the workflow file")
     for name in ("loop.j2", "absent.j2", "prompt.txt", "nul\\0.j2"):
         text = changed(A_WORKFLOW, ("Say: {{ code }}", name))
         (problem,) = problems_of(inside, text)
@@ -263,7 +263,7 @@ def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
         (("model: m,", "model: m, max_items: 3,"), "nodes.draft: `max_items` needs `each`"),
         (("model: m,", "model: m, each: 'x', repeat: {until: x, max: 1},"), "nodes.draft: `each`"),
         (("model: m,", "model: m, chat: hello,"), "nodes.draft: exactly one of `prompt`, `fim`"),
-        (("model: m,", "model: m, system: be kind,"), "nodes.draft: `system` goes with `chat`"),
+        (("model: m,", "model: m, system: be kind,"), "nodes.draft: `system` needs `chat`"),
         (("model: m,", "model: m, expected_tokens: 101,"), "nodes.draft: `expected_tokens` must"),
         (("model: m,", "model: m, extra: {stream: true},"), "nodes.draft.extra: must not set st"),
         (("model: m,", "model: m, extra: {x: .nan},"), "nodes.draft.extra: must be JSON values"),

@@ -48,7 +48,7 @@ COPIES = {
 
 
 def rendered(copy: str) -> str:
-    """The content of the file `copy`. Raise `ValueError` when its source lacks a text to replace."""
+    """The content of the file `copy`. Raise `ValueError` if its source lacks a replaced text."""
     source, replacements = COPIES[copy]
     text = (ROOT / source).read_text(encoding="utf-8")
     for old, new in replacements:

@@ -220,7 +220,7 @@ def test_all_problems_of_a_file_are_said_at_once(tmp_path: Path) -> None:
         "nodes.parse.type: must be one of 'llm', 'retrieve', 'analyze', 'validate', 'transform' "
         "(did you mean 'analyze'?) (found 'analyse')",
         "output: unknown node 'drat' (did you mean 'draft'?)",
-        "sla.metric: an SLA on ttft needs `stream`: the node whose tokens count",
+        "sla.metric: an SLA on ttft needs `stream`, the node whose tokens count",
         "sla.target: must be a duration with a unit, such as 200ms, 1.5s or 2m (found 200)",
         "streams: unknown key (did you mean 'stream'?)",
     ]
@@ -299,7 +299,7 @@ def test_a_broken_rule_is_said_where_it_is_broken(
         (("redo: [check]", "redo: [draft]"), "node 'draft' is run again, but 'check' needs it"),
         (("redo: [check]", "redo: [check, check]"), "node 'check' is given twice"),
         (("needs: [draft]", "needs: [draft], when: task"), "node 'check' must not have `when`"),
-        (("redo: [check]", "redo: []"), "nodes.check.source: uses node 'fix', which need not"),
+        (("redo: [check]", "redo: []"), "nodes.check.source: uses node 'fix', which may not"),
         (("stream: fix else draft\n", ""), "sla.metric: an SLA on ttft needs `stream`"),
         (("when: not check.ok", "when: fix.text"), "nodes.fix.when: uses node 'fix'"),
         (("max: 3", "max: 0"), "nodes.fix.repeat.max: must be at least 1 (found 0)"),

@@ -19,9 +19,7 @@ def main(names: list[str], folder: Path = Path("build")) -> int:
         found = [(p, hole) for p in compared for hole in p["vulns"]]
         for package, hole in found:
             fixed = ", ".join(hole["fix_versions"]) or "no version yet"
-            print(
-                f"{name}: {package['name']} {package['version']}: {hole['id']}, fixed in {fixed}"
-            )
+            print(f"{name}: {package['name']} {package['version']}: {hole['id']}, fixed in {fixed}")
         print(
             f"audit: {name}: {len(compared)} of {len(packages)} checked, "
             f"{len(found)} known vulnerabilities"

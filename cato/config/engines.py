@@ -249,7 +249,7 @@ def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
         if rule:
             found.append((("host_memory",), engine.host_memory, rule))
     if engine.gpu_memory_utilization is not None and accelerator == "cpu":
-        rule = "does not apply on cpu; set kv_cache_memory instead"
+        rule = "does not apply on cpu; set kv_cache_memory"
         found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))
     return found
 

@@ -1,7 +1,7 @@
 """Copy the deployment files to where containers, kustomize and Helm need them.
 
     python deployments/kubernetes/sync.py            write the copies
-    python deployments/kubernetes/sync.py --check    exit 1 and name those that differ
+    python deployments/kubernetes/sync.py --check    exit 1 and list the copies that differ
 
 kustomize and Helm read no files outside their own folder. So each overlay has a copy of one file of
 `deployments/`, and the Helm chart has copies of all of them and of the manifests in `base/`. The
@@ -32,7 +32,7 @@ CONTAINER = (
     (
         "keys: auto                # without an API key only this machine is served: "
         "`cato keys create`",
-        "keys: ignored             # all that reach the port are served; auto: API keys",
+        "keys: ignored             # anyone who reaches the port is served; auto: API keys",
     ),
 )
 COPIES = {

@@ -227,7 +227,7 @@ def test_an_engine_fits_its_deployment() -> None:
         "engine.profile: a simulated engine takes its timings from a profile: name one here or"
         " above (found None)",
         "engine.zygote: only a vllm engine on cpu can be forked from a zygote (found True)",
-        "engine.gpu_memory_utilization: does not apply on cpu; set kv_cache_memory instead (found 0.5)",
+        "engine.gpu_memory_utilization: does not apply on cpu; set kv_cache_memory (found 0.5)",
     ]
     (host,) = problems_of_deployment(engine={"kind": "vllm", "host_memory": True})
     assert "vllm offloads on gpu only" in host
@@ -317,8 +317,8 @@ def test_aliases_may_be_patterns_which_are_kept_apart_from_names() -> None:
 
 def test_of_two_patterns_that_fit_one_name_one_must_be_longer() -> None:
     assert problems(of_two(["claude-*", "x-*"], ["*-sonnet", "claude-*-b"])) == [
-        "models.other.aliases[0]: some names match this pattern and 'claude-*' of 'coder', which has "
-        "the same length; make the one that should win longer (found '*-sonnet')"
+        "models.other.aliases[0]: some names match this pattern and 'claude-*' of 'coder', which "
+        "has the same length; make the one that should win longer (found '*-sonnet')"
     ]
     assert problems(of_two(["claude-*"], ["claude-*"])) == [
         "models.other.aliases[0]: already the name of an alias of 'coder' (found 'claude-*')"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Rewrites docker/requirements/*.txt: every package of an image, pinned. Run it when
+# Rewrites docker/requirements/*.txt with every package of an image, pinned. Run it when
 # pyproject.toml changes; it needs uv (docker/requirements/build.txt says which version).
 #
 # Another source of torch for CPU: INDEX_OPTIONS='--find-links URL' docker/lock.sh

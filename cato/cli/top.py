@@ -141,7 +141,7 @@ def _fleet(now: Json) -> Table:
 
 
 def _sessions_of(replica: Json) -> Text:
-    """The number of sessions, and their context tokens beside the size of the replica's KV memory."""
+    """The number of sessions, and their context tokens of the replica's KV capacity."""
     if not replica["sessions"]:
         return Text("")
     memory = replica["kv_tokens"] + replica["host_tokens"]

@@ -1,4 +1,4 @@
-# `make serve` and `make test` set everything up themselves, in .venv.
+# `make serve` and `make test` first set up .venv if needed.
 # Another accelerator: `make setup EXTRAS=vllm,dev` (NVIDIA). Another interpreter: `make PYTHON=...`.
 
 EXTRAS ?= cpu,dev
@@ -17,7 +17,7 @@ say := @printf '\033[1m==> %s\033[0m\n'
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP)  ## make .venv with everything in it (a few minutes, once)
+setup: $(STAMP)  ## create .venv with all dependencies (a few minutes, once)
 
 serve: $(STAMP)  ## run the demo model on this machine; prints the URL
 	@$(BIN)/cato serve
@@ -36,27 +36,27 @@ check: lint  ## lint, unit and simulator tests: no Ray, a minute or two
 	$(say) 'unit and simulator tests'
 	@$(BIN)/python -m pytest -q -n auto -m 'not slow' tests/unit tests/arch tests/sim
 
-# The soak sleeps for most of its five minutes: a worker more than cores does the rest meanwhile.
-# Live tests kill processes and race with them on shared cores: what failed has one more try against
-# a new application, and both outcomes are printed. What fails twice fails.
-test: lint  ## check with its slow tests, then live ones on a local Ray with real vLLM (minutes)
-	$(say) 'unit and simulator tests, the slow ones too'
+# The soak sleeps for most of its five minutes, so one worker more than cores runs the other tests.
+# Live tests kill processes and race with them on shared cores: failed tests run once more against a
+# new application, and both outcomes are printed. A test that fails twice fails.
+test: lint  ## check with slow tests, then live tests on a local Ray with real vLLM (minutes)
+	$(say) 'unit and simulator tests, with slow ones'
 	@$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/unit tests/arch tests/sim
 	$(say) 'live tests'
-	@$(BIN)/python -m pytest -q tests/live || { printf '\033[1m==> once more: what failed\033[0m\n'; \
+	@$(BIN)/python -m pytest -q tests/live || { printf '\033[1m==> failed tests once more\033[0m\n'; \
 	    $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none tests/live; }
 
-agents: $(STAMP)  ## six coding agents at work against CATO; installs them (2.2 GB in .cache)
+agents: $(STAMP)  ## run six coding agents against CATO; installs them (2.2 GB in .cache)
 	@CATO_AGENTS=all $(BIN)/python -m pytest -q tests/live/agents
 
-drills: $(STAMP)  ## killed and stopped engines of real vLLM on two hosts, rollouts under 50 streams (minutes)
+drills: $(STAMP)  ## kill and stop real vLLM engines on two hosts; roll out under 50 streams (minutes)
 	@CATO_DRILLS=1 $(BIN)/python -m pytest -q tests/live/test_drills.py tests/live/test_rollouts.py
 
-bench: $(STAMP)  ## what CATO adds to a request: the engine alone, plain Serve, CATO
+bench: $(STAMP)  ## overhead per request: the engine alone, plain Serve, CATO
 	@$(BIN)/cato bench overhead
 
 fuzz: $(STAMP)  ## 130,000 malformed requests, 20,000 broken files, hostile code (40 minutes)
-	$(say) "5,000 questions to each API document, CATO's own and Tabby's"
+	$(say) "5,000 requests to each API, CATO's own and Tabby's"
 	@CATO_FUZZ_CASES=5000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_ingress_fuzz.py
 	$(say) '10,000 broken workflow and deployment files, twice'
 	@CATO_FUZZ_CASES=10000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_fuzz.py -k files
@@ -68,11 +68,11 @@ fuzz: $(STAMP)  ## 130,000 malformed requests, 20,000 broken files, hostile code
 	$(say) '2,000 templates that ask for more work than they may do'
 	@CATO_FUZZ_CASES=6000 $(BIN)/python -m pytest -q --timeout 0 tests/unit/serve/test_fuzz.py -k templates
 
-soak: $(STAMP)  ## two hours of work, with faults in one process, then on Ray; memory must stay flat
+soak: $(STAMP)  ## two hours of load, with faults in one process, then on Ray; memory must stay flat
 	@$(BIN)/cato chaos --plan deployments/drills/soak.yaml --growth 20
 	@$(BIN)/cato chaos --ray --plan deployments/drills/soak-ray.yaml --growth 2.4
 
-audit: $(STAMP)  ## known holes of what is installed, and its bill of materials (build/)
+audit: $(STAMP)  ## known vulnerabilities of the dependencies, and their bill of materials (build/)
 	@.ci/audit
 
 clean:  ## remove .venv and all caches of this checkout
@@ -80,12 +80,12 @@ clean:  ## remove .venv and all caches of this checkout
 	rm -rf build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# pip takes torch's CUDA builds of these from the index beside the CPU build of torch; their
-# libraries are missing then, and transformers fails when it finds them. triton: 1 GB, GPU only.
+# pip installs CUDA builds of these beside the CPU build of torch. Their libraries are missing then,
+# and transformers fails when it finds them. triton: 1 GB, GPU only.
 CLASHING := torchvision torchaudio torchcodec triton
 
-# The stamp holds a digest of what pip reads of pyproject.toml: a change of a linter's settings
-# must not download the clashing packages again.
+# The stamp holds a digest of the parts of pyproject.toml that pip reads, so that a change of a linter's
+# settings does not download the clashing packages again.
 DIGEST = $$("$(PYTHON)" -c 'import hashlib, tomllib; \
 	print(hashlib.sha256(repr(tomllib.load(open("pyproject.toml", "rb"))["project"]) \
 	.encode()).hexdigest())')

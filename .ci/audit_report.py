@@ -1,4 +1,4 @@
-"""What the reports of pip-audit say, one for each name or file of requirements; 1 for a known hole.
+"""Prints pip-audit's reports for each name or requirements file; exit code 1 for a vulnerability.
 
 audit_report.py installed docker/requirements/cpu.txt ...
 """
@@ -19,14 +19,13 @@ def main(names: list[str], folder: Path = Path("build")) -> int:
         found = [(p, hole) for p in compared for hole in p["vulns"]]
         for package, hole in found:
             fixed = ", ".join(hole["fix_versions"]) or "no version yet"
-            print(
-                f"{name}: {package['name']} {package['version']}: {hole['id']}, mended in {fixed}"
-            )
+            print(f"{name}: {package['name']} {package['version']}: {hole['id']}, fixed in {fixed}")
         print(
-            f"audit: {name}: {len(compared)} of {len(packages)} compared, {len(found)} known holes"
+            f"audit: {name}: {len(compared)} of {len(packages)} checked, "
+            f"{len(found)} known vulnerabilities"
         )
         if not compared:
-            print(f"audit: {name}: nothing was compared ({path.with_suffix('.log')} says why)")
+            print(f"audit: {name}: nothing was checked (see {path.with_suffix('.log')})")
         holes += len(found)
     return 1 if holes else 0
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The vendor's Python with vllm-ascend, in the environment that CANN needs: only login shells of
-# root have it in the vendor's image.
+# The vendor's Python with vllm-ascend and CANN's environment, which in the vendor's image only login
+# shells of root have.
 for script in /usr/local/Ascend/ascend-toolkit/set_env.sh /usr/local/Ascend/nnal/atb/set_env.sh; do
     if [ -r "$script" ]; then
         # shellcheck disable=SC1090

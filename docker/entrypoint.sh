@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks what a container must be given, then becomes the command, which so receives SIGTERM.
+# Checks the container's mounts and settings, then execs the command, so that it receives SIGTERM.
 set -eu
 
 fail() {
@@ -14,7 +14,7 @@ done
 
 case "${RAY_AUTH_MODE:-}" in
     token) ;;
-    disabled) echo 'warning: RAY_AUTH_MODE=disabled: who reaches a port of Ray runs code here' >&2 ;;
+    disabled) echo 'warning: RAY_AUTH_MODE=disabled: anyone who reaches a port of Ray can run code' >&2 ;;
     *) fail "RAY_AUTH_MODE is '${RAY_AUTH_MODE:-}': set it to token or disabled" ;;
 esac
 

@@ -1,6 +1,6 @@
-"""Exit 0 when the CATO of this container can serve tasks, else 1 with the reason.
+"""Health check of a container: exit 0 when CATO can serve tasks, else 1 with the reason.
 
-`CATO_URL` says where it listens; the default is http://127.0.0.1:8000.
+`CATO_URL` is CATO's URL; the default is http://127.0.0.1:8000.
 """
 
 from __future__ import annotations

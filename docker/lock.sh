@@ -1,8 +1,8 @@
 #!/bin/sh
-# Rewrites docker/requirements/*.txt: every package of an image, pinned. Run it when
+# Rewrites docker/requirements/*.txt with every package of an image, pinned. Run it when
 # pyproject.toml changes; it needs uv (docker/requirements/build.txt says which version).
 #
-# Where torch for CPU comes from can be changed: INDEX_OPTIONS='--find-links URL' docker/lock.sh
+# Another source of torch for CPU: INDEX_OPTIONS='--find-links URL' docker/lock.sh
 set -eu
 cd "$(dirname "$0")/.."
 uv=${UV:-uv}
@@ -16,7 +16,7 @@ lock() {
         ${extra:+--extra "$extra"} "$@" pyproject.toml -o "docker/requirements/$kind.txt"
 }
 
-# The builds of these that PyPI has are for CUDA, and break transformers beside torch for CPU.
+# PyPI's builds of these are for CUDA and break transformers beside torch for CPU.
 # triton: 1 GB, GPU only.
 excludes=$(mktemp)
 trap 'rm -f "$excludes"' EXIT
@@ -25,4 +25,4 @@ printf '%s\n' torchaudio torchcodec torchvision triton > "$excludes"
 # shellcheck disable=SC2086
 lock cpu cpu --python-platform x86_64-manylinux_2_28 --excludes "$excludes" $index_options
 lock nvidia vllm --python-platform x86_64-manylinux_2_28
-lock ascend '' --universal  # x86-64 and Arm; the engine is the vendor's
+lock ascend '' --universal  # x86-64 and Arm; the vendor's image has the engine

@@ -1,4 +1,4 @@
-"""The command line. One module a verb, imported when it is used, so that `--help` is fast."""
+"""The command line: one module per command, imported on use so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typer.main import get_command as command_of
 
 import cato
 
-# Verb -> its line in `cato --help`. The module `cato.cli.<verb>` holds a function of the same name,
-# or, for a verb with verbs below it, a Typer application `app`.
+# Command -> its line in `cato --help`. The module `cato.cli.<command>` has a function of the same
+# name or, for a command with subcommands, a Typer application `app`.
 VERBS = {
     "serve": "Run a deployment file on this machine.",
     "check": "Check a deployment file and everything it names, without starting anything.",
-    "init": "Write an editable set: deployment files, workflows, profiles, client files.",
-    "down": "Stop what runs here.",
-    "drain": "Move what a host serves to others: maintenance, spot notices, preStop hooks.",
-    "status": "Show pools, replicas and what the control plane knows.",
+    "init": "Copy the shipped deployments, workflows, profiles and client files to a folder.",
+    "down": "Remove CATO from a Ray cluster.",
+    "drain": "Move a host's replicas elsewhere: maintenance, spot notices, preStop hooks.",
+    "status": "Show deployments, replicas and loaded models.",
     "task": "Run a task and print its answer.",
     "explain": "Show how a task met or missed its SLA: nodes, budgets, replicas, reasons.",
     "profile": "Measure a running deployment and write its profiles.",
     "simulate": "Run an experiment, or your own scenario, in virtual time.",
-    "plan": "How many replicas does a scenario need for its SLAs?",
+    "plan": "Find how many replicas a scenario needs to meet its SLAs.",
     "models": "Add, list, measure and remove models of shared pools.",
-    "rollout": "Bring a new version of a model to its users, step by step.",
-    "replay": "What another scheduler would have made of a recorded pool.",
+    "rollout": "Roll out a new version of a model, step by step.",
+    "replay": "Replay a recorded pool under other schedulers.",
     "top": "Watch the fleet, attainment and decisions in the terminal.",
     "keys": "Make, list, rotate and revoke API keys; limit tenants; show usage.",
     "bench": "Measure CATO against other ways to serve the same engine.",
-    "chaos": "Break parts of an application on purpose, and check every answer.",
+    "chaos": "Inject faults into an application and check every answer.",
     "workflows": "Check workflow files; print their JSON Schema.",
 }
 
@@ -49,7 +49,7 @@ def command_of_verb(verb: str) -> Any:
 
 
 class _LazyVerbs(TyperGroup):
-    """Lists every verb by a stand-in, and loads one only when it is called."""
+    """Lists every command as a stub and imports a module only when its command is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

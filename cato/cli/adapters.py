@@ -1,4 +1,4 @@
-"""LoRA adapters that `cato models` adds to a base while its replicas run."""
+"""Adding LoRA adapters to a running base model, for `cato models`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRIAL = {"prompt": "def add(a, b):\n", "max_tokens": 1}
 
 
 def base_pool(topology: Topology, base: str) -> PoolSpec:
-    """The pool of the model that `base` names, when it has a place for one more adapter."""
+    """The pool of the model `base`; ends the command when it has no room for another adapter."""
     for pool in topology.pools:
         if base in pool.model.groups[0]:
             break
@@ -26,19 +26,17 @@ def base_pool(topology: Topology, base: str) -> PoolSpec:
     model = pool.model
     added = sum(a.version > 0 for a in model.adapters)
     if added >= model.adapter_places:
-        has = f"has places for {model.adapter_places}" if added else "has no place for one"
+        has = f"already has {added} added adapters" if added else "has no room for an added adapter"
         fail(
-            f"{model.name} {has}: set models.{model.name}.adapter_places in the deployment file "
-            "and deploy it again, or remove one"
+            f"{model.name} {has}: raise models.{model.name}.adapter_places in the deployment file "
+            "and deploy it again, or remove an adapter"
         )
     return pool
 
 
 def try_out(pool: PoolSpec, adapter: AdapterSpec) -> float:
-    """Let a replica of each deployment load it and answer once; the most seconds it took.
-
-    Raise `EngineError` with the engine's words when that fails.
-    """
+    """Load the adapter on one replica of each deployment and request one token; the longest time
+    in seconds. Raise `EngineError` with the engine's message."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         bar.add_task(f"loading {adapter.name} beside {pool.model.name}")
@@ -60,5 +58,5 @@ async def _try_out(pool: PoolSpec, adapter: AdapterSpec) -> float:
 
 
 def dated(adapter: AdapterSpec) -> AdapterSpec:
-    """With the version of now: engines load it even when they had one of its name."""
+    """The adapter with the current time as version, so that engines replace one of that name."""
     return replace(adapter, version=time.time_ns() // 1_000_000)

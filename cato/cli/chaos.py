@@ -1,4 +1,4 @@
-"""`cato chaos`: break what serves, on a schedule, while clients that know every answer ask."""
+"""`cato chaos`: inject faults on a schedule while clients check every answer."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ console = Console()
 
 
 def chaos(
-    plan: Annotated[str, typer.Option(help="What to break, how often; see deployments/drills.")] = (
-        DEFAULT_PLAN
-    ),
+    plan: Annotated[
+        str, typer.Option(help="The drill: faults and rates; see deployments/drills.")
+    ] = (DEFAULT_PLAN),
     ray: Annotated[
         bool,
-        typer.Option("--ray", help="On a Ray of its own: processes and actors are really killed."),
+        typer.Option("--ray", help="Start a Ray cluster and kill real processes and actors."),
     ] = False,
     growth: Annotated[
         float | None,
-        typer.Option(min=0.0, help="MB an hour that no process may grow beyond; for long drills."),
+        typer.Option(min=0.0, help="Most memory growth per process, in MB an hour; long drills."),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the report to this file as well.")
+        Path | None, typer.Option("--json", help="Also write the report to this file.")
     ] = None,
 ) -> None:
-    """Kill, pause and starve parts of an own application; check every answer to the last token.
+    """Kill, pause and starve parts of a test application; check every answer to the last token.
 
     Without `--ray` the real ingress, executor and router serve simulated engines in this process.
-    Ends with 1 when an answer was lost, doubled, wrong or never came, when a lease or a slot
-    leaked, or when memory grew beyond `--growth`.
+    Exit code 1 when an answer was lost, duplicated, wrong or missing, when a lease or a batch slot
+    leaked, or when memory grew faster than `--growth`.
     """
     try:
         wanted = load_plan(resolve(plan))
         if wanted.is_real and not ray:
-            raise InputError("`engine: vllm` needs processes to break: add --ray")
+            raise InputError("`engine: vllm` needs real processes to kill: add --ray")
         report = _on_ray(wanted) if ray else _in_process(wanted)
     except (CatoError, OSError) as error:
         console.print(str(error), style="red", markup=False)
@@ -118,9 +118,9 @@ def _show(report: dict[str, Any]) -> None:
         console.print(
             f"{found['factor']:g} times the capacity: {found['admitted']} of {found['offered']} "
             f"admitted, {found['attainment_of_admitted']:.1%} of them in time, "
-            f"{found['use']:.0%} of the capacity used; at most {found['longest_queue']} waited, "
-            f"Retry-After {' to '.join(f'{s:g}' for s in found['retry_after_s'])} s; as usual "
-            f"{found['usual_after_s']:g} s after",
+            f"{found['use']:.0%} of the capacity used; longest queue {found['longest_queue']}, "
+            f"Retry-After {' to '.join(f'{s:g}' for s in found['retry_after_s'])} s; back to "
+            f"normal after {found['usual_after_s']:g} s",
             highlight=False,
         )
     table = Table("fault", "times", "p50", "p90", "p99", "max", title="recovery, s")
@@ -133,8 +133,8 @@ def _show(report: dict[str, Any]) -> None:
         console.print(
             f"completions in time: {found['attainment']['alone']:.1%} of "
             f"{found['completions']['alone']} alone, {found['attainment']['beside']:.1%} of "
-            f"{found['completions']['beside']} beside hostile requests: {found['hostile']}, at "
-            f"most {found['longest_s']:g} s",
+            f"{found['completions']['beside']} beside hostile requests: {found['hostile']}; "
+            f"longest {found['longest_s']:g} s",
             highlight=False,
         )
     broken = [*report["overload"].get("broken", []), *report["hostile"].get("broken", [])]

@@ -1,4 +1,4 @@
-"""`cato check`: a deployment file and everything that it names, before Ray starts."""
+"""`cato check`: validate a deployment file and everything it names, before Ray starts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cato.serve.preflight import problems_of_names
 def check(
     file: Annotated[str, typer.Argument(help="A deployment file.")] = DEFAULT_FILE,
 ) -> None:
-    """Read the file, its workflows, profiles, models, indexes and store; print every problem with
-    its line. Exit code 2 when there is one."""
+    """Check the file and its workflows, profiles, models, indexes and store; print every problem
+    with its line. Exit code 2 if there is any."""
     deploy = checked(file)
     problems = with_lines(problems_of_names(deploy))
     for problem in problems:

@@ -1,4 +1,4 @@
-"""What the client verbs share: asking a running CATO, and saying plainly why that failed."""
+"""HTTP client of the commands that call a running CATO: URL, API key, errors, SSE."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cato.serve.served import running
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "CATO_API_KEY"
-# A task may take minutes; a server that does not even accept the connection is down.
+# A task may take minutes; a server that does not accept a connection in seconds is down.
 TIMEOUT = httpx.Timeout(600.0, connect=3.0)
 
 Url = Annotated[
@@ -27,7 +27,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         envvar="CATO_URL",
-        help="Where CATO listens; by default where the `cato serve` of this host does.",
+        help="CATO's URL; by default that of the `cato serve` on this host.",
     ),
 ]
 
@@ -40,7 +40,7 @@ def fail(message: str) -> NoReturn:
 
 @contextmanager
 def client(url: str) -> Generator[httpx.Client, None, None]:
-    """An HTTP client for the CATO at `url`; ends the command when it cannot be reached."""
+    """An HTTP client for the CATO at `url`; ends the command when the connection fails."""
     url = _served(url)
     try:
         with httpx.Client(base_url=url, timeout=TIMEOUT, headers=_key_header()) as http:
@@ -54,28 +54,29 @@ def client(url: str) -> Generator[httpx.Client, None, None]:
 
 
 def _served(url: str) -> str:
-    """`url`; for the default the URL of this host's newest `cato serve`, if none serves there."""
+    """`url`; but for the default URL that of this host's newest `cato serve`, if none listens on
+    the default port."""
     here = [s.url for s in running(run_dir())] if url == DEFAULT_URL else []
     return url if not here or url in here else here[0]
 
 
 def _key_header() -> dict[str, str]:
-    """The API key of the environment: an option would show it in the list of processes."""
+    """The API key from the environment: an option would show it in the process list."""
     key = os.environ.get(KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def this_user() -> str:
-    """Who uses this shell, for the audit log."""
+    """The user of this shell, for the audit log."""
     try:
         user = os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # a container user without a name
         user = str(os.getuid())
     return f"cli:{user}@{socket.gethostname()}"
 
 
 def answer(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object of a good answer; ends the command with the server's words otherwise."""
+    """The JSON object of a successful response; ends the command with the server's error."""
     try:
         value = response.json()
     except ValueError:
@@ -83,7 +84,7 @@ def answer(response: httpx.Response) -> dict[str, Any]:
     if response.is_error:
         fail(error_text(value, response))
     if not isinstance(value, dict):
-        fail(f"{response.url} answered with something that is not CATO's JSON")
+        fail(f"{response.url} did not answer with a JSON object; is this CATO?")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Finding what runs: the Ray cluster and the URL of the `cato serve` of this host."""
+"""Finding the Ray cluster and the `cato serve` of this host."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ AUTO = "auto"
 Address = Annotated[
     str,
     typer.Option(
-        help="Address of the Ray cluster; auto: RAY_ADDRESS, else the cluster of the `cato serve` "
-        "that runs here, else the local one."
+        help="Address of the Ray cluster; auto: RAY_ADDRESS, else the cluster of this host's "
+        "`cato serve`, else the local one."
     ),
 ]
 
 
 def served_here(address: str = AUTO) -> Served | None:
-    """The `cato serve` of this host whose cluster `address` means; None when there is none."""
+    """This host's `cato serve` on the cluster at `address`; None when there is none."""
     if address == AUTO:
         address = os.environ.get("RAY_ADDRESS", AUTO)
     here = running(run_dir())
@@ -30,7 +30,7 @@ def served_here(address: str = AUTO) -> Served | None:
 
 
 def connect(address: str) -> str:
-    """Join the cluster at `address` and return its address; ends the command with what to do when
+    """Connect to the cluster at `address` and return its address; ends the command with advice when
     there is none."""
     served = served_here(address)
     if served is not None and served.address:

@@ -1,4 +1,4 @@
-"""`cato down`: remove CATO from a Ray cluster that goes on."""
+"""`cato down`: remove CATO from a Ray cluster, which keeps running."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ console = Console(soft_wrap=True)
 
 def down(
     address: Address = AUTO,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     left: Annotated[
         bool,
-        typer.Option("--left", help="Instead, end processes that a killed `cato serve` left here."),
+        typer.Option(
+            "--left", help="Only kill processes that a killed `cato serve` left on this host."
+        ),
     ] = False,
 ) -> None:
-    """Say what runs on a Ray cluster, then delete both applications and end the control actors,
-    which survive `serve shutdown`. Asks first in a terminal."""
+    """Show what runs on a Ray cluster, then delete both applications and the control actors, which
+    survive `serve shutdown`. Asks for confirmation in a terminal."""
     if left:
         found = marked(is_left)
         kill(found)

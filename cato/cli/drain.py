@@ -1,4 +1,4 @@
-"""`cato drain`: a host goes away, and no stream with it."""
+"""`cato drain`: take a host out of service without cutting streams."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ from cato.cli.cluster import AUTO, Address, connect
 from cato.core.errors import InputError
 
 POLL_S = 2.0
-# Of the time that a notice leaves: the host's own end needs some.
+# Subtracted from the time of a notice: the host needs some to shut down.
 MARGIN_S = 5.0
-# Without a notice: what Kubernetes gives a pod of ours, less the margin.
+# Without a notice: our pods' grace period in Kubernetes, less a margin.
 WITHIN_S = 110.0
 console = Console(soft_wrap=True)
 
 
 def drain(
     address: Address = AUTO,
-    host: Annotated[
-        str, typer.Option(help="Ray's id of the host; this one when none is named.")
-    ] = "",
+    host: Annotated[str, typer.Option(help="Ray's node id of the host. Default: this host.")] = "",
     within: Annotated[
-        float, typer.Option(min=0, help="Seconds until the host goes, if no notice says it.")
+        float, typer.Option(min=0, help="Seconds until the host goes down, without a notice.")
     ] = WITHIN_S,
     on: Annotated[
         str, typer.Option(help="Wait for a cloud's notice first: aws, gcp or azure.")
     ] = "",
     metadata: Annotated[
-        str, typer.Option(help="URL of the cloud's metadata service, if it is another.")
+        str, typer.Option(help="URL of the cloud's metadata service, if not the usual one.")
     ] = "",
 ) -> None:
-    """Move what a host serves to other hosts: for maintenance, spot notices and `preStop` hooks.
+    """Move a host's replicas to other hosts: for maintenance, spot notices and `preStop` hooks.
 
-    New calls go elsewhere at once; streams end where they run. Returns when no replica is left
-    there. Ends with 1 when some were left at the end of the time: their streams go on elsewhere
-    when the host is gone.
+    New calls go elsewhere at once; running streams finish here. Returns when the host has no
+    replica left. Exit code 1 when some are left after the time: their streams continue on another
+    host once this one is gone.
     """
     from cato.control.notices import CLOUDS
 
@@ -49,7 +47,7 @@ def drain(
     if on:
         why, within = _noticed(on, metadata)
         within = max(0.0, within - MARGIN_S)
-        console.print(f"{why}: this host goes in {within:.0f} s", markup=False)
+        console.print(f"{why}: this host goes down in {within:.0f} s", markup=False)
     connect(address)
     import ray
 
@@ -60,14 +58,14 @@ def drain(
         host_drain.begin(node, within, why)
     except InputError as error:
         _fail(str(error))
-    console.print(f"host {node} takes no more work", highlight=False)
+    console.print(f"host {node} takes no new work", highlight=False)
     if not host_drain.wait(node, within, lambda now: console.print(now, markup=False)):
-        _fail("the time is over, and replicas are left")
-    console.print("nothing is left here")
+        _fail("time is up and replicas are left; their streams continue on other hosts")
+    console.print("no replica is left on the host")
 
 
 def _noticed(cloud: str, metadata: str) -> tuple[str, float]:
-    """Why, and how soon, once there is a notice."""
+    """Wait for a notice; its reason, and the seconds it leaves."""
     from cato.control.notices import look
 
     silent = False

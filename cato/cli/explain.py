@@ -1,4 +1,4 @@
-"""`cato explain`: where the time of a task went, and why; or how the turns of a session went."""
+"""`cato explain`: a task's SLA receipt, or the turns of a session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cato.cli.client import DEFAULT_URL, Url, answer, client, fail
 
-# Leaves room for the other columns in 80.
+# Leaves room for the other columns in an 80-column terminal.
 BAR_CHARS = 20
 STYLES = {
     "done": "green",
@@ -29,15 +29,15 @@ def explain(
         str, typer.Argument(help="The x-request-id of an answer, or the name of a session.")
     ],
     session: Annotated[
-        bool, typer.Option("--session", help="Show the session that the answer was a turn of.")
+        bool, typer.Option("--session", help="Show the whole session of that answer.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Show a task's SLA receipt: nodes, budgets, queues, replicas and reasons.
 
-    With the name of a session, which the receipts of its turns have, or with --session: those of
-    its turns that are still kept.
+    With a session's name, which is in the receipts of its turns, or with --session: the turns of
+    that session that are still stored.
     """
     with client(url) as http:
         found = http.get(f"/v1/requests/{quote(id, safe='')}")
@@ -47,11 +47,11 @@ def explain(
         else:
             name = answer(found).get("session") if found.is_success else id
             if not name:
-                fail(f"{id} was no turn of a session")
+                fail(f"{id} was not a turn of a session")
             turns = answer(http.get("/v1/usage", params={"session": name}))["data"]
             if not turns:
-                answer(found)  # there is neither: in the server's words
-                fail(f"no turns of {name} are kept")
+                answer(found)  # neither is known: fails with the server's message
+                fail(f"no turns of {name} are stored any more")
             shown, plain = rendered_session(turns), {"session": name, "turns": turns}
     if as_json:
         print(json.dumps(plain, indent=2, ensure_ascii=False))
@@ -60,14 +60,14 @@ def explain(
 
 
 def rendered_session(turns: list[dict[str, Any]]) -> Group:
-    """The turns of a session for people, oldest first; times in seconds."""
+    """The turns of a session as a table, oldest first; times in seconds."""
     prompt = sum(t["prompt_tokens"] for t in turns)
     cached = sum(t["cached_prompt_tokens"] for t in turns)
     text = Text(turns[-1]["session"], style="bold")
     if parent := turns[-1]["parent"]:
         text.append(f", started by {parent}", style="not bold")
     hits = f", {100 * cached / prompt:.1f} % of {prompt:,} prompt tokens cached" if prompt else ""
-    text.append(f"\n{len(turns)} turns kept{hits}", style="not bold")
+    text.append(f"\n{len(turns)} turns stored{hits}", style="not bold")
     slack_s = turns[-1]["session_slack_s"]
     if slack_s is not None:
         word = "to spare" if slack_s >= 0 else "too late"
@@ -105,7 +105,7 @@ def _turn(turn: dict[str, Any]) -> str:
 
 
 def _where(turn: dict[str, Any]) -> str:
-    """At home or not, and which replica was the home before."""
+    """Whether the turn ran on the session's home replica; if moved, from which replica."""
     if turn["placement"] == "moved":
         return f"moved from {turn['home']}"
     return str(turn["placement"]) or "not placed"
@@ -116,7 +116,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def rendered(receipt: dict[str, Any]) -> Group:
-    """A receipt for people; times in milliseconds."""
+    """A receipt as text and tables; times in milliseconds."""
     return Group(_head(receipt), _nodes(receipt), *_reasons(receipt), _totals(receipt))
 
 
@@ -177,7 +177,7 @@ def _name(node: dict[str, Any]) -> str:
 
 
 def _bar(node: dict[str, Any], e2e_s: float) -> str:
-    """The node's place in the run, as in a waterfall."""
+    """The node's start and duration within the run, as a waterfall bar."""
     scale = BAR_CHARS / e2e_s if e2e_s > 0 else 0.0
     start = min(BAR_CHARS - 1, int(node["started_s"] * scale))
     length = max(1, int(node["spent_s"] * scale + 0.5))
@@ -185,7 +185,7 @@ def _bar(node: dict[str, Any], e2e_s: float) -> str:
 
 
 def _reasons(receipt: dict[str, Any]) -> list[Text]:
-    """Where each LLM call ran and why there, and what went wrong."""
+    """For each LLM call its replica and the reason, and what went wrong."""
     lines = []
     for node in receipt["nodes"]:
         llm = node["llm"] or {}
@@ -196,14 +196,14 @@ def _reasons(receipt: dict[str, Any]) -> list[Text]:
             where = replica if number == len(tries) else ""
             lines.append(Text.assemble((f"{_name(node)}{where}{attempt}: ", "bold"), reason))
         if tries and llm.get("service_s"):
-            lines.append(Text(f"  {_foretold(llm)}", style="dim"))
+            lines.append(Text(f"  {_predicted(llm)}", style="dim"))
         if node["problem"]:
             lines.append(Text.assemble((f"{_name(node)}: ", "bold"), (node["problem"], "red")))
     return lines
 
 
-def _foretold(llm: dict[str, Any]) -> str:
-    """What was predicted of a call, beside what it took."""
+def _predicted(llm: dict[str, Any]) -> str:
+    """A call's measured times beside the predicted ones."""
     bound = llm["length_bound_tokens"]
     tokens = f"{llm['output_tokens']} tokens"
     if bound:
@@ -216,8 +216,8 @@ def _foretold(llm: dict[str, Any]) -> str:
 
 def _totals(receipt: dict[str, Any]) -> Text:
     return Text(
-        f"end to end {_ms(receipt['e2e_s'])} ms, of it queues {_ms(receipt['queue_s'])} and "
-        f"CATO {_ms(receipt['overhead_s'])}; first token {_ms(receipt['ttft_s'])}, "
+        f"end to end {_ms(receipt['e2e_s'])} ms, including {_ms(receipt['queue_s'])} queueing and "
+        f"{_ms(receipt['overhead_s'])} CATO overhead; first token {_ms(receipt['ttft_s'])}, "
         f"per token {_ms(receipt['tpot_s'])}; {receipt['output_tokens']} tokens"
     )
 

@@ -1,4 +1,4 @@
-"""`cato init`: an editable set of the shipped files."""
+"""`cato init`: copy the shipped files to a folder for editing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from cato.cli.client import fail
 from cato.config.paths import shipped
 
-# For people: what benchmarks and drills read stays where it is.
+# The files that people edit; those of benchmarks and drills are not copied.
 PARTS = (
     "deployments/*.yaml",
     "deployments/README.md",
@@ -24,10 +24,10 @@ PARTS = (
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder to write; made when missing.")],
+    folder: Annotated[Path, typer.Argument(help="Target folder; created when missing.")],
 ) -> None:
-    """Write deployment files, workflows, profiles and client files to a folder; no file that is
-    there is changed. In that folder `cato serve` uses them."""
+    """Copy the shipped deployments, workflows, profiles and client files to a folder, without
+    overwriting any file. Run in that folder, `cato serve` uses them."""
     console = Console(soft_wrap=True, highlight=False)
     source, kept, written = shipped(), 0, 0
     for pattern in PARTS:
@@ -44,7 +44,7 @@ def init(
             written += 1
     console.print(f"{folder}: wrote {written} files", markup=False)
     if kept:
-        console.print(f"left {kept} that were there as they are", style="yellow", markup=False)
+        console.print(f"kept {kept} existing files", style="yellow", markup=False)
     console.print(
         f"\nNext:\n  cd {folder}\n"
         "  cato check deployments/local-cpu.yaml\n"

@@ -1,6 +1,6 @@
-"""`cato keys`: API keys, the limits of tenants, what they used, and who changed what.
+"""`cato keys`: API keys, tenant limits, usage and the audit log.
 
-The verbs work on the metadata store itself: a running deployment takes a change up within seconds.
+The commands write to the metadata store; a running deployment picks up a change within seconds.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ app = typer.Typer(
 Store = Annotated[
     str | None,
     typer.Option(
-        help=f"The deployment's metadata store, as `store` of its file says: a file or a "
-        f"postgresql:// URL. Without it {STORE_VARIABLE}, else this host's own."
+        help=f"The metadata store, as in `store` of the deployment file: a file or a "
+        f"postgresql:// URL. Default: {STORE_VARIABLE}, else this host's own."
     ),
 ]
 Id = Annotated[str, typer.Argument(help="The key's id, as `cato keys list` shows it.")]
@@ -58,17 +58,17 @@ Limit = Annotated[int | None, typer.Option(min=1, show_default="no limit")]
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Option(help="Who pays: limits and usage are the tenant's.")],
+    tenant: Annotated[str, typer.Option(help="The tenant, which limits and usage are counted by.")],
     name: Annotated[str, typer.Option(help="What the key is for.")] = "",
     sla: Annotated[
         str, typer.Option(help=f"The most urgent SLA class it may claim: {', '.join(SLA_CLASSES)}.")
     ] = SLA_CLASSES[0],
     task: Annotated[
         list[str] | None,
-        typer.Option(help="A task it may run, as GET /v1/tasks names it; all without."),
+        typer.Option(help="A task it may run, as named by GET /v1/tasks. Default: all."),
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="A model it may call; all when none is named.")
+        list[str] | None, typer.Option(help="A model it may call. Default: all.")
     ] = None,
     role: Annotated[
         Role,
@@ -76,37 +76,37 @@ def create(
             help="A tenant admin also manages its tenant's keys; an operator manages and sees all."
         ),
     ] = Role.USER,
-    default_task: Annotated[str, typer.Option(help="Of conversations that name no task.")] = "",
+    default_task: Annotated[
+        str, typer.Option(help="The task of conversations that name none.")
+    ] = "",
     bound: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=NUMBER",
-            help=f"What one call may ask of an engine instead of the usual: {', '.join(NAMES)}.",
+            help=f"Override a limit on what one call may ask of an engine: {', '.join(NAMES)}.",
         ),
     ] = None,
     session_minutes: Annotated[
         float | None,
-        typer.Option(
-            min=0.01, help="Sessions of the key are to end within so long of their first call."
-        ),
+        typer.Option(min=0.01, help="Target time from a session's first call to its end."),
     ] = None,
     deployment: Annotated[
-        str | None, typer.Option(help="The deployment file whose tasks and models are meant.")
+        str | None, typer.Option(help="The deployment file with these tasks and models.")
     ] = None,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Take names of tasks and models as they are.")
+        bool, typer.Option("--unchecked", help="Do not check the names of tasks and models.")
     ] = False,
-    days: Annotated[float | None, typer.Option(min=0, help="Valid for so long.")] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="Days until the key expires.")] = None,
     store: Store = None,
 ) -> None:
-    """Make a key and print it, this once."""
+    """Create a key and print it; it is not shown again."""
     if not tenant.strip():
-        fail("--tenant must name who pays")
+        fail("--tenant must not be empty")
     if sla not in SLA_CLASSES:
         fail(f"--sla must be one of {', '.join(SLA_CLASSES)}")
     tasks = tuple(task or ())
     if tasks and default_task and default_task not in tasks:
-        fail(f"--default-task {default_task} is none of the tasks that the key may run")
+        fail(f"--default-task {default_task} must be one of the key's tasks (--task)")
     named_tasks = tuple(filter(None, (*tasks, default_task)))
     if not unchecked and (named_tasks or model):
         _check_names(deployment, store, named_tasks, tuple(model or ()))
@@ -125,7 +125,7 @@ def create(
 
 @app.command("list")
 def list_keys(store: Store = None) -> None:
-    """Show all keys and tenants; secrets are not kept and cannot be shown."""
+    """Show all keys and tenants; secrets are not stored and cannot be shown."""
     with _opened(store) as opened:
         keys, tenants = opened.api_keys(), opened.tenants()
     table = Table(
@@ -156,14 +156,14 @@ def list_keys(store: Store = None) -> None:
 
 @app.command()
 def revoke(id: Id, store: Store = None) -> None:
-    """End a key now."""
+    """Revoke a key now."""
     with _opened(store) as opened:
         _known(opened.administer(EndKey(id, time.time()), this_user()), id)
         others = any(key.is_valid(time.time()) for key in opened.api_keys())
-    print(f"{id} is refused from now on")
+    print(f"{id} is revoked")
     if not others:
         note = (
-            "It was the last valid key: every request is refused now, this machine's too. "
+            "It was the last valid key: every request is refused now, also from this machine. "
             "`cato keys create` makes another; `cato keys open` serves this machine without one."
         )
         Console(stderr=True).print(note, style="yellow")
@@ -171,22 +171,22 @@ def revoke(id: Id, store: Store = None) -> None:
 
 @app.command()
 def delete(id: Id, store: Store = None) -> None:
-    """Forget a key that has ended; what was used with it stays."""
+    """Delete a key that is revoked or expired; its usage is kept."""
     with _opened(store) as opened:
         key = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
         if key.is_valid(time.time()):
-            fail(f"{id} is valid: end it with `cato keys revoke {id}` first")
+            fail(f"{id} is valid: revoke it with `cato keys revoke {id}` first")
         opened.administer(DeleteKey(id), this_user())
-    print(f"{id} is deleted; without any key left, every request is still refused")
+    print(f"{id} is deleted; if no key is left, every request is still refused")
 
 
 @app.command("open")
 def open_(store: Store = None) -> None:
-    """Serve only this machine's clients, without a key; delete ended keys."""
+    """Serve clients on this machine only, without a key; deletes revoked and expired keys."""
     with _opened(store) as opened:
         valid = [key.id for key in opened.api_keys() if key.is_valid(time.time())]
         if valid:
-            fail(f"valid keys are left; revoke them first: {', '.join(valid)}")
+            fail(f"some keys are valid; revoke them first: {', '.join(valid)}")
         opened.administer(OpenWithoutKeys(), this_user())
     print("a running deployment serves this machine without a key within seconds")
 
@@ -194,16 +194,16 @@ def open_(store: Store = None) -> None:
 @app.command()
 def rotate(
     id: Id,
-    hours: Annotated[float, typer.Option(min=0, help="The old key stays valid for so long.")] = 24,
+    hours: Annotated[float, typer.Option(min=0, help="Hours that the old key stays valid.")] = 24,
     store: Store = None,
 ) -> None:
-    """Make a key in place of another, with its rights and without an end; print it, this once."""
+    """Replace a key with a new one that has its rights and never expires; print it once."""
     now_s = time.time()
     secret, new_id, digest = new_key()
     with _opened(store) as opened:
         old = _known(next((k for k in opened.api_keys() if k.id == id), None), id)
         if not old.is_valid(now_s):
-            fail(f"{id} has ended; make a new key with `cato keys create`")
+            fail(f"{id} is revoked or expired; make a new key with `cato keys create`")
         new = replace(old, id=new_id, digest=digest, created_at_s=now_s, expires_at_s=None)
         opened.administer(RotateKey(id, new, now_s + hours * 3600), this_user())
     _show_once(secret)
@@ -216,11 +216,11 @@ def limit(
     tokens_per_minute: Limit = None,
     tokens_per_month: Limit = None,
     weight: Annotated[
-        float, typer.Option(min=0.01, help="Its part of a full pool, beside the others'.")
+        float, typer.Option(min=0.01, help="Its share of a full pool, relative to other tenants.")
     ] = 1.0,
     store: Store = None,
 ) -> None:
-    """Set a tenant's limits, in place of all earlier ones; tokens are of prompts and outputs."""
+    """Set a tenant's limits, replacing all earlier ones; tokens count prompts and outputs."""
     with _opened(store) as opened:
         limits = Tenant(tenant, requests_per_minute, tokens_per_minute, tokens_per_month, weight)
         opened.administer(SetTenant(limits), this_user())
@@ -228,22 +228,22 @@ def limit(
 
 @app.command()
 def usage(
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
-    by: Annotated[
-        str, typer.Option(help="What rows are summed up by, such as day,model.")
-    ] = ",".join(GROUPS),
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    by: Annotated[str, typer.Option(help="Columns to group by, such as day,model.")] = ",".join(
+        GROUPS
+    ),
     since: Annotated[str, typer.Option(help="The first day, such as 2026-11-01.")] = "",
     until: Annotated[str, typer.Option(help="The last day.")] = LAST_DAY,
     deployment: Annotated[
-        str | None, typer.Option(help="The deployment file whose `prices` and store are meant.")
+        str | None, typer.Option(help="The deployment file with the `prices` and the store.")
     ] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="As CSV.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     store: Store = None,
 ) -> None:
-    """Show what was used, and with --deployment what that costs."""
+    """Show usage and, with --deployment, what it costs."""
     groups = tuple(by.split(","))
     if not set(groups) <= set(GROUPS):
-        fail(f"--by takes some of {','.join(GROUPS)}")
+        fail(f"--by takes a list from {','.join(GROUPS)}")
     prices, bases = NO_PRICES, dict[str, str]()
     if deployment is not None:
         try:
@@ -271,12 +271,14 @@ def usage(
 
 @app.command()
 def audit(
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Number of entries, newest first.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
     store: Store = None,
 ) -> None:
-    """Show administrative changes, the newest first: who changed what, before and after."""
+    """Show administrative changes, newest first: who changed what, before and after."""
     with _opened(store) as opened:
         entries = opened.audit(tenant, limit)
     if as_json:
@@ -295,7 +297,7 @@ def audit(
 def _difference(
     before: Mapping[str, object] | None, after: Mapping[str, object] | None
 ) -> tuple[str, str]:
-    """What differs, as each was."""
+    """The fields that differ, as text for each side."""
     names = sorted((before or {}).keys() | (after or {}).keys())
     changed = [n for n in names if (before or {}).get(n) != (after or {}).get(n)]
     old, new = (
@@ -315,10 +317,10 @@ def _bound(text: str) -> tuple[str, int]:
 def _check_names(
     deployment: str | None, store: str | None, tasks: tuple[str, ...], models: tuple[str, ...]
 ) -> None:
-    """End the command when the deployment has no such task or model: a key for a misspelt name is
-    refused everything, and one for a name that comes later is a surprise."""
+    """End the command when the deployment has no such task or model: a key for a misspelt name
+    would be refused everything, and would suddenly work if the name were added later."""
     if deployment is None:
-        fail("name the deployment's file with --deployment, or say --unchecked")
+        fail("give the deployment file with --deployment, or add --unchecked")
     try:
         file = load_deploy_file(deployment)
         known_tasks = load_workflows(resolve(file.ingress.workflows_dir))
@@ -343,7 +345,7 @@ def _check_names(
 
 @contextmanager
 def _opened(location: str | None) -> Generator[MetadataStore, None, None]:
-    """The store; ends the command with the store's own words when it cannot be used."""
+    """The opened store; ends the command with the store's error when it cannot be used."""
     try:
         store = MetadataStore.open(location or default_location())
         try:
@@ -362,7 +364,7 @@ def _known(key: ApiKey | Tenant | None, id: str) -> ApiKey:
 
 def _show_once(secret: str) -> None:
     print(secret)
-    note = "Keep it: it is shown this once. A running deployment knows it within seconds."
+    note = "Save it: it is not shown again. A running deployment accepts it within seconds."
     Console(stderr=True).print(note, style="yellow")
 
 

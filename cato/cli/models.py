@@ -1,8 +1,8 @@
-"""`cato models`: models of shared pools and adapters that come and go while CATO runs.
+"""`cato models`: add, measure and remove models of shared pools and LoRA adapters at run time.
 
-A model is loaded and measured before anybody can ask for it, beside the pool or in an idle slot of
-it; an adapter is tried by the replicas of its base. Both are kept in the metadata store, for the
-next start too.
+A model is loaded and measured before clients can call it, beside the pool or in one of its idle
+slots. An adapter is tried on replicas of its base. Both are stored in the metadata store and
+survive a restart.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ app = typer.Typer(no_args_is_help=True, help="Add, list, measure and remove mode
 console = Console()
 
 ASK_TIMEOUT_S = 30.0
-REMOVE_TIMEOUT_S = 90.0  # what was asked of the model ends first
-# So long is a place looked for; a model is unloaded for one when there has been no room for
-# `ROOM_WITHIN_S`: what the last measurement took is free a second later.
+REMOVE_TIMEOUT_S = 90.0  # running and queued calls of the model end first
+# How long to look for a place to measure in. An idle slot is used only when no host had room for
+# `ROOM_WITHIN_S`: resources of the previous measurement are free a second after it.
 PLACE_TIMEOUT_S = 120.0
 ROOM_WITHIN_S = 3.0
-# A slot's process starts in seconds; a place that is not there by then has no room.
+# A slot's process starts in seconds; if it has not by then, the host has no room for it.
 READY_TIMEOUT_S = 30.0
 POLL_S = 0.5
 
 Pool = Annotated[str | None, typer.Option(help="The shared pool; needed when there are several.")]
-Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
+Name = Annotated[str, typer.Argument(help="The name that clients use.")]
 
 
 @app.command()
@@ -64,27 +64,27 @@ def add(
     source: Annotated[str, typer.Option(help="A folder, `demo` or a Hugging Face id.")],
     base: Annotated[
         str | None,
-        typer.Option(help="The source is a LoRA adapter of this model, served by its replicas."),
+        typer.Option(help="Add a LoRA adapter of this model, served by its replicas."),
     ] = None,
     pool: Pool = None,
     family: Annotated[
-        str | None, typer.Option(help=f"Of its fill-in-the-middle form: {', '.join(FAMILIES)}.")
+        str | None, typer.Option(help=f"Fill-in-the-middle format: {', '.join(FAMILIES)}.")
     ] = None,
     alias: Annotated[
         list[str] | None, typer.Option(help="Another name of it; repeat for several.")
     ] = None,
     slo: Annotated[
-        float, typer.Option(min=0.001, help="Seconds to the first token that its users expect.")
+        float, typer.Option(min=0.001, help="Target time to first token, in seconds.")
     ] = HostedModel(ModelSpec(ModelName(""), "", "")).slo_s,
     weights: Annotated[
-        int, typer.Option(min=0, help="Bytes, when the source is no folder that tells.")
+        int, typer.Option(min=0, help="Size of the weights in bytes, if the source does not tell.")
     ] = 0,
     profile: Annotated[
-        str | None, typer.Option(help="The profile that a simulated engine keeps to.")
+        str | None, typer.Option(help="The profile that a simulated engine follows.")
     ] = None,
     address: Address = AUTO,
 ) -> None:
-    """Measure a model, keep it, and let clients ask for it."""
+    """Measure a model, store it and serve it."""
     with _errors():
         for one in (name, *(alias or ())):
             _check_name(one)
@@ -92,7 +92,7 @@ def add(
             fail(f"--family must be one of {', '.join(FAMILIES)}")
         if base is not None:
             if pool or family or profile:
-                fail("--base: an adapter has the pool, family and profile of its base")
+                fail("--base: leave out --pool, --family and --profile; an adapter has its base's")
             _add_adapter(AdapterSpec(ModelName(name), source, tuple(alias or ())), base, address)
             return
         topology = _topology(address)
@@ -104,8 +104,8 @@ def add(
 
 
 @app.command("profile")
-def measure_anew(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
-    """Measure an added model again; the new profile counts from then on."""
+def measure_again(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
+    """Measure an added model again and use the new profile from then on."""
     with _errors():
         topology = _topology(address)
         spec = _shared_pool(topology, pool)
@@ -147,7 +147,7 @@ def list_models(address: Address = AUTO) -> None:
 
 @app.command()
 def show(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
-    """Show every measurement of a model that was added."""
+    """Show every measurement of an added model."""
     with _errors():
         topology = _topology(address)
         spec = _shared_pool(topology, pool)
@@ -166,21 +166,21 @@ def show(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
                     f"{1 / max(1e-9, speed.decode_step_s(1, 300)):.0f}",
                 )
         console.print(table)
-        console.print("TTFT of a prompt of 300 tokens and tokens/s of one stream, alone.")
+        console.print("TTFT of a 300-token prompt and tokens/s of one stream, without other load.")
 
 
 @app.command()
 def remove(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
-    """Remove a model or an adapter, and forget its measurements.
+    """Remove a model or an adapter and its measurements.
 
-    What was asked of a model ends first; after a minute the command gives up, and it stays.
+    Calls of the model end first; if they take over a minute the command fails and the model stays.
     """
     with _errors():
         topology = _topology(address)
         if not _removed_adapter(topology, name):
             spec = _shared_pool(topology, pool)
             _newest(topology, spec.name, name)
-            with suppress(UnknownNameError):  # not served, as when it was not read
+            with suppress(UnknownNameError):  # stored but not served
                 _ask("remove_model", spec.name, ModelName(name), within_s=REMOVE_TIMEOUT_S)
             with _opened(topology) as store:
                 store.remove_model(spec.name, ModelName(name), this_user())
@@ -188,7 +188,7 @@ def remove(name: Name, pool: Pool = None, address: Address = AUTO) -> None:
 
 
 def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
-    os.environ.setdefault(TRANSPORT_VARIABLE, "1")  # before Ray is there
+    os.environ.setdefault(TRANSPORT_VARIABLE, "1")  # before Ray is imported
     topology = _topology(address)
     _check_free(topology, (adapter.name, *adapter.aliases))
     pool = base_pool(topology, base)
@@ -198,8 +198,8 @@ def _add_adapter(adapter: AdapterSpec, base: str, address: str) -> None:
         store.add_adapter(pool.model.name, adapter, this_user())
     _ask_provisioner("read_adapters")
     console.print(
-        f"{adapter.name} is served by {pool.name}, beside {pool.model.name}: loaded and answered "
-        f"in {took_s:.2f} s.",
+        f"{adapter.name} is served by {pool.name}, beside {pool.model.name}: load and first "
+        f"answer took {took_s:.2f} s.",
         highlight=False,
     )
 
@@ -238,7 +238,7 @@ def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedMo
     console.print(
         f"{hosted.model.name} is served by {spec.name}: loads in {_seconds(found.load_s)} s from "
         f"storage and {_seconds(found.reload_s)} s from memory, "
-        f"{staged.memory_bytes / 1e6:,.0f} MB in use{' on its cards' if staged.on_card else ''}.",
+        f"{staged.memory_bytes / 1e6:,.0f} MB used{' on its GPUs' if staged.on_card else ''}.",
         highlight=False,
     )
 
@@ -250,13 +250,13 @@ def _simulated_profile(
         return None
     profiles = load_profiles(resolve(topology.profiles_dir))
     if hosted.profile not in profiles:
-        fail(f"--profile must name what the simulated engine keeps to: {', '.join(profiles)}")
+        fail(f"--profile must name the simulated engine's profile, one of: {', '.join(profiles)}")
     return profiles[hosted.profile]
 
 
 def _stage(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -> Staged:
-    """Measure in a place with the resources of one slot, or in an idle slot when no host has room
-    for one more; raises what the place raises, and `CapacityError` when there is neither."""
+    """Measure in a temporary actor with the resources of one slot or, when no host has room for
+    it, in an idle slot. Raise the actor's errors, and `CapacityError` when there is neither."""
     from cato.control.ray_private import hosts
 
     needs = resource_needs(spec.slots)
@@ -266,7 +266,7 @@ def _stage(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -
     name = hosted.model.name
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"waiting for a place to measure {name} in")
+        task = bar.add_task(f"waiting for room to measure {name}")
 
         def say(what: str) -> None:
             bar.update(task, description=what)
@@ -280,7 +280,7 @@ def _stage(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -
                     say(f"loading and measuring {name} in an idle slot of {spec.name}")
                     return _stage_in_a_slot(spec, hosted, profile)
             except CapacityError as error:
-                say(f"waiting for a place to measure {name} in: {error.problem}")
+                say(f"waiting for room to measure {name}: {error.problem}")
             time.sleep(POLL_S)
     raise CapacityError(spec.name, f"{why_full(needs)} and none of its slots is idle", POLL_S)
 
@@ -291,7 +291,8 @@ def _stage_beside(
     profile: Profile | None,
     say: Callable[[str], None],
 ) -> Staged:
-    """In a place of its own; `CapacityError` when the room was taken meanwhile."""
+    """Measure in a temporary actor; raise `CapacityError` when its resources were taken
+    meanwhile."""
     import ray
     from ray.exceptions import GetTimeoutError
 
@@ -304,7 +305,9 @@ def _stage_beside(
         staged: Staged = _answer(place.measure.remote(hosted, profile))
         return staged
     except GetTimeoutError:
-        raise CapacityError(spec.name, "no place came up in time", POLL_S) from None
+        raise CapacityError(
+            spec.name, "the measuring actor did not start in time", POLL_S
+        ) from None
     finally:
         ray.kill(place)
 
@@ -342,7 +345,7 @@ def _check_free(topology: Topology, names: tuple[str, ...]) -> None:
     taken = {n: m.called(n) for m in models for n in m.names}
     for name in names:
         if name in taken:
-            fail(f"{name!r} is a name of the model {taken[name]!r} already")
+            fail(f"{name!r} is already a name of the model {taken[name]!r}")
 
 
 def _newest(topology: Topology, pool: PoolName, name: str) -> RegisteredModel:
@@ -370,7 +373,7 @@ def _opened(topology: Topology) -> Generator[MetadataStore, None, None]:
 
 @contextmanager
 def _errors() -> Generator[None, None, None]:
-    """End the command with the words of what CATO raises on purpose."""
+    """End the command with the message of a `CatoError`."""
     try:
         yield
     except CatoError as error:
@@ -405,7 +408,7 @@ def _shared_pool(topology: Topology, name: str | None) -> SharedPoolSpec:
 
 
 def _ask(method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:
-    """The Eviction Manager's answer; raises what it raises."""
+    """The Eviction Manager's answer; raises its errors."""
     from cato.control import actors
 
     return _ask_actor(actors.EVICTION_MANAGER, method, *args, within_s=within_s)
@@ -424,7 +427,7 @@ def _ask_actor(name: str, method: str, *args: object, within_s: float = ASK_TIME
 
 
 def _answer(asked: Any, timeout_s: float | None = None) -> Any:
-    """What an actor answers, or its own error."""
+    """An actor's answer; raises its `CatoError` as it was."""
     import ray
     from ray.exceptions import RayTaskError
 

@@ -1,4 +1,4 @@
-"""`cato plan`: how many replicas a scenario needs, and how many agents a card serves."""
+"""`cato plan`: replicas for a scenario, accelerators for a trace, agent users per accelerator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cato.cli.client import fail
 from cato.cli.simulation import SEEDS_HELP, a_table, progress_bar, seeds_of
 from cato.core.errors import CatoError
 
-# Each takes about a minute a profile and size of host memory.
+# Each seed takes about a minute per profile and host-memory size.
 AGENT_SEEDS = (0, 1, 2)
 HOST_FACTORS = (0.5, 1.0, 2.0)
 
@@ -31,7 +31,7 @@ def plan(
         Path | None, typer.Argument(help="A scenario file.", show_default=False)
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="Print a scenario to start from, and end.")
+        bool, typer.Option("--example", help="Print an example scenario and exit.")
     ] = False,
     traffic: Annotated[
         Path | None,
@@ -39,12 +39,13 @@ def plan(
     ] = None,
     agents: Annotated[
         Path | None,
-        typer.Option(help="Instead of a scenario: recorded sessions of agents. How many a card?"),
+        typer.Option(help="Instead of a scenario: recorded agent sessions; finds users per card."),
     ] = None,
     profile: Annotated[
         list[str] | None,
         typer.Option(
-            help="With --traffic or --agents: NAME, or NAME:CARDS of a replica; once for each kind."
+            help="With --traffic or --agents: NAME, or NAME:CARDS for CARDS accelerators per "
+            "replica; repeat for each kind."
         ),
     ] = None,
     speed: Annotated[
@@ -53,11 +54,11 @@ def plan(
     attainment: Annotated[
         str,
         typer.Option(
-            "--target", "--attainment", help="Share of the tasks that must meet their SLAs."
+            "--target", "--attainment", help="Share of the tasks that must meet their SLOs."
         ),
     ] = "95%",
     scheduler: Annotated[
-        str | None, typer.Option(help="Plan for this one.", show_default="the scenario's")
+        str | None, typer.Option(help="The scheduler to plan for.", show_default="the scenario's")
     ] = None,
     max_replicas: Annotated[
         int | None, typer.Option(min=1, help="Most replicas to try for each pool.")
@@ -68,15 +69,15 @@ def plan(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write every fleet that was tried to this file.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture to this folder.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot to this folder.")] = None,
 ) -> None:
-    """Find the fewest replicas whose attainment is high enough, by simulation.
+    """Find, by simulation, the fewest replicas that reach the target attainment.
 
-    With --traffic and measured profiles: how many cards of which kind. With --agents: how many
-    users of one card can play these sessions with enough turns in time, and what more of the
-    host's memory for KV blocks adds. High enough: a 95 %
-    confidence bound over the seeds. A scenario is also planned for ray-serve, the rule of a
-    plain Ray Serve. Exit code 1 when no number within the bounds is enough.
+    --traffic with measured profiles finds how many accelerators of each kind a trace needs.
+    --agents finds how many users one accelerator serves with enough turns in time, and what more
+    host memory for KV blocks adds. The target must hold at the 95 % confidence bound over the
+    seeds. A scenario is also planned for ray-serve, plain Ray Serve's routing. Exit code 1 when no
+    number within the bounds is enough.
     """
     from cato.sim import plan as planning
     from cato.sim.scenario import BASELINE, SCHEDULERS
@@ -223,7 +224,7 @@ def _plan_agents(
             "--agents needs at least one --profile, such as reference-large-32b@gpu-80gb"
         )
     if not 0 < goal < 1:
-        raise typer.BadParameter(f"a share of {goal:g} cannot be planned for: give e.g. 95%")
+        raise typer.BadParameter(f"--target {goal:g} is not between 0 and 1: give e.g. 95%")
     chosen = seeds_of(seeds) if seeds else AGENT_SEEDS
     kinds = [_kind(text) for text in profiles]
     answers: dict[str, Answer] = {}
@@ -275,7 +276,7 @@ def _plan_agents(
 
 
 def _host_sizes(profile: Profile) -> list[tuple[str, Profile]]:
-    """What more host memory buys: none, and parts and multiples of the profile's."""
+    """The profile without host memory, and with half, all and twice its host memory."""
     sizes = [("", replace(profile, host_capacity_tokens=0))]
     for factor in HOST_FACTORS if profile.host_capacity_tokens else ():
         tokens = round(factor * profile.host_capacity_tokens)
@@ -292,7 +293,9 @@ def _kind(text: str) -> tuple[str, int]:
     if not colon:
         return text, 1
     if not cards.isdigit() or int(cards) < 1:
-        raise typer.BadParameter(f"--profile {text!r}: after the colon, how many cards a replica")
+        raise typer.BadParameter(
+            f"--profile {text!r}: give the cards per replica after the colon, such as NAME:2"
+        )
     return name, int(cards)
 
 
@@ -320,7 +323,7 @@ def _with_options(
 
 
 def _table(scenario: Scenario, found: Plan) -> Table:
-    title = f"{scenario.name} with {found.scheduler}, simulated: what was tried"
+    title = f"{scenario.name} with {found.scheduler}, simulated: fleets tried"
     table = a_table(title)
     for pool in scenario.pools:
         table.add_column(pool.name, justify="right")
@@ -334,7 +337,7 @@ def _table(scenario: Scenario, found: Plan) -> Table:
             _percent(t),
             f"{100 * t.lower:.1f} %" if not t.is_cut else "",
             str(t.seeds),
-            "[bold green]enough" if t.is_enough else "[red]short",
+            "[bold green]enough" if t.is_enough else "[red]too few",
             style="bold" if t is found.found else "",
         )
     return table
@@ -350,8 +353,10 @@ def _answer(scenario: Scenario, goal: float, found: Plan) -> str:
 
     best = found.found
     if best is None:
-        return f"{found.scheduler}: no number of replicas gives {100 * goal:g} %: {found.why_not}."
+        return (
+            f"{found.scheduler}: no number of replicas reaches {100 * goal:g} %: {found.why_not}."
+        )
     return (
         f"{found.scheduler}: {best.replicas} replicas ({words(pools_of(scenario), best.counts)}) "
-        f"give {100 * best.attainment:.1f} %, at least {100 * best.lower:.1f} %."
+        f"reach {100 * best.attainment:.1f} %, at least {100 * best.lower:.1f} %."
     )

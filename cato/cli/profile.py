@@ -1,4 +1,4 @@
-"""`cato profile`: measure a running deployment and write its profile."""
+"""`cato profile`: measure a running replica and write its profile."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from cato.measure.check import EngineSteps
     from cato.measure.sweep import AdapterStep, Plan, SweepResult
 
-# The driver then talks to replicas as the ingress does in production: gRPC, one loop.
+# Makes this process call replicas as the ingress does in production: gRPC, one event loop.
 TRANSPORT_VARIABLE = "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 TEXT_SAMPLES = ("textwrap.py", "bisect.py", "queue.py", "shlex.py", "heapq.py", "copy.py")
 TEXT_CHARS = 1_200
-# A median error above this is worth a warning. R2 is not asked: it judges single samples, and a
-# pause of the machine in a few of them, which the fit does without, spoils it.
+# A median error above this gets a warning. R2 is not used: a few samples with a pause of the
+# machine, which the fit leaves out, ruin it.
 ROUGH = 0.15
 ADAPTER_BATCHES = (1, 8, 32)
 ADAPTER_ROUNDS = 3
@@ -53,22 +53,25 @@ def profile(
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(min=1, help="Most time for measuring; what takes a tenth of it is left out."),
+        typer.Option(
+            min=1, help="Most time to measure; skips points that would take a tenth of it."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the prompts and of the order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and their order.")] = 0,
     check: Annotated[
         bool,
         typer.Option(
             "--check",
-            help="Measure no profile: how well does the one in use predict a mixed run? Ends with "
-            "1 when it is off by more than 10 %, and by more than 1.3 times what repeating is.",
+            help="Only check how well the profile in use predicts a mixed run. Exit code 1 when "
+            "it is off by more than 10 % and by more than 1.3 times the difference between two "
+            "runs.",
         ),
     ] = False,
 ) -> None:
     """Measure the steps of one replica's engine and write profiles/MODEL@ACCELERATOR.yaml.
 
-    The deployment goes on serving; other work on the replica disturbs the numbers. Nothing is
-    written before all is measured; a file that is there is kept as .bak.
+    The deployment keeps serving; other work on the replica distorts the numbers. The file is
+    written once all is measured; an existing one is kept as .bak.
     """
     os.environ.setdefault(TRANSPORT_VARIABLE, "1")
     connect(address)
@@ -91,8 +94,8 @@ def profile(
         console.print(str(error), style="red", markup=False)
         if isinstance(error, ReplicaLostError):
             console.print(
-                "Nothing was written. A pool without work lets replicas go while one is measured: "
-                "try again, or keep them with `scaling: {policy: none}`.",
+                "Nothing was written. The pool scaled down during the measurement, which it sees "
+                "as idle time: try again, or keep its replicas with `scaling: {policy: none}`.",
                 highlight=False,
             )
         raise typer.Exit(1) from error
@@ -110,7 +113,8 @@ async def _check_alone(deployment: str, seed: int) -> bool:
 
 
 async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, seed: int) -> bool:
-    """A mixed run that the profile was not made from, predicted by the simulator and measured."""
+    """Measure a mixed run that the profile was not fitted to, and compare it with the simulator's
+    prediction; True when the profile predicts it."""
     from cato.measure.check import Verdict, check, mixed_run
 
     calls = mixed_run(profile, seed, shares=steps.block_tokens > 0)
@@ -147,14 +151,14 @@ async def _check(caller: ReplicaCaller, profile: Profile, steps: EngineSteps, se
     console.print(
         "The profile predicts this engine."
         if is_good
-        else "The profile is off: measure it again, when the machine is quiet.",
+        else "The profile is off: measure it again when the machine is quiet.",
         style=None if is_good else "yellow",
         highlight=False,
     )
     if max(v.repeat_error for v in verdicts) > ROUGH:
         console.print(
-            "The same calls take so much longer or shorter the second time that this says little: "
-            "check again when the machine is quiet.",
+            "The two runs of the same calls differ too much to judge the profile: check again when "
+            "the machine is quiet.",
             style="yellow",
         )
     return is_good
@@ -185,8 +189,8 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
     path = out / f"{profile_name(target.model, target.accelerator)}.yaml"
     console.print(
         f"Measuring replica {found.replica} of {deployment}: {target.model} on "
-        f"{target.accelerator} ({target.engine}).\nIt goes on serving; other work on it, or on "
-        "this machine, makes the numbers worse.",
+        f"{target.accelerator} ({target.engine}).\nIt keeps serving; other work on it, or on "
+        "this machine, distorts the numbers.",
         highlight=False,
     )
     if whole(load["held"]) > 0:
@@ -227,14 +231,14 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
         ProfileFile.of(result.profile, provenance)
     )
     if kept_not:
-        console.print(f"Not in the metadata store: {kept_not}", style="yellow", markup=False)
+        console.print(f"Not saved to the metadata store: {kept_not}", style="yellow", markup=False)
     _report(result)
     for cost in costs:
         console.print(_adapter_line(cost), highlight=False)
     if cards:
         console.print(notes[-1], highlight=False)
     for line in dict.fromkeys(measured.skipped):
-        console.print(f"left out: {line}", style="dim", highlight=False)
+        console.print(f"skipped: {line}", style="dim", highlight=False)
     if measured.disturbed:
         console.print(
             f"The replica held other work at {measured.disturbed} of {measured.points} "
@@ -250,11 +254,11 @@ async def _profile(deployment: str, out: Path, command: str, plan: Plan, seed: i
             f"`profile: {path.stem}`.",
             highlight=False,
         )
-    console.print("It is read when the application `engines` is deployed again.", highlight=False)
+    console.print("Deploy the application `engines` again to use the file.", highlight=False)
 
 
 async def _adapters(caller: ReplicaCaller, found: Found) -> list[AdapterStep]:
-    """What the model's adapters cost a decode step; nothing for a model without any."""
+    """The decode-step times with the model's adapters; empty for a model without any."""
     from cato.control.measured_replica import ReplicaCaller
     from cato.measure.sweep import adapter_steps
 
@@ -268,28 +272,28 @@ async def _adapters(caller: ReplicaCaller, found: Found) -> list[AdapterStep]:
 
 def _adapter_line(cost: AdapterStep) -> str:
     """A line of the report."""
-    kinds = {"no adapter": cost.none_s, "one": cost.one_s, "all in turns": cost.mixed_s}
+    kinds = {"no adapter": cost.none_s, "one": cost.one_s, "all, mixed": cost.mixed_s}
     times = (f"{kind} {s * 1000:.2f} ms" for kind, s in kinds.items() if s is not None)
-    return f"decode step of {cost.batch} with adapters: " + (", ".join(times) or "not measured")
+    return f"decode step of {cost.batch} calls: " + (", ".join(times) or "not measured")
 
 
 def _on_cards(cards: Sequence[Card], pids: Sequence[int], count: int) -> str:
-    """What was measured on, and what the engine holds there where that can be told."""
+    """The GPU and its driver and, where it can be told, the memory that the engine holds on it."""
     from cato.control import nvidia
 
     card = cards[0]
     said = f"{card.name}, driver {card.driver}"
     knows = any(pid in c.processes for c in cards for pid in pids)
-    if not knows and len(cards) != count:  # other engines' memory would count
+    if not knows and len(cards) != count:  # would include other engines' memory
         return said
     held = nvidia.held_bytes(cards, pids, ())
     return f"{said}; weights, KV cache and graphs hold {held / 1e9:.1f} GB"
 
 
 def keep_backup(path: Path) -> Path | None:
-    """A copy of the file that will be replaced; minutes of measuring should not get lost.
+    """Copy the file that will be replaced, which took minutes to measure; None without a file.
 
-    One is kept: older ones are in version control.
+    Replaces an earlier copy: older ones are in version control.
     """
     if not path.exists():
         return None
@@ -299,7 +303,7 @@ def keep_backup(path: Path) -> Path | None:
 
 
 def machine() -> str:
-    """One line about this machine's processor."""
+    """This machine's cores and CPU model."""
     name = platform.processor() or platform.machine()
     try:
         info = Path("/proc/cpuinfo").read_text()
@@ -331,7 +335,7 @@ async def _find(deployment: str) -> Found:
 
 
 def _texts() -> list[str]:
-    """Pieces of Python's own sources: code, as the models are asked about."""
+    """Excerpts of Python's standard library, as prompts."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     texts = []
     for name in TEXT_SAMPLES:
@@ -365,7 +369,7 @@ def _report(result: SweepResult) -> None:
         f"step = {_us(profile.decode_base_s)} us"
         f" + {_us(profile.decode_per_request_s)} us x b"
         f" + {_us(profile.decode_per_context_token_s)} us x h"
-        f" + {_us(profile.prefill_per_request_s)} us x prompts that end + the longer of\n"
+        f" + {_us(profile.prefill_per_request_s)} us x prompts that end + the larger of\n"
         f"       {_us(profile.weights_read_s)} us + {_us(profile.kv_read_token_s)} us x h and"
         f" {_us(profile.prompt_token_s)} us x n"
         f" + {_us(profile.prefill_per_attended_token_s)} us x positions before\n"
@@ -381,7 +385,7 @@ def _report(result: SweepResult) -> None:
         if (typical := statistics.median(errors)) > ROUGH:
             console.print(
                 f"The fit of the {what} is rough ({typical:.0%} off in the median): other load on "
-                "the machine, or times that are no line; measure again when it is quiet.",
+                "the machine, or non-linear times; measure again when it is quiet.",
                 style="yellow",
             )
 

@@ -1,4 +1,4 @@
-"""`cato replay`: what another scheduler would have made of a recorded day."""
+"""`cato replay`: simulate a recorded pool under its own and other schedulers."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def replay(
     ],
     scheduler: Annotated[
         list[str] | None,
-        typer.Option(help="Replay under this one, too; may be given more than once."),
+        typer.Option(help="Also replay under this scheduler; repeat for several."),
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Only tell the recorded events again: same decisions?"),
+        typer.Option("--check", help="Only replay the events and compare the decisions."),
     ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all numbers to this file.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture to this folder.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot to this folder.")] = None,
 ) -> None:
-    """Run a recorded pool again, in virtual time, under its own and other schedulers.
+    """Simulate a recorded pool in virtual time under its own and other schedulers.
 
-    The calls come when they came and replicas are there when they were; only decisions change.
+    Calls arrive and replicas exist at the recorded times; only the decisions change.
     """
     from cato.policies.registry import scheduler_names
     from cato.sim import counterfactual
@@ -64,8 +64,8 @@ def replay(
             found = differences(recording, replay_core(recording))
             steps = len(recording.steps)
             if found:
-                fail(f"{len(found)} of {steps} steps decide otherwise, first {found[0]}")
-            console.print(f"All {steps} steps give the recorded commands.")
+                fail(f"{len(found)} of {steps} steps decide differently, first {found[0]}")
+            console.print(f"All {steps} steps repeat the recorded commands.")
             return
         history, report = counterfactual.compare(recording, scheduler or ())
         if json_file is not None:
@@ -77,9 +77,9 @@ def replay(
     console.print(_table(report))
     console.print(
         f"{len(history.tasks)} calls of pool {history.pool}, recorded under "
-        f"{history.names.scheduler}; {left} that their clients left or replaced are not counted. "
-        "The difference between recorded and its own scheduler, simulated, is the simulator's "
-        "error.",
+        f"{history.names.scheduler}; {left} cancelled or superseded by their clients are not "
+        "counted. The difference between `recorded` and the simulation of the same scheduler is "
+        "the simulator's error.",
         highlight=False,
         markup=False,
     )
@@ -88,7 +88,7 @@ def replay(
 
 
 def _table(report: Report) -> Table:
-    table = a_table(f"{report.experiment}: what was, and what would have been")
+    table = a_table(f"{report.experiment}: recorded and simulated")
     table.add_column("task")
     table.add_column("scheduler")
     table.add_column("calls", justify="right")

@@ -1,6 +1,6 @@
-"""`cato rollout`: a new version of a model under the name that clients call, step by step.
+"""`cato rollout`: replace a model by a new version step by step, under the same name.
 
-The verbs ask a running deployment, with an operator's key where it has keys.
+The commands call a running deployment; where it has API keys they need an operator's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cato.cli.simulation import a_table
 from cato.core.rollout import RolloutRule
 
 app = typer.Typer(
-    no_args_is_help=True, help="Give a model's new version a growing share of its sessions."
+    no_args_is_help=True, help="Give a new version of a model a growing share of its sessions."
 )
 
 PATH = "/v1/admin/rollouts"
@@ -26,20 +26,20 @@ DEFAULT = RolloutRule()
 PHASES = {"promoted": "green", "rolled-back": "red"}
 
 Json = dict[str, Any]
-Name = Annotated[str, typer.Argument(help="The name that clients call.")]
+Name = Annotated[str, typer.Argument(help="The name that clients use.")]
 Fraction = Annotated[float, typer.Option(min=0.0, max=1.0)]
 
 
 @app.command()
 def start(
     name: Name,
-    canary: Annotated[str, typer.Option(help="The model that is to take over; it runs already.")],
+    canary: Annotated[str, typer.Option(help="The model to roll out; must be running already.")],
     url: Url = DEFAULT_URL,
     share: Annotated[
         list[float] | None,
         typer.Option(
-            help="The canary's part of the sessions, for each step in turn; "
-            f"{' and '.join(f'{s:g}' for s in DEFAULT.shares)} without. After the last it has all."
+            help="The canary's share of the sessions in one step; repeat for each step. Default: "
+            f"{' and '.join(f'{s:g}' for s in DEFAULT.shares)}. After the last step it gets all."
         ),
     ] = None,
     shadow: Annotated[
@@ -47,28 +47,29 @@ def start(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="First copy such a part of the calls to the canary and discard the answers; 0: "
-            "no such step.",
+            help="First copy this share of the calls to the canary and discard the answers; 0 "
+            "skips this step.",
         ),
     ] = DEFAULT.shadow_share,
     min_calls: Annotated[
-        int, typer.Option(min=1, help="Calls of each model before a step ends.")
+        int, typer.Option(min=1, help="Fewest calls of each model in a step.")
     ] = DEFAULT.min_calls,
     max_calls: Annotated[
-        int, typer.Option(min=1, help="Calls of the canary after which a step must have ended.")
+        int, typer.Option(min=1, help="Most calls of the canary in a step.")
     ] = DEFAULT.max_calls,
     hold: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that a step lasts at least.")
+        float, typer.Option(min=0.0, help="Shortest step, in seconds.")
     ] = DEFAULT.hold_s,
     min_shown: Annotated[
-        int, typer.Option(min=1, help="Shown completions of each before acceptance counts.")
+        int,
+        typer.Option(min=1, help="Shown completions of each model before acceptance is compared."),
     ] = DEFAULT.min_shown,
     miss_limit: Fraction = DEFAULT.miss_limit,
     error_limit: Fraction = DEFAULT.error_limit,
     ttft_limit: Fraction = DEFAULT.ttft_limit,
     acceptance_limit: Fraction = DEFAULT.acceptance_limit,
 ) -> None:
-    """Begin a rollout. The limits say how much worse than the stable model the canary may be."""
+    """Start a rollout. The limits say how much worse than the stable model the canary may be."""
     rule = {
         "shares": share or list(DEFAULT.shares),
         "shadow_share": shadow,
@@ -86,7 +87,7 @@ def start(
 
 @app.command()
 def status(url: Url = DEFAULT_URL) -> None:
-    """Show all rollouts: their steps, what both models did, and what the rule says."""
+    """Show all rollouts: the step, both models' calls, and the rule's verdict."""
     with client(url) as http:
         rollouts = answer(http.get(PATH))["data"]
     Console().print(rendered(rollouts) if rollouts else "no rollout")
@@ -94,13 +95,13 @@ def status(url: Url = DEFAULT_URL) -> None:
 
 @app.command()
 def promote(name: Name, url: Url = DEFAULT_URL) -> None:
-    """Go to the next step now; after the last one the canary has every session."""
+    """Go to the next step now; after the last step the canary gets all sessions."""
     _ordered(url, "/promote", {"name": name})
 
 
 @app.command()
 def rollback(name: Name, url: Url = DEFAULT_URL) -> None:
-    """Give every session to the stable model again; streams under way go on where they are."""
+    """Return all sessions to the stable model; running streams finish where they are."""
     _ordered(url, "/rollback", {"name": name})
 
 
@@ -111,13 +112,13 @@ def _ordered(url: str, path: str, body: Json) -> None:
 
 
 def rendered(rollouts: Sequence[Json]) -> Group:
-    """Rollouts for people."""
+    """Rollouts as a table."""
     table = a_table("Rollouts")
     for column in ("name", "stable", "canary", "phase"):
         table.add_column(column, no_wrap=True)
     for column in ("share", "calls", "for"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("what the rule says", min_width=20)
+    table.add_column("rule's verdict", min_width=20)
     for r in rollouts:
         minutes = (time.time() - r["since_s"]) / 60
         table.add_row(

@@ -41,7 +41,7 @@ from cato.serve.ports import free_port
 from cato.serve.preflight import check_files, problems_of_names
 from cato.serve.served import Served, cluster_address, record
 
-# Read by every Ray process at import: set before the first one starts.
+# Every Ray process reads these at import: set them before the first one starts.
 TRANSPORT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -50,21 +50,21 @@ TRANSPORT = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     "RAY_AUTH_MODE": "token",
 }
-# Every call of an actor leaves events in Ray's GCS, which grows by megabytes a minute. Without them
-# `ray list tasks`, `ray timeline` and the dashboard's page of tasks are empty.
+# Ray's GCS stores events of every actor call and would grow by megabytes a minute. Without them
+# `ray list tasks`, `ray timeline` and the dashboard's task page are empty.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_task_events_report_interval_ms": "0"}
-# Ray starts its workers at nice 15: ingress, routers and engines then wait for whatever else runs.
+# Ray starts its workers at nice 15, which puts ingress, routers and engines behind other processes.
 EAGER = {"RAY_worker_niceness": "0"}
-# A replica that failed to start twice will fail again: Serve's default is three tries, and each may
-# take as long as an engine's start.
+# A replica that failed to start twice fails again. Serve's default is three tries, each as long as
+# an engine's start.
 GIVE_UP = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "2"}
 DEFAULT_FILE = "deployments/local-cpu.yaml"
 START_TIMEOUT_S = 900.0
-# With what Serve takes to end within the 90 s that the Compose file grants.
+# Together with Serve's own shutdown this stays within the 90 s of the Compose file.
 DRAIN_S = 25.0
 POLL_S = 0.3
 LAST_LINES = 25
-# For an application that was given up: Serve's own words, from its proxy, and the ingress's.
+# In the message of Serve's proxy and of the ingress for an application that Serve gave up on.
 FAILED = "failed to deploy"
 
 console = Console(soft_wrap=True)
@@ -80,10 +80,10 @@ def serve(
         bool, typer.Option(help="Use HAProxy and gRPC between Serve's processes.")
     ] = True,
     drain: Annotated[
-        float, typer.Option(min=0, help="Seconds that running requests may take to end at a stop.")
+        float, typer.Option(min=0, help="Seconds that running requests get to finish on a stop.")
     ] = DRAIN_S,
 ) -> None:
-    """Run a deployment file on this machine until Ctrl-C; says when it is ready and where."""
+    """Run a deployment file on this machine until Ctrl-C; prints its URL when ready."""
     deploy = checked(file)
     for problem in with_lines(problems_of_names(deploy)):
         console.print(f"note: {problem}", style="yellow", markup=False, highlight=False)
@@ -99,12 +99,12 @@ def serve(
     mark = new_mark()
     env = GIVE_UP | QUIET | EAGER | os.environ | {MARK_VARIABLE: mark}
     if transport:
-        # Another Serve on this machine has the default fallback port, which HAProxy would use.
+        # HAProxy would use the default fallback port, which another Serve on this host may hold.
         fallback = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port())}
         for name, value in (TRANSPORT | fallback).items():
             env.setdefault(name, value)
-    # Also where a shell started this in the background with Ctrl-C ignored; what is caught here is
-    # the default again in the child.
+    # Also where a shell started this in the background, with SIGINT ignored. The child gets the
+    # default handlers, as these signals are caught here.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _as_interrupt)
     log_path = run_dir() / "serve.log"
@@ -115,7 +115,7 @@ def serve(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C comes to this process, which stops that one in order
+            start_new_session=True,  # Ctrl-C reaches only this process, which stops Serve in order
         )
     keeper = start_keeper(mark, process.pid)
     try:
@@ -124,7 +124,7 @@ def serve(
         record(run_dir(), Served(mark, url, str(deploy.path), cluster_address(mark), mode))
         _greet(url, deploy, log_path)
         code = process.wait()
-        console.print(f"Serve ended with {code}; the end of {log_path}:")
+        console.print(f"Serve exited with {code}; last lines of {log_path}:")
         _show_end(log_path)
         raise typer.Exit(1)
     except KeyboardInterrupt:
@@ -136,7 +136,7 @@ def serve(
 
 
 def checked(file: str) -> DeployFile:
-    """The deployment file, checked with everything it names; problems end the command."""
+    """The deployment file, checked with the files it names; problems end the command."""
     try:
         deploy = load_deploy_file(file)
         check_files(deploy)
@@ -157,14 +157,14 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> N
     with console.status("starting Ray ...") as status:
         while time.monotonic() - started_s < START_TIMEOUT_S:
             if process.poll() is not None:
-                console.print(f"Serve ended with {process.returncode}; the end of {log_path}:")
+                console.print(f"Serve exited with {process.returncode}; last lines of {log_path}:")
                 _show_end(log_path)
                 raise typer.Exit(1)
             is_ready, reason = _readiness(url)
             what, _, details = reason.partition("\n")
             if FAILED in what or UNPLACEABLE in what:
                 console.print(reason, style="red", markup=False, highlight=False)
-                console.print(f"All of it: {log_path}, and the logs of Ray in its session folder.")
+                console.print(f"Full log: {log_path}; Ray's own logs are in its session folder.")
                 raise typer.Exit(1)
             if is_ready:
                 return
@@ -172,18 +172,18 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log_path: Path) -> N
                 told.add(details)
                 console.print(details, style="yellow", markup=False, highlight=False)
             took_s = time.monotonic() - started_s
-            if not console.is_terminal and what not in told:  # there the spinner shows nothing
+            if not console.is_terminal and what not in told:  # the spinner shows nothing there
                 told.add(what)
                 console.print(f"[{took_s:4.0f} s] {what}", markup=False, highlight=False)
             status.update(f"{what} ({took_s:.0f} s)")
             time.sleep(POLL_S)
-    console.print(f"Not ready after {START_TIMEOUT_S:.0f} s; the end of {log_path}:")
+    console.print(f"Not ready after {START_TIMEOUT_S:.0f} s; last lines of {log_path}:")
     _show_end(log_path)
     raise typer.Exit(1)
 
 
 def _readiness(url: str) -> tuple[bool, str]:
-    """Whether tasks can be served; if not, why, and in further lines what keeps it."""
+    """Whether tasks can be served; if not, the reason and, in further lines, details."""
     try:
         answer = httpx.get(f"{url}/readyz", timeout=5)
     except httpx.HTTPError:
@@ -205,11 +205,11 @@ def _answers(url: str) -> bool:
 
 
 def _check_free(url: str) -> None:
-    """End the command when the port is taken, with what may free it."""
+    """End the command when the port is taken, with advice on freeing it."""
     left = marked(is_left)
     if left:
         console.print(
-            f"{len(left)} processes of an earlier `cato serve` that was killed are left; "
+            f"{len(left)} processes of a killed `cato serve` are left; "
             "`cato down --left` ends them."
         )
     if not _is_taken(url):
@@ -237,7 +237,7 @@ def _drain(mark: str, limit_s: float) -> None:
     console.print("\nStopping; another Ctrl-C stops at once ...")
     with contextlib.suppress(KeyboardInterrupt):
         if not drained(run_dir(), mark, limit_s):
-            console.print(f"Some requests took longer than {limit_s:g} s and are cut.")
+            console.print(f"Some requests took longer than {limit_s:g} s and are cut off.")
 
 
 def _greet(url: str, deploy: DeployFile, log_path: Path) -> None:
@@ -271,13 +271,13 @@ def _greet(url: str, deploy: DeployFile, log_path: Path) -> None:
 
 
 def _own_command() -> str:
-    """How this command line is called where its folder is not on the PATH."""
+    """The command that calls this CLI, also where its folder is not on the PATH."""
     beside = Path(sys.executable).parent / "cato"
     return "cato" if shutil.which("cato") else os.path.relpath(beside)
 
 
 def steps_of_engines(topology: Topology) -> list[str]:
-    """What vLLM does in one step, by deployment: mostly defaults."""
+    """The size of vLLM's steps in each deployment, mostly defaults."""
     deployments = [d for p in topology.pools for d in p.deployments]
     deployments += [shared.slots for shared in topology.shared_pools]
     lines = []
@@ -289,13 +289,13 @@ def steps_of_engines(topology: Topology) -> list[str]:
         if engine.long_prefill_token_threshold:
             line += f", {engine.long_prefill_token_threshold} of one prompt beside other calls"
         if engine.scheduler and deployment.accelerator != "npu":
-            line += f", prompts by {engine.scheduler}"
+            line += f", prompts in {engine.scheduler} order"
         lines.append(line)
     return lines
 
 
 def _notes(url: str) -> list[str]:
-    """What operators should know of a deployment that works."""
+    """Notes for operators about a working deployment."""
     try:
         notes = httpx.get(f"{url}/readyz", timeout=5).json().get("notes", [])
     except (httpx.HTTPError, ValueError):
@@ -309,7 +309,7 @@ def _show_end(log_path: Path) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes], keeper: subprocess.Popen[bytes]) -> None:
-    """Serve ends in order on SIGINT; the keeper kills what is left: Ray leaves HAProxy behind."""
+    """Stop Serve with SIGINT; the keeper then kills what is left, as Ray leaves HAProxy behind."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):

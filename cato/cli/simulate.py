@@ -14,7 +14,7 @@ from cato.cli.simulation import SEEDS_HELP, a_table, progress_bar, seeds_of, tab
 from cato.core.errors import CatoError
 from cato.sim.experiment import Experiment, Options
 
-# Enough to see what happens in a minute; the constants were chosen on these.
+# Enough for a first look, in a minute; the constants were chosen on these seeds.
 DEFAULT_SEEDS = tuple(range(10))
 
 
@@ -22,16 +22,17 @@ def simulate(
     experiment: Annotated[
         str | None,
         typer.Argument(
-            help="Name of an experiment; see --list. `papers`: all of the papers.",
+            help="Name of an experiment; see --list. `papers`: all experiments of the papers.",
             show_default=False,
         ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name the experiments and end.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
     scenario: Annotated[
-        Path | None, typer.Option(help="A scenario file instead; see `cato plan --example`.")
+        Path | None,
+        typer.Option(help="Instead of an experiment: a scenario file; see `cato plan --example`."),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Compare only this one; repeat for several.")
+        list[str] | None, typer.Option(help="Only this policy; repeat for several.")
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="Print this metric; repeat for several.")
@@ -44,7 +45,7 @@ def simulate(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Write pictures to this folder; of `papers` all, with an index page."),
+        typer.Option(help="Write plots to this folder; for `papers` also tables and an index."),
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Recorded arrivals, for experiments that replay them.")
@@ -52,22 +53,24 @@ def simulate(
     dataset: Annotated[
         Path | None, typer.Option(help="Text pairs, for experiments that read them.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Parallel processes.")] = 1,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A part that takes minutes, of studies that have one.")
+        bool, typer.Option("--quick", help="Run a part that takes minutes, where there is one.")
     ] = False,
     users: Annotated[
         list[float] | None,
-        typer.Option(min=0.25, help="Users a replica, of studies of agents; repeat for several."),
+        typer.Option(
+            min=0.25, help="Users per replica, for studies of agents; repeat for several."
+        ),
     ] = None,
     cells: Annotated[
-        int, typer.Option(min=0, help="Random cells of `robustness`; 0: each axis alone.")
+        int, typer.Option(min=0, help="Random cells of `robustness`; 0: vary one axis at a time.")
     ] = 0,
     seed: Annotated[
-        int, typer.Option(min=0, help="Draws the cells of `robustness`, and what runs in them.")
+        int, typer.Option(min=0, help="Seed of the cells of `robustness` and of their runs.")
     ] = 0,
 ) -> None:
-    """Run an experiment or a scenario in the simulator and print what it measured.
+    """Run an experiment or a scenario in the simulator and print its metrics.
 
     No engine runs; the same seeds give the same numbers.
     """
@@ -110,7 +113,7 @@ def simulate(
 
 
 def _papers(options: Options, folder: Path, console: Console) -> None:
-    """All of the papers, one experiment after the other, and what was met of their targets."""
+    """Run all experiments of the papers in turn and print how many targets each meets."""
     from cato.lab.experiments import papers
 
     for done in papers.regenerate(options, folder, papers.PAPERS):
@@ -123,7 +126,7 @@ def _papers(options: Options, folder: Path, console: Console) -> None:
 
 
 def _chosen(name: str | None, scenario: Path | None) -> tuple[Experiment, tuple[int, ...]]:
-    """What to run, and its seeds when none are asked for."""
+    """The experiment to run and its default seeds."""
     if (name is None) == (scenario is None):
         raise typer.BadParameter("name one experiment (see --list), or give --scenario FILE")
     if scenario is not None:
@@ -148,5 +151,5 @@ def _listed() -> Table:
     for name in names():
         found = experiment(name)
         table.add_row(name, found.title, found.source)
-    table.add_row(papers.NAME, "all of the papers' tables and figures, into a folder", "all")
+    table.add_row(papers.NAME, "all tables and figures of the papers, in a folder", "all")
     return table

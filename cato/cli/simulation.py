@@ -1,4 +1,4 @@
-"""What `cato simulate` and `cato plan` share: seeds, a progress bar, and reports as tables."""
+"""Shared by `cato simulate` and `cato plan`: seeds, a progress bar, and reports as tables."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cato.sim.report import Report, Setting, Target, setting_words
 from cato.sim.seeds import parse_seeds
 
 SEEDS_HELP = (
-    "How many seeds from 0 on, or a range such as 100-129. Constants were chosen on 0-9; "
+    "Number of seeds from 0, or a range such as 100-129. Constants were chosen on 0-9; "
     "results are reported on 100-129."
 )
-# What people look at first; whatever else a report holds is in its JSON.
+# The metrics that people look at first; the report's JSON has all.
 HEADLINES = ("slo_attainment", "ttft_s_mean", "e2e_s_p95")
 COLUMNS = 4
 MET, MISSED = Text("met", style="bold green"), Text("missed", style="bold red")
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
-    """`parse_seeds` for an option of the command line."""
+    """`parse_seeds` for a command-line option."""
     try:
         return parse_seeds(text)
     except ValueError as error:
@@ -36,7 +36,7 @@ def seeds_of(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Progress]:
-    """Draws on stderr and leaves nothing behind."""
+    """A progress bar on stderr that is erased at the end."""
     columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
     console = Console(stderr=True)
     with bars.Progress(*columns, bars.TimeElapsedColumn(), console=console, transient=True) as bar:
@@ -49,7 +49,7 @@ def progress_bar(what: str) -> Iterator[Progress]:
 
 
 def tables(report: Report, metrics: Sequence[str] = ()) -> list[Table]:
-    """Means, paired differences and targets; `metrics` empty: the headlines of the report.
+    """Means, paired differences and targets; without `metrics` the headline metrics.
 
     Raise `typer.BadParameter` for a metric that the report does not have.
     """
@@ -88,7 +88,7 @@ def _shown(report: Report, metrics: Sequence[str]) -> tuple[str, ...]:
 def _pivot(
     title: str, cells: Sequence[tuple[Setting, str, str, str]], metrics: Sequence[str]
 ) -> Table:
-    """A block of rows a setting, one row a policy, one column a metric."""
+    """A table with a block of rows per setting, a row per policy and a column per metric."""
     blocks: dict[str, dict[str, dict[str, str]]] = {}
     for setting, policy, metric, value in cells:
         if metric in metrics:
@@ -112,7 +112,7 @@ def a_table(title: str) -> Table:
 
 
 def targets_table(targets: Sequence[Target]) -> Table:
-    """Each with its goal, what was measured, and whether that meets it."""
+    """Each target with its goal, the measured value, and whether it is met."""
     table = a_table("Targets")
     for name in ("group", "target", "goal", "measured", ""):
         table.add_column(name, justify="right" if name in ("goal", "measured") else "left")
@@ -124,7 +124,7 @@ def targets_table(targets: Sequence[Target]) -> Table:
 
 
 def _value(mean: float, stderr: float, sign: str = "") -> str:
-    """Mean with its error, to the error's second digit, four decimals at most."""
+    """The mean and its standard error, to the error's second digit, at most four decimals."""
     if not stderr > 0:
         return f"{mean:{sign}.4g}"
     digits = max(0, min(4, 1 - _exponent(stderr)))

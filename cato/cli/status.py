@@ -12,7 +12,7 @@ from cato.cli.cluster import AUTO, Address, connect
 def status(
     address: Address = AUTO,
 ) -> None:
-    """Show deployments with their bounds, replicas with their load, and loaded models."""
+    """Show deployments with their replica bounds, replicas with their load, and loaded models."""
     connect(address)
     import ray
 
@@ -77,7 +77,7 @@ def status(
 
 
 def _shared_pools() -> list[Table]:
-    """One table a shared pool: its slots, and what its loads were good for."""
+    """One table per shared pool: its slots, and counts of hits, loads and evictions."""
     import ray
 
     from cato.control import actors
@@ -88,7 +88,7 @@ def _shared_pools() -> list[Table]:
         hits = f", hit rate {c.hits / c.served:.0%}" if c.served else ""
         table = Table(
             "slot", "host", "state", "model", "running",
-            title=f"Shared pool {pool.name}: {pool.queued} wait{hits}, {c.loads} loads "
+            title=f"Shared pool {pool.name}: {pool.queued} queued{hits}, {c.loads} loads "
             f"({c.from_host_memory} from memory, {c.prefetches} ahead of demand), "
             f"{c.evictions} evictions, {c.failures} failures",
         )  # fmt: skip

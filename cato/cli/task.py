@@ -27,11 +27,13 @@ def task(
             help="An input; KEY=@FILE reads a file, KEY=@- standard input.",
         ),
     ] = None,
-    stream: Annotated[bool, typer.Option(help="Print the text as it comes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer.")] = False,
+    stream: Annotated[bool, typer.Option(help="Print the text as it arrives.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = (
+        False
+    ),
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Run a task and print its answer; one line about the SLA goes to stderr."""
+    """Run a task and print its answer; a line about its SLO goes to stderr."""
     with client(url) as http:
         path = f"/v1/tasks/{quote(name, safe='')}"
         known = answer(http.get(path))
@@ -68,7 +70,7 @@ def _streamed(http: httpx.Client, path: str, body: Any, *, quiet: bool) -> dict[
                         print()
                     fail(error_text(value, response))
     if done is None:
-        fail("the answer ended before it was complete")
+        fail("the stream ended before the answer was complete")
     if not quiet:
         print()
         if done["text"] != sent:
@@ -99,7 +101,7 @@ def _read(text: str) -> str:
 
 
 def _value(key: str, type_: str, text: str) -> object:
-    """`text` as the input's type; everything but text is written as JSON."""
+    """`text` as the input's type; types other than text are read as JSON."""
     if type_ == "str":
         return text
     try:
@@ -117,5 +119,5 @@ def _sla_line(done: dict[str, Any]) -> str:
     simulated = ", simulated" if receipt["simulated"] else ""
     return (
         f"{receipt['metric']} {took} of {receipt['target_s'] * 1000:.0f} ms: {verdict}; "
-        f"{receipt['e2e_s'] * 1000:.0f} ms in all{simulated}; `cato explain {done['id']}`"
+        f"{receipt['e2e_s'] * 1000:.0f} ms in total{simulated}; `cato explain {done['id']}`"
     )

@@ -21,10 +21,10 @@ RUNS_SHOWN = 6
 DECISIONS_SHOWN = 8
 SESSIONS_SHOWN = 6
 BLOCKS = "▁▂▃▄▅▆▇█"
-# The last half hour in as many columns.
+# Columns of a sparkline, which shows the last `WINDOW_S` seconds.
 SPARK_CHARS = 30
 WINDOW_S = 1800.0
-# The objective that the alert rules have, too.
+# The same objective as in the alert rules.
 GOAL = 0.95
 STATES = {"ready": ("● ", "green"), "gone": ("✕ ", "red"), "dead": ("✕ ", "red")}
 
@@ -33,10 +33,10 @@ Json = dict[str, Any]
 
 def top(
     url: Url = DEFAULT_URL,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between refreshes.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
 ) -> None:
-    """Watch pools, replicas, attainment, sessions, missed runs and decisions; Ctrl-C ends.
+    """Watch pools, replicas, attainment, sessions, missed runs and decisions until Ctrl-C.
 
     Shows what the API key's tenant may see; without keys, everything.
     """
@@ -59,7 +59,7 @@ def _look(http: httpx.Client) -> Json:
 
 
 def rendered(now: Json) -> Group:
-    """One look for people."""
+    """The state of the deployment as text and tables."""
     parts: list[RenderableType] = [_head(now), _fleet(now)]
     if now["rollouts"]:
         parts.append(rollout.rendered(now["rollouts"]))
@@ -84,17 +84,17 @@ def _head(now: Json) -> Text:
     runs, met = _counts(now["tasks"], now["now_s"] - 300)
     text = Text(f"CATO at {time.strftime('%H:%M:%S', time.localtime(now['now_s']))}: ", "bold")
     text.append(f"{ready} of {wanted} replicas ready", "red" if ready < wanted else "green")
-    text.append(f", {waiting} calls wait, ")
+    text.append(f", {waiting} calls queued, ")
     if runs:
         style = "red" if met < GOAL * runs else "green"
         text.append(f"{100 * met / runs:.1f} %", style)
         text.append(f" of {runs} runs met their SLO in 5 minutes")
     else:
-        text.append("no run ended in 5 minutes")
+        text.append("no run ended in the last 5 minutes")
     if now["missing"]:
         text.append(f"\nno answer from: {', '.join(now['missing'])}", "yellow")
     if now["problem"]:
-        text.append(f"\nthe workflows stay as they were: {now['problem']}", "yellow")
+        text.append(f"\nold workflows still in use: {now['problem']}", "yellow")
     for warning in now["warnings"]:
         text.append(f"\n{warning}", "yellow")
     return text
@@ -109,7 +109,7 @@ def _fleet(now: Json) -> Table:
     table = a_table("Fleet")
     for name in ("pool, replica", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("places", "waiting", "wait", "slack"):
+    for name in ("slots", "queued", "wait", "slack"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("notes")
     for pool in now["pools"]:
@@ -126,12 +126,12 @@ def _fleet(now: Json) -> Table:
         )
         for r in pool["replicas"]:
             sign, style = STATES.get(r["state"], ("◐ ", "yellow"))
-            places = f"{r['held']} of {r['slots']}" if r["slots"] else str(r["held"])
+            slots = f"{r['held']} of {r['slots']}" if r["slots"] else str(r["held"])
             is_gone = r["state"] == "gone"
             table.add_row(
                 Text(f"  {r['id']}"),
                 Text(sign + r["state"], style),
-                "" if is_gone else places,
+                "" if is_gone else slots,
                 "",
                 "" if is_gone else _duration(r["wait_s"]),
                 "",
@@ -141,7 +141,7 @@ def _fleet(now: Json) -> Table:
 
 
 def _sessions_of(replica: Json) -> Text:
-    """How many, and tokens of their contexts beside those that the replica's memory holds."""
+    """The number of sessions, and their context tokens of the replica's KV capacity."""
     if not replica["sessions"]:
         return Text("")
     memory = replica["kv_tokens"] + replica["host_tokens"]
@@ -161,7 +161,7 @@ def _sessions(now: Json) -> Table:
     found = now["sessions"]
     prompt, cached = found["prompt_tokens"], found["cached_prompt_tokens"]
     hits = f", {100 * cached / prompt:.1f} % of prompt tokens cached" if prompt else ""
-    table = a_table(f"{found['count']} sessions in 30 minutes{hits}; `cato explain NAME` has turns")
+    table = a_table(f"{found['count']} sessions in 30 minutes{hits}; turns: `cato explain NAME`")
     for name in ("session", "replica"):
         table.add_column(name, overflow="fold")
     for name in ("turns", "met", "moved", "prompt", "cached", "slack"):
@@ -202,7 +202,7 @@ def _tasks(now: Json) -> Table:
 
 
 def _sparkline(points: Sequence[Json], now_s: float) -> str:
-    """Attainment of each minute; blank where no run ended."""
+    """Attainment per minute; blank where no run ended."""
     runs, met = [0] * SPARK_CHARS, [0] * SPARK_CHARS
     for point in points:
         ago = (now_s - point["at_s"]) / WINDOW_S
@@ -217,7 +217,7 @@ def _sparkline(points: Sequence[Json], now_s: float) -> str:
 
 
 def _runs(now: Json) -> Table:
-    table = a_table("Missed and slowest runs; `cato explain ID` has the rest")
+    table = a_table("Missed and slowest runs; details: `cato explain ID`")
     for name in ("id", "task"):
         table.add_column(name, no_wrap=True)
     table.add_column("SLO")

@@ -1,4 +1,4 @@
-"""`cato workflows`: checking workflow files before they are deployed."""
+"""`cato workflows`: check workflow files before they are deployed."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def check(
     deployment: Annotated[
         str | None,
         typer.Option(
-            help="The deployment file whose models and indexes the workflows may name; by default "
-            "that of the `cato serve` of this host."
+            help="The deployment file with the models and indexes that the workflows name; by "
+            "default that of this host's `cato serve`."
         ),
     ] = None,
 ) -> None:
-    """Check workflow files and print every problem; exit code 1 when there is one.
+    """Check workflow files and print every problem; exit code 1 if there is any.
 
     A target below the measured baseline of its task is a warning.
     """
@@ -64,7 +64,7 @@ def check(
             continue
         if not loaded:
             is_good = False
-            console.print(f"{path}: no workflow file (*.yaml) in it", style="red", markup=False)
+            console.print(f"{path}: contains no workflow (*.yaml)", style="red", markup=False)
         for workflow in loaded:
             console.print(
                 f"{path}: {workflow.name}: {len(workflow.nodes)} nodes, {workflow.slo.metric.value}"
@@ -78,8 +78,8 @@ def check(
 
 
 def _measured(named: str | None) -> Mapping[TaskName, Mapping[NodeId, NodeEstimate]]:
-    """Baselines of the store that was named, else of this machine's; none where there is none."""
-    # Here, because most commands need no database.
+    """Baselines from the named store, else from this machine's; empty when it has no store."""
+    # Imported here, because most commands need no database.
     from cato.store.location import default_location
     from cato.store.store import MetadataStore
 
@@ -101,14 +101,14 @@ def _measured(named: str | None) -> Mapping[TaskName, Mapping[NodeId, NodeEstima
 
 
 def _deployment(named: str | None) -> DeployFile | None:
-    """The deployment file of that name, or of what runs here; None when there is neither."""
+    """The named deployment file, else that of this host's `cato serve`; None without either."""
     here = None if named else served_here()
     if named is None and here is None:
         return None
     try:
         return load_deploy_file(named or (here.file if here else ""))
     except ConfigError as error:
-        if named is None:  # it was edited since it is served: `cato check` tells
+        if named is None:  # edited since it was deployed: `cato check` reports its problems
             return None
         fail(str(ConfigError(with_lines(error.problems))))
 

@@ -1,4 +1,4 @@
-"""Settings of the application `cato` about who signs in, and what usage costs."""
+"""Settings of sign-in and prices in a deployment file: `sign_in` and `prices`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cato.core.tenancy import Role
 
 
 class TokenPriceArgs(StrictModel):
-    """Per million tokens; cached prompt tokens cost what others do unless they have a price."""
+    """Prices per million tokens; without `cached_prompt`, cached prompt tokens cost `prompt`."""
 
     prompt: float = Field(ge=0, allow_inf_nan=False)
     output: float = Field(ge=0, allow_inf_nan=False)
@@ -26,7 +26,7 @@ class TokenPriceArgs(StrictModel):
 
 
 class PricesArgs(StrictModel):
-    """`prices`: what usage costs; see `cato.core.prices`."""
+    """`prices`: the cost of usage; see `cato.core.prices`."""
 
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
     models: dict[NonEmpty, TokenPriceArgs] = Field(default_factory=dict)
@@ -44,7 +44,7 @@ class PricesArgs(StrictModel):
 
 
 class GroupArgs(StrictModel):
-    """One of the `groups` of `sign_in`: what its members may do, as whose."""
+    """One of the `groups` of `sign_in`: the tenant and rights of its members."""
 
     tenant: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$")]
     role: Literal["user", "tenant-admin", "operator"] = "user"
@@ -68,7 +68,7 @@ def _issuer(url: str) -> str:
         or parts.fragment
         or not (parts.scheme == "https" or is_here)
     ):
-        raise ValueError("an https URL such as https://sso.example/realms/dev")
+        raise ValueError("must be an https URL such as https://sso.example/realms/dev")
     return url
 
 

@@ -11,7 +11,7 @@ from cato.config.problems import did_you_mean
 from cato.core.checkers import FILE, FILE_NAMES
 
 MAX_TIME_S = 120.0
-# Less is too little for the interpreter that sets the limits.
+# The interpreter that sets the limits needs at least this.
 MIN_MEMORY_BYTES = 64 << 20
 
 
@@ -19,15 +19,15 @@ class CheckerArgs(StrictModel):
     """A compiler or linter that validate nodes may run; see `CheckerSpec`."""
 
     language: NonEmpty
-    """The language that it checks; code of others passes it by."""
+    """The language that it checks; code in other languages is skipped."""
     command: list[NonEmpty] = Field(min_length=1, max_length=64)
-    """Program and arguments, no shell; `{file}` is the code's file."""
+    """Program and arguments, run without a shell; `{file}` is the file with the code."""
     time_s: Annotated[Duration, Field(gt=0, le=MAX_TIME_S)] = Field(default=10.0, alias="time")
-    """After that it is killed, with all that it started."""
+    """Time limit; after it the checker is killed with all its child processes."""
     memory_bytes: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES)] = Field(
         default=1 << 30, alias="memory"
     )
-    """Address space of each of its processes; Java and Node need several GB."""
+    """Limit on the address space of each of its processes; Java and Node need several GB."""
 
     @field_validator("language")
     @classmethod
@@ -41,5 +41,5 @@ class CheckerArgs(StrictModel):
     @classmethod
     def _names_the_file(cls, command: list[str]) -> list[str]:
         if not any(FILE in word for word in command[1:]):
-            raise ValueError(f"one argument must have {FILE}, which becomes the code's file")
+            raise ValueError(f"one argument must contain {FILE}, the path of the code's file")
         return command

@@ -1,4 +1,4 @@
-"""The `user_config` of the deployment `control-plane`: what changes at run time, without restarts.
+"""The `user_config` of the deployment `control-plane`: settings that change without a restart.
 
 deployments:
   - name: control-plane
@@ -23,13 +23,13 @@ WHERE = "control-plane user_config"
 
 
 class PoolControlArgs(PoliciesArgs):
-    """What can be changed of a pool."""
+    """Settings of a pool that can be changed at run time."""
 
     scaling: ScalingArgs = ScalingArgs()
 
 
 class ControlArgs(StrictModel):
-    """Policies by pool; a key that is left out stays as the deployment file has it."""
+    """Policies by pool; a key that is left out keeps its value from the deployment file."""
 
     pools: dict[str, PoolControlArgs] = Field(default_factory=dict)
     shared_pools: dict[str, SharedPoliciesArgs] = Field(default_factory=dict)

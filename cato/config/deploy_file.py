@@ -1,6 +1,6 @@
-"""A whole Serve config file: the two applications of CATO in it, checked before Ray starts.
+"""Deployment files: a Serve config file with CATO's two applications, checked before Ray starts.
 
-Serve checks its own keys when it deploys; here they are passed through as they are.
+Serve's own keys are passed through unchecked; Serve checks them when it deploys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=StrictModel)
 
 @dataclass(frozen=True, slots=True)
 class DeployFile:
-    """A checked deployment file; `raw` is the whole of it, for Serve."""
+    """A checked deployment file; `raw` is the whole file, for Serve."""
 
     path: Path
     raw: Mapping[str, object]
@@ -39,7 +39,7 @@ class DeployFile:
 
 
 def load_deploy_file(path: str | Path) -> DeployFile:
-    """Read and check the file; a relative `path` is looked for like any other (`resolve`).
+    """Read and check the file; a relative `path` is looked up by `resolve`.
 
     Raise `ConfigError` with the problems of both applications.
     """
@@ -48,10 +48,10 @@ def load_deploy_file(path: str | Path) -> DeployFile:
 
 
 def deploy_file_of(path: Path, raw: object, name: str | None = None) -> DeployFile:
-    """The content of a file, checked; problems name it `name`. Raise `ConfigError`."""
+    """Check a file's content; problems call the file `name`. Raise `ConfigError`."""
     file = name or str(path)
     if not isinstance(raw, dict):
-        raise ConfigError((Problem(file, "", "", "must be a mapping with `applications`"),))
+        raise ConfigError((Problem(file, "", "", "must be a mapping with the key `applications`"),))
     apps = raw.get("applications")
     if not isinstance(apps, list):
         raise ConfigError((Problem(file, "applications", "", "must be a list"),))
@@ -70,7 +70,7 @@ def _args(
     named = [(i, a) for i, a in enumerate(apps) if isinstance(a, dict) and a.get("name") == name]
     if len(named) != 1:
         others = [str(a["name"]) for a in apps if isinstance(a, dict) and "name" in a]
-        rule = f"must hold one application named {name!r}, holds {len(named)}"
+        rule = f"must have exactly one application named {name!r}, has {len(named)}"
         hint = "" if named else did_you_mean(name, others)
         problems.append(Problem(file, "applications", "", rule + hint))
         return None
@@ -80,7 +80,7 @@ def _args(
         rule = f"must be {IMPORT_PATHS[name]!r}"
         problems.append(Problem(file, f"{at}.import_path", repr(app.get("import_path")), rule))
     if name == ENGINES_APP and app.get("external_scaler_enabled") is not True:
-        rule = "must be true: the Resource Provisioner sets the numbers of replicas"
+        rule = "must be true: the Resource Provisioner sets the number of replicas"
         problems.append(Problem(file, f"{at}.external_scaler_enabled", "", rule))
     try:
         return validate(model, app.get("args", {}), file, f"{at}.args")

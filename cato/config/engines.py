@@ -1,4 +1,4 @@
-"""Settings of replicas and engines: what a deployment or a slot asks for, and how it starts."""
+"""Settings of replicas and engines: resources, number of replicas, and how an engine starts."""
 
 from __future__ import annotations
 
@@ -21,71 +21,72 @@ _OWN_FLAGS = (
     "--enable-sleep-mode",
     "--no-enable-sleep-mode",
 )
-"""What CATO itself passes to a vLLM server."""
+"""Flags that CATO itself passes to a vLLM server."""
 
 
 class EngineArgs(StrictModel):
     """How a replica starts its engine; see `cato.core.topology.EngineSpec`."""
 
     kind: Literal["vllm", "simulated", "scripted"]
-    """What serves the model: a vLLM server, simulated timings, or a script of answers."""
+    """The engine: a vLLM server, simulated timings, or a script of answers."""
     python: NonEmpty | None = None
-    """The interpreter that has vLLM. Default: the replica's own."""
+    """The Python interpreter with vLLM. Default: the replica's own."""
     zygote: bool = False
-    """Fork engines from a preloaded process, which starts them in seconds; CPU only."""
+    """Fork engines from a preloaded process, so that they start in seconds; CPU only."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """vLLM's `--dtype`."""
     max_num_seqs: int = Field(default=64, ge=1)
-    """Most calls that run at the same time."""
+    """Maximum batch size: calls that run at the same time."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """The context in tokens. Default: the model's own."""
+    """Context length in tokens. Default: the model's own."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of one step of the engine; fewer stall running streams less."""
+    """Most tokens in one engine step; fewer stall running streams less."""
     long_prefill_token_threshold: int | None = Field(default=None, ge=0)
-    """The most of a step that one prompt gets beside other calls; 0: all."""
+    """Most tokens of one prompt in a step shared with other calls; 0: no limit."""
     scheduler: Literal["due-date"] | None = None
-    """Inside the engine: `due-date` orders prompts by due date and bounds their work in each step.
-    Default: vLLM's own."""
+    """Scheduler inside the engine: `due-date` orders prompts by due date and bounds their time in
+    each step. Default: vLLM's own."""
     prefill_step_s: Annotated[Duration, Field(gt=0)] = Field(default=MOST_S, alias="prefill_step")
-    """Most time of prompts in one step, with `scheduler: due-date`."""
+    """Most time for prompts in one step, with `scheduler: due-date`."""
     kv_cache_memory_bytes: Annotated[ByteSize, Field(ge=1)] | None = Field(
         default=None, alias="kv_cache_memory"
     )
-    """Memory of the KV cache."""
+    """Size of the KV cache."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """vLLM's `--gpu-memory-utilization`."""
     prefix_caching: bool = True
-    """Keep the KV cache of prompts for others that begin alike."""
+    """Reuse the KV cache for prompts with the same prefix."""
     priority_scheduling: bool = True
     """Let the engine order its own queue by the router's priorities."""
     enforce_eager: bool = False
-    """Do not compile or capture graphs: starts sooner, runs slower."""
+    """No compilation and no graph capture: starts faster, runs slower."""
     start_timeout_s: Annotated[Duration, Field(gt=0)] = Field(default=600.0, alias="start_timeout")
-    """How long a start may take."""
+    """Time limit of an engine's start."""
     args: list[Word] = Field(default_factory=list)
-    """Further arguments of the vLLM server, as they are."""
+    """Extra arguments of the vLLM server, passed unchanged."""
     env: dict[NonEmpty, Word] = Field(default_factory=dict)
-    """Environment of the vLLM server."""
+    """Environment variables of the vLLM server."""
     profile: NonEmpty | None = None
-    """Timings that a simulated engine keeps. Default: the deployment's profile."""
+    """Profile with the timings of a simulated engine. Default: the deployment's profile."""
     seed: int = 0
     """Seed of a simulated engine's text."""
     script: NonEmpty | None = None
-    """The file by which a scripted engine answers."""
+    """File with the answers of a scripted engine."""
     swap: bool = False
-    """Exchange checkpoints of one architecture inside a running vLLM; for shared pools."""
+    """Swap checkpoints of one architecture inside a running vLLM; for shared pools."""
     sleep: bool = False
-    """Models that leave a slot keep a sleeping engine in the host's memory; GPU and NPU."""
+    """Put the engine of an unloaded model to sleep in host memory; for shared pools on GPU and
+    NPU."""
     host_memory: bool | Annotated[ByteSize, Field(ge=1)] | None = None
-    """Keep KV blocks that leave the cache in the host's memory: on, off, or so many bytes of it.
-    Default: on for vLLM on a GPU, with a share of the memory that is free."""
+    """Offload KV blocks to host memory: on, off, or a size. Default: on for vLLM on a GPU, with a
+    share of the free memory."""
 
     @field_validator("max_num_batched_tokens")
     @classmethod
     def _batch_holds_every_sequence(cls, value: int | None, info: ValidationInfo) -> int | None:
         slots = info.data.get("max_num_seqs", 0)
         if value is not None and value < slots:
-            raise ValueError(f"must be at least max_num_seqs ({slots}); vLLM refuses less")
+            raise ValueError(f"must be at least max_num_seqs ({slots}), or vLLM does not start")
         return value
 
     @field_validator("args")
@@ -102,14 +103,14 @@ class EngineArgs(StrictModel):
 
 
 class ReplicasArgs(StrictModel):
-    """How many replicas: at the start, and the bounds of the Resource Provisioner."""
+    """The number of replicas: at the start, and the bounds of the Resource Provisioner."""
 
     min: int = Field(default=1, ge=0)
-    """The fewest; 0 lets a pool without work sleep."""
+    """Fewest replicas; 0 lets a pool without work scale to zero."""
     initial: int | None = Field(default=None, ge=1)
-    """How many at the start. Default: `min`, at least 1."""
+    """Replicas at the start. Default: `min`, at least 1."""
     max: int | None = Field(default=None, ge=1)
-    """The most. Default: `initial`."""
+    """Most replicas. Default: `initial`."""
 
     @field_validator("initial")
     @classmethod
@@ -129,24 +130,24 @@ class ReplicasArgs(StrictModel):
 
     @property
     def bounds(self) -> tuple[int, int, int]:
-        """Min, initial and max. Serve cannot start a deployment with 0 replicas: initial >= 1."""
+        """(min, initial, max). Serve cannot start a deployment with 0 replicas: initial >= 1."""
         initial = self.initial if self.initial is not None else max(1, self.min)
         return self.min, initial, self.max if self.max is not None else initial
 
 
 class ShapeArgs(StrictModel):
-    """What one replica asks of Ray."""
+    """The Ray resources of one replica."""
 
     accelerator: Literal["cpu", "gpu", "npu"]
-    """What a replica runs on."""
+    """The kind of accelerator of a replica."""
     cards: int | None = Field(default=None, ge=0, validate_default=True)
-    """Accelerators of one replica. Default: 1, on a CPU none."""
+    """Accelerators per replica. Default: 1, and none on a CPU."""
     cpus: float = Field(default=1.0, ge=0)
-    """Cores that Ray sets aside for a replica."""
+    """CPU cores that Ray reserves for a replica."""
     accelerator_type: NonEmpty | None = None
-    """Ray's type of accelerator, such as `A100`, when it matters."""
+    """Ray's accelerator type, such as `A100`. Default: any."""
     resources: dict[NonEmpty, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Further Ray resources of a replica, by name."""
+    """Other Ray resources of a replica, by name."""
 
     @field_validator("cards")
     @classmethod
@@ -157,7 +158,7 @@ class ShapeArgs(StrictModel):
         if value is None:
             return 0 if accelerator == "cpu" else 1
         if accelerator == "cpu" and value > 0:
-            raise ValueError("a cpu deployment has no cards: leave it out or set 0")
+            raise ValueError("a cpu deployment has no cards: leave it out or set it to 0")
         if accelerator != "cpu" and value == 0:
             raise ValueError(f"must be at least 1 on {accelerator}")
         return value
@@ -174,7 +175,7 @@ class ShapeArgs(StrictModel):
     def _only_other_resources(cls, value: dict[str, float]) -> dict[str, float]:
         for name in value:
             if name.upper() in ("CPU", "GPU", "NPU"):
-                raise ValueError(f"{name} is asked for with `cpus` or `cards`")
+                raise ValueError(f"set `cpus` or `cards` instead of {name}")
         return value
 
 
@@ -182,22 +183,23 @@ class DeploymentArgs(ShapeArgs):
     """One Serve deployment: one resource shape."""
 
     replicas: ReplicasArgs = ReplicasArgs()
-    """Their number, and its bounds."""
+    """The number of replicas and its bounds."""
     standby: int = Field(default=1, ge=0)
-    """Invocations that a replica may hold beyond `max_num_seqs`: they hide the message gap."""
+    """Invocations that a replica may hold beyond `max_num_seqs`: they hide the dispatch delay."""
     profile: NonEmpty | None = None
-    """A file of the profiles folder, without `.yaml`: the service times that decisions rest on."""
+    """The profile with the service times for scheduling: a file in the profiles folder, without
+    `.yaml`."""
     cost: float | None = Field(default=None, gt=0)
-    """Cost of a replica for a time, in any unit that the pool's deployments share."""
+    """Cost of a replica per unit of time; any unit, the same for all deployments of the pool."""
     engine: EngineArgs
-    """How its engine starts."""
+    """The engine of a replica."""
 
     @field_validator("engine")
     @classmethod
     def _engine_fits_the_deployment(cls, engine: EngineArgs, info: ValidationInfo) -> EngineArgs:
         found = _engine_problems(engine, info.data.get("accelerator"))
         if engine.swap:
-            found.append((("swap",), True, "only slots of a shared pool have other models to hold"))
+            found.append((("swap",), True, "only slots of a shared pool can swap models"))
         if engine.sleep:
             found.append((("sleep",), True, "only slots of a shared pool unload their models"))
         if engine.kind != "vllm" and not (engine.profile or info.data.get("profile")):
@@ -223,31 +225,31 @@ class DeploymentArgs(ShapeArgs):
 
 
 def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
-    """What cannot be on this accelerator."""
+    """Settings that do not fit each other or this accelerator."""
     found: Found = []
     if engine.zygote and (engine.kind != "vllm" or accelerator not in ("cpu", None)):
         rule = "only a vllm engine on cpu can be forked from a zygote"
         found.append((("zygote",), True, rule))
     if (engine.kind == "scripted") != (engine.script is not None):
-        rule = "a scripted engine needs a script, and no other engine has one"
+        rule = "a scripted engine needs a script; other engines must not have one"
         found.append((("script",), engine.script, rule))
     if engine.swap and engine.kind != "vllm":
-        found.append((("swap",), True, "only vllm swaps weights; a simulated engine just loads"))
+        found.append((("swap",), True, "only a vllm engine can swap weights"))
     if engine.sleep and engine.kind != "vllm":
-        found.append((("sleep",), True, "only vllm sleeps; a simulated engine just loads"))
+        found.append((("sleep",), True, "only a vllm engine can sleep"))
     elif engine.sleep and accelerator == "cpu":
         rule = "vllm sleeps on gpu and npu only; on cpu the page cache keeps weights"
         found.append((("sleep",), True, rule))
     if engine.scheduler and engine.kind == "scripted":
-        found.append((("scheduler",), engine.scheduler, "a scripted engine has no steps to plan"))
+        found.append((("scheduler",), engine.scheduler, "a scripted engine has no scheduler"))
     if engine.sleep and engine.swap:
-        found.append((("sleep",), True, "an engine whose weights are swapped has none to sleep"))
+        found.append((("sleep",), True, "cannot be used with swap; choose one of the two"))
     if engine.host_memory:
         rule = _why_no_host_memory(engine, accelerator)
         if rule:
             found.append((("host_memory",), engine.host_memory, rule))
     if engine.gpu_memory_utilization is not None and accelerator == "cpu":
-        rule = "not on cpu; set kv_cache_memory"
+        rule = "does not apply on cpu; set kv_cache_memory"
         found.append((("gpu_memory_utilization",), engine.gpu_memory_utilization, rule))
     return found
 
@@ -255,32 +257,32 @@ def _engine_problems(engine: EngineArgs, accelerator: str | None) -> Found:
 def _why_no_host_memory(engine: EngineArgs, accelerator: str | None) -> str:
     if engine.kind == "simulated":
         is_sized = engine.host_memory is not True
-        return "a simulated engine has that of its profile: true or false" if is_sized else ""
+        return "a simulated engine's size is in its profile: set true or false" if is_sized else ""
     if engine.kind == "scripted":
-        return "a scripted engine keeps no KV blocks"
+        return "a scripted engine has no KV cache"
     if accelerator == "cpu":
-        return "vllm offloads on gpu only; on cpu give kv_cache_memory more"
+        return "vllm offloads on gpu only; on cpu raise kv_cache_memory"
     if accelerator == "npu":
-        return "vllm-ascend has its own: args: [--kv-transfer-config, JSON with NPUOffloadingSpec]"
+        return "on npu use vllm-ascend's: args: [--kv-transfer-config, JSON with NPUOffloadingSpec]"
     if engine.swap:
-        return "blocks of weights that were swapped out are wrong for the next"
-    return "" if engine.prefix_caching else "needs prefix_caching"
+        return "cannot be used with swap: KV blocks of one model's weights are wrong for another"
+    return "" if engine.prefix_caching else "needs prefix_caching: true"
 
 
 class SlotsArgs(ShapeArgs):
     """The slots of a shared pool: `count` replicas of one shape, which hold one model each."""
 
     count: int = Field(ge=1)
-    """How many slots: replicas that hold one model each."""
+    """Number of slots."""
     engine: EngineArgs
-    """How an engine starts in a slot."""
+    """The engine of a slot."""
 
     @field_validator("engine")
     @classmethod
     def _engine_fits_the_slots(cls, engine: EngineArgs, info: ValidationInfo) -> EngineArgs:
         found = _engine_problems(engine, info.data.get("accelerator"))
         if engine.profile is not None:
-            rule = "every model of a shared pool has a profile of its own: name it there"
+            rule = "set the profile of each model of the shared pool instead"
             found.append((("profile",), engine.profile, rule))
         if found:
             raise errors_of("engine", found)
@@ -300,11 +302,10 @@ class SlotsArgs(ShapeArgs):
 
 
 def ray_actor_options(spec: DeploymentSpec) -> dict[str, Any]:
-    """What a replica of `spec` asks of Ray. Pure.
+    """Ray's resource options for a replica of `spec`. Pure.
 
-    The actor asks for all its cards itself: an actor's resources are on one host, and the cards
-    that Ray makes visible are those of the actor, so that an engine with tensor parallelism sees
-    them all. Ray has no `num_npus`: Ascend cards are the resource `NPU`.
+    One actor requests all its accelerators: its resources are then on one host and all visible to
+    an engine with tensor parallelism. Ray has no `num_npus`: Ascend NPUs are the resource `NPU`.
     """
     options: dict[str, Any] = {"num_cpus": spec.cpus}
     resources = dict(spec.resources)

@@ -1,4 +1,4 @@
-"""Types of fields of files, with their units and forms, and the base of all schemas."""
+"""Field types of deployment and workflow files (durations, sizes, names) and their base model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ C = TypeVar("C")
 
 
 class StrictModel(BaseModel):
-    """Base of all file schemas: unknown keys are errors, and no type is guessed from another."""
+    """Base of all file schemas: unknown keys are errors, and types are not coerced."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -34,9 +34,10 @@ class StrictModel(BaseModel):
     )
 
     def made(self, kind: type[C], **others: object) -> C:
-        """A core value of `kind`: fields of the same names, and `others`. Lists become tuples.
+        """A core value of `kind` from the fields of the same names and `others`. Lists become
+        tuples.
 
-        A key that has no unit in files is an alias: `idle_timeout` of the field `idle_timeout_s`.
+        Fields carry their unit; the file's key is an alias: `idle_timeout` for `idle_timeout_s`.
         """
         known = {f.name for f in fields_of(kind)}  # type: ignore[arg-type]
         own = {name: getattr(self, name) for name in type(self).model_fields if name in known}
@@ -44,7 +45,7 @@ class StrictModel(BaseModel):
         return kind(**frozen | others)
 
     def given(self) -> dict[str, Any]:
-        """The fields that the file names, with their values."""
+        """The fields that the file sets, with their values."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
@@ -52,7 +53,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 def matching(pattern: str, rule: str) -> AfterValidator:
-    """A check that a text is all of `pattern`; `rule` tells people what that means."""
+    """A check that the whole text matches `pattern`; `rule` is the error message."""
     expression = re.compile(pattern)
 
     def check(value: str) -> str:
@@ -90,8 +91,8 @@ def _quantity(value: object, units: Mapping[str, Fraction], rule: str) -> Fracti
 
 
 def parse_duration(value: object) -> float:
-    """Seconds in `200ms`, `1.5s`, `2m`; raise ValueError. A bare number has no unit: refused."""
-    rule = "must be a duration with its unit, such as 200ms, 1.5s or 2m"
+    """Seconds in `200ms`, `1.5s`, `2m`. Raise ValueError, also for a number without a unit."""
+    rule = "must be a duration with a unit, such as 200ms, 1.5s or 2m"
     return float(_quantity(value, _SECONDS, rule))
 
 
@@ -130,7 +131,8 @@ Name = Annotated[
         "and starts with a letter or digit",
     ),
 ]
-"""A pool, deployment or index: becomes part of Serve's and Ray's names, where '#' divides."""
+"""A pool, deployment or index. Becomes part of Serve's and Ray's names, which use '#' as a
+separator."""
 
 PublicName = Annotated[
     str,
@@ -149,10 +151,10 @@ Alias = Annotated[
     str,
     matching(
         r"[A-Za-z0-9*?][A-Za-z0-9._:/*?-]{0,127}",
-        "an alias has at most 128 letters, digits, '.', '_', ':', '/' and '-', and where it stands "
-        "for many names '*' (any characters) and '?' (one)",
+        "an alias has at most 128 letters, digits, '.', '_', ':', '/' and '-'; a pattern also has "
+        "'*' (any characters) and '?' (one character)",
     ),
-    matching(r"(?!.*\*\*).*", "'**' fits no more than '*'"),
+    matching(r"(?!.*\*\*).*", "write '*' instead of '**': it matches the same"),
     matching(
         rf"(?!{RESERVED_PREFIX}).*", f"names with {RESERVED_PREFIX!r} belong to the workflows"
     ),
@@ -166,4 +168,4 @@ def _as_text(value: object) -> object:
 
 
 Word = Annotated[str, BeforeValidator(_as_text)]
-"""An argument or environment value; a bare number is its digits."""
+"""An argument or environment value; a number becomes text."""

@@ -1,7 +1,7 @@
-"""At which line of its file a problem stands.
+"""Line numbers of problems in a file.
 
-Schemas report a path (`pools.main.model`). This walks that path through the file's YAML nodes, so
-that editors and people can jump to the line.
+Schemas report a path (`pools.main.model`). This follows the path through the file's YAML nodes to
+its line.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from cato.core.errors import ConfigError, Problem
 
 
 def with_lines(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """The problems, each with the line of its path in its file: `deploy.yaml:12`.
+    """The problems, with the line of their path added to the file: `deploy.yaml:12`.
 
-    A file that cannot be read, or that has no such path, keeps its problems as they are.
+    A problem is unchanged when its file cannot be read or lacks the path.
     """
     roots: dict[str, list[yaml.Node]] = {}
     found = []
@@ -36,8 +36,8 @@ def with_lines(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 def _roots(file: str) -> list[yaml.Node]:
-    """The nodes that a problem's path may start from: the file's own, and the `args` of the
-    applications of a deployment file."""
+    """The nodes that a problem's path may start at: the root, and in a deployment file the `args`
+    of its applications."""
     try:
         root = parse_nodes(resolve(file).read_bytes())
     except (OSError, ConfigError, yaml.YAMLError, UnicodeError):
@@ -49,9 +49,9 @@ def _roots(file: str) -> list[yaml.Node]:
 
 
 def _mark_of(node: yaml.Node, path: str) -> yaml.Mark | None:
-    """Where the deepest part of `path` stands that `node` has; None when it has not the first.
+    """The position of the deepest part of `path` below `node`; None if even its first is missing.
 
-    Names may hold dots, so keys are compared with the rest of the path.
+    Names may contain dots, so keys are compared with the rest of the path.
     """
     mark: yaml.Mark | None = None
     while path:

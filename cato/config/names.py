@@ -1,6 +1,6 @@
-"""Names of a deployment file that clash or lead nowhere.
+"""Checks for duplicate and unknown names in a deployment file.
 
-Reads the raw data of the application `engines`: it may be wrong in other places.
+Works on the raw `args` of the application `engines`, which may have other problems.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cato.core.topology import is_pattern, patterns_meet
 
 
 def name_problems(data: object) -> Found:
-    """Names that clash or lead nowhere. Reads the raw data: it may be wrong in other places."""
+    """Duplicate and unknown names. Works on the raw data, which may have other problems."""
     models = _mapping(_mapping(data).get("models"))
     pools = _mapping(_mapping(data).get("pools"))
     shared = _mapping(_mapping(data).get("shared_pools"))
@@ -41,9 +41,9 @@ def _shared_names(
     deployments = {d for p in pools.values() for d in _mapping(_mapping(p).get("deployments"))}
     for name, settings in shared.items():
         if name in pools:
-            found.append((("shared_pools", name), None, "a pool has this name already"))
+            found.append((("shared_pools", name), None, "a pool already has this name"))
         if slots_name(name) in deployments:
-            rule = f"its slots are the deployment {slots_name(name)!r}, which a pool has already"
+            rule = f"its slots need the deployment name {slots_name(name)!r}, which a pool has"
             found.append((("shared_pools", name), None, rule))
         for model in _mapping(_mapping(settings).get("models")):
             loc = ("shared_pools", name, "models", model)
@@ -51,9 +51,9 @@ def _shared_names(
                 rule = f"no such model{did_you_mean(model, models)}"
                 found.append((loc, model, f"{rule}; known: {', '.join(models) or 'none'}"))
             elif model in homes:
-                found.append((loc, model, f"{homes[model]} serves this model already"))
+                found.append((loc, model, f"{homes[model]} already serves this model"))
             elif _mapping(models[model]).get("adapter_places"):
-                rule = "models of shared pools have adapters of this file, and no places for more"
+                rule = "a model of a shared pool cannot have adapter_places; list its adapters here"
                 found.append((loc, model, rule))
             homes.setdefault(model, f"shared pool {name!r}")
     return found
@@ -82,7 +82,8 @@ def _taken_names(models: Mapping[str, object]) -> Found:
 
 
 def _ambiguous_patterns(models: Mapping[str, object]) -> Found:
-    """Of two patterns that fit a name the longer one counts: these are of one length."""
+    """Patterns of different models that match a common name and have the same length: the longer
+    of two matching patterns wins."""
     found: Found = []
     earlier: list[tuple[str, str]] = []
     for model, settings in models.items():
@@ -93,15 +94,15 @@ def _ambiguous_patterns(models: Mapping[str, object]) -> Found:
         ]
         for i, alias in mine:
             for other, pattern in earlier:
-                # Equal ones are reported as taken.
+                # Equal patterns are reported as duplicate names.
                 if (
                     len(pattern) == len(alias)
                     and pattern != alias
                     and patterns_meet(pattern, alias)
                 ):
                     rule = (
-                        f"some names fit this pattern and {pattern!r} of {other!r}, which is as "
-                        "long; make the one that should win longer"
+                        f"some names match this pattern and {pattern!r} of {other!r}, which has "
+                        "the same length; make the one that should win longer"
                     )
                     found.append((("models", model, "aliases", i), alias, rule))
         earlier += [(model, alias) for _, alias in mine]
@@ -120,7 +121,7 @@ def _pools_without_own_model(pools: Mapping[str, object], models: Mapping[str, o
             rule = f"no such model{did_you_mean(model, models)}"
             found.append((loc, model, f"{rule}; known: {', '.join(models) or 'none'}"))
         elif model in served:
-            rule = f"pool {served[model]!r} serves this model already; put the deployments there"
+            rule = f"pool {served[model]!r} already serves this model; put the deployments there"
             found.append((loc, model, rule))
         served.setdefault(model, pool)
     return found
@@ -143,7 +144,7 @@ def _list(data: object) -> Sequence[object]:
 
 
 def _mapping(data: object) -> Mapping[str, object]:
-    """`data` with its text keys if it is a mapping; else nothing."""
+    """The entries of the mapping `data` with text keys; empty if it is no mapping."""
     if not isinstance(data, Mapping):
         return {}
     return {key: value for key, value in data.items() if isinstance(key, str)}

@@ -1,4 +1,4 @@
-"""Where the files of a deployment are: its `workflows/`, `profiles/` and code indexes."""
+"""Finding a deployment's files: `workflows/`, `profiles/` and code indexes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import cato
 from cato.core.errors import ConfigError, Problem
 
 HOME_VARIABLE = "CATO_HOME"
-"""Names the folder that relative paths start from, when they are not found where one stands."""
+"""The folder for relative paths that the current folder does not have."""
 
 STDLIB_INDEX = "stdlib"
-"""As a folder of an index: the sources of Python's standard library, so that a fresh checkout
-has code to retrieve from. A folder of that name is written `./stdlib`."""
+"""As the folder of an index: the sources of Python's standard library, so that a fresh checkout
+has code to retrieve from. Write `./stdlib` for a folder of that name."""
 
 
 def resolve(path: str) -> Path:
-    """The existing file or folder that `path` names, absolute; raise `ConfigError`.
+    """The absolute path of the existing file or folder `path`; raise `ConfigError`.
 
-    A relative path is tried in the current folder, in `$CATO_HOME`, and among the files that are
-    shipped with `cato`, so that replicas find the same files as the command line.
+    A relative path is tried in the current folder, in `$CATO_HOME`, and among the files shipped
+    with `cato`, so that replicas find the same files as the command line.
     """
     tried: list[Path] = []
     for base in _bases():
@@ -31,7 +31,7 @@ def resolve(path: str) -> Path:
                 tried.append(found)
             if found.exists():
                 return found.resolve()
-        except (OSError, RuntimeError, ValueError) as exc:  # no such user; name too long
+        except (OSError, RuntimeError, ValueError) as exc:  # unknown user; name too long
             raise ConfigError((Problem(path, "", "", f"not a usable path: {exc}"),)) from exc
     places = ", ".join(str(p) for p in tried)
     raise ConfigError((Problem(path, "", "", f"not found; tried {places}"),))
@@ -43,7 +43,7 @@ def resolve_index(folder: str) -> Path:
         return Path(sysconfig.get_paths()["stdlib"])
     found = resolve(folder)
     if not found.is_dir():
-        raise ConfigError((Problem(folder, "", "", "an index needs a folder, this is a file"),))
+        raise ConfigError((Problem(folder, "", "", "an index needs a folder; this is a file"),))
     return found
 
 
@@ -57,8 +57,8 @@ def _bases() -> list[Path]:
 
 
 def shipped() -> Path:
-    """The folder with the `workflows`, `profiles` and `deployments` of this version: in a wheel a
-    part of the package, else the source checkout that `cato` is installed from."""
+    """The folder with this version's `workflows`, `profiles` and `deployments`: inside the package
+    for a wheel, else the source checkout."""
     package = Path(cato.__file__).resolve().parent
     in_wheel = package / "shipped"
     return in_wheel if in_wheel.is_dir() else package.parent

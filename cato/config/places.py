@@ -1,4 +1,4 @@
-"""Where a host keeps what CATO makes at run time, and where a model's files are."""
+"""Folders of a host: the run folder, the state folder, and a model's files."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from cato.core.errors import ConfigError, Problem
 from cato.demo import demo_model_path
 
 RUN_DIR_VARIABLE = "CATO_RUN_DIR"
-"""Names the folder for sockets, logs of engines and code indexes. Keep it short: a Unix socket's
-path has at most 107 bytes."""
+"""The folder for sockets, engine logs and code indexes. Keep it short: the path of a Unix socket
+has at most 107 bytes."""
 
 STATE_VARIABLE = "XDG_STATE_HOME"
-"""Names the folder of users' lasting state; `~/.local/state` without it."""
+"""The base folder of a user's persistent state; default `~/.local/state`."""
 
 DEMO_SOURCE = "demo"
 
 
 def run_dir() -> Path:
-    """The folder for sockets, logs and indexes of this host and user; made when missing.
+    """The folder for sockets, logs and indexes of this host and user; created when missing.
 
-    Raise `ConfigError` when it is not this user's alone: who can write there takes over engines.
+    Raise `ConfigError` when others can write there: they could take over engines.
     """
     default = Path(tempfile.gettempdir()) / f"cato-{os.getuid()}"
     folder = Path(os.environ.get(RUN_DIR_VARIABLE) or default)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     why_not = _why_not_ours(folder)
     if why_not:
-        rule = f"{why_not}; remove it, or name another in {RUN_DIR_VARIABLE}"
+        rule = f"{why_not}; remove it, or set {RUN_DIR_VARIABLE} to another folder"
         raise ConfigError((Problem(RUN_DIR_VARIABLE, "", str(folder), rule),))
     return folder
 
 
 def state_dir() -> Path:
-    """The folder for what must outlive a restart of the host; not made here."""
+    """The folder for files that survive a restart of the host; not created here."""
     named = os.environ.get(STATE_VARIABLE, "")
-    # A relative path is to be ignored, says the XDG base directory specification.
+    # The XDG base directory specification says to ignore a relative path.
     base = Path(named) if os.path.isabs(named) else Path.home() / ".local" / "state"
     return base / "cato"
 
@@ -48,12 +48,12 @@ def _why_not_ours(folder: Path) -> str:
     if found.st_uid != os.getuid() or link.st_uid != os.getuid():
         return f"it belongs to another user ({found.st_uid})"
     if found.st_mode & 0o022:
-        return "other users may write there"
+        return "other users can write to it"
     return ""
 
 
 def model_path(source: str) -> str:
-    """What the engine is told to load: a folder, or a Hugging Face id as it stands."""
+    """The model for the engine to load: a folder, or a Hugging Face id unchanged."""
     if source == DEMO_SOURCE:
         return str(demo_model_path())
     try:

@@ -1,4 +1,4 @@
-"""Settings of models and pools, and the named policies of a pool."""
+"""Settings of models, pools and shared pools, and their policies."""
 
 from __future__ import annotations
 
@@ -36,37 +36,32 @@ from cato.workflows.fim import FAMILIES, family_of
 _DEFAULT_POLICIES = PoolPolicies()
 _DEFAULT_SCALING = PoolScaling()
 _DEFAULT_SHARED = SharedPoolPolicies()
-# Time to the first token, as that of a plain call of a model (`cato.serve.service.CALL_SLO`).
+# Time to first token, the same as for a direct call of a model (`cato.serve.service.CALL_SLO`).
 _DEFAULT_SLO_S = 1.5
 
 
 class AdapterArgs(StrictModel):
-    """A LoRA adapter of a model; `source` is a folder or a Hugging Face id."""
+    """A LoRA adapter of a model."""
 
     source: NonEmpty
     """A folder with the adapter, or a Hugging Face id."""
     aliases: list[PublicName] = Field(default_factory=list)
-    """Further names of it."""
+    """Other names of the adapter."""
 
 
 class ModelArgs(StrictModel):
-    """A model; `source` is a folder, `demo` or a Hugging Face id; it suggests the `family`.
-
-    `aliases` may be patterns, such as `claude-*`; see `ModelSpec`. `adapters` are called like
-    models, by their names, and served by this model's replicas. `adapter_places`: how many more may
-    be added while they run; memory is set aside for them.
-    """
+    """A model that clients can call; see `ModelSpec`."""
 
     source: NonEmpty
     """A folder, `demo` for the model that ships with CATO, or a Hugging Face id."""
     family: Annotated[str, AfterValidator(lambda v: one_of(v, tuple(FAMILIES)))] | None = None
-    """Whose fill-in-the-middle form it knows. Default: as its source suggests."""
+    """Family of its fill-in-the-middle format. Default: guessed from the source."""
     aliases: list[Alias] = Field(default_factory=list)
-    """Further names that clients may call; with `*` and `?` patterns of names."""
+    """Other names that clients may use, or patterns with `*` and `?` such as `claude-*`."""
     adapters: dict[PublicName, AdapterArgs] = Field(default_factory=dict)
-    """LoRA adapters by the name that clients call; the model's replicas serve them."""
+    """LoRA adapters by the name that clients use; the model's replicas serve them."""
     adapter_places: Annotated[int, Field(ge=0, le=100)] = 0
-    """How many adapters may be added while it runs; memory is set aside for them."""
+    """Adapters that can be added at run time; memory is reserved for them."""
 
     def to_spec(self, name: str) -> ModelSpec:
         family = self.family or family_of(self.source)
@@ -85,50 +80,51 @@ class ModelArgs(StrictModel):
 
 
 class PoliciesArgs(StrictModel):
-    """The named policies of a pool: a whole scheduler, or parts of it replaced.
+    """The policies of a pool: a scheduler, or a scheduler with some parts replaced.
 
-    The names are in `cato.policies.registry`, and which of the schedulers a `cap` belongs to.
+    `cato.policies.registry` lists the names and the schedulers that take a `cap`.
     """
 
     scheduler: Annotated[str, known_name(scheduler_names)] = _DEFAULT_POLICIES.scheduler
-    """The scheduler: a routing, ordering and binding rule that belong together."""
+    """The scheduler: a set of routing, ordering and binding rules."""
     routing: Annotated[str | None, known_name(routing_names)] = None
     """Replaces the scheduler's routing."""
     ordering: Annotated[str | None, known_name(ordering_names)] = None
-    """Replaces the scheduler's order of the queue."""
+    """Replaces the scheduler's queue order."""
     binding: Annotated[str | None, known_name(lambda: BINDINGS)] = None
-    """`late`: wait in the pool's queue; `early`: in that of a replica, from arrival on."""
+    """`late`: calls wait in the pool's queue; `early`: they go to a replica's queue on arrival."""
     cap: int | None = Field(default=None, ge=1)
-    """Most calls that a replica runs, for schedulers that bound it. Default: its profile's."""
+    """Most running calls per replica, for schedulers with a cap. Default: the profile's."""
     max_queued: int = Field(default=_DEFAULT_POLICIES.max_queued, ge=0)
-    """Most invocations in the queue; more are refused."""
+    """Most queued invocations; further ones are refused."""
     max_queued_tokens: int | None = Field(default=None, ge=1)
-    """Most prompt tokens in the queue."""
+    """Most queued prompt tokens."""
     refuse_late: bool = False
-    """Refuse work that will miss its SLO."""
+    """Refuse calls that are predicted to miss their SLO."""
     patience_s: Annotated[Duration, Field(gt=0)] | None = Field(
         default=_DEFAULT_POLICIES.patience_s, alias="patience"
     )
-    """How long clients wait that name no time themselves."""
+    """Assumed patience of clients that send no time-out: calls expected to wait longer are refused;
+    null: no limit."""
 
 
 class ScalingArgs(StrictModel):
     """How many replicas a pool has, within the bounds of its deployments; see `PoolScaling`."""
 
     policy: Annotated[str, known_name(scaling_names)] = _DEFAULT_SCALING.policy
-    """The rule that sets the number of replicas."""
+    """The scaling policy."""
     idle_timeout_s: Annotated[Duration, Field(gt=0)] = Field(
         default=_DEFAULT_SCALING.idle_timeout_s, alias="idle_timeout"
     )
-    """After this time without work, a pool whose `min` is 0 stops its last replica."""
+    """Time without work after which a pool with `min: 0` stops its last replica."""
     every_s: Duration = Field(default=_DEFAULT_SCALING.every_s, alias="every")
-    """How often the rule is asked."""
+    """Interval between scaling decisions."""
 
     @field_validator("every_s")
     @classmethod
     def _is_not_too_often(cls, value: float) -> float:
         if value < 0.1:
-            raise ValueError("must be at least 100ms: each look asks Serve's controller")
+            raise ValueError("must be at least 100ms: each decision calls Serve's controller")
         return value
 
 
@@ -136,15 +132,15 @@ class PoolArgs(StrictModel):
     """The deployments that serve one model."""
 
     model: str
-    """The name of a model of `models`."""
+    """A name from `models`."""
     policies: PoliciesArgs = PoliciesArgs()
-    """How its router decides."""
+    """Scheduling policies of the router."""
     scaling: ScalingArgs = ScalingArgs()
-    """How its replicas follow demand."""
+    """Scaling of the replicas."""
     router_shards: int = Field(default=1, ge=1, le=64)
-    """Router actors, each with replicas of its own. One decides for 5,000 calls a second."""
+    """Router actors, each with its own replicas. One handles 5,000 calls a second."""
     deployments: dict[Name, DeploymentArgs] = Field(min_length=1)
-    """Deployments by name: one resource shape each."""
+    """Deployments by name, one for each resource shape."""
 
     @field_validator("policies")
     @classmethod
@@ -152,7 +148,7 @@ class PoolArgs(StrictModel):
         capped = capped_scheduler_names()
         if value.cap is not None and value.scheduler not in capped:
             raise ValueError(
-                f"cap belongs to the schedulers {', '.join(capped)}, not to {value.scheduler}"
+                f"only the schedulers {', '.join(capped)} take a cap, not {value.scheduler}"
             )
         return value
 
@@ -161,19 +157,19 @@ class HostedModelArgs(StrictModel):
     """A model of a shared pool; see `HostedModel`."""
 
     profile: NonEmpty | None = None
-    """As of a deployment."""
+    """The model's profile, as in a deployment."""
     load_s: Annotated[Duration, Field(gt=0)] | None = Field(default=None, alias="load")
     """Time to load it from storage. Default: the profile's."""
     reload_s: Annotated[Duration, Field(gt=0)] | None = Field(default=None, alias="reload")
-    """Time to load it from the host's memory. Default: the profile's."""
+    """Time to load it from host memory. Default: the profile's."""
     weights_bytes: Annotated[ByteSize, Field(ge=0)] = Field(default=0, alias="weights")
     """Size of its weights."""
     slo_s: Annotated[Duration, Field(gt=0)] = Field(default=_DEFAULT_SLO_S, alias="slo")
-    """Time to the first token that its users expect: how much a load hurts."""
+    """Target time to first token, which decides how much a load hurts."""
     min_copies: int = Field(default=0, ge=0)
-    """Copies that stay loaded."""
+    """Fewest slots with this model loaded."""
     max_copies: int = Field(default=1, ge=1, validate_default=True)
-    """Most copies that are loaded."""
+    """Most slots with this model loaded."""
 
     @field_validator("max_copies")
     @classmethod
@@ -184,37 +180,37 @@ class HostedModelArgs(StrictModel):
 
 
 class SharedPoliciesArgs(StrictModel):
-    """The named policies of a shared pool; see `SharedPoolPolicies`."""
+    """The policies of a shared pool; see `SharedPoolPolicies`."""
 
     eviction: Annotated[str, known_name(eviction_names)] = _DEFAULT_SHARED.eviction
-    """Which model is unloaded for another."""
+    """Policy that chooses the model to unload."""
     dispatch: Annotated[str, known_name(order_names)] = _DEFAULT_SHARED.dispatch
-    """Which waiting call is served, or loaded for, next."""
+    """Policy that chooses the next queued call to serve or to load a model for."""
     host_memory_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
         default=_DEFAULT_SHARED.host_memory_bytes, alias="host_memory"
     )
-    """Memory of each host for weights that are not loaded."""
+    """Memory of each host for weights of unloaded models."""
     max_queued: int = Field(default=_DEFAULT_SHARED.max_queued, ge=0)
-    """Most invocations in the queue of a model; more are refused."""
+    """Most queued invocations of a model; further ones are refused."""
     scheduler: Annotated[str, known_name(shared_scheduler_names)] = _DEFAULT_SHARED.scheduler
     """The scheduler of each model's calls."""
     refuse_late: bool = _DEFAULT_SHARED.refuse_late
-    """Refuse calls that cannot meet their SLO any more."""
+    """Refuse calls that can no longer meet their SLO."""
     patience_s: Annotated[Duration, Field(gt=0)] | None = Field(
         default=_DEFAULT_SHARED.patience_s, alias="patience"
     )
-    """How long a client waits that names no time itself; null: without limit."""
+    """Assumed patience of clients that send no time-out; null: no limit."""
 
 
 class SharedPoolArgs(StrictModel):
-    """Slots that several models take turns in."""
+    """Slots that are shared by several models."""
 
     models: dict[PublicName, HostedModelArgs] = Field(min_length=1)
-    """The names of models that take turns, with what loading them takes."""
+    """The models, by names from `models`, with their load times."""
     policies: SharedPoliciesArgs = SharedPoliciesArgs()
-    """Which model stays, and which is loaded next."""
+    """Policies of loading, unloading and queueing."""
     slots: SlotsArgs
-    """The replicas that they take turns in."""
+    """The replicas that the models share."""
 
     @field_validator("slots")
     @classmethod
@@ -236,11 +232,11 @@ class SharedPoolArgs(StrictModel):
         if not slots.engine.sleep or policies is None:
             return slots
         if policies.host_memory_bytes == 0:
-            raise ValueError("sleep: say how much host_memory the policies give it")
+            raise ValueError("sleep: set policies.host_memory to the memory for sleeping engines")
         without = [n for n, m in models.items() if m.weights_bytes == 0 or m.reload_s is None]
         if without:
             raise ValueError(
-                f"sleep: say weights and reload (the time to wake) of {', '.join(without)}"
+                f"sleep: set weights and reload (the time to wake) of {', '.join(without)}"
             )
         return slots
 

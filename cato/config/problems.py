@@ -1,4 +1,4 @@
-"""What is wrong with a file, in the words of the person who writes it: names, rules, values.
+"""Problems in a file in its author's terms: key paths, values and rules instead of pydantic errors.
 
 `validate` turns data into a pydantic model, or raises one `ConfigError` with every problem.
 """
@@ -39,7 +39,7 @@ def errors_of(model: str, found: Found) -> ValidationError:
 
 
 def detail_of(error: Any) -> InitErrorDetails:
-    """A reported error as input for a new one, its words kept."""
+    """A reported error as input for a new one, with its message."""
     kind = PydanticCustomError(
         error["type"], "{rule}", {"rule": error["msg"], **error.get("ctx", {})}
     )
@@ -64,7 +64,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def validate(model: type[M], data: object, file: str, path: str = "") -> M:
-    """`data` as a `model`; raise `ConfigError`. `path` is where in `file` the data stands."""
+    """`data` as a `model`; raise `ConfigError`. `path` is the position of the data in `file`."""
     try:
         return model.model_validate(data)
     except ValidationError as exc:
@@ -74,7 +74,7 @@ def validate(model: type[M], data: object, file: str, path: str = "") -> M:
 def problems_of(
     error: ValidationError, model: type[BaseModel], file: str, path: str = ""
 ) -> tuple[Problem, ...]:
-    """What pydantic found, in the words of someone who writes the file, in the file's order."""
+    """Pydantic's errors as problems, in the file's order."""
     problems = []
     for detail in error.errors(include_url=False):
         loc, known = _place(model, detail["loc"])
@@ -129,7 +129,7 @@ _RULES = {
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",
     "value_error": "{error}",
-    "cato_rule": "{rule}",  # a check of ours that names several problems
+    "cato_rule": "{rule}",  # one of our checks that reports several problems
 }
 
 
@@ -146,7 +146,7 @@ def _quoted(words: str) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """`value` for a problem: short, and without the inside of a mapping or list."""
+    """`value` for a message: short, and without the content of a mapping or list."""
     if isinstance(value, Mapping | list | tuple):
         kind = "mapping" if isinstance(value, Mapping) else "list"
         return f"a {kind} of {len(value)}" if value else f"an empty {kind}"
@@ -162,9 +162,9 @@ def _joined(path: str, loc: Iterable[int | str]) -> str:
 
 
 def _place(model: type[BaseModel], loc: Iterable[int | str]) -> tuple[list[int | str], list[str]]:
-    """`loc` as in the file, and the keys that the schema knows beside its last one.
+    """`loc` as in the file, and the keys that the schema has at its last part.
 
-    Pydantic's own entries are left out: the tag of a union's member, the mark of a mapping's key.
+    Drops pydantic's own entries: the tag of a union's member, and `[key]` of a mapping's key.
     """
     path: list[int | str] = []
     known: list[str] = []
@@ -201,7 +201,7 @@ def _options(annotation: Any) -> list[Any]:
 
 
 def _tags(option: Any) -> set[object]:
-    """By which values of its `Literal` fields pydantic may pick this member of a union."""
+    """The values of `Literal` fields by which pydantic may pick this member of a union."""
     if not (isinstance(option, type) and issubclass(option, BaseModel)):
         return set()
     types = (field.annotation for field in option.model_fields.values())

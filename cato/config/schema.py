@@ -1,8 +1,8 @@
-"""The `args` of the two Serve applications of a deployment file, and what they become.
+"""Schema of deployment files: the `args` of their two Serve applications.
 
 `EnginesArgs` (application `engines`) becomes a `Topology`, `IngressArgs` (application `cato`) an
-`IngressSpec`. Each check sits at the field it is about, so that pydantic reports all of them at
-once with their path; the checks that need several parts of the file are in `names`.
+`IngressSpec`. Each check belongs to a field, so that pydantic reports all problems at once with
+their paths; checks across several parts of the file are in `names`.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class EnginesArgs(StrictModel):
     """`args` of the application `engines`."""
 
     profiles: NonEmpty = "profiles"
-    """The folder of measured service times."""
+    """The folder of profiles: measured service times."""
     event_log: NonEmpty | None = None
-    """A folder for all events and commands of every router, which `cato replay` reads. Default:
-    none."""
+    """A folder for the events and commands of all routers, for `cato replay`. Default: not
+    logged."""
     store: NonEmpty | None = None
     """The metadata store: a file or a `postgresql://` URL. Default: `CATO_STORE`, else a file in
     the state folder."""
     receipts_per_s: float = Field(default=RECEIPTS_PER_S, gt=0)
-    """Receipts of so many runs a second are kept; of more, the runs are only counted."""
+    """Most receipts stored per second; runs beyond it are only counted."""
     models: dict[PublicName, ModelArgs] = Field(min_length=1)
-    """All models by the name that clients call."""
+    """All models by the name that clients use."""
     pools: dict[Name, PoolArgs] = Field(default_factory=dict)
     """Pools by name: replicas of one model behind one queue."""
     shared_pools: dict[Name, SharedPoolArgs] = Field(default_factory=dict)
-    """Pools whose replicas several models take turns in."""
+    """Pools whose replicas are shared by several models."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -98,68 +98,67 @@ class EnginesArgs(StrictModel):
 
 
 class OutputCapsArgs(StrictModel):
-    """`output_caps` of the application `cato`: tokens that one call of a model may write."""
+    """`output_caps` of the application `cato`: most output tokens of one direct model call."""
 
     completion: int = Field(default=OutputCaps().completion, ge=1)
-    """Of completions."""
+    """For completions."""
     chat: int = Field(default=OutputCaps().chat, ge=1)
-    """Of chats."""
+    """For chats without tools."""
     agent: int = Field(default=OutputCaps().agent, ge=1)
-    """Of calls with tools."""
+    """For calls with tools."""
 
 
 class BrownoutArgs(StrictModel):
     """One step of `brownout`; see `BrownoutStep`."""
 
     queued: float = Field(gt=0)
-    """Applies from this many waiting calls per batch slot of a pool."""
+    """Queued calls per batch slot of a pool from which this step applies."""
     skip_optional: bool = False
     """Skip optional nodes."""
     max_rounds: int | None = Field(default=None, ge=1)
     """Most rounds of a repeated node."""
     use_fallback: bool = False
-    """Ask a node's `fallback` instead of its model."""
+    """Call a node's `fallback` instead of its model."""
 
 
 def _network(name: str) -> str:
-    ip_network(name, strict=False)  # raises ValueError in its own words
+    ip_network(name, strict=False)  # raises ValueError with a good message
     return name
 
 
 def _origin(text: str) -> str:
     parts = urlsplit(text)
     if text != "*" and (not parts.netloc or text != f"{parts.scheme}://{parts.netloc}".lower()):
-        raise ValueError("a scheme and a host in small letters, such as https://ide.example:8443")
+        raise ValueError("must be a lower-case scheme and host, such as https://ide.example:8443")
     return text
 
 
 def _host_name(text: str) -> str:
     if not text or text != text.lower() or set(text) & set(":/@?#* "):
-        raise ValueError("a name in small letters and without a port, such as cato.internal")
+        raise ValueError("must be a lower-case host name without a port, such as cato.internal")
     return text
 
 
 class ReuseArgs(StrictModel):
-    """`reuse`: identical deterministic calls share answers; see `ReuseLimits`. `memory` is for all
-    tenants of an ingress replica together, 0 for none."""
+    """`reuse`: identical deterministic calls share answers; see `ReuseLimits`."""
 
     total_bytes: Annotated[ByteSize, Field(ge=0)] = Field(default=64_000_000, alias="memory")
-    """Memory for kept answers; 0 keeps none."""
+    """Memory per ingress replica for stored answers of all tenants; 0 stores none."""
     tenant_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
         default=16_000_000, alias="tenant_memory"
     )
-    """The most of it for one tenant."""
+    """Most memory for one tenant."""
     age_s: Annotated[Duration, Field(gt=0)] = Field(default=600.0, alias="age")
-    """How long an answer is kept."""
+    """Time that an answer is stored."""
 
 
 _DEFAULT_BATCHES = BatchLimits()
 
 
 class BatchesArgs(StrictModel):
-    """`batches`: files of requests that run when there is room; see `BatchSpec`. `file` and `total`
-    are sizes, of one upload and of all files of a tenant. Ingress replicas on several hosts need a
-    `folder` that all of them see."""
+    """`batches`: files of requests that run when there is capacity; see `BatchSpec`. `file` is the
+    largest upload, `total` the most for all files of a tenant. Ingress replicas on several hosts
+    need a shared `folder`."""
 
     folder: NonEmpty | None = None
     file_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
@@ -181,46 +180,46 @@ class IngressArgs(StrictModel):
     """`args` of the application `cato`."""
 
     workflows_dir: NonEmpty = Field(default="workflows", alias="workflows")
-    """The folder of workflow files; followed while it serves."""
+    """The folder of workflow files; changes take effect while it serves."""
     indexes: dict[Name, NonEmpty] = Field(default_factory=dict)
-    """Folders of code by index name, for retrieve nodes; `stdlib` is Python's own."""
+    """Code folders by index name, for retrieve nodes; `stdlib` is Python's standard library."""
     checkers: dict[Name, CheckerArgs] = Field(default_factory=dict, max_length=32)
-    """Compilers and linters by name, for validate nodes. Default: none runs."""
+    """Compilers and linters by name, for validate nodes. Default: none."""
     replicas: int = Field(default=1, ge=1)
     """Ingress replicas."""
     max_body_bytes: Annotated[ByteSize, Field(ge=1)] = Field(default=4_000_000, alias="max_body")
-    """The largest request."""
+    """Largest request body."""
     keys: Literal["auto", "required", "ignored"] = "auto"
-    """When a request needs an API key; `auto`: as soon as there is one."""
+    """Whether requests need an API key; `auto`: once a key exists."""
     output_caps: OutputCapsArgs = OutputCapsArgs()
-    """Most output tokens of calls that name a model themselves."""
+    """Most output tokens of direct model calls."""
     brownout: list[BrownoutArgs] = Field(default_factory=list, max_length=20)
-    """What runs go without while their pools are full; steps add up."""
+    """How to degrade runs while their pools are full; steps add up."""
     prompt_rules_off: list[
         Literal["billing-block", "deferred-tools", "late-system", "one-json"]
     ] = Field(default_factory=list)
-    """Rules that keep agents' prompts stable and that are not applied."""
+    """Rules for stable agent prompts to turn off."""
     proxies: list[Annotated[str, AfterValidator(_network)]] = Field(default_factory=list)
-    """Addresses and networks of proxies that are believed when they name the client."""
+    """Addresses and networks of trusted proxies, whose headers name the client."""
     origins: list[Annotated[str, AfterValidator(_origin)]] = Field(default_factory=list)
-    """Web pages that may ask (CORS); `*`: any, with a key."""
+    """Allowed web origins (CORS); `*`: any, with a key."""
     hosts: list[Annotated[str, AfterValidator(_host_name)]] = Field(default_factory=list)
-    """Further names by which clients without a key call this server."""
+    """Other host names of this server, for clients without a key."""
     shared_prompts: bool = False
-    """Let tenants share what engines have cached of prompts."""
+    """Share prefix caches between tenants."""
     reuse: ReuseArgs | None = None
-    """Let identical deterministic calls of a tenant share answers. Default: off."""
+    """Share answers of identical deterministic calls of a tenant. Default: off."""
     batches: BatchesArgs | None = None
-    """Files and batches of requests. Default: off."""
+    """The files and batches APIs. Default: off."""
     prices: PricesArgs | None = None
-    """What usage costs. Default: costs are not shown."""
+    """The cost of usage. Default: costs are not shown."""
     sign_in: SignInArgs | None = None
-    """Tokens of an identity provider beside API keys. Default: keys alone."""
+    """Accept tokens of an identity provider beside API keys. Default: off."""
 
     @model_validator(mode="after")
     def _is_signed_in(self) -> Self:
         if self.keys == "ignored" and self.sign_in is not None:
-            raise ValueError("keys: ignored serves everybody; leave it or sign_in out")
+            raise ValueError("`keys: ignored` serves everybody: leave out that or sign_in")
         return self
 
     def to_ingress(self) -> IngressSpec:

@@ -1,6 +1,6 @@
 """Reading YAML files that people write: deployments, profiles and workflows.
 
-`read_yaml` parses; every problem is a `ConfigError` with the line, and nothing else is raised.
+Every problem is a `ConfigError` with the line; nothing else is raised.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import yaml
 from cato.core.errors import ConfigError, Problem
 
 MAX_FILE_BYTES = 256_000
-"""Longest YAML file read: far above what people write, and PyYAML reads only ~100 kB a second."""
+"""Longest YAML file read: far longer than people write; PyYAML reads only ~100 kB a second."""
 
 MAX_VALUES = 50_000
 """Most values in a file after its aliases are expanded; stops "billion laughs" files."""
 
 MAX_DEPTH = 50
-"""Deepest nesting; far below where PyYAML's recursion would end in RecursionError."""
+"""Deepest nesting; far below the depth at which PyYAML raises RecursionError."""
 
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe types, with `1e-5` a number (as in YAML 1.2) and a date text.
+    """YAML's safe types, but `1e-5` is a number (as in YAML 1.2) and a date is text.
 
-    An alias that is not allowed, too deep a nesting and a value that does not fit its tag are
-    marked errors.
+    Raises `MarkedYAMLError` for a forbidden alias, for nesting that is too deep, and for a value
+    that does not fit its tag.
     """
 
     def __init__(self, text: bytes, aliases: bool) -> None:
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as exc:
-            # PyYAML lets e.g. `!!int ''` (IndexError) and 5,000-digit integers (ValueError) out.
+            # PyYAML raises e.g. IndexError for `!!int ''`, ValueError for a 5,000-digit integer.
             raise yaml.constructor.ConstructorError(
                 None, None, "a value does not fit its type", node.start_mark
             ) from exc
@@ -71,7 +71,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path, *, aliases: bool = True) -> object:
-    """The data in the file at `path`; raise `ConfigError`. `aliases`: whether it may have any."""
+    """The data in the file at `path`; raise `ConfigError`. `aliases`: whether they are allowed."""
     try:
         with path.open("rb") as stream:
             text = stream.read(MAX_FILE_BYTES + 1)
@@ -84,7 +84,7 @@ def read_yaml(path: Path, *, aliases: bool = True) -> object:
 def parse_yaml(text: bytes, file: str, *, aliases: bool = True) -> object:
     """The data in `text`; `file` is its name in problems. Raise `ConfigError`."""
     if len(text) > MAX_FILE_BYTES:
-        rule = f"longer than {MAX_FILE_BYTES:,} bytes, the most that is read"
+        rule = f"longer than {MAX_FILE_BYTES:,} bytes, the limit"
         raise ConfigError((Problem(file, "", "", rule),))
     problems: list[Problem] = []
     try:
@@ -101,7 +101,7 @@ def parse_yaml(text: bytes, file: str, *, aliases: bool = True) -> object:
     except yaml.MarkedYAMLError as exc:
         words = ", ".join(w for w in (exc.problem, exc.context) if w)
         problems = [Problem(_at(file, exc.problem_mark), "", "", f"not valid YAML: {words}")]
-    except yaml.YAMLError as exc:  # a character that YAML forbids, or bytes that are not UTF-8
+    except yaml.YAMLError as exc:  # a forbidden character, or bytes that are not UTF-8
         words = str(exc).split("\n")[0]
         problems = [Problem(file, "", "", f"not valid YAML: {words}")]
     except UnicodeError as exc:
@@ -110,7 +110,7 @@ def parse_yaml(text: bytes, file: str, *, aliases: bool = True) -> object:
 
 
 def parse_nodes(text: bytes) -> yaml.Node | None:
-    """The syntax tree of `text`, whose nodes know their lines; raise `yaml.YAMLError`."""
+    """The syntax tree of `text`; its nodes have line numbers. Raise `yaml.YAMLError`."""
     loader = _Loader(text, True)
     try:
         return loader.get_single_node()
@@ -123,15 +123,15 @@ def _at(file: str, mark: yaml.Mark | None) -> str:
 
 
 def _node_problems(root: yaml.Node, file: str, aliases: bool) -> list[Problem]:
-    """Keys given twice (PyYAML keeps the last in silence), keys that are not text, and aliases
-    that make the data huge or endless."""
+    """Duplicate keys (PyYAML silently keeps the last), keys that are not text, and aliases that
+    make the data huge or infinite."""
     key_tags = (_TEXT_TAG, _MERGE_TAG) if aliases else (_TEXT_TAG,)
     problems: list[Problem] = []
-    measured: dict[int, tuple[int, int]] = {}  # by identity: an alias is the same node again
+    measured: dict[int, tuple[int, int]] = {}  # by identity: an alias is the same node object
     open_: set[int] = set()
 
     def measure(node: yaml.Node, path: str) -> tuple[int, int]:
-        """Values and levels below `node`, aliases expanded."""
+        """The number of values and levels of `node`, with aliases expanded."""
         if id(node) in open_:
             rule = "this alias refers to itself"
             raise ConfigError((Problem(_at(file, node.start_mark), path, "", rule),))

@@ -1,4 +1,4 @@
-"""The demo model that ships with CATO, so that every example runs without a download or a GPU."""
+"""The demo model shipped with CATO, so that every example runs without a download or a GPU."""
 
 from importlib import resources
 from pathlib import Path
@@ -7,8 +7,8 @@ __all__ = ["demo_model_path"]
 
 
 def demo_model_path() -> Path:
-    """The shipped model folder, in the Hugging Face layout that vLLM's `--model` takes.
+    """The shipped model folder, in the Hugging Face layout for vLLM's `--model`.
 
-    Assumes a package installed as plain files (wheels are), since vLLM maps the weights file.
+    Needs a package installed as plain files, as wheels are: vLLM maps the weights file.
     """
     return Path(str(resources.files(__name__) / "model"))

@@ -1,1 +1,1 @@
-"""Workflow files: YAML and Jinja in, checked `cato.core.workflow` values out."""
+"""Workflow files: loading and checking YAML and Jinja templates into `cato.core.workflow`."""

@@ -1,4 +1,4 @@
-"""The filters of templates: some of Jinja's own, and ours. Each counts its work."""
+"""Template filters, Jinja's and our own; each counts its work against the limits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cato.workflows.fim import fit_prompt
 from cato.workflows.work import MAX_STEPS, work_of
 
 MAX_INDENT = 80
-# Texts are compared this many characters at a time.
+# Comparing this many characters of text takes as long as reading one.
 COMPARED_AT_ONCE = 16
-# The time to strip a text grows with the number of characters to strip.
+# The time of `strip` grows with the number of characters in its argument.
 _MAX_STRIPPED = 100
 
 
@@ -52,7 +52,7 @@ _CLOSING = {"/*": " */", "<!--": " -->"}
 
 @pass_context
 def _comment(context: Context, text: object, language: object = "python") -> str:
-    """Every line of `text` as a comment of `language`; `#` for a language not known here."""
+    """Every line of `text` as a comment in `language`; `#` for an unknown language."""
     marker = _MARKER.get(_text(language).strip().lower(), "#")
     closing = _CLOSING.get(marker, "")
     lines = [f"{marker} {line}".rstrip() + closing for line in _text(text).splitlines()]
@@ -61,7 +61,7 @@ def _comment(context: Context, text: object, language: object = "python") -> str
 
 @pass_context
 def _indent(context: Context, text: object, width: int = 4, first: bool = False) -> str:
-    """Lines but the first (with `first` all) moved right by `width` blanks; empty lines stay."""
+    """All lines but the first (`first`: all) indented by `width` blanks; empty lines stay empty."""
     margin = " " * max(0, min(width, MAX_INDENT))
     lines = _text(text).split("\n")
     work_of(context).write(len(lines) * len(margin))
@@ -80,7 +80,7 @@ def _last_lines(text: object, count: int = 20) -> str:
 
 
 def _fit(text: object, chars: int) -> str:
-    """Head and tail of a text longer than `chars`, with `...` between."""
+    """`text` cut to `chars`: its head and tail with `...` between."""
     return fit_prompt(_text(text), chars)
 
 
@@ -105,7 +105,7 @@ def _string(context: Context, value: object) -> str:
 
 
 def _trim(value: object, chars: str | None = None) -> str:
-    """`value` without white space, or `chars`, at its ends."""
+    """`value` without white space, or without `chars`, at both ends."""
     check_stripped(chars)
     return _text(value).strip(chars)
 
@@ -119,7 +119,7 @@ def check_stripped(chars: object) -> None:
 def _sum(
     environment: jinja2.Environment, values: Any, attribute: Any = None, start: float = 0
 ) -> Any:
-    """Jinja's `sum`, of numbers alone: adding up lists copies them again and again."""
+    """Jinja's `sum` for numbers only: summing lists takes quadratic time."""
     if not isinstance(start, int | float):
         raise SecurityError("sum adds numbers")
     return JINJA_FILTERS["sum"](environment, values, attribute, start)
@@ -138,21 +138,21 @@ def _join(context: Context, value: Any, between: object = "", attribute: Any = N
 
 @pass_context
 def _replace(context: Context, text: object, old: object, new: object) -> str:
-    """Every `old` in `text` as `new`."""
+    """`text` with every `old` replaced by `new`."""
     whole, before, after = _text(text), _text(old), _text(new)
     work_of(context).write(len(whole) + whole.count(before) * len(after))
     return whole.replace(before, after)
 
 
 def _round(value: float, precision: int = 0) -> float:
-    """`value` to `precision` (at most 15) digits after the point."""
+    """`value` rounded to `precision` (at most 15) decimals."""
     return round(value, max(0, min(precision, 15)))
 
 
 @pass_context
 def counted(context: Context, value: object, nodes: int = 1) -> Sequence[object]:
-    """What a `for` with `nodes` parts loops over, its work charged beforehand: every loop is
-    rewritten to this."""
+    """The items of a `for` loop with `nodes` parts, charged before it runs; every loop is rewritten
+    to use this."""
     items = _items(value)
     work_of(context).loop(len(items), nodes)
     return items
@@ -160,7 +160,7 @@ def counted(context: Context, value: object, nodes: int = 1) -> Sequence[object]
 
 @pass_context
 def compared(context: Context, value: object) -> object:
-    """An operand of a comparison, all of it charged."""
+    """An operand of a comparison, charged with all nested values."""
     if isinstance(value, str):
         work_of(context).read(len(value) // COMPARED_AT_ONCE)
     else:
@@ -170,7 +170,8 @@ def compared(context: Context, value: object) -> object:
 
 @pass_context
 def searched(context: Context, value: object) -> object:
-    """What `in` looks into, all of it charged; a mapping finds its keys by their hashes."""
+    """The container of an `in` test, charged with all nested values; not for mappings, which look
+    up keys by hash."""
     if not isinstance(value, Mapping):
         work_of(context).read_all(value)
     return value
@@ -178,7 +179,7 @@ def searched(context: Context, value: object) -> object:
 
 @pass_context
 def copied(context: Context, value: object) -> object:
-    """A slice, its length charged."""
+    """A slice, charged by its length."""
     if isinstance(value, str | list | tuple):
         work_of(context).write(len(value))
     return value
@@ -186,7 +187,7 @@ def copied(context: Context, value: object) -> object:
 
 @pass_context
 def put_out(context: Context, value: object) -> object:
-    """What becomes output, charged before it is turned into text."""
+    """A value to output, charged before it is converted to text."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -195,7 +196,8 @@ def put_out(context: Context, value: object) -> object:
 
 
 def charged(name: str, function: Callable[..., Any], cheap: frozenset[str]) -> Callable[..., Any]:
-    """A filter or test that counts the whole of its arguments; if `cheap`, only their items."""
+    """`function` with its arguments charged: all nested values, or if `name` is in `cheap` only
+    their items."""
     passed = getattr(function, "jinja_pass_arg", None)
 
     @pass_context
@@ -241,7 +243,7 @@ def _written(context: Context, text: str) -> str:
     return text
 
 
-# Filters that look at items and not into them; work on each item is counted by itself.
+# Filters that do not look into items; work on each item is counted separately.
 _LOOKING_AT_ITEMS = words(
     "abs count d default first items last length list map reject rejectattr reverse round select "
     "selectattr"
@@ -276,4 +278,4 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
         "trim": _trim,
     }.items()
 }
-"""The filters a template may use: some of Jinja's own, and ours (see their docstrings)."""
+"""The filters that templates may use: some of Jinja's, and our own (see their docstrings)."""

@@ -1,13 +1,12 @@
-"""Fill-in-the-middle: how each family of code models wants prefix and suffix written. Pure.
+"""Fill-in-the-middle (FIM) prompts: writing and parsing the format of each model family. Pure.
 
-Context from other files always goes to the start of the prefix, so it should be written as
-comments (the `comment` filter does that). Some families know separators for whole files, but only
-with the paths and the repository name around them; comments in the prefix are right for all of
-them, and for a model that was never trained on repositories, such as the demo model.
+Context from other files goes to the start of the prefix, as comments (see the `comment` filter).
+Some families have separators for whole files, but only together with paths and a repository name;
+comments work for all of them, and for a model not trained on repositories, such as the demo model.
 
-Clients that only know a model's name write the form themselves, often that of another family:
-`parse_fim` takes such a prompt apart, so that it can be written again for the model that answers.
-Sentinels that happen to stand in the user's code are passed on as they are.
+Clients that know only a model's name write the prompt themselves, often in another family's
+format: `parse_fim` takes it apart, so that it can be rewritten for the model that answers.
+Sentinels inside the user's code are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from dataclasses import dataclass, replace
 from cato.core.errors import UnknownNameError
 
 PREFIX_SHARE = 3 / 4
-"""Part of a scarce budget that goes to the prefix: what stands before the cursor says more."""
+"""The prefix's share of a budget that is too small: code before the cursor says more."""
 
 LEFT_OUT = "\n...\n"
-"""Stands where `fit_prompt` cut text out."""
+"""Marks the text that `fit_prompt` cut out."""
 
 
 @dataclass(frozen=True, slots=True)
 class FimFamily:
-    """A prompt is `begin` PREFIX `hole` SUFFIX `end`, or the two exchanged if `suffix_first`.
+    """A prompt is `begin` PREFIX `hole` SUFFIX `end`; `suffix_first` swaps prefix and suffix.
 
-    `stops` end an answer that runs into the next file or sentinel. A begin-of-text token is
-    the engine's to add. Without `has_suffix` the model only continues the prefix; without
-    `takes_context` it gets no code of other files.
+    `stops` end an answer that runs into the next file or sentinel. The engine adds a begin-of-text
+    token. Without `has_suffix` the model only continues the prefix; without `takes_context` it gets
+    no code of other files.
     """
 
     name: str
@@ -99,7 +98,7 @@ FAMILIES = {
                 "<|EOT|>",
             ),
         ),
-        # The blanks belong to the form: the tokens are `▁<PRE>`, `▁<SUF>`, `▁<MID>`.
+        # The blanks are part of the format: the tokens are `▁<PRE>`, `▁<SUF>`, `▁<MID>`.
         FimFamily(
             "codellama", "<PRE> ", " <SUF>", " <MID>", ("<EOT>", "<PRE>", "<SUF>", "<MID>", "</s>")
         ),
@@ -186,7 +185,7 @@ def family_of(model_name: str) -> str:
 
 
 def stop_strings(family: str) -> tuple[str, ...]:
-    """What ends a completion of this family; raise `UnknownNameError`."""
+    """The stop strings of this family; raise `UnknownNameError`."""
     return fim_family(family).stops
 
 
@@ -203,9 +202,9 @@ def render_fim(family: str, prefix: str, suffix: str, context: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class FimParts:
-    """A prompt taken apart; `context` and `path` are what it says of other files and of its own.
+    """A parsed prompt; `context` is text of other files, `path` that of its own file.
 
-    `families` are those that write such prompts.
+    `families` are the families with this format.
     """
 
     prefix: str
@@ -223,7 +222,7 @@ for _family in FAMILIES.values():
 _BEGIN_OF_TEXT = re.compile(r"\A\s*(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>)")
 _REPOSITORY = re.compile(r"(?:<\|repo_name\|>|<repo_name>|<reponame>)[^\n<]*\n?")
 _FILE_MARK = re.compile(r"<\|file_sep\|>|<file_sep>|<\|file_separator\|>|<filename>")
-# These mark files in the prompts of one family only; in those of others they are code.
+# These mark files in the prompts of one family only; elsewhere they are code.
 _OWN_FILE_MARKS = {
     "codestral": re.compile(r"^\+{5} ", re.MULTILINE),
     "glm": re.compile(r"(?:###REFERENCE:\s*)?###PATH:"),
@@ -233,9 +232,9 @@ _AFTER_END = re.compile(r"\s*(?:<\|assistant\|>)?\s*\Z")
 
 
 def parse_fim(prompt: str) -> FimParts | None:
-    """The parts of a fill-in-the-middle prompt of any known family; None for another text.
+    """The parts of a fill-in-the-middle prompt of any known family; None for other text.
 
-    The last sentinel must end the prompt: where it stands inside, it is part of the code.
+    The last sentinel must end the prompt: elsewhere it is part of the code.
     """
     for (begin, hole, end), families in _FORMS.items():
         start = prompt.find(begin)
@@ -260,7 +259,7 @@ def _files(before: str, prefix: str, families: set[str]) -> tuple[str, str, str]
     before = _GLM_SETTINGS.sub("", before) if "glm" in families else before
     others = _split(_REPOSITORY.sub("", _BEGIN_OF_TEXT.sub("", before)), marks)
     path = ""
-    if any(mark.search(prefix) for mark in marks):  # the files stand behind the first sentinel
+    if any(mark.search(prefix) for mark in marks):  # the files follow the first sentinel
         *more, own = _split(_REPOSITORY.sub("", prefix), marks)
         path, _, prefix = own.partition("\n")
         others += more
@@ -278,11 +277,11 @@ def _split(text: str, marks: list[re.Pattern[str]]) -> list[str]:
 
 
 def fit_fim(prefix: str, suffix: str, context: str, budget_chars: int) -> tuple[str, str, str]:
-    """Prefix, suffix and context cut to `budget_chars` together, the newline between included.
+    """Prefix, suffix and context cut to `budget_chars` together, including the newline between.
 
-    The context gives way first, from its end; then the suffix keeps its start and the prefix
-    its end, 1 : 3, and what one does not need goes to the other. Cuts fall between lines
-    wherever a whole line fits.
+    The context is cut first, from its end. Then the suffix keeps its start and the prefix its end
+    in a ratio of 1 : 3; what one does not need goes to the other. Cuts are between lines where a
+    whole line fits.
     """
     budget_chars = max(0, budget_chars)
     spare = budget_chars - len(prefix) - len(suffix)
@@ -295,10 +294,10 @@ def fit_fim(prefix: str, suffix: str, context: str, budget_chars: int) -> tuple[
 
 
 def fit_prompt(text: str, budget_chars: int) -> str:
-    """Text of any kind cut to `budget_chars`: its head and its tail with `LEFT_OUT` between.
+    """Any text cut to `budget_chars`: its head and tail with `LEFT_OUT` between.
 
-    For code and logs the middle says least: the head has the imports and signatures, the
-    tail what was written last.
+    In code and logs the middle says least: the head has imports and signatures, the tail the
+    latest text.
     """
     budget_chars = max(0, budget_chars)
     if len(text) <= budget_chars:
@@ -321,7 +320,7 @@ def _head(text: str, chars: int) -> str:
 
 
 def _tail(text: str, chars: int) -> str:
-    """At most `chars` from the end, starting at a line if that leaves something."""
+    """At most `chars` from the end, in whole lines if one fits."""
     if len(text) <= chars:
         return text
     if chars <= 0:

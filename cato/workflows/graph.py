@@ -1,6 +1,6 @@
-"""Questions about a DAG given as `needs`: node -> the nodes it depends on. Pure.
+"""Graph algorithms on a workflow's DAG, given as `needs`: node -> nodes it depends on. Pure.
 
-Needs that name no node are ignored here; the loader reports them.
+Unknown names in `needs` are ignored; the loader reports them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ Needs = Mapping[str, Sequence[str]]
 
 
 def topological_order(needs: Needs) -> list[str]:
-    """Every node after what it needs, else in the order given; nodes behind a cycle are left out.
+    """The nodes in an order that respects `needs`, else as given; without nodes behind a cycle.
 
-    Quadratic, which is nothing for the 64 nodes a workflow may have.
+    Quadratic, which is fast enough for the at most 64 nodes of a workflow.
     """
     order: list[str] = []
     waiting = list(needs)
@@ -35,7 +35,7 @@ def cycles(needs: Needs) -> list[list[str]]:
         left = {n: [m for m in below if m in left] for n, below in left.items() if n not in settled}
         if not left:
             return found
-        # Each node that is left needs another one that is left, so this walk must come back.
+        # Each remaining node needs another remaining one, so this walk must return to itself.
         path = [next(iter(left))]
         while True:
             after = next(m for m in left[path[-1]] if m in left)
@@ -48,7 +48,7 @@ def cycles(needs: Needs) -> list[list[str]]:
 
 
 def ancestors(needs: Needs) -> dict[str, frozenset[str]]:
-    """Every node that each depends on, directly or not; contains the node itself in a cycle."""
+    """For each node all nodes it depends on, directly or not; in a cycle also itself."""
 
     def above(id: str) -> frozenset[str]:
         seen: set[str] = set()

@@ -15,7 +15,7 @@ SCHEMA_FILE = Path("workflows/workflow.schema.json")
 
 
 def workflow_json_schema() -> dict[str, Any]:
-    """What the schema alone can check; the loader checks the graph and the templates too."""
+    """The JSON Schema. It cannot express the loader's checks of the graph and the templates."""
     schema = WorkflowPart.model_json_schema()
     _tidy(schema)
     head = {
@@ -32,7 +32,7 @@ def write_json_schema(path: Path = SCHEMA_FILE) -> None:
 
 
 def _tidy(value: Any) -> None:
-    """Drop the titles that pydantic makes of names, needless nulls, and line breaks."""
+    """Remove pydantic's generated titles, null alternatives, and line breaks."""
     if isinstance(value, list):
         for item in value:
             _tidy(item)

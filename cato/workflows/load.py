@@ -1,7 +1,7 @@
-"""Workflow files in, checked `Workflow` values out; and the check of a caller's inputs.
+"""Loading workflow files into checked `Workflow` values, and checking a caller's inputs.
 
-A file is checked completely, in three passes that all report before anything is raised: each key
-by the schema, the graph over whatever nodes have a shape, and the templates and their names.
+All problems of a file are reported at once, by three passes: the schema of each key, the graph of
+the well-formed nodes, and the templates with the names they use.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ MAX_CHAIN = 32
 
 MIN_DEADLINE_S = 10.0
 DEADLINE_PER_TARGET = 20.0
-"""The default hard deadline: what comes after that many times the target is of no use, but a
-run is not ended for being slow before `MIN_DEADLINE_S`."""
+"""Default hard deadline: this many times the target, because a later answer is useless, but at
+least `MIN_DEADLINE_S`."""
 
 ITEM_NAMES = frozenset({"item", "index"})
 _JINJA_NAMES = (
@@ -74,7 +74,7 @@ _JINJA_NAMES = (
     "self super loop range caller varargs kwargs"
 )
 RESERVED_NAMES = ITEM_NAMES.union(_JINJA_NAMES.split())
-"""Names that mean something in a template already."""
+"""Names that already have a meaning in templates."""
 
 _EMPTY_TEMPLATE = compile_template("")
 _EMPTY_EXPRESSION = compile_expression("none")
@@ -97,7 +97,7 @@ def load_workflows(folder: Path) -> dict[TaskName, Workflow]:
     workflows: dict[TaskName, Workflow] = {}
     files: dict[TaskName, str] = {}
     problems: list[Problem] = [
-        Problem(str(path), "", "", "is not read: a workflow file ends in .yaml")
+        Problem(str(path), "", "", "is not read: rename it to end in .yaml")
         for path in sorted(folder.glob("*.yml"))
     ]
     for path in sorted(folder.glob("*.yaml")):
@@ -107,7 +107,7 @@ def load_workflows(folder: Path) -> dict[TaskName, Workflow]:
             problems += exc.problems
             continue
         if workflow.name in workflows:
-            rule = f"the task is defined in {files[workflow.name]} already"
+            rule = f"the task is already defined in {files[workflow.name]}"
             problems.append(Problem(str(path), "name", repr(workflow.name), rule))
             continue
         workflows[workflow.name], files[workflow.name] = workflow, str(path)
@@ -117,9 +117,9 @@ def load_workflows(folder: Path) -> dict[TaskName, Workflow]:
 
 
 def check_inputs(workflow: Workflow, values: Mapping[str, object]) -> dict[str, object]:
-    """`values` with defaults filled in; raise one `InputError` that names every problem.
+    """`values` with defaults filled in; raise one `InputError` that lists every problem.
 
-    None means not given, as many clients send null for what they leave out.
+    None means not given: many clients send null for inputs that they leave out.
     """
     specs = {spec.name: spec for spec in workflow.inputs}
     problems: dict[str, str] = {}
@@ -146,7 +146,7 @@ def check_inputs(workflow: Workflow, values: Mapping[str, object]) -> dict[str, 
 
 @dataclass
 class _Draft:
-    """One file on its way to a workflow. `problems` fills up; nothing here raises."""
+    """A workflow file being checked. Collects `problems`; nothing here raises."""
 
     file: str
     folder: Path
@@ -154,7 +154,7 @@ class _Draft:
     problems: list[Problem] = field(default_factory=list)
 
     def check(self) -> Workflow | None:
-        """The workflow; None, or of no use, if there are `problems`."""
+        """The workflow; None or incomplete if there are `problems`."""
         if not isinstance(self.data, dict):
             self._add("", "must be a mapping with `name`, `sla`, `nodes` and `output`", self.data)
             return None
@@ -164,7 +164,7 @@ class _Draft:
         except ValidationError as exc:
             self.problems += problems_of(exc, WorkflowPart, self.file)
         if len(self.needs) > MAX_NODES:
-            return None  # said already; the graph could be of any size
+            return None  # already reported; checking a graph of any size could take long
         self._check_ids()
         self._check_graph()
         self._check_loops()
@@ -187,7 +187,7 @@ class _Draft:
             session_target_s=part.sla.session,
         )
 
-    # What can be told of the file even when parts of it are wrong
+    # Facts about the file that hold even when parts of it are wrong
 
     @cached_property
     def _raw(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class _Draft:
 
     @cached_property
     def loops(self) -> dict[str, list[str]]:
-        """The members of `redo` of every repeating node."""
+        """The `redo` of every repeating node."""
         return {id: p.repeat.redo for id, p in self.parts.items() if p.repeat is not None}
 
     # Passes
@@ -238,12 +238,12 @@ class _Draft:
     def _check_ids(self) -> None:
         for name in self.inputs:
             if name in RESERVED_NAMES:
-                self._add(f"inputs.{name}", "this name has a meaning in templates already")
+                self._add(f"inputs.{name}", "this name already has a meaning in templates")
         for id in self.needs:
             if id in RESERVED_NAMES:
-                self._add(f"nodes.{id}", "this name has a meaning in templates already")
+                self._add(f"nodes.{id}", "this name already has a meaning in templates")
             if id in self.inputs:
-                self._add(f"nodes.{id}", "an input has this name already")
+                self._add(f"nodes.{id}", "an input already has this name")
 
     def _check_graph(self) -> None:
         for id, needs in self.needs.items():
@@ -254,7 +254,7 @@ class _Draft:
                     self._add(f"nodes.{id}.needs", f"node {need!r} is given twice")
         for cycle in graph.cycles(self.needs):
             path = " -> ".join((*cycle, cycle[0]))
-            self._add(f"nodes.{cycle[0]}.needs", f"nodes need each other in a circle: {path}")
+            self._add(f"nodes.{cycle[0]}.needs", f"nodes need each other in a cycle: {path}")
         if (chain := graph.depth(self.needs)) > MAX_CHAIN:
             self._add("nodes", f"a chain of {chain} nodes; at most {MAX_CHAIN} are allowed")
 
@@ -297,13 +297,13 @@ class _Draft:
         for id in stream:
             part = self.parts.get(id)
             if part is not None and not isinstance(part, LlmPart | TransformPart):
-                self._add("stream", f"node {id!r} has no text to stream: it is not llm, transform")
+                self._add("stream", f"node {id!r} has no text to stream: only llm, transform do")
             if part is not None and part.each is not None:
                 self._add("stream", f"node {id!r} cannot be streamed: it runs once per item")
         sla = self._raw.get("sla")
         metric = sla.get("metric") if isinstance(sla, dict) else None
         if metric in ("ttft", "tpot") and self._raw.get("stream") is None:
-            rule = f"an SLA on {metric} needs `stream`: which node's tokens it is about"
+            rule = f"an SLA on {metric} needs `stream`, the node whose tokens count"
             self._add("sla.metric", rule)
 
     def _check_use(self, goals: Sequence[str]) -> None:
@@ -320,7 +320,7 @@ class _Draft:
     def _node(self, id: str, part: NodePart) -> Node:
         where, known = f"nodes.{id}", {*self.inputs, *self.ancestors[id]}
         inside = known | ITEM_NAMES if part.each is not None else known
-        # In a loop the nodes see the last round: `{{ refine.text or draft.text }}`.
+        # In a loop the nodes see the previous round: `{{ refine.text or draft.text }}`.
         inside = inside | {o for o, redo in self.loops.items() if id == o or id in redo}
         repeat = None
         if part.repeat is not None:
@@ -426,8 +426,8 @@ class _Draft:
         for name in sorted(names.difference(known)):
             if name in self.needs:
                 if self._has_unknown_needs(where.split(".")[1]):
-                    continue  # it may well be the misspelt one
-                rule = f"uses node {name!r}, which need not have run before: add it to `needs`"
+                    continue  # its `needs` may have misspelt this very name
+                rule = f"uses node {name!r}, which may not have run before: add it to `needs`"
             elif name in ITEM_NAMES:
                 rule = f"{name!r} exists only in the templates of a node with `each`"
             else:
@@ -436,7 +436,7 @@ class _Draft:
             self._add(where, rule)
 
     def _check_fields(self, where: str, attributes: frozenset[tuple[str, str]]) -> None:
-        """What a template looks up in a node's result must be in results of its type."""
+        """Report fields of a node's result that results of its type do not have."""
         for id, name in sorted(attributes):
             part = self.parts.get(id)
             if part is None or part.each is not None:  # not a node, or a list of results
@@ -458,23 +458,23 @@ class _Draft:
     def _prompt_file(self, where: str, name: str) -> str | None:
         rule = None
         if not name.endswith(".j2"):
-            rule = "a text without a blank is taken for a file, and a prompt file ends in .j2"
+            rule = "a text without a blank is read as a file name, which must end in .j2"
         elif name.startswith(("/", "\\")) or ".." in PurePosixPath(name.replace("\\", "/")).parts:
-            rule = "must be a file in the folder of this one, or below"
+            rule = "must be a file in the workflow file's folder, or below"
         if rule is not None:
             self._add(where, rule, name)
             return None
         try:
             path = (self.folder / name).resolve()
             if not path.is_relative_to(self.folder.resolve()):  # a link that leads out
-                self._add(where, "must be a file in the folder of this one, or below", name)
+                self._add(where, "must be a file in the workflow file's folder, or below", name)
                 return None
             with path.open("rb") as stream:
                 data = stream.read(4 * MAX_TEXT_CHARS + 1)
             text = data.decode("utf-8")
         except UnicodeDecodeError:
             self._add(where, "the prompt file is not UTF-8 text", name)
-        except (OSError, ValueError, RuntimeError) as exc:  # a NUL in the name, a circle of links
+        except (OSError, ValueError, RuntimeError) as exc:  # a NUL in the name, a cycle of links
             reason = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
             self._add(where, f"the prompt file cannot be read: {reason}", name)
         else:

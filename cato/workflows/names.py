@@ -1,4 +1,4 @@
-"""Whether a deployment has the models, indexes and checkers that a workflow names."""
+"""Check that a deployment has the models, indexes and checkers that a workflow names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cato.core.workflow import LlmSettings, RetrieveSettings, ValidateSettings, 
 def unknown_names(
     file: str, workflow: Workflow, models: Sequence[ModelSpec], ingress: IngressSpec
 ) -> Iterator[Problem]:
-    """Problems of `workflow`, which stands in `file`, beside these models and this ingress."""
+    """Unknown models, indexes and checkers of `workflow`, which is in `file`."""
     known = sorted(name for model in models for name in model.names)
     for node in workflow.nodes:
         settings, where = node.settings, f"nodes.{node.id}"

@@ -1,6 +1,6 @@
-"""What a workflow file may say, one key at a time; rules across keys are in `load.py`.
+"""Schema of workflow files, key by key; checks across keys are in `load.py`.
 
-The docstrings under the fields are what an editor shows (see `json_schema.py`).
+Editors show the docstrings under the fields (see `json_schema.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OWN_ENGINE_KEYS = (
     "best_of suffix echo temperature top_p stop seed"
 )
 OWN_ENGINE_KEYS = frozenset(_OWN_ENGINE_KEYS.split())
-"""Keys of an OpenAI body that `extra` may not set: CATO writes them, or a node has them itself."""
+"""Keys of an OpenAI body that `extra` must not set: CATO or the node's own keys set them."""
 
 
 def _in_a_day(seconds: float) -> float:
@@ -65,18 +65,18 @@ Task = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^{_TASK}$"}),
 ]
 Checker = Annotated[str, Field(min_length=1, max_length=63)]
-"""A checker's name, as the deployment has it."""
+"""The name of a checker of the deployment."""
 InputType = Literal["str", "int", "float", "bool", "list"]
 
 
 class Part(StrictModel):
-    """Base of all parts."""
+    """Base of all parts of a workflow file."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class SlaPart(Part):
-    """What a caller of this task may count on, unless the request asks for something else."""
+    """The SLA of this task, unless the request asks for another."""
 
     metric: Literal["ttft", "tpot", "e2e"]
     """ttft: time to the first token of the streamed node; tpot: time per later token;
@@ -84,11 +84,10 @@ class SlaPart(Part):
     target: Span
     """The objective for `metric`."""
     deadline: Span | None = None
-    """When the caller no longer waits for the answer: the run ends unfinished. Default: 20 times
-    the target, at least 10s."""
+    """Time after which the run is ended unfinished. Default: 20 times the target, at least 10s."""
     session: Span | None = None
-    """From the first call of a conversation with tools or history, which goes to the task's model,
-    to the end of its last answer: each turn gets its part of it."""
+    """Target for a whole session (a conversation with tools or history, which goes to the task's
+    model): from its first call to its last answer. Each turn gets a share of it."""
 
     @model_validator(mode="after")
     def _deadline_is_later(self) -> Self:
@@ -98,7 +97,7 @@ class SlaPart(Part):
 
 
 def fits_type(type_: str, value: object) -> bool:
-    """True when `value`, as JSON or YAML gives it, is a value of an input of `type_`."""
+    """True when `value`, parsed from JSON or YAML, fits an input of `type_`."""
     match type_:
         case "str":
             return isinstance(value, str)
@@ -114,7 +113,7 @@ def fits_type(type_: str, value: object) -> bool:
 
 
 def _check_json(value: object) -> None:
-    """Raise ValueError for what YAML can say and JSON cannot: dates, sets, infinity."""
+    """Raise ValueError for YAML values that JSON does not have: dates, sets, infinity."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as exc:
@@ -157,49 +156,50 @@ def _long_form(value: object) -> object:
 
 
 class RepeatPart(Part):
-    """A bounded loop: run the node, run the nodes of `redo` again, stop when `until` holds."""
+    """A bounded loop: run the node, then run the nodes of `redo` again, until `until` is true."""
 
     until: Text = Field(examples=["check.ok"])
     """Expression over inputs, ancestors and the node itself."""
     max: int = Field(ge=1, le=MAX_ROUNDS)
     """Most executions of the node."""
     redo: list[str] = Field(default_factory=list, examples=[["check"]])
-    """Ancestors to run again after each round; only this node and each other may need them."""
+    """Ancestors to run again after each round; only this node and other nodes of `redo` may need
+    them."""
 
 
 class FimPart(Part):
-    """A fill-in-the-middle prompt, written as the family of the node's model wants it."""
+    """A fill-in-the-middle prompt, written in the format of the node's model."""
 
     prefix: str = Field(max_length=MAX_TEXT_CHARS, examples=["{{ prefix }}"])
     """Template: the code before the cursor."""
     suffix: str = Field(default="", max_length=MAX_TEXT_CHARS, examples=["{{ suffix }}"])
     """Template: the code after the cursor."""
     context: str = Field(default="", max_length=MAX_TEXT_CHARS)
-    """Template: what else helps, as comments; the first to go when the prompt gets too long."""
+    """Template: other helpful text, as comments; cut first when the prompt is too long."""
 
 
 class NodePart(Part):
-    """What every node may have."""
+    """Keys of every node."""
 
     needs: list[str] = Field(default_factory=list, examples=[["draft"]])
-    """Nodes that must have ended, or been skipped, before this one starts."""
+    """Nodes that must end or be skipped before this one starts."""
     when: Text | None = Field(default=None, examples=["not check.ok"])
-    """Expression; the node is skipped unless it holds."""
+    """Expression; the node is skipped unless it is true."""
     each: Text | None = Field(default=None, examples=["split.chunks"])
-    """Expression for a list: the node runs once per item, all at the same time, with the names
-    `item` and `index`. Its result is the list of results."""
+    """Expression for a list: the node runs once per item, all in parallel, with the names `item`
+    and `index`. Its result is the list of results."""
     max_items: int | None = Field(default=None, ge=1, le=MAX_ITEMS)
-    """Most items of `each`, default 8; further ones are left out, and the receipt says so."""
+    """Most items of `each`, default 8; further items are left out, and the receipt says so."""
     repeat: RepeatPart | None = None
     optional: bool = False
-    """If it fails or does not end within its budget, the run goes on without its result."""
+    """If it fails or exceeds its budget, the run continues without its result."""
     budget: Span | None = None
-    """The longest it may take. Default: its share of the rest of the SLA."""
+    """Time limit of the node. Default: its share of the remaining SLA."""
 
     @model_validator(mode="after")
     def _loops_are_clear(self) -> Self:
         if self.max_items is not None and self.each is None:
-            raise ValueError("`max_items` is for a node with `each`")
+            raise ValueError("`max_items` needs `each`")
         if self.each is not None and self.repeat is not None:
             raise ValueError("`each` and `repeat` cannot be in the same node")
         return self
@@ -214,38 +214,38 @@ class LlmPart(NodePart):
     fallback: str | None = Field(
         default=None, min_length=1, max_length=200, examples=["coder-fast"]
     )
-    """A smaller model that may answer instead, where the deployment's `brownout` says so."""
+    """A smaller model that answers instead when the deployment's `brownout` says so."""
     prompt: Text | None = Field(default=None, examples=["prompts/generate.j2"])
-    """Template that a base model continues: a .j2 file beside this one, or the text itself (a
-    text with a blank, a newline or `{{`)."""
+    """Template that a base model continues: a .j2 file in this file's folder, or the text itself
+    (which has a blank, a newline or `{{`)."""
     fim: FimPart | None = None
     chat: Text | None = None
-    """Template of the user message, as for `prompt`; the model's own chat template is applied."""
+    """Template of the user message, given like `prompt`; the model's chat template is applied."""
     system: Text | None = None
     """Template of the system message, with `chat`."""
     max_tokens: int = Field(ge=1, le=MAX_OUTPUT_TOKENS)
     """Most tokens of the answer."""
     token_limit: Text | None = Field(default=None, examples=["tokens"])
-    """Expression for a limit of this answer alone, such as an input; at most `max_tokens` count."""
+    """Expression for a lower limit of one answer, such as an input; capped at `max_tokens`."""
     expected_tokens: int | None = Field(default=None, ge=1)
-    """Usual length of the answer, until the profiler has seen some. Default: half of
+    """Usual length of the answer, used until the Profiler has seen some. Default: half of
     `max_tokens`."""
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     stop: list[Annotated[str, Field(min_length=1, max_length=200)]] | None = Field(
         default=None, max_length=MAX_STOPS
     )
-    """Texts that end the answer; they are not part of it."""
+    """Stop strings: texts that end the answer and are not part of it."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     extra: dict[str, Any] = Field(default_factory=dict, examples=[{"top_k": 20}])
-    """Further keys of the engine's request, passed as they are."""
+    """Other keys of the engine's request, passed unchanged."""
 
     @field_validator("extra")
     @classmethod
     def _extra_is_extra(cls, value: dict[str, Any]) -> dict[str, Any]:
         own = sorted(OWN_ENGINE_KEYS.intersection(value))
         if own:
-            raise ValueError(f"must not set {', '.join(own)}: keys of the node itself or of CATO")
+            raise ValueError(f"must not set {', '.join(own)}: the node or CATO sets them")
         _check_json(value)
         return value
 
@@ -254,7 +254,7 @@ class LlmPart(NodePart):
         if sum(x is not None for x in (self.prompt, self.fim, self.chat)) != 1:
             raise ValueError("exactly one of `prompt`, `fim` and `chat` is required")
         if self.system is not None and self.chat is None:
-            raise ValueError("`system` goes with `chat`")
+            raise ValueError("`system` needs `chat`")
         if self.expected_tokens is not None and self.expected_tokens > self.max_tokens:
             raise ValueError("`expected_tokens` must be at most `max_tokens`")
         return self
@@ -268,7 +268,7 @@ class RetrievePart(NodePart):
     index: str = Field(default=DEFAULT_INDEX, min_length=1, max_length=63)
     """Name of an index of the deployment."""
     query: Text = Field(examples=["{{ instruction }}"])
-    """Template: what to look for."""
+    """Template: the search text."""
     top_k: int = Field(default=DEFAULT_TOP_K, ge=1, le=MAX_TOP_K)
     """Most snippets."""
 
@@ -287,9 +287,9 @@ class AnalyzePart(NodePart):
 
 
 class ValidatePart(NodePart):
-    """Check syntax, and with `checkers` more; the code is never run. The result is `{ok, errors:
-    [{line, column, message}], code, checked}`: `code` has no Markdown fences, `checked` is false
-    when the language is unknown or a check came to no verdict."""
+    """Check the syntax of code, and run `checkers` on it; the code is never run. The result is
+    `{ok, errors: [{line, column, message}], code, checked}`: `code` has no Markdown fences,
+    `checked` is false when the language is unknown or a check was inconclusive."""
 
     type: Literal["validate"]
     source: Text = Field(examples=["{{ draft.text }}"])
@@ -297,7 +297,7 @@ class ValidatePart(NodePart):
     language: Text = Field(examples=["{{ language }}"])
     """Template: its language."""
     checkers: list[Checker] = Field(default_factory=list, max_length=8, examples=[["ruff"]])
-    """Compilers and linters of the deployment that check code of their language when its syntax is
+    """Compilers and linters of the deployment; each checks code in its language once the syntax is
     right."""
 
 
@@ -308,7 +308,7 @@ class TransformPart(NodePart):
     text: Text = Field(examples=["{{ parts | join('\\n', 'text') }}"])
     """Template."""
     as_json: bool = False
-    """Read the text as JSON into `value`."""
+    """Parse the text as JSON into `value`."""
 
 
 RESULT_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -320,7 +320,7 @@ RESULT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "validate": ("ok", "errors", "code", "checked"),
     "transform": ("text", "value"),
 }  # fmt: skip
-"""What the result of a node has, by its type; the docstrings above say what each is."""
+"""The fields of a node's result by its type; the docstrings above describe them."""
 
 AnyNodePart = Annotated[
     LlmPart | RetrievePart | AnalyzePart | ValidatePart | TransformPart,
@@ -329,10 +329,10 @@ AnyNodePart = Annotated[
 
 
 class WorkflowPart(Part):
-    """A task's workflow: which nodes run, in which order, and what the answer is."""
+    """A task's workflow: its inputs, nodes, answer and SLA."""
 
     name: Task = Field(examples=["code-generation"])
-    """The task's name, as callers give it."""
+    """The task's name, used by clients."""
     description: str = Field(default="", max_length=2000)
     sla: SlaPart
     inputs: dict[
@@ -341,11 +341,11 @@ class WorkflowPart(Part):
             InputPart, BeforeValidator(_long_form, json_schema_input_type=InputPart | InputType)
         ],
     ] = Field(default_factory=dict, examples=[{"instruction": "str"}])
-    """What a caller gives: `name: type`, or with a default."""
+    """The inputs of the task: `name: type`, or `name: {type, default, description}`."""
     nodes: dict[Id, AnyNodePart] = Field(min_length=1, max_length=MAX_NODES)
     """The DAG's nodes by name."""
     stream: Text | None = Field(default=None, examples=["refine else draft"])
-    """Whose text is streamed: the first of these nodes that runs. Without it the answer comes
+    """The node whose text is streamed: the first of these that runs. Without it the answer is sent
     at the end."""
     output: Text = Field(examples=["refine else draft"])
-    """Whose result is the answer: the first of these nodes that ran to an end."""
+    """The node whose result is the answer: the first of these that finished."""

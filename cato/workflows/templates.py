@@ -1,14 +1,13 @@
-"""Jinja2 templates and expressions of workflows, in a sandbox that is narrower than Jinja's own.
+"""Jinja2 templates and expressions of workflows, in a sandbox stricter than Jinja's own.
 
-Templates see plain data: the inputs and the results of nodes. What they render is never read as
-a template again. A name that has no value (a node that has not run) is falsy and renders as "",
-as do its attributes: `refine.text`, `check.ok`.
+Templates see plain data: the inputs and the results of nodes. Rendered text is never rendered
+again. A name without a value (a node that has not run) is falsy and renders as "", and so do its
+attributes: `refine.text`, `check.ok`.
 
-Allowed are output, `if`, `for`, `set`, operators but `**`, `range`, and what `FILTERS` and
-`_MEMBERS` list. The work of one rendering is counted before it is done, and bounded: see `Bounds`.
-An operation counts everything it may touch, nested values included, so that no single one takes
-long.
-Blocks (`{% ... %}`) take their line with them when they stand alone on it.
+Allowed: output, `if`, `for`, `set`, all operators but `**`, `range`, and the names in `FILTERS` and
+`_MEMBERS`. The work of a rendering is limited (see `Bounds`) and counted before it is done: every
+operation counts all values it may touch, nested ones included, so that none takes long.
+A block (`{% ... %}`) alone on a line leaves no empty line.
 """
 
 from __future__ import annotations
@@ -52,19 +51,19 @@ MAX_SOURCE_CHARS = 64_000
 """Longest template: a prompt's fixed part is a page or two."""
 
 MAX_NUMBER_BITS = 256
-"""Largest product of whole numbers; keeps repeated squaring from filling the memory."""
+"""Largest product of whole numbers; stops repeated squaring from filling the memory."""
 
 _MAX_PROBLEM_CHARS = 200
 _MAX_SOURCE_SHOWN_CHARS = 80
 
-# A blank in the names: no template can spell them.
+# The blanks keep templates from using these names.
 _COUNTED = "counted items"
 _COMPARED = "compared value"
 _SEARCHED = "searched value"
 _COPIED = "copied part"
 _RESULT = "_result"
 
-# Members of data that a template may use: none of them changes it or makes it longer.
+# Members of values that templates may use: none changes a value or makes it longer.
 MAPPING_MEMBERS = frozenset({"get", "items", "keys", "values"})
 _MEMBERS: tuple[tuple[type[Any], frozenset[str]], ...] = (
     (
@@ -117,7 +116,7 @@ def _range(*args: int) -> range:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Data in, text out: an attribute is a key of a mapping or listed in `_MEMBERS`."""
+    """A sandbox in which an attribute is a mapping's key or listed in `_MEMBERS`."""
 
     intercepted_binops = frozenset({"+", "*", "%"})
 
@@ -190,7 +189,7 @@ def _charge(work: Work, sign: str, left: Any, right: Any) -> None:
 
 
 class _Bounded(NodeTransformer):
-    """Puts filters that count where loops, comparisons, slices and `~` take their values."""
+    """Adds counting filters to the operands of loops, comparisons, slices and `~`."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -249,10 +248,10 @@ _ENVIRONMENT = _new_environment()
 
 @dataclass(frozen=True, slots=True)
 class JinjaTemplate:
-    """A `cato.core.workflow.Template`; `names` are those it looks up, `attributes` what it looks up
-    in them: `("draft", "text")`. Made by `compile_template`.
+    """A `cato.core.workflow.Template`, made by `compile_template`. `names` are the names it uses,
+    `attributes` the attributes of them: `("draft", "text")`.
 
-    Pickles as its source, since compiled templates cannot travel.
+    Pickled as its source, since compiled templates cannot be pickled.
     """
 
     source: str
@@ -266,7 +265,7 @@ class JinjaTemplate:
             for piece in self._compiled.generate({**names, WORK: work}):
                 work.output(len(piece))
                 pieces.append(piece)
-        except Exception as exc:  # a sandbox runs anything: whatever it raises is the template's
+        except Exception as exc:  # a template can raise anything: report it as its error
             raise _error(self.source, exc) from exc
         return "".join(pieces)
 
@@ -284,7 +283,7 @@ class JinjaExpression:
     _compiled: jinja2.Template = field(compare=False, repr=False)
 
     def evaluate(self, names: Mapping[str, object]) -> object:
-        """The value as plain data: a missing one is None, anything that counts up is a list."""
+        """The value as plain data: a missing value is None, an iterable a list."""
         work = Work(LITTLE)
         try:
             context = self._compiled.new_context({**names, WORK: work})
@@ -355,7 +354,7 @@ def _compile(
 
 
 def _attributes(tree: nodes.Template) -> Iterator[tuple[str, str]]:
-    """Names and the attributes read from them; without names that the template sets itself."""
+    """(name, attribute) pairs that are read, without names that the template sets itself."""
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     for dot in tree.find_all(nodes.Getattr):
         if isinstance(dot.node, nodes.Name) and dot.node.name not in own:

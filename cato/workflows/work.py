@@ -1,4 +1,4 @@
-"""The work of one rendering: counted before it is done, and bounded."""
+"""Limits on the work of rendering a template, counted before the work is done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 
 MAX_STEPS = 10_000
-"""Loop iterations of one rendering, over all loops; a prompt lists tens of snippets or errors."""
+"""Most loop iterations of one rendering, over all loops; prompts list tens of snippets."""
 
 MAX_OUTPUT_CHARS = 1_000_000
 """Longest text rendered: some 250,000 tokens, more than most models' context."""
@@ -19,11 +19,11 @@ MAX_OUTPUT_CHARS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one rendering may do at most.
+    """Limits of one rendering.
 
-    `nodes` are parts of the source, those in a loop once for each iteration. Characters are written
-    into intermediate texts by operators and filters, read by filters, methods, tests and
-    comparisons, and put out.
+    `nodes` are evaluated parts of the source, in a loop counted per iteration. `chars` are written
+    to intermediate texts by operators and filters, `read_chars` read by filters, methods, tests and
+    comparisons, `output_chars` written to the result.
     """
 
     steps: int = MAX_STEPS
@@ -34,14 +34,14 @@ class Bounds:
 
 
 WHOLE = Bounds()
-"""About a second of a core at worst: for a thread of its own."""
+"""At most about a second of CPU time: for a separate thread."""
 
 LITTLE = Bounds(nodes=30_000, chars=400_000, read_chars=4_000_000, output_chars=400_000)
-"""Some milliseconds at worst, which others may wait for. Expressions never do more."""
+"""At most some milliseconds, so that it can run in the event loop. Expressions never do more."""
 
-# A blank in the name: no template can spell it.
+# The blanks keep templates from using this name.
 WORK = "work of this rendering"
-# An item of a list or mapping counts for as many characters as are read in its time.
+# Visiting an item of a list or mapping takes as long as reading this many characters.
 _ITEM_CHARS = 100
 
 _bounds: ContextVar[Bounds] = ContextVar("bounds of a rendering", default=WHOLE)
@@ -53,7 +53,7 @@ def present_bounds() -> Bounds:
 
 @contextmanager
 def little_work() -> Generator[None, None, None]:
-    """Within it templates do no more than `LITTLE`, and raise `WorkLimitError` beyond."""
+    """Inside it templates are limited to `LITTLE` and raise `WorkLimitError` beyond."""
     token = _bounds.set(LITTLE)
     try:
         yield
@@ -62,11 +62,11 @@ def little_work() -> Generator[None, None, None]:
 
 
 class TooMuch(SecurityError):
-    """The work of a rendering is beyond its bounds."""
+    """A rendering exceeds its limits."""
 
 
 class Work:
-    """What one rendering may still do."""
+    """The remaining budget of one rendering."""
 
     __slots__ = ("_bounds", "_chars", "_nodes", "_output_chars", "_read_chars", "_steps")
 
@@ -92,7 +92,7 @@ class Work:
     def read(self, chars: int) -> None:
         self._read_chars -= chars
         if self._read_chars < 0:
-            raise TooMuch(f"more than {self._bounds.read_chars:,} characters gone through")
+            raise TooMuch(f"more than {self._bounds.read_chars:,} characters read")
 
     def read_all(self, value: object) -> None:
         """Count all of `value`, nested values included."""
@@ -110,9 +110,9 @@ class Work:
 
 
 def _weight(value: object, most: int) -> int:
-    """Characters to be gone through for all of `value`, counted until they are more than `most`.
+    """Characters to read for `value` with all nested values; stops counting above `most`.
 
-    A value that is held twice counts twice, as it would be written twice.
+    A value that occurs twice counts twice, because it would also be written twice.
     """
     total, waiting = 0, [value]
     while waiting and total <= most:

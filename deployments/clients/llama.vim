@@ -1,6 +1,6 @@
 " .vimrc or init.vim, with the plugin ggml-org/llama.vim
 "
-" It can name neither a task nor an SLA, but its URL can. llama.vscode: set `llama-vscode.endpoint` to
+" The plugin has no setting for a task or an SLA; put them into the URL. llama.vscode: set `llama-vscode.endpoint` to
 " http://127.0.0.1:8000/t/completion
 let g:llama_config = {
     \ 'endpoint': 'http://127.0.0.1:8000/t/completion/interactive/infill',

@@ -1,12 +1,12 @@
 """Copy the deployment files to where containers, kustomize and Helm need them.
 
     python deployments/kubernetes/sync.py            write the copies
-    python deployments/kubernetes/sync.py --check    exit 1 and name those that differ
+    python deployments/kubernetes/sync.py --check    exit 1 and list the copies that differ
 
-kustomize reads no file above its own folder, so each overlay has its own copy of one file of
-`deployments/`; a Helm chart reads none either, and has all of them and the manifests of `base/`.
-Those of `local-cpu.yaml` listen on all interfaces of their container, and on every host: inside a
-container, loopback is reached by nobody.
+kustomize and Helm read no files outside their own folder. So each overlay has a copy of one file of
+`deployments/`, and the Helm chart has copies of all of them and of the manifests in `base/`. The
+copies of `local-cpu.yaml` listen on all interfaces, as no client can reach a container's loopback,
+and have a proxy on every host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHART = "deployments/kubernetes/helm/files"
 MANIFESTS = ("disruption-budgets", "network-policy", "ray-service", "service-account")
 NOTICE = "# Made from {} by deployments/kubernetes/sync.py: edit that file instead.\n"
 
-# In local-cpu.yaml -> in a container. Each must be there once.
+# Text in local-cpu.yaml -> its replacement in a container. Each must occur exactly once.
 CONTAINER = (
     (
         "proxy_location: HeadOnly          # one HTTP proxy; EveryNode behind a load balancer",
@@ -32,7 +32,7 @@ CONTAINER = (
     (
         "keys: auto                # without an API key only this machine is served: "
         "`cato keys create`",
-        "keys: ignored             # all that reach the port are served; auto: API keys",
+        "keys: ignored             # anyone who reaches the port is served; auto: API keys",
     ),
 )
 COPIES = {
@@ -48,7 +48,7 @@ COPIES = {
 
 
 def rendered(copy: str) -> str:
-    """What the file `copy` must hold. Raises `ValueError` when its source lacks a replaced text."""
+    """The content of the file `copy`. Raise `ValueError` if its source lacks a replaced text."""
     source, replacements = COPIES[copy]
     text = (ROOT / source).read_text(encoding="utf-8")
     for old, new in replacements:

@@ -30,7 +30,7 @@ def test_an_adapter_is_added_served_kept_and_removed(app: App) -> None:
     )
     assert "team-coder" in run_cato("models", "list", *where, timeout_s=100)
     again = run_cato("models", "add", "other", *new[3:], *where, timeout_s=100, fails=True)
-    assert "sim-small has places for 1" in again
+    assert "sim-small already has 1 added adapters" in again
 
     ray.kill(actors.get(actors.PROVISIONER), no_restart=False)
     until(_is_known_again)

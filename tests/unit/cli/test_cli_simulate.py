@@ -176,12 +176,12 @@ def test_a_plan_prints_what_it_tried_and_the_answer(tmp_path: Path) -> None:
     result = cato("plan", a_scenario(tmp_path), "--json", out, "--plot", tmp_path)
     assert result.exit_code == 0, result.output
     printed = words(result)
-    assert "tiny with foresight, simulated: what was tried" in printed
-    assert re.search(r"ray-serve: \d replicas \(\d only\) give", printed)
+    assert "tiny with foresight, simulated: fleets tried" in printed
+    assert re.search(r"ray-serve: \d replicas \(\d only\) reach", printed)
     assert "no engine ran" in printed
     report = json.loads(out.read_text(encoding="utf-8"))
     chosen = report["extra"]["plans"]["foresight"]["replicas"]["only"]
-    assert f"foresight: {chosen} replicas ({chosen} only) give" in printed
+    assert f"foresight: {chosen} replicas ({chosen} only) reach" in printed
     assert (tmp_path / "plan-tiny.png").exists()
 
 
@@ -189,7 +189,7 @@ def test_a_plan_that_fails_says_which_pool_is_short(tmp_path: Path) -> None:
     path = a_scenario(tmp_path, rate_per_s=8.0)
     result = cato("plan", path, "--max-replicas", 1, "--attainment", 0.999)
     assert result.exit_code == 1
-    assert "no number of replicas gives 99.9 %" in words(result)
+    assert "no number of replicas reaches 99.9 %" in words(result)
     assert "pool 'only' is short" in words(result)
 
 
@@ -244,11 +244,11 @@ def test_a_trace_needs_a_profile_and_excludes_a_scenario(tmp_path: Path) -> None
     trace = a_trace(tmp_path)
     for arguments, problem in (
         (("--traffic", trace), "at least one --profile"),
-        (("--traffic", trace, "--profile", "7b:x"), "how many cards a replica"),
+        (("--traffic", trace, "--profile", "7b:x"), "cards per replica"),
         ((a_scenario(tmp_path), "--traffic", trace), "name a scenario file"),
         (("--agents", trace, "--traffic", trace), "name a scenario file"),
         (("--agents", trace), "at least one --profile"),
-        (("--agents", trace, "--profile", "7b", "--target", "0"), "cannot be planned for"),
+        (("--agents", trace, "--profile", "7b", "--target", "0"), "is not between 0 and 1"),
         (("--traffic", trace, "--profile", "7b", "--target", "most"), "95% or 0.95"),
     ):
         result = cato("plan", *arguments)

@@ -72,11 +72,11 @@ async def test_explain_shows_the_turns_of_a_session_by_its_name_or_a_calls_id(
         for t in turns
     )
     assert all("expected cost" in t["reason"] and t["ttft_s"] > 0 for t in turns)
-    assert "3 turns kept" in by_name.stdout
+    assert "3 turns stored" in by_name.stdout
     assert json.loads(receipt.stdout)["request_id"] == id
     assert nothing.exit_code == no_turn.exit_code == 1
     assert "No receipt with this request id" in nothing.stderr
-    assert "was no turn of a session" in no_turn.stderr
+    assert "was not a turn of a session" in no_turn.stderr
 
 
 async def test_a_tenant_sees_its_own_sessions_alone(

@@ -169,7 +169,7 @@ def test_names_that_clash_or_lead_nowhere_are_problems() -> None:
         "models.coder.aliases[1]: already the name of the model 'other' (found 'other')",
         "models.other.aliases[0]: already the name of an alias of 'coder' (found 'fast')",
         "pools.b.model: no such model (did you mean 'coder'?); known: coder, other (found 'codre')",
-        "pools.c.model: pool 'a' serves this model already; put the deployments there"
+        "pools.c.model: pool 'a' already serves this model; put the deployments there"
         " (found 'coder')",
         "pools.b.deployments.same: pool 'a' has a deployment of this name (found 'same')",
     ]
@@ -201,7 +201,7 @@ def test_schema_problems_and_name_problems_come_together() -> None:
 
 def test_cards_fit_the_accelerator() -> None:
     assert problems_of_deployment(cards=1) == [
-        "cards: a cpu deployment has no cards: leave it out or set 0 (found 1)"
+        "cards: a cpu deployment has no cards: leave it out or set it to 0 (found 1)"
     ]
     assert problems_of_deployment(accelerator="npu", cards=0) == [
         "cards: must be at least 1 on npu (found 0)"
@@ -227,7 +227,7 @@ def test_an_engine_fits_its_deployment() -> None:
         "engine.profile: a simulated engine takes its timings from a profile: name one here or"
         " above (found None)",
         "engine.zygote: only a vllm engine on cpu can be forked from a zygote (found True)",
-        "engine.gpu_memory_utilization: not on cpu; set kv_cache_memory (found 0.5)",
+        "engine.gpu_memory_utilization: does not apply on cpu; set kv_cache_memory (found 0.5)",
     ]
     (host,) = problems_of_deployment(engine={"kind": "vllm", "host_memory": True})
     assert "vllm offloads on gpu only" in host
@@ -248,7 +248,7 @@ def test_an_engine_fits_its_deployment() -> None:
             "args": ["--served_model_name=x"],
         }
     ) == [
-        "engine.max_num_batched_tokens: must be at least max_num_seqs (300); vLLM refuses less"
+        "engine.max_num_batched_tokens: must be at least max_num_seqs (300), or vLLM does not start"
         " (found 256)",
         "engine.args: CATO sets --served-model-name itself (found a list of 1)",
     ]
@@ -256,15 +256,15 @@ def test_an_engine_fits_its_deployment() -> None:
 
 def test_cards_are_not_asked_for_as_resources() -> None:
     assert problems_of_deployment(resources={"NPU": 1}) == [
-        "resources: NPU is asked for with `cpus` or `cards`"
+        "resources: set `cpus` or `cards` instead of NPU"
     ]
 
 
 def test_a_cap_belongs_to_schedulers_that_have_one() -> None:
     data = some_args(pools={"main": {**a_pool(), "policies": {"cap": 4}}})
     (problem,) = problems(data)
-    assert "cap belongs to the schedulers static-cap, slo-sa, annealing" in problem
-    assert "not to foresight" in problem
+    assert "only the schedulers static-cap, slo-sa, annealing" in problem
+    assert "not foresight" in problem
     capped = {"scheduler": "annealing", "cap": 4}
     data = some_args(pools={"main": {**a_pool(), "policies": capped}})
     assert EnginesArgs.model_validate(data).to_topology().pools[0].policies.cap == 4
@@ -317,8 +317,8 @@ def test_aliases_may_be_patterns_which_are_kept_apart_from_names() -> None:
 
 def test_of_two_patterns_that_fit_one_name_one_must_be_longer() -> None:
     assert problems(of_two(["claude-*", "x-*"], ["*-sonnet", "claude-*-b"])) == [
-        "models.other.aliases[0]: some names fit this pattern and 'claude-*' of 'coder', which is "
-        "as long; make the one that should win longer (found '*-sonnet')"
+        "models.other.aliases[0]: some names match this pattern and 'claude-*' of 'coder', which "
+        "has the same length; make the one that should win longer (found '*-sonnet')"
     ]
     assert problems(of_two(["claude-*"], ["claude-*"])) == [
         "models.other.aliases[0]: already the name of an alias of 'coder' (found 'claude-*')"
@@ -332,7 +332,7 @@ def test_of_two_patterns_that_fit_one_name_one_must_be_longer() -> None:
     ("alias", "rule"),
     [
         ("cato-*", "names with 'cato-' belong to the workflows"),
-        ("a**", "'**' fits no more than '*'"),
+        ("a**", "write '*' instead of '**'"),
         ("a[bc]", "an alias has at most 128 letters"),
         ("", "an alias has at most 128 letters"),
     ],
@@ -401,7 +401,7 @@ def test_problems_of_both_applications_come_at_once(tmp_path: Path) -> None:
         ("applications[0].import_path", "must be 'cato.serve.app:build_engines'"),
         (
             "applications[0].external_scaler_enabled",
-            "must be true: the Resource Provisioner sets the numbers of replicas",
+            "must be true: the Resource Provisioner sets the number of replicas",
         ),
         ("applications[0].args.pools.main.model", "no such model; known: coder"),
         ("applications[1].args.replica", "unknown key (did you mean 'replicas'?)"),
@@ -411,7 +411,7 @@ def test_problems_of_both_applications_come_at_once(tmp_path: Path) -> None:
 def test_a_misspelt_application_is_named(tmp_path: Path) -> None:
     data: dict[str, Any] = copy.deepcopy(A_FILE)
     data["applications"][0]["name"] = "engine"
-    with pytest.raises(ConfigError, match=r"named 'engines', holds 0 \(did you mean 'engine'\?\)"):
+    with pytest.raises(ConfigError, match=r"named 'engines', has 0 \(did you mean 'engine'\?\)"):
         load_deploy_file(write(tmp_path, data))
 
 

@@ -164,7 +164,7 @@ def test_all_problems_come_at_once_each_with_path_value_and_rule() -> None:
     assert problems(data, "args") == [
         "f.yaml: args.name: this key is required",
         "f.yaml: args.count: must be at most 9 (found 12)",
-        "f.yaml: args.inner.x.target: must be a duration with its unit, such as 200ms, 1.5s or 2m"
+        "f.yaml: args.inner.x.target: must be a duration with a unit, such as 200ms, 1.5s or 2m"
         " (found 'fast')",
         "f.yaml: args.many[1].size: must be a size, such as 256MiB or 4GB,"
         " or a whole number of bytes (found 'big')",

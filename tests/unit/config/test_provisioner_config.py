@@ -46,7 +46,7 @@ def test_what_is_wrong_is_told_all_at_once() -> None:
     for words in (
         "did you mean 'forecast'?",
         "at least 100ms",
-        "with its unit, such as 200ms",
+        "with a unit, such as 200ms",
         "colour",
     ):
         assert words in text, text

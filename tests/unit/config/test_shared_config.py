@@ -64,7 +64,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert "no such model (did you mean 'java'?)" in found
     assert "must be at least min_copies (2)" in found
     assert "count" in found
-    assert "only vllm swaps weights" in found
+    assert "only a vllm engine can swap weights" in found
     assert "did you mean 'lru'?" in found
 
 
@@ -76,15 +76,15 @@ def test_engines_sleep_on_cards_only_and_within_a_budget() -> None:
     whole = a_file(models=models, slots=slots, policies=room)
     (pool,) = validate(EnginesArgs, whole, "file").to_topology().shared_pools
     assert pool.slots.engine.sleep
-    assert "how much host_memory" in problems(a_file(models=models, slots=slots))
+    assert "set policies.host_memory" in problems(a_file(models=models, slots=slots))
     found = problems(a_file(models={"java": {}, "go": {}}, slots=slots, policies=room))
-    assert "say weights and reload (the time to wake) of java, go" in found
+    assert "set weights and reload (the time to wake) of java, go" in found
     on_cpu = problems(a_file(slots={**slots, "accelerator": "cpu"}))
     assert "vllm sleeps on gpu and npu only" in on_cpu
     both = {**slots, "engine": {**engine, "swap": True}}
-    assert "has none to sleep" in problems(a_file(slots=both))
+    assert "cannot be used with swap" in problems(a_file(slots=both))
     simulated = {**slots, "engine": {**SIMULATED, "sleep": True}}
-    assert "only vllm sleeps" in problems(a_file(slots=simulated))
+    assert "only a vllm engine can sleep" in problems(a_file(slots=simulated))
     own = {"accelerator": "gpu", "engine": engine}
     alone = {"pools": {"own": {"model": "rust", "deployments": {"rust-gpu": own}}}}
     assert "only slots of a shared pool unload" in problems({**a_file(), **alone})
@@ -95,15 +95,15 @@ def test_a_model_has_one_home_and_a_deployment_one_owner() -> None:
     deployment = {"accelerator": "cpu", "profile": "p", "engine": SIMULATED}
     file["pools"] = {"own": {"model": "java", "deployments": {"cards-slots": deployment}}}
     found = problems(file)
-    assert "pool 'own' serves this model already" in found
-    assert "'cards-slots', which a pool has already" in found
+    assert "pool 'own' already serves this model" in found
+    assert "'cards-slots', which a pool has" in found
 
 
 def test_simulated_models_need_profiles_and_engines_none() -> None:
     assert "name one for go" in problems(a_file(models={"go": {}}))
     engine = {**SIMULATED, "profile": "p"}
     found = problems(a_file(slots={"count": 1, "accelerator": "cpu", "engine": engine}))
-    assert "every model of a shared pool has a profile of its own" in found
+    assert "set the profile of each model" in found
 
 
 def test_a_file_without_any_pool_is_refused() -> None:
@@ -128,4 +128,4 @@ def test_models_of_a_shared_pool_have_the_adapters_of_the_file() -> None:
     (pool,) = validate(EnginesArgs, file, "file").to_topology().shared_pools
     assert pool.models[0].model.names == ("java", "team", "ours")
     file["models"]["java"]["adapter_places"] = 2
-    assert "and no places for more" in problems(file)
+    assert "cannot have adapter_places" in problems(file)

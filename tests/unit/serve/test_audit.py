@@ -25,12 +25,12 @@ def test_a_hole_of_any_list_fails_and_a_list_without_a_report_is_said(tmp_path: 
     names = ("installed", "docker/requirements/cpu.txt")
     code, said = report(tmp_path, *names)
     assert code == 0
-    assert "installed: 1 of 1 compared, 0 known holes" in said
-    assert "docker/requirements/cpu.txt: nothing was compared" in said
+    assert "installed: 1 of 1 checked, 0 known vulnerabilities" in said
+    assert "docker/requirements/cpu.txt: nothing was checked" in said
     (build / "audit-cpu.json").write_text(json.dumps({"dependencies": [HOLE]}))
     code, said = report(tmp_path, *names)
     assert code == 1
-    assert "docker/requirements/cpu.txt: a 1: PYSEC-1, mended in 2" in said
+    assert "docker/requirements/cpu.txt: a 1: PYSEC-1, fixed in 2" in said
 
 
 def test_earlier_results_are_removed_before_anything_is_asked() -> None:

@@ -174,7 +174,7 @@ def test_prompt_files_outside_the_folder_are_refused(tmp_path: Path) -> None:
     for name in ("../secret.j2", str(tmp_path / "secret.j2"), "x/../../secret.j2", "link.j2"):
         text = changed(A_WORKFLOW, ("Say: {{ code }}", name))
         (problem,) = problems_of(inside, text)
-        assert problem.startswith("nodes.draft.prompt: must be a file in the folder of this one")
+        assert problem.startswith("nodes.draft.prompt: must be a file in the workflow file")
     for name in ("loop.j2", "absent.j2", "prompt.txt", "nul\\0.j2"):
         text = changed(A_WORKFLOW, ("Say: {{ code }}", name))
         (problem,) = problems_of(inside, text)
@@ -207,21 +207,21 @@ def test_all_problems_of_a_file_are_said_at_once(tmp_path: Path) -> None:
     )
     assert sorted(found) == [
         "inputs.item.type: must be one of 'str', 'int', 'float', 'bool' or 'list' (found 'text')",
-        "inputs.item: this name has a meaning in templates already",
+        "inputs.item: this name already has a meaning in templates",
         "inputs.level.default: must be a whole number, as `type` says (found 'high')",
         "name: must be small letters, digits and '-', with a letter first, at most 63 "
         "(found 'Review')",
         "nodes.draft.max_token: unknown key (did you mean 'max_tokens'?)",
         "nodes.draft.max_tokens: this key is required",
-        "nodes.last.budget: must be a duration with its unit, such as 200ms, 1.5s or 2m (found 3)",
+        "nodes.last.budget: must be a duration with a unit, such as 200ms, 1.5s or 2m (found 3)",
         "nodes.last.optional: must be true or false (found 1)",
         "nodes.lint.language: unknown name 'langage'; known: code, item, level",
         "nodes.lint.needs: unknown node 'prase' (did you mean 'parse'?)",
         "nodes.parse.type: must be one of 'llm', 'retrieve', 'analyze', 'validate', 'transform' "
         "(did you mean 'analyze'?) (found 'analyse')",
         "output: unknown node 'drat' (did you mean 'draft'?)",
-        "sla.metric: an SLA on ttft needs `stream`: which node's tokens it is about",
-        "sla.target: must be a duration with its unit, such as 200ms, 1.5s or 2m (found 200)",
+        "sla.metric: an SLA on ttft needs `stream`, the node whose tokens count",
+        "sla.target: must be a duration with a unit, such as 200ms, 1.5s or 2m (found 200)",
         "streams: unknown key (did you mean 'stream'?)",
     ]
 
@@ -252,18 +252,18 @@ def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
         (("{{ code }}", "{{ cod }}"), "nodes.parse.source: unknown name 'cod' (did you mean 'code"),
         (("source: ", "when: draft.text, source: "), "nodes.parse.when: uses node 'draft', which"),
         (("{{ code }}", "{{ item }}"), "nodes.parse.source: 'item' exists only in"),
-        (("parse", "code"), "nodes.code: an input has this name already"),
-        (("parse", "loop"), "nodes.loop: this name has a meaning in templates already"),
+        (("parse", "code"), "nodes.code: an input already has this name"),
+        (("parse", "loop"), "nodes.loop: this name already has a meaning in templates"),
         (("parse", "1st"), "nodes.1st: a name has letters, digits and '_', with a letter first"),
         (("needs: [parse], ", ""), "nodes.parse: is not used"),
         (("output: draft", "output: draft parse"), "output: must be a node, or several with"),
         (("output: draft", "output: draft else draft"), "output: node 'draft' is given twice"),
         (("output: draft", "output: draft\nstream: parse"), "stream: node 'parse' has no text"),
         (("model: m,", "model: m, each: parse.chunks,"), ""),
-        (("model: m,", "model: m, max_items: 3,"), "nodes.draft: `max_items` is for a node with"),
+        (("model: m,", "model: m, max_items: 3,"), "nodes.draft: `max_items` needs `each`"),
         (("model: m,", "model: m, each: 'x', repeat: {until: x, max: 1},"), "nodes.draft: `each`"),
         (("model: m,", "model: m, chat: hello,"), "nodes.draft: exactly one of `prompt`, `fim`"),
-        (("model: m,", "model: m, system: be kind,"), "nodes.draft: `system` goes with `chat`"),
+        (("model: m,", "model: m, system: be kind,"), "nodes.draft: `system` needs `chat`"),
         (("model: m,", "model: m, expected_tokens: 101,"), "nodes.draft: `expected_tokens` must"),
         (("model: m,", "model: m, extra: {stream: true},"), "nodes.draft.extra: must not set st"),
         (("model: m,", "model: m, extra: {x: .nan},"), "nodes.draft.extra: must be JSON values"),
@@ -273,7 +273,7 @@ def test_all_problems_of_all_files_are_said_at_once(tmp_path: Path) -> None:
         (("model: m,", "model: m, when: '{{ code }}',"), "nodes.draft.when: an expression is wri"),
         (("target: 2s", "target: 2s, deadline: 1s"), "sla: the deadline must not be shorter"),
         (("target: 2s", "target: 0s"), "sla.target: must be a duration of more than 0"),
-        (("target: 2s", "target: 2 s"), "sla.target: must be a duration with its unit"),
+        (("target: 2s", "target: 2 s"), "sla.target: must be a duration with a unit"),
         (("target: 2s", "target: 25h"), "sla.target: must be a duration of more than 0 and at"),
         (
             ("model: m,", "model: m, extra: {x: !!timestamp 2001-01-01},"),
@@ -299,7 +299,7 @@ def test_a_broken_rule_is_said_where_it_is_broken(
         (("redo: [check]", "redo: [draft]"), "node 'draft' is run again, but 'check' needs it"),
         (("redo: [check]", "redo: [check, check]"), "node 'check' is given twice"),
         (("needs: [draft]", "needs: [draft], when: task"), "node 'check' must not have `when`"),
-        (("redo: [check]", "redo: []"), "nodes.check.source: uses node 'fix', which need not"),
+        (("redo: [check]", "redo: []"), "nodes.check.source: uses node 'fix', which may not"),
         (("stream: fix else draft\n", ""), "sla.metric: an SLA on ttft needs `stream`"),
         (("when: not check.ok", "when: fix.text"), "nodes.fix.when: uses node 'fix'"),
         (("max: 3", "max: 0"), "nodes.fix.repeat.max: must be at least 1 (found 0)"),
@@ -316,7 +316,7 @@ def test_a_cycle_is_named_as_a_path(tmp_path: Path) -> None:
         A_LOOP, ("model: m, prompt", "model: m, needs: [fix], prompt"), ("when: not check.ok", "")
     )
     found = problems_of(tmp_path, text)
-    assert "nodes.draft.needs: nodes need each other in a circle: " in "\n".join(found)
+    assert "nodes.draft.needs: nodes need each other in a cycle: " in "\n".join(found)
     assert "draft -> fix -> check -> draft" in "\n".join(found)
 
 

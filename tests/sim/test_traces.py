@@ -32,9 +32,9 @@ def test_arrivals_count_from_the_first_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("2023-11-16 18:17:04,31x0,8", "two counts"),
+        ("2023-11-16 18:17:04,31x0,8", "two token counts"),
         ("yesterday,3180,8", "a time"),
-        ("2023-11-16 18:17:04,3180", "two counts"),
+        ("2023-11-16 18:17:04,3180", "two token counts"),
         ("2023-11-16 18:17:04,3180,0", "at least 0 and 1"),
         ("2023-11-16 18:17:02,3180,8", "sort the file"),
     ],

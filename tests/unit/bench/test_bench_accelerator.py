@@ -108,7 +108,7 @@ def test_a_budget_holds_the_start_of_cato_too() -> None:
     assert first == item.minutes + START_MINUTES
     assert expected_minutes(item, quick=False, is_started=True) == item.minutes
     assert too_long(first, left=None) == too_long(first, left=first) == ""
-    assert too_long(first, left=0.5) == f"takes about {first:.1f} min, and 0.5 are left"
+    assert too_long(first, left=0.5) == f"takes about {first:.1f} min; 0.5 min are left"
 
 
 # The run, and what becomes of it

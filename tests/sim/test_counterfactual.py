@@ -125,7 +125,7 @@ def test_the_command_prints_a_row_for_each_policy_and_writes_the_picture(tmp_pat
 def test_the_check_says_that_the_decisions_are_the_same(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["replay", str(a_log(tmp_path, a_mix())), "--check"])
     assert done.exit_code == 0
-    assert "give the recorded commands" in done.output
+    assert "repeat the recorded commands" in done.output
 
 
 def test_a_scheduler_that_is_none_is_named_with_those_that_are(tmp_path: Path) -> None:

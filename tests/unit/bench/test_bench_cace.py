@@ -87,7 +87,7 @@ def test_some_arms_can_be_chosen() -> None:
     assert [a.name for a in settings.arms_of("skewed, in-order at 0.2/s")] == ["foresight", "lru"]
     with pytest.raises(UnknownNameError, match="cace, foresight, lfu, lru"):
         cace.Settings(workloads=("skewed, in-order at 0.2/s",), chosen=("lru", "LRU"))
-    with pytest.raises(InputError, match="its arms: foresight, queue-aware"):
+    with pytest.raises(InputError, match="its arms are foresight, queue-aware"):
         cace.Settings(chosen=("lru",))
 
 

@@ -56,7 +56,7 @@ async def test_mistakes_end_with_one_clear_line(tmp_path: Path) -> None:
         kit.server() as url,
     ):
         mistakes = {
-            ("explain", "req-nobody"): "No receipt with this request id",
+            ("explain", "req-nobody"): "No receipt has this request id",
             ("task", "nope"): "no task named 'nope'",
             ("task", "code-completion"): "'prefix' is required",
             ("task", "code-completion", "--stream"): "'prefix' is required",

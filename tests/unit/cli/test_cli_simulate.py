@@ -361,7 +361,7 @@ def test_with_a_trace_every_target_of_the_estimators_is_judged(
     targets = json.loads(out.read_text(encoding="utf-8"))["targets"]
     assert {t["group"] for t in targets} == {7}
     bounds = [t["text"] for t in length_bounds_of(tmp_path / "trace.csv")]
-    timed = ["one prediction by the compiled forest of the trace, median [µs]"]
+    timed = ["one prediction by the trace's compiled forest, median [µs]"]
     timed += ["DAG match of a pair, median [µs]"]
     assert [t["text"] for t in targets] == bounds + timed
     assert [t["goal"] for t in targets[-2:]] == [50.0, 5.0]

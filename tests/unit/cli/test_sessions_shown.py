@@ -75,7 +75,7 @@ async def test_explain_shows_the_turns_of_a_session_by_its_name_or_a_calls_id(
     assert "3 turns stored" in by_name.stdout
     assert json.loads(receipt.stdout)["request_id"] == id
     assert nothing.exit_code == no_turn.exit_code == 1
-    assert "No receipt with this request id" in nothing.stderr
+    assert "No receipt has this request id" in nothing.stderr
     assert "was not a turn of a session" in no_turn.stderr
 
 

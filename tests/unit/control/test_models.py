@@ -151,7 +151,7 @@ def test_a_simulated_model_is_measured_as_its_profile_says() -> None:
 
 
 def test_a_source_that_is_no_model_is_told_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no config\.json"):
+    with pytest.raises(InputError, match=r"has no config\.json"):
         checked_path(str(tmp_path), "vllm")
     (tmp_path / "config.json").write_text("{}")
     assert checked_path(str(tmp_path), "vllm") == str(tmp_path)

@@ -551,7 +551,7 @@ class Books:
         """It has waited for so long, or has not begun and is predicted to."""
         patience_s = self.patience_s[invocation.id]
         assert patience_s < inf
-        if reason.startswith("its client has waited"):
+        if reason.startswith("the patience of its client"):
             assert not isinstance(event, InvocationOffered)
             # What its prompt takes is left, of half of its patience at most.
             assert event.now_s >= self.since_s[invocation.id] + patience_s / 2

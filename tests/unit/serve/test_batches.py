@@ -352,8 +352,8 @@ async def test_what_a_tenant_keeps_is_bounded(tmp_path: Path) -> None:
         second = await http.post("/v1/batches", json=body)
         needed = await http.delete(f"/v1/files/{first['input_file_id']}")
     assert (full.status_code, "delete some" in full.text) == (400, True)
-    assert (second.status_code, "under way" in second.text) == (400, True)
-    assert (needed.status_code, "cancel it first" in needed.text) == (400, True)
+    assert (second.status_code, "in progress" in second.text) == (400, True)
+    assert (needed.status_code, "cancel the batch first" in needed.text) == (400, True)
     kept = list((TenantFolder.of(room.root, "").path / "files").glob("*.jsonl"))
     assert sum(f.stat().st_size for f in kept) <= 2500
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import sys
@@ -47,10 +46,9 @@ def checked(spec: CheckerSpec, code: str = "x = 1\n", name: str = "tool") -> dic
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -118,7 +116,9 @@ def test_all_that_a_checker_started_is_killed_when_its_time_is_over(tmp_path: Pa
     )
     result = checked(a_script(script, str(pids), time_s=3.0))
     assert (result["ok"], result["checked"]) == (True, False)
-    assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
+    started = [int(pid) for pid in pids.read_text().split()]
+    until(lambda: not any(map(is_alive, started)))
+    assert not any(map(is_alive, started))
 
 
 def test_a_checker_of_a_run_that_was_cancelled_is_killed(tmp_path: Path) -> None:

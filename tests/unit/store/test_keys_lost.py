@@ -202,7 +202,7 @@ def test_a_run_folder_that_others_can_write_to_is_refused(
     monkeypatch.setenv(RUN_DIR_VARIABLE, str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o777)
-    with pytest.raises(ConfigError, match="other users may write"):
+    with pytest.raises(ConfigError, match="other users can write"):
         run_dir()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -32,10 +32,6 @@ def _until(moment: datetime) -> float:
     return max(0.0, moment.timestamp() - time.time())
 
 
-def _iso(text: str) -> datetime:
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
-
-
 def aws(http: httpx.Client) -> Notice | None:
     """A spot interruption, two minutes before, or scheduled maintenance."""
     token = http.put("/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
@@ -43,15 +39,13 @@ def aws(http: httpx.Client) -> Notice | None:
     spot = http.get("/latest/meta-data/spot/instance-action")
     if spot.status_code == 200:
         found: dict[str, Any] = spot.json()
-        return Notice(f"spot: {found['action']}", _until(_iso(found["time"])))
+        return Notice(f"spot: {found['action']}", _until(datetime.fromisoformat(found["time"])))
     events = http.get("/latest/meta-data/events/maintenance/scheduled")
     for event in events.json() if events.status_code == 200 else ():
         if event.get("State") == "active":
             starts = datetime.strptime(event["NotBefore"], "%d %b %Y %H:%M:%S %Z")
-            return Notice(
-                f"maintenance: {event['Code']}",
-                _until(starts.replace(tzinfo=_iso("2000-01-01T00:00:00Z").tzinfo)),
-            )
+            within_s = _until(starts.replace(tzinfo=UTC))
+            return Notice(f"maintenance: {event['Code']}", within_s)
     return None
 
 

@@ -13,7 +13,6 @@ ENDPOINTS = (
     "/v1/score", "/v1/rerank",
 )  # fmt: skip
 MAX_ID_CHARS = 256
-SHOWN_ERRORS = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from starlette.datastructures import Headers
 
 from cato.core.errors import AccessError
 
-ANY_PAGE = "*"
 _OTHER_SITES = frozenset({"cross-site", "same-site"})
 
 

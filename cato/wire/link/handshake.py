@@ -11,7 +11,6 @@ import hmac
 import os
 
 NONCE_BYTES = 32
-MAC_BYTES = 32
 
 
 class Refused(Exception):

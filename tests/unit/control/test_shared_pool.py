@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kits.local_slots import LocalSharedPool, LocalSlot
 
 from cato.control import shared_pool
 from cato.control.eviction import EvictionManager
@@ -54,7 +55,6 @@ from cato.core.topology import (
 )
 from cato.engines.base import Endpoint, Engine, EngineRequest, EngineState
 from cato.engines.simulated import SimulatedEngine, simulated_seed, simulated_text
-from cato.lab.chaos.local_slots import LocalSharedPool, LocalSlot
 from cato.profiles.schema import ProfileFile, Provenance
 from cato.serve.engine_loader import EngineLoader
 from cato.serve.lease_link import LeaseLink

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kits.local_slots import LocalSharedPool
 from test_placement import BY_ARRIVAL, a_call, a_model, wants
 
 from cato.core.commands import Dispatch
@@ -38,7 +39,6 @@ from cato.core.topology import (
     SharedPoolSpec,
 )
 from cato.engines.base import PREEMPTED, Endpoint, EngineRequest
-from cato.lab.chaos.local_slots import LocalSharedPool
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel
 from cato.sim.replay import differences, replay_core

@@ -18,6 +18,7 @@ from ingress_kit import (
     until_busy,
 )
 from kits.builders import a_profile, a_report
+from kits.local_slots import LocalSharedPool
 from store_kit import a_receipt
 from test_shared_pool import GO, JAVA, QUICK, ask
 from test_shared_pool import a_pool as a_shared_pool
@@ -30,7 +31,6 @@ from cato.core.orchestrator import PoolOrchestrator
 from cato.core.residency import Resident
 from cato.core.tenancy import Access, ApiKey
 from cato.core.topology import PoolPolicies
-from cato.lab.chaos.local_slots import LocalSharedPool
 from cato.policies.registry import policies_of
 from cato.serve.access.keys import new_key
 from cato.serve.ui.routes import HERE

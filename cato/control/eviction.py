@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from cato.control.links import Door
+from cato.control.messages import Door
 from cato.control.shared_pool import SharedPool
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from cato.control.leases import Leases
-from cato.control.links import Door, Told
+from cato.control.messages import Door, Told
 from cato.control.router_links import RouterLinks
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.demand import PoolDemand, PoolMeter

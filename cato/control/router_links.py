@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from cato.control.links import Door, Follow, Joined, Leased, Left, Offer, Shards, Stop, Told, take
+from cato.control.links import take
+from cato.control.messages import Door, Follow, Joined, Leased, Left, Offer, Shards, Stop, Told
 from cato.core.commands import Dispatch, Preempt
 from cato.core.ids import PoolName, ReplicaId
 from cato.core.shards import NO_LOAD, ShardLoad

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from cato.control.leases import Leases
-from cato.control.links import Told
 from cato.control.load_book import LoadBook
+from cato.control.messages import Told
 from cato.control.slot_links import SlotLinks
 from cato.control.slots import Slots
 from cato.control.staged import Staged

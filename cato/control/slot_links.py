@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cato.control.links import Leased, Offer, Told
+from cato.control.messages import Leased, Offer, Told
 from cato.control.router_links import RouterLinks
 from cato.core.commands import Dispatch
 from cato.core.ids import PoolName, ReplicaId

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from cato.config.places import run_dir
 from cato.control import actors
 from cato.control.host_agent import zygote_socket_of
-from cato.control.links import Generate
+from cato.control.messages import Generate
 from cato.control.staged import Staged
 from cato.core.errors import CatoError, EngineDeadError, EngineError
 from cato.core.eviction import CopyId

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
-from cato.control.links import Told
+from cato.control.messages import Told
 from cato.core.errors import EngineError, ReplicaLostError
 from cato.core.events import FirstTokenSent, InvocationEnded
 from cato.core.ids import InvocationId, ReplicaId

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from cato.control.links import RETRY_S, Follow, Leased, Left, Offer, Told
+from cato.control.links import RETRY_S
+from cato.control.messages import Follow, Leased, Left, Offer, Told
 from cato.core.errors import CapacityError, LinkError, PrefixUnknownError
 from cato.core.events import InvocationWithdrawn
 from cato.core.ids import InvocationId, PoolName

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from cato.control.links import Left
+from cato.control.messages import Left
 from cato.control.staged import Staged
 from cato.core.errors import CatoError, EngineError
 from cato.core.eviction import CopyId

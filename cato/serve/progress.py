@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
-from cato.control.links import Told
+from cato.control.messages import Told
 from cato.core.events import ReplicaProgressed
 from cato.core.ids import InvocationId, ReplicaId
 

@@ -15,7 +15,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors, ray_private, replica_sets
-from cato.control.links import Left, link_to_router
+from cato.control.links import link_to_router
+from cato.control.messages import Left
 from cato.core.commands import Dispatch
 from cato.core.demand import CallsBefore
 from cato.core.errors import (

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from cato.control.links import Generate, Left, Stop, Told
+from cato.control.messages import Generate, Left, Stop, Told
 from cato.core.errors import ReplicaLostError
 from cato.core.events import ReplicaReported
 from cato.core.ids import ModelName, ReplicaId

@@ -7,17 +7,8 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
 
-from cato.control.links import (
-    DOOR_TRIES,
-    RETRY_S,
-    Generate,
-    Joined,
-    Shards,
-    Stop,
-    Told,
-    link_to_router,
-    take,
-)
+from cato.control.links import DOOR_TRIES, RETRY_S, link_to_router, take
+from cato.control.messages import Generate, Joined, Shards, Stop, Told
 from cato.core.errors import LinkError
 from cato.core.ids import DeploymentName, PoolName
 from cato.core.shards import homes_of

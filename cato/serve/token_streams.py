@@ -14,7 +14,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from cato.control import actors
-from cato.control.links import Dial, Generate, ReplicaLinks, open_link
+from cato.control.links import Dial, ReplicaLinks, open_link
+from cato.control.messages import Generate
 from cato.core.commands import Dispatch
 from cato.core.errors import CatoError, LinkError, ReplicaLostError
 from cato.engines.base import EngineChunk, EngineRequest

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import cast
 
-from cato.control.links import Generate, Joined, Stop
+from cato.control.messages import Generate, Joined, Stop
 from cato.control.shared_pool import SharedPool
 from cato.control.staged import Staged
 from cato.core.commands import Dispatch

@@ -68,7 +68,7 @@ def test_a_killed_router_is_whole_again_and_no_task_is_lost(app: App) -> None:
 def test_leases_and_tokens_travel_over_links_of_those_who_know_the_secret(app: App) -> None:
     import ray
 
-    from cato.control.links import CODEC
+    from cato.control.messages import CODEC
 
     for _ in range(2):  # an ingress may not have known the replicas before
         facts = llm_facts(app, complete(app).headers["x-request-id"])

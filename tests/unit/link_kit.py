@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from cato.control.links import CODEC, Joined, Shards
+from cato.control.messages import CODEC, Joined, Shards
 from cato.control.router import ReplicaRouter
 from cato.core.ids import ReplicaId
 from cato.wire.link.connection import Connection, Handler, Passive

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from cato.control.leases import Leases
-from cato.control.links import Generate, Left, Stop, Told
+from cato.control.messages import Generate, Left, Stop, Told
 from cato.core.administration import AuditEntry, Change
 from cato.core.commands import Dispatch, Preempt
 from cato.core.errors import EngineDeadError, ReplicaLostError, StartingError, UnknownNameError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kits.builders import a_profile, a_report, an_invocation
 
-from cato.control.links import Generate, Offer, Told
+from cato.control.messages import Generate, Offer, Told
 from cato.control.router import ReplicaRouter
 from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError, EngineError, LinkError, ReplicaLostError

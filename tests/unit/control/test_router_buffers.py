@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kits.builders import a_profile, a_report, an_invocation
 
-from cato.control.links import Stop
+from cato.control.messages import Stop
 from cato.control.router import ReplicaRouter
 from cato.core.errors import SupersededError
 from cato.core.ids import PoolName, ReplicaId, RunId

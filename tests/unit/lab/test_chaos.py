@@ -35,6 +35,12 @@ from cato.lab.chaos.real_engines import begins_right, problem_of
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def test_the_command_does_not_import_ray_before_the_environment_of_its_ray_is_set() -> None:
+    check = "import sys, cato.cli.chaos; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def a_plan(**fields: object) -> Plan:
     quick: dict[str, object] = {"streams": 6, "tokens": 20, "faults": 6, "gap": "100ms"}
     return PlanFile.model_validate({**quick, "step": "10ms", "pause": "200ms", **fields}).to_plan()

@@ -20,6 +20,8 @@ from cato.serve.ingress import exchange
 
 AFTER_S, EVERY_S = 0.1, 0.05
 LONG_S = 0.4
+# Where the clock decides: a busy machine is late by a second.
+VERY_LONG_S = 3.0
 MESSAGES = [{"role": "user", "content": "x"}]
 CHAT = ("/v1/chat/completions", {"model": "slow", "messages": MESSAGES, "max_tokens": 4})
 RESPONSES = ("/v1/responses", {"model": "slow", "input": "x", "max_output_tokens": 4})
@@ -42,14 +44,22 @@ def a_thoughtful_pool(prefill_s: float = LONG_S) -> LocalPool:
 
 
 @asynccontextmanager
+async def served(folder: Path, pool: LocalPool) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        running(folder, pool, workflows=(SLOW, COMPLETION)) as kit,
+        kit.server() as url,
+        httpx.AsyncClient(base_url=url, timeout=20) as http,
+    ):
+        yield http
+
+
+@asynccontextmanager
 async def asked(
     folder: Path, pool: LocalPool, path: str, body: dict[str, Any]
 ) -> AsyncIterator[httpx.Response]:
     """The answer to `body`, streamed, from its head on."""
     async with (
-        running(folder, pool, workflows=(SLOW, COMPLETION)) as kit,
-        kit.server() as url,
-        httpx.AsyncClient(base_url=url, timeout=20) as http,
+        served(folder, pool) as http,
         http.stream("POST", path, json={**body, "stream": True}) as response,
     ):
         yield response
@@ -66,13 +76,14 @@ async def test_the_head_and_signs_come_before_a_late_first_token(
     tmp_path: Path, path: str, body: dict[str, Any], sign: bytes
 ) -> None:
     loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    async with asked(tmp_path, a_thoughtful_pool(), path, body) as response:
-        head_s = loop.time() - began_s
-        data = b"".join([part async for part in response.aiter_raw()])
+    async with served(tmp_path, a_thoughtful_pool(VERY_LONG_S)) as http:
+        began_s = loop.time()
+        async with http.stream("POST", path, json={**body, "stream": True}) as response:
+            head_s = loop.time() - began_s
+            data = b"".join([part async for part in response.aiter_raw()])
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/event-stream")
-    assert head_s < LONG_S  # of which the first token needs all
+    assert head_s < VERY_LONG_S  # of which the first token needs all
     assert data.startswith(sign + sign)
     assert all(event.startswith((b"data: ", b"event: ")) for event in without(sign, data))
 

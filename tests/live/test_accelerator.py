@@ -35,7 +35,7 @@ def test_all_of_it_runs_on_a_cpu_and_is_not_measured_twice(tmp_path: Path) -> No
     steps = {step["letter"]: step for step in json.loads(file.read_text())["steps"]}
     assert {letter: step["reason"] for letter, step in steps.items()} == dict.fromkeys(LETTERS, "")
     assert [p.name for p in profiles.iterdir()] == ["demo-coder@cpu.yaml"]
-    assert "no card" in text
+    assert "no GPU" in text
     found = {letter: step["result"] for letter, step in steps.items()}
     assert found["a"]["memory_is_of"] == "host"
     assert found["a"]["kv_capacity_tokens"] > 1024

@@ -28,6 +28,7 @@ from cato.engines.vllm.host import Zygote
 from cato.engines.vllm.process import VllmEngine
 from cato.lab.bench.checkpoints import write_adapter
 
+ROOT = Path(__file__).parents[2]
 MODEL_PATH = Path(os.environ.get("CATO_TEST_MODEL") or demo_model_path())
 pytestmark = [
     pytest.mark.vllm,
@@ -247,7 +248,8 @@ async def test_no_process_outlives_a_killed_owner(mode: str) -> None:
         owner = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", OWNER, folder, mode),
             stdout=asyncio.subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},  # where `kits` is
         )
         assert owner.stdout is not None
         async with asyncio.timeout(100):

@@ -214,7 +214,7 @@ def _plan_agents(
     seeds: str | None,
     json_file: Path | None,
 ) -> None:
-    from cato.lab.studies.agents import ALL, Answer, Search, answer_of, searched
+    from cato.lab.studies.agents import ALL, LIMITS, Answer, Search, answer_of, searched
     from cato.policies.schedulers import FORESIGHT
     from cato.sim.report import finite
     from cato.sim.scenario_file import named_profile
@@ -249,6 +249,7 @@ def _plan_agents(
                         goal=goal,
                         part=ALL,
                         has_host_memory=has_host,
+                        engine=LIMITS,
                     )
                     samples += searched(search)
                 answers[name] = answer_of(samples, goal, cards)
@@ -265,7 +266,9 @@ def _plan_agents(
         rate = "" if isnan(answer.turn_rate) else f"{answer.turn_rate:.2f}"
         table.add_row(name, answer.words, rate, answer.tried_words)
     console.print(table)
-    console.print("Simulated: no engine ran.", style="yellow")
+    console.print(
+        "Simulated: no engine ran. Engines have CATO's default limits for prompts.", style="yellow"
+    )
     if json_file is not None:
         found = {name: asdict(a) for name, a in answers.items()}
         value = finite({"goal": goal, "agents": found, "simulated": True})

@@ -125,6 +125,7 @@ class SharedPool:
             self.spec.slots.name,
             prefix_caching=engine.prefix_caching,
             step_tokens=engine.max_num_batched_tokens or 0,
+            mixes_prompts=engine.mixes_prompts,
         )
         line = self.spec.part_of(hosted.model.name)
         return ModelAdded(now_s, line, served, policies_of(self._policies.of_models, profile))

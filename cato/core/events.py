@@ -15,8 +15,9 @@ class ReplicaReported:
 
     `held` are its invocations; a lease that it does not name after a grace time ends.
     `prefix_caching`: its engine caches prefixes. `step_tokens`: the most prompt tokens per engine
-    step (0: whole prompts, or unknown). `host_tokens`: tokens of host memory that hold KV blocks
-    evicted from the KV cache.
+    step (0: whole prompts, or unknown). `mixes_prompts`: its engine computes short prompts beside
+    long ones that came before (by a cap per prompt, or by due date). `host_tokens`: tokens of host
+    memory that hold KV blocks evicted from the KV cache.
     """
 
     now_s: float
@@ -30,6 +31,7 @@ class ReplicaReported:
     prefix_caching: bool = False
     step_tokens: int = 0
     host_tokens: int = 0
+    mixes_prompts: bool = False
 
 
 @record

@@ -412,6 +412,7 @@ class PoolOrchestrator:
         replica.standby = event.standby
         replica.step_tokens = event.step_tokens
         replica.host_tokens = event.host_tokens
+        replica.mixes_prompts = event.mixes_prompts
         replica.accepting_work = event.accepting
         replica.seen_at_s = event.now_s
         if event.prefix_caching and (is_changed or not replica.has_prefix_cache):

@@ -188,7 +188,8 @@ class ReplicaView(Protocol):
     tokens of their prompts, as far as known, and `prompts_ahead_s` the engine's expected time for
     them from now on. `context_tokens` are those of all its calls. `step_tokens` is the engine's own
     limit of prompt tokens per step (0: none), `host_tokens` the capacity of its host's memory
-    beside the KV cache (0: none), `dispatch_s` the measured delay between router and engine.
+    beside the KV cache (0: none); `mixes_prompts`: it computes short prompts beside long ones that
+    came before. `dispatch_s` the measured delay between router and engine.
     `running` lists the leases; leases from before a restart of the router count in `held` only.
     `sessions` were there lately, with contexts of `working_set_tokens`; `awaited_s` is the prompt
     work that waits in the pool for this replica.
@@ -230,6 +231,8 @@ class ReplicaView(Protocol):
     def step_tokens(self) -> int: ...
     @property
     def host_tokens(self) -> int: ...
+    @property
+    def mixes_prompts(self) -> bool: ...
     @property
     def dispatch_s(self) -> float: ...
     @property
@@ -279,6 +282,7 @@ class ReplicaSnapshot:
     context_tokens: int = 0
     step_tokens: int = 0
     host_tokens: int = 0
+    mixes_prompts: bool = False
     dispatch_s: float = 0.0
     sessions: int = 0
     working_set_tokens: int = 0

@@ -195,6 +195,11 @@ class EngineSpec:
     host_memory: bool | int | None = None
 
     @property
+    def mixes_prompts(self) -> bool:
+        """Whether it computes short prompts beside long ones that came before."""
+        return bool(self.long_prefill_token_threshold) or self.scheduler == DUE_DATE
+
+    @property
     def is_simulated(self) -> bool:
         """Whether its answers come without a model."""
         return self.kind != "vllm"

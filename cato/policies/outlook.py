@@ -9,6 +9,7 @@ from math import inf
 from operator import attrgetter
 
 from cato.core.length import LengthBelief, around
+from cato.core.pool.window import wait_for_prompts_s
 from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import Invocation, ReplicaView, Running
@@ -182,8 +183,8 @@ def joining(invocation: Invocation, replica: ReplicaView, now_s: float) -> Joini
     profile = replica.profile
     outlook = replica.derived(outlook_of, now_s)
     mine = prospect_of_newcomer(invocation)
-    start_s = now_s + replica.prompts_ahead_s
-    start_s += profile.prefill_s(invocation.prompt_tokens) - saved_s(invocation, replica)
+    own_s = profile.prefill_s(invocation.prompt_tokens) - saved_s(invocation, replica)
+    start_s = now_s + wait_for_prompts_s(replica, own_s) + own_s
     own, others = beside(profile, outlook.prospects, mine, start_s)
     return Joining(own, outlook.total - others)
 

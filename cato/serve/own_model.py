@@ -73,6 +73,7 @@ class OwnModel:
             prefix_caching=self._spec.engine.prefix_caching and is_ready,
             step_tokens=self._spec.engine.max_num_batched_tokens or 0,
             host_tokens=facts.host_tokens_by(self._profile),
+            mixes_prompts=self._spec.engine.mixes_prompts,
         )
 
     def obey(self, order: SlotOrder) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cato.core.commands import Dispatch
 from cato.core.ids import InvocationId
+from cato.core.pool.prefill import NOTHING_DUE
 from cato.core.snapshot import Invocation
 from cato.sim.steps import Sequence
 from cato.sim.tasks import Outcome, SimNode, SimTask
@@ -45,6 +46,11 @@ class Call:
         node, run = self.node, self.run
         self.attempt, self.sent_at_s = command.attempt, now_s
         run.outcome.queue_s += now_s - self.waits_since_s
+        target = NOTHING_DUE
+        if self.pool.setup.prefill_step_s:
+            asked = run.invocation(self)
+            asked = asked.continued(self.attempt, self.generated) if self.generated else asked
+            target = asked.engine_target(now_s)
         return Sequence(
             self.id,
             node.prompt_tokens,
@@ -54,6 +60,7 @@ class Call:
             node.blocks,
             run.outcome.task.session,
             self.pool.setup.policies.retain_s if node.calls_tool else 0.0,
+            target,
         )
 
     def taken_back(self, now_s: float) -> None:

@@ -24,6 +24,7 @@ from cato.core.events import (
 from cato.core.ids import DeploymentName, InvocationId, PoolName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.policies import Policies
+from cato.core.pool.prefill import DueDateRule
 from cato.core.prefix_cache import PrefixCache
 from cato.core.profile import Profile
 from cato.sim.calls import Call
@@ -62,6 +63,8 @@ class PoolSetup:
     cache_block_tokens: int = 0
     # Maximum tokens of one prompt per step while other requests run; 0: the whole budget.
     prompt_cap_tokens: int = 0
+    # Engines order prompts by due date, with at most this time for them per step; 0: by arrival.
+    prefill_step_s: float = 0.0
     # Blocks evicted from a prefix cache move to host memory, as far as the profile allows.
     host_memory: bool = False
     believed_slowness: float = 1.0
@@ -126,6 +129,7 @@ class SimPool:
             if setup.cache_block_tokens
             else None,
             setup.prompt_cap_tokens,
+            rule=DueDateRule(setup.prefill_step_s) if setup.prefill_step_s else None,
         )
         if profile.fetch_token_s:
             engine.fetchable = partial(self._fetchable, id)
@@ -205,6 +209,7 @@ class SimPool:
                 prefix_caching=engine.cache is not None,
                 step_tokens=engine.chunk_tokens or 0,
                 host_tokens=profile.host_capacity_tokens if self.setup.host_memory else 0,
+                mixes_prompts=bool(engine.prompt_cap_tokens or engine.rule),
             )
         )
 

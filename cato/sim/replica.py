@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from cato.core.ids import InvocationId
+from cato.core.pool.prefill import DecodingCall, DueDateRule, PromptCall
 from cato.core.prefix_cache import Holding, PrefixCache
 from cato.core.profile import Profile
 from cato.sim.steps import Sequence, Stretch, attended, stretch_of
@@ -34,6 +35,10 @@ __all__ = ["MAX_BATCHED_TOKENS", "FactKind", "Sequence", "SimReplica"]
 
 # vLLM's default token budget of a step; prompts beyond it wait for the next.
 MAX_BATCHED_TOKENS = 8192
+
+
+# Prompts of a step, with their tokens in it.
+Pieces = tuple[tuple[Sequence, int], ...]
 
 
 class FactKind(Enum):
@@ -47,8 +52,9 @@ class SimReplica:
     reports (0: none). `cache`: KV blocks that later prompts may reuse (None: prompts are computed
     whole). `prompt_cap_tokens`: maximum tokens of one prompt per step beside other requests
     (vLLM's `long_prefill_token_threshold`; 0: the whole budget). `fetchable`: number of a prompt's
-    tokens that other replicas hold (None: no fetching). The caller wakes it at `wake_s` and acts on
-    the facts.
+    tokens that other replicas hold (None: no fetching). `rule` plans the steps with prompts, as in
+    vLLM (None: prompts get the whole budget in order of arrival or priority). The caller wakes it
+    at `wake_s` and acts on the facts.
     """
 
     profile: Profile
@@ -59,6 +65,7 @@ class SimReplica:
     cache: PrefixCache | None = None
     prompt_cap_tokens: int = 0
     fetchable: Callable[[Sequence], int] | None = None
+    rule: DueDateRule | None = None
     wake_s: float = math.inf
     busy_s: float = 0.0
     preemptions: int = 0
@@ -82,6 +89,10 @@ class SimReplica:
     # By session, in order of expiry: when it expires, and the blocks.
     _retained: dict[str, tuple[float, Holding]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.rule is not None and (self.cache is None or self.chunk_tokens is None):
+            raise ValueError("a rule for steps needs a prefix cache and a step's token budget")
+
     @property
     def held(self) -> int:
         return len(self._waiting) + self._running
@@ -99,6 +110,7 @@ class SimReplica:
         """Give the engine a request; it joins at the end of the current step."""
         assert sequence.prompt_tokens > 0, f"{sequence.id} has no prompt"
         sequence.prefill_left = sequence.prompt_tokens + sequence.generated
+        sequence.asked_at_s = now_s
         if self.cache is not None:
             blocks = self.cache.blocks_for(sequence.prompt_tokens + sequence.output_tokens)
             assert blocks <= self.cache.capacity_blocks, f"{sequence.id} can never fit"
@@ -193,16 +205,20 @@ class SimReplica:
             self._cancelled.clear()
         if self._waiting:
             self._release_retained(now_s)
-            self._admit(now_s)
+            if self.rule is None:
+                self._admit(now_s)
         while self._loading and self._loading[0][0] <= now_s:
             self._join(self._loading.popleft()[1])
+        planned: Pieces = ()
+        if self.rule is not None and self.cache is not None and (self._waiting or self._prefilling):
+            planned = self._planned(self.rule, self.cache, now_s)
         running = len(self._decoding) + len(self._prefilling)
         if running == 0:
             self._stretch = None
             self.wake_s = self._loading[0][0] if self._loading else math.inf
             return
         has_freed = running > 1 and self.cache is None and self._make_room()
-        stretch = self._stretch = self._plan(now_s)
+        stretch = self._stretch = self._plan(now_s, planned)
         if has_freed:
             stretch.steps = 1  # waiting requests may fit into the freed blocks next step
         if self._loading and stretch.steps > 1:
@@ -228,6 +244,7 @@ class SimReplica:
         self.tokens_out += 1
         facts = [] if sequence._has_begun else [(FactKind.FIRST_TOKEN, sequence)]
         sequence._has_begun = True
+        sequence._begun_at_s, sequence._begun_step = now_s, self._step
         sequence._zero_step = self._step - generated
         if not self._decoding:  # reports count from the start of a stream, as in live engines
             self._reported_step = self._step
@@ -308,33 +325,90 @@ class SimReplica:
 
     def _admit_to(self, cache: PrefixCache, now_s: float) -> None:
         """Admit in order while there are free blocks for prompt and answer."""
-        running = self._running
-        while self._waiting and running < self.max_running:
+        while self._waiting and self._running < self.max_running:
             sequence = self._waiting[0][2]
             if sequence is self._lacks_blocks:
                 return
-            prompt_tokens = sequence.prompt_tokens + sequence.generated
-            whole = sequence.prompt_tokens + sequence.output_tokens
-            holding = cache.admit(sequence.blocks, prompt_tokens, max(whole, prompt_tokens))
-            if holding is None and self._retained and not running:
-                self._release_of(next(iter(self._retained)))
-                continue
-            if holding is None:
+            if not self._let_in(cache, sequence, now_s):
                 self._lacks_blocks = sequence
                 return
             heapq.heappop(self._waiting)
-            self._release_of(sequence.session)
-            sequence._holding = holding
-            sequence.cached_tokens = holding.cached_tokens
-            load_s = holding.loaded_tokens * self.profile.host_load_token_s
-            load_s += self._fetch_s(cache, sequence, holding, prompt_tokens)
-            sequence.prefill_left = prompt_tokens - sequence.cached_tokens
-            running += 1
-            if load_s:
-                self._loads_end_s = max(now_s, self._loads_end_s) + load_s
-                self._loading.append((self._loads_end_s, sequence))
-            else:
-                self._join(sequence)
+
+    def _let_in(self, cache: PrefixCache, sequence: Sequence, now_s: float) -> bool:
+        """Start the request if there are free blocks for it; it stays in the queue."""
+        prompt_tokens = sequence.prompt_tokens + sequence.generated
+        whole = max(prompt_tokens, sequence.prompt_tokens + sequence.output_tokens)
+        while (holding := cache.admit(sequence.blocks, prompt_tokens, whole)) is None:
+            if not self._retained or self._running:
+                return False
+            self._release_of(next(iter(self._retained)))
+        self._release_of(sequence.session)
+        sequence._holding = holding
+        sequence.cached_tokens = holding.cached_tokens
+        load_s = holding.loaded_tokens * self.profile.host_load_token_s
+        load_s += self._fetch_s(cache, sequence, holding, prompt_tokens)
+        sequence.prefill_left = prompt_tokens - sequence.cached_tokens
+        if load_s:
+            self._loads_end_s = max(now_s, self._loads_end_s) + load_s
+            self._loading.append((self._loads_end_s, sequence))
+        else:
+            self._join(sequence)
+        return True
+
+    def _planned(self, rule: DueDateRule, cache: PrefixCache, now_s: float) -> Pieces:
+        """The prompt tokens of the next step by due date; newly admitted prompts start running."""
+        assert self.chunk_tokens is not None
+        decoding = [
+            DecodingCall(self._step - s._begun_step + 1, now_s - s._begun_at_s, s.target.tpot_s)
+            for s in self._decoding.values()
+        ]
+        while True:
+            waiting = {s.id: (priority, s) for priority, _, s in self._waiting}
+            prompts = [self._asked(cache, s, 0) for s in self._prefilling]
+            prompts += [self._asked(cache, s, priority) for priority, s in waiting.values()]
+            pieces = rule.plan(
+                now_s,
+                decoding,
+                prompts,
+                room_tokens=self.chunk_tokens,
+                places=self.max_running - len(self._loading),
+                free_blocks=cache.free_blocks,
+            )
+            loading = len(self._loading)
+            self._enter(cache, [waiting[id][1] for id in pieces if id in waiting], now_s)
+            # While blocks are loaded, other prompts get the budget of their prompt.
+            if len(self._loading) == loading:
+                left = {s.id: s for s in self._prefilling}
+                return tuple((left[id], n) for id, n in pieces.items() if id in left)
+
+    def _enter(self, cache: PrefixCache, sequences: Iterable[Sequence], now_s: float) -> None:
+        """Start these waiting requests in order, until one finds no room."""
+        entered = set()
+        for sequence in sequences:
+            if not self._let_in(cache, sequence, now_s):
+                break
+            entered.add(sequence.id)
+        if entered:
+            self._waiting = [w for w in self._waiting if w[2].id not in entered]
+            heapq.heapify(self._waiting)
+
+    def _asked(self, cache: PrefixCache, sequence: Sequence, priority: int) -> PromptCall:
+        tokens, blocks = sequence.prompt_tokens + sequence.generated, 0
+        computed = tokens - sequence.prefill_left
+        if sequence._holding is None:
+            whole = max(tokens, sequence.prompt_tokens + sequence.output_tokens)
+            computed = cache.cached_tokens(sequence.blocks, tokens)
+            blocks = cache.needed_blocks(sequence.blocks, tokens, whole)
+        return PromptCall(
+            sequence.id,
+            sequence.asked_at_s,
+            tokens - computed,
+            computed,
+            sequence.target,
+            priority,
+            blocks,
+            is_running=sequence._holding is not None,
+        )
 
     def _fetch_s(
         self, cache: PrefixCache, sequence: Sequence, holding: Holding, prompt_tokens: int
@@ -369,13 +443,24 @@ class SimReplica:
             self._prefilling.append(sequence)
             running += 1
 
-    def _plan(self, now_s: float) -> Stretch:
+    def _plan(self, now_s: float, planned: Pieces) -> Stretch:
         batch = len(self._decoding)
-        if self._prefilling:
+        if planned:
+            return self._plan_due(now_s, batch, planned)
+        if self._prefilling and self.rule is None:
             if self.chunk_tokens is None:
                 return self._plan_prompts(now_s)
             return self._plan_chunk(now_s, batch)
         return self._stretch_of(now_s, batch, self._steps_left(batch))
+
+    def _plan_due(self, now_s: float, batch: int, pieces: Pieces) -> Stretch:
+        """One step, from which the rule learns."""
+        ended = sum([tokens == sequence.prefill_left for sequence, tokens in pieces])
+        stretch = self._stretch_of(now_s, batch, 1, pieces, ended)
+        assert self.rule is not None
+        contexts = [(n, s.prompt_tokens + s.generated - s.prefill_left) for s, n in pieces]
+        self.rule.law.saw(stretch.first_s, batch, contexts)
+        return stretch
 
     def _plan_prompts(self, now_s: float) -> Stretch:
         """One step with as many waiting prompts as the budget holds."""
@@ -421,7 +506,7 @@ class SimReplica:
         now_s: float,
         batch: int,
         steps: int,
-        prefilled: tuple[tuple[Sequence, int], ...] = (),
+        prefilled: Pieces = (),
         ended: int = 0,
     ) -> Stretch:
         held = self._context_tokens

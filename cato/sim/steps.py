@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cato.core.ids import InvocationId
+from cato.core.pool.prefill import NOTHING_DUE, CallTarget
 from cato.core.prefix_cache import Holding
 from cato.core.profile import Profile
 
@@ -20,7 +21,8 @@ class Sequence:
     """A request in the engine: `output_tokens` is its true length.
 
     `blocks` name the whole blocks of its prompt, for an engine with a prefix cache; after its end
-    they are retained for `retain_s`, or until the next request of its `session`.
+    they are retained for `retain_s`, or until the next request of its `session`. `target` is for
+    engines that order prompts by due date; it counts from `asked_at_s`, when the engine got it.
     """
 
     id: InvocationId
@@ -31,12 +33,17 @@ class Sequence:
     blocks: tuple[int, ...] = ()
     session: str = ""
     retain_s: float = 0.0
+    target: CallTarget = NOTHING_DUE
+    asked_at_s: float = 0.0
     # Prompt tokens found in the cache at admission.
     cached_tokens: int = 0
     # Prompt tokens to process; after a preemption the generated ones are processed again.
     prefill_left: int = 0
     # The replica's step count at the (virtual) time of its token number 0.
     _zero_step: int = 0
+    # Its first token here: when it came, and the replica's step count then.
+    _begun_at_s: float = 0.0
+    _begun_step: int = 0
     _is_gone: bool = False
     # Its first token here was reported; tokens generated before it came here do not count.
     _has_begun: bool = False

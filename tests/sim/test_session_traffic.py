@@ -173,16 +173,18 @@ def test_the_study_repeats_itself_and_names_what_it_measured(
     assert report.mean("hit_rate", "sticky", profile="large", users_per_card=1.0).mean > 0.5
     rows = json.loads(report.to_json())["extra"]["rows"]
     assert [(r["profile"], r["scheduler"]) for r in rows] == [
-        (card, arm) for card in sorted(agents.CARDS) for arm in ("foresight", "sticky")
+        (card, arm)
+        for card in sorted(agents.STOCK_CARDS | agents.DUE_CARDS)
+        for arm in ("foresight", "sticky")
     ]
     assert set(rows[0]) == {"scheduler", "profile", "users_per_card", *agents.ROWS}
     with pytest.raises(InputError, match="--trace"):
         study.run(Options((1,), quick=True), silent)
 
 
-def a_sample(arm: str, users: float, in_time: float, seed: int = 1) -> Sample:
+def a_sample(arm: str, users: float, in_time: float, seed: int = 1, card: str = "large") -> Sample:
     metrics = {"in_time": in_time, "turn_rate": in_time}
-    return Sample({"profile": "large", "users_per_card": users}, arm, seed, metrics)
+    return Sample({"profile": card, "users_per_card": users}, arm, seed, metrics)
 
 
 def test_users_in_time_lie_between_the_numbers_that_were_run() -> None:
@@ -257,10 +259,20 @@ def test_a_session_that_moves_fetches_its_blocks(tmp_path: Path) -> None:
     assert hit_rate(fetched) > 0.8 > hit_rate(plain) + 0.1
 
 
-def test_the_cards_that_fetch_are_beside_the_four_in_the_whole_study_alone() -> None:
+def test_other_engines_have_the_goals_of_the_users_of_sticky_routing_on_stock_ones() -> None:
     whole, quick = (agents.cards(Options((1,), quick=quick)) for quick in (False, True))
-    assert set(whole) - set(quick) == {"large + host + fetch", "small + host + fetch"}
-    for name in agents.FETCHING:
+    assert set(whole) - set(quick) == set(agents.LIMITED_CARDS | agents.FETCHING_CARDS)
+    for name in agents.FETCHING_CARDS:
         profile = agents.card_profile(name)
         assert profile.fetch_token_s == profile.host_load_token_s > 0
-        assert agents.card_profile(name.removesuffix(" + fetch")).fetch_token_s == 0
+        assert agents.card_profile(name.replace(" + fetch", "")).fetch_token_s == 0
+    samples = [
+        a_sample("sticky", 4.0, 0.96),
+        a_sample("sticky", 6.0, 0.94),
+        a_sample("foresight", 6.0, 0.96, card="large, due date"),
+        a_sample("foresight", 8.0, 0.94, card="large, due date"),
+        a_sample("sticky", 12.0, 0.94, card="large, due date"),
+    ]
+    ratio, _ = agents.targets(samples)
+    assert (ratio.measured, ratio.goal, ratio.is_met) == (pytest.approx(7 / 5), 1.3, True)
+    assert agents.arms_of(agents.CARDS["large, due date"], agents.ARMS) == ["foresight", "sticky"]

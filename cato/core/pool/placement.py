@@ -292,6 +292,7 @@ class Placement:
             held=line.held_by(copy.replica_id) if held is None else held,
             prefix_caching=served.prefix_caching,
             step_tokens=served.step_tokens,
+            mixes_prompts=served.mixes_prompts,
         )
         self._tell(copy.model, report)
 

@@ -221,3 +221,4 @@ class Served:
     deployment: DeploymentName
     prefix_caching: bool = False
     step_tokens: int = 0
+    mixes_prompts: bool = False

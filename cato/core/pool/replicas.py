@@ -98,6 +98,7 @@ class Replica:
     context_tokens: int = 0
     step_tokens: int = 0
     host_tokens: int = 0
+    mixes_prompts: bool = False
     dispatch_s: float = 0.0
     # When the prefill of the prompts ahead is expected to end.
     _prompts_end_s: float = -inf
@@ -264,6 +265,7 @@ class Replica:
             context_tokens=self.context_tokens,
             step_tokens=self.step_tokens,
             host_tokens=self.host_tokens,
+            mixes_prompts=self.mixes_prompts,
             dispatch_s=self.dispatch_s,
             sessions=self.sessions,
             working_set_tokens=self.working_set_tokens,

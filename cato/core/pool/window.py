@@ -48,11 +48,17 @@ def prompt_window_tokens(
 
 
 def takes_prompt(replica: ReplicaView, invocation: Invocation) -> bool:
-    """Whether the invocation's prompt fits into the window; a first prompt always fits."""
+    """Whether the invocation's prompt fits into the window.
+
+    A first prompt always fits. So does a session's turn where the engine computes short prompts
+    beside long ones: its context is nowhere else.
+    """
     ahead_tokens = replica.prompt_tokens_ahead
-    if not ahead_tokens:
+    if not ahead_tokens or (replica.mixes_prompts and invocation.session):
         return True
     uncached_tokens = invocation.prompt_tokens - replica.usable_tokens(invocation)
+    if replica.mixes_prompts:
+        ahead_tokens = min(ahead_tokens, replica.prefilling * uncached_tokens)
     window_tokens = prompt_window_tokens(
         replica.profile,
         replica.held,
@@ -61,6 +67,14 @@ def takes_prompt(replica: ReplicaView, invocation: Invocation) -> bool:
         replica.dispatch_s,
     )
     return ahead_tokens + uncached_tokens <= window_tokens
+
+
+def wait_for_prompts_s(replica: ReplicaView, own_s: float) -> float:
+    """How long the prompts ahead delay a prompt that takes `own_s`: engines that compute prompts
+    beside each other give each as much time."""
+    if not replica.mixes_prompts:
+        return replica.prompts_ahead_s
+    return min(replica.prompts_ahead_s, replica.prefilling * own_s)
 
 
 def learnt_dispatch_s(known_s: float, sample_s: float) -> float:

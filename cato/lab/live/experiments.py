@@ -397,7 +397,7 @@ def recorded_agents(trace: Path | None) -> LiveExperiment:
         AGENT_USERS,
         60,
         slowdown=0.25,
-        chunk_tokens=agents.CHUNK_TOKENS,
+        chunk_tokens=agents.STOCK.chunk_tokens,
         sessions=SessionTraffic(trace),
     )
 

@@ -5,11 +5,14 @@ the study plays the second. Turns of the first 900 s are not counted. For each p
 and seed, the number of users is searched until 95 % of the turns are in time with one number and
 not with a larger one; the answer is interpolated between them. `--users` runs those numbers
 instead.
+
+Engines are stock vLLM, vLLM with the limits for prompts that CATO sets, or vLLM with CATO's
+due-date scheduler (`ENGINES`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -22,7 +25,9 @@ from cato.config.paths import resolve
 from cato.core.errors import InputError
 from cato.core.ids import PoolName
 from cato.core.length import LengthBelief
+from cato.core.pool.prefill import MOST_S
 from cato.core.profile import Profile
+from cato.core.topology import CARD_PROMPT_TOKENS, CARD_STEP_TOKENS
 from cato.lab.study import NO_POLICIES, Cell, Study, all_compared, chosen_arms
 from cato.policies.schedulers import FORESIGHT
 from cato.profiles.load import load_profile
@@ -36,38 +41,74 @@ POOL = PoolName("agents")
 
 
 @dataclass(frozen=True, slots=True)
+class Engine:
+    """How an engine computes prompts: tokens per step, the most of them for one prompt beside
+    others (0: all), and the time for prompts per step by due date (0: by arrival).
+    """
+
+    chunk_tokens: int
+    prompt_cap_tokens: int = 0
+    prefill_step_s: float = 0.0
+
+
+# vLLM's token budget of a step on a large GPU; what CATO starts vLLM with on a GPU; and
+# `scheduler: due-date`.
+STOCK = Engine(8192)
+LIMITS = Engine(CARD_STEP_TOKENS, CARD_PROMPT_TOKENS)
+BY_DUE_DATE = Engine(CARD_STEP_TOKENS, prefill_step_s=MOST_S)
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """An assumed accelerator: the name of its file in `profiles/`, and whether KV blocks evicted
     from its cache go to host memory. `users`: the number that sticky routing serves, where the
     search begins. `fetches`: engines fetch blocks from each other's memories, as fast as from the
-    host's.
+    host's. `goal`: users of the default over those of sticky routing with stock engines.
     """
 
     profile: str
     users: float
     has_host_memory: bool = False
     fetches: bool = False
+    engine: Engine = STOCK
+    goal: float = 1.0
 
 
 _LARGE, _SMALL = "reference-large-32b@gpu-80gb", "reference-small-7b@gpu-24gb"
-CARDS = {
+STOCK_CARDS = {
     "large": Card(_LARGE, 6.0),
     "large + host": Card(_LARGE, 11.0, has_host_memory=True),
     "small": Card(_SMALL, 3.0),
     "small + host": Card(_SMALL, 5.0, has_host_memory=True),
 }
+
+
+def _with(words: str, engine: Engine, *goals: float) -> dict[str, Card]:
+    """The stock cards with another engine and these goals."""
+    return {
+        name + words: replace(card, users=card.users * goal, engine=engine, goal=goal)
+        for (name, card), goal in zip(STOCK_CARDS.items(), goals, strict=True)
+    }
+
+
+_LIMITED, _DUE, _FETCH = ", limits", ", due date", " + fetch"
+LIMITED_CARDS = _with(_LIMITED, LIMITS, 1.12, 1.2, 1.25, 1.4)
+DUE_CARDS = _with(_DUE, BY_DUE_DATE, 1.3, 1.5, 1.4, 1.6)
 # Settings that no real engine is started with.
-FETCHING = {
-    f"{name} + fetch": replace(CARDS[name], users=users, fetches=True)
-    for name, users in (("large + host", 14.0), ("small + host", 7.0))
+FETCHING_CARDS = {
+    name.replace(_DUE, _FETCH + _DUE): replace(
+        card, users=1.2 * card.users, fetches=True, goal=1.75
+    )
+    for name, card in DUE_CARDS.items()
+    if card.has_host_memory
 }
-LEAST_FETCHING = 1.75
+CARDS = STOCK_CARDS | LIMITED_CARDS | DUE_CARDS | FETCHING_CARDS
 # The search grows or shrinks the number of users by this factor until two numbers bracket the
 # answer, then narrows them down to this distance. `MOST_USERS` per accelerator is the limit.
 GROWTH, CLOSE_USERS, QUICK_CLOSE_USERS, MOST_USERS = 1.3, 0.5, 1.0, 64.0
 REPLICAS = 4
-# vLLM's token budget of a step on a large GPU. Engines' blocks have 16 tokens; traces record 64.
-CHUNK_TOKENS, BLOCK_TOKENS = 8192, 64
+# Engines' blocks have 16 tokens; traces record 64.
+BLOCK_TOKENS = 64
 WARM_UP_S, COUNTED_S = 900.0, 3300.0
 # Time that the last turns get to end.
 GRACE_S = 60.0
@@ -103,21 +144,28 @@ def halves(trace: Path) -> tuple[tuple[RecordedSession, ...], tuple[RecordedSess
 
 @cache
 def card_profile(card: str) -> Profile:
-    """Profile of one of `CARDS` or `FETCHING`."""
-    known = (CARDS | FETCHING)[card]
+    """Profile of one of `CARDS`."""
+    known = CARDS[card]
     profile = load_profile(resolve(f"profiles/{known.profile}.yaml"))
     fetch_token_s = profile.host_load_token_s if known.fetches else 0.0
     return replace(profile, fetch_token_s=fetch_token_s)
 
 
 def cards(options: Options) -> dict[str, Card]:
-    return CARDS if options.quick else CARDS | FETCHING
+    return STOCK_CARDS | DUE_CARDS if options.quick else CARDS
+
+
+def arms_of(card: Card, arms: Sequence[str]) -> list[str]:
+    """All arms on stock engines; on others the default and sticky routing."""
+    return [a for a in arms if card.engine == STOCK or a in (FORESIGHT, STICKY)]
 
 
 def cells(options: Options) -> list[Cell]:
     """Each accelerator with each number of users: as given, or where a search begins."""
     return [
-        cell_of(name, card_profile(name), users, options.trace, card.has_host_memory)
+        cell_of(
+            name, card_profile(name), users, options.trace, card.has_host_memory, engine=card.engine
+        )
         for name, card in cards(options).items()
         for users in options.users or (card.users,)
     ]
@@ -130,18 +178,22 @@ def cell_of(
     trace: Path | None,
     has_host_memory: bool = False,
     part: str = REPORTED,
+    engine: Engine = STOCK,
 ) -> Cell:
     """This many users per accelerator. Without a trace it cannot be measured."""
     fleet = PoolSetup(
         POOL,
         (profile,) * REPLICAS,
         NO_POLICIES,
-        chunk_tokens=CHUNK_TOKENS,
+        chunk_tokens=engine.chunk_tokens,
         cache_block_tokens=BLOCK_TOKENS,
+        prompt_cap_tokens=engine.prompt_cap_tokens,
+        prefill_step_s=engine.prefill_step_s,
         host_memory=has_host_memory,
     )
     setting: Setting = {"profile": card, "users_per_card": users}
-    return Cell(setting, fleet, partial(measure, trace, users, part))
+    arms = () if engine == STOCK else (STICKY,)
+    return Cell(setting, fleet, partial(measure, trace, users, part), arms)
 
 
 def measure(
@@ -173,11 +225,12 @@ class Search:
     goal: float = ENOUGH
     part: str = REPORTED
     has_host_memory: bool = False
-    first_users: float = CARDS["large"].users
+    first_users: float = STOCK_CARDS["large"].users
+    engine: Engine = STOCK
 
     def sample(self, users: float) -> Sample:
         host = self.has_host_memory
-        cell = cell_of(self.card, self.profile, users, self.trace, host, self.part)
+        cell = cell_of(self.card, self.profile, users, self.trace, host, self.part, self.engine)
         return cell.sample(self.arm, self.seed)
 
 
@@ -228,10 +281,11 @@ def run(study: Study, options: Options, progress: Progress) -> Report:
             close,
             has_host_memory=card.has_host_memory,
             first_users=card.users,
+            engine=card.engine,
         )
         for name, card in cards(options).items()
         for seed in options.seeds
-        for arm in chosen_arms(study, options)
+        for arm in arms_of(card, chosen_arms(study, options))
     ]
     samples = [s for part in run_all(searched, jobs, progress, options.jobs) for s in part]
     found = users_in_time(samples)
@@ -363,68 +417,71 @@ def answer_of(samples: Sequence[Sample], goal: float, cards: int) -> Answer:
     return Answer(users, stderr, rate, shares, goal)
 
 
+Found = Mapping[str, Mapping[int, Sample]]
+"""By arm and seed: users in time."""
+
+
 def targets(samples: Sequence[Sample]) -> list[Target]:
-    """The worst profile: the default's users per accelerator over the best other arm's, paired; and
-    its turn rate there."""
-    by_card: dict[str, dict[str, dict[int, Sample]]] = {}
+    """The default's users per accelerator over those of others, paired by seed; its turn rate.
+
+    On stock engines the worst ratio to the best other arm counts, elsewhere that to sticky routing
+    on stock engines.
+    """
+    found: dict[str, dict[str, dict[int, Sample]]] = {}
     for s in users_in_time(samples):
-        if s.metrics["users_in_time"] == s.metrics["users_in_time"]:
-            by_arm = by_card.setdefault(str(s.setting["profile"]), {})
+        if not isnan(s.metrics["users_in_time"]):
+            by_arm = found.setdefault(str(s.setting["profile"]), {})
             by_arm.setdefault(s.policy, {})[s.seed] = s
-    fetching = [_fetching(by_card, name) for name in FETCHING if name in by_card]
-    by_card = {card: by_arm for card, by_arm in by_card.items() if card not in FETCHING}
-    ratios: list[tuple[float, float, str]] = []
-    rates: list[tuple[float, float, str]] = []
-    for card, by_arm in by_card.items():
-        ours = by_arm.pop(FORESIGHT, {})
-        if ours:
-            there = [s.metrics["turn_rate_there"] for s in ours.values()]
-            rates.append((*mean_and_stderr(there), card))
-        rivals = {
-            arm: [
-                ours[seed].metrics["users_in_time"] / theirs[seed].metrics["users_in_time"]
-                for seed in ours
-                if seed in theirs
-            ]
-            for arm, theirs in by_arm.items()
-        }
-        compared = [(*mean_and_stderr(r), f"{card}, {arm}") for arm, r in rivals.items() if r]
-        ratios += [min(compared)] if compared else []
-    found = []
+    stock = [name for name in found if name in STOCK_CARDS]
+    ratios = [
+        (*mean_and_stderr(ratio), f"{name}, {arm}")
+        for name in stock
+        for arm, theirs in found[name].items()
+        if arm != FORESIGHT and (ratio := _ratios(found[name].get(FORESIGHT, {}), theirs))
+    ]
+    targets = []
     if ratios:
         ratio, stderr, where = min(ratios)
         text = f"times the users per card of the best baseline, at least ({where})"
-        found.append(Target(9, text, 1.0, ratio, stderr))
+        targets.append(Target(9, text, 1.0, ratio, stderr))
+    targets += _with_other_engines(found)
+    rates = [
+        (*mean_and_stderr([s.metrics["turn_rate_there"] for s in ours.values()]), name)
+        for name, by_arm in found.items()
+        if (ours := by_arm.get(FORESIGHT))
+    ]
     if rates:
         rate, stderr, where = min(rates)
         text = f"turn rate at the most users in time, at least ({where})"
-        found.append(Target(9, text, LEAST_TURN_RATE, rate, stderr))
-    found += [target for target in fetching if target is not None]
-    return found
+        targets.append(Target(9, text, LEAST_TURN_RATE, rate, stderr))
+    return targets
 
 
-def _fetching(
-    by_card: Mapping[str, Mapping[str, Mapping[int, Sample]]], name: str
-) -> Target | None:
-    """The default's users per accelerator with fetched blocks, over sticky's without."""
-    plain = name.removesuffix(" + fetch")
-    ours, theirs = by_card[name].get(FORESIGHT, {}), by_card.get(plain, {}).get(STICKY, {})
-    ratios = [
+def _with_other_engines(found: Mapping[str, Found]) -> Iterator[Target]:
+    for name, card in CARDS.items():
+        stock = name.split(",")[0].removesuffix(_FETCH)
+        if card.engine == STOCK or name not in found or stock not in found:
+            continue
+        ratio = _ratios(found[name].get(FORESIGHT, {}), found[stock].get(STICKY, {}))
+        if ratio:
+            text = f"times the users of sticky routing on stock engines ({name})"
+            yield Target(9, text, card.goal, *mean_and_stderr(ratio))
+
+
+def _ratios(ours: Mapping[int, Sample], theirs: Mapping[int, Sample]) -> list[float]:
+    """Users of ours over those of theirs, by seed."""
+    return [
         ours[seed].metrics["users_in_time"] / theirs[seed].metrics["users_in_time"]
         for seed in ours
         if seed in theirs
     ]
-    if not ratios:
-        return None
-    ratio, stderr = mean_and_stderr(ratios)
-    text = f"times the users of sticky on {plain}, when blocks are fetched from neighbours"
-    return Target(9, text, LEAST_FETCHING, ratio, stderr)
 
 
 def plot(report: Report, folder: Path) -> list[Path]:
     """Turns in time over the users per accelerator."""
-    fig, axes = figure(len(CARDS), 1)
-    for axis, card in zip(axes, CARDS, strict=False):
+    shown = [c for c in CARDS if any(m.setting.get("profile") == c for m in report.means)]
+    fig, axes = figure(len(shown), 1)
+    for axis, card in zip(axes, shown, strict=False):
         means = [
             m for m in report.means if m.metric == "in_time" and m.setting.get("profile") == card
         ]

@@ -18,7 +18,7 @@ from cato.core.ids import TaskName
 from cato.core.profile import Profile
 from cato.core.slo import SloMetric
 from cato.lab.studies import agents
-from cato.lab.studies.agents import CARDS, POOL, STICKY, card_profile
+from cato.lab.studies.agents import POOL, STICKY, STOCK_CARDS, card_profile
 from cato.lab.study import Cell, Study
 from cato.policies.schedulers import FORESIGHT
 from cato.sim.experiment import Options
@@ -49,7 +49,7 @@ def cells(options: Options) -> list[Cell]:
             ).fleet,
             partial(measure, options.trace, users, share),
         )
-        for name, card in CARDS.items()
+        for name, card in STOCK_CARDS.items()
         for users in options.users or (card.users,)
         for share in SHARES
     ]
@@ -146,8 +146,8 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
 
 def plot(report: Report, folder: Path) -> list[Path]:
     """Turns and completions in time over the users per accelerator."""
-    fig, axes = figure(len(CARDS), 2)
-    panels = [(metric, card) for metric in ("in_time", COMPLETIONS) for card in CARDS]
+    fig, axes = figure(len(STOCK_CARDS), 2)
+    panels = [(metric, card) for metric in ("in_time", COMPLETIONS) for card in STOCK_CARDS]
     for axis, (metric, card) in zip(axes, panels, strict=True):
         wanted = {"profile": card, "completions": SHARE}
         means = [

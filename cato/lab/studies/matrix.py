@@ -203,7 +203,7 @@ def cell_of(scene: Scene, trace: Path | None) -> Cell:
     """The scene as the harness runs it; `trace` has the recorded sessions."""
     is_live = scene.delays == "live"
     is_sessions, is_saber = scene.traffic == SESSIONS, scene.traffic == SABER
-    chunk_tokens = agents.CHUNK_TOKENS if is_sessions else completions.CHUNK_TOKENS
+    chunk_tokens = agents.STOCK.chunk_tokens if is_sessions else completions.CHUNK_TOKENS
     kinds = islice(cycle(SPEEDS[scene.speeds]), scene.replicas)
     fleet = PoolSetup(
         POOL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cato.core.decision import Route
-from cato.core.pool.window import takes_prompt
+from cato.core.pool.window import takes_prompt, wait_for_prompts_s
 from cato.core.snapshot import Invocation, ReplicaView
 from cato.policies.outlook import joining, net_cost, saved_s
 
@@ -65,11 +65,13 @@ def route_across(
 def _until_slo_event_s(invocation: Invocation, replica: ReplicaView) -> float:
     """After the work ahead and the current step."""
     profile, batch = replica.profile, replica.batch
-    own_s = invocation.remaining_s(profile, batch) - saved_s(invocation, replica)
+    known_s = saved_s(invocation, replica)
+    own_s = invocation.remaining_s(profile, batch) - known_s
+    ahead_s = wait_for_prompts_s(replica, profile.prefill_s(invocation.prompt_tokens) - known_s)
     step_s = 0.0
     if replica.held:
         step_s = profile.decode_step_s(replica.held, replica.context_tokens / replica.held)
-    return replica.dispatch_s + replica.prompts_ahead_s + step_s + own_s
+    return replica.dispatch_s + ahead_s + step_s + own_s
 
 
 def _load(replica: ReplicaView) -> tuple[int, int, str]:

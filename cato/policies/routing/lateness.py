@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from cato.core.decision import Hold, Route
+from cato.core.pool.window import wait_for_prompts_s
 from cato.core.profile import Profile
 from cato.core.snapshot import Invocation, PoolSnapshot, ReplicaView
 
@@ -65,7 +66,8 @@ class LeastLateness:
         profile, invocation = replica.profile, turn.invocation
         own_s, saved_s, whole_s = turn.times_s(profile, cached)
         held, capacity_tokens = replica.held, profile.kv_capacity_tokens
-        first_s = replica.prompts_ahead_s + replica.awaited_s + replica.dispatch_s + own_s
+        first_s = wait_for_prompts_s(replica, own_s) + own_s
+        first_s += replica.awaited_s + replica.dispatch_s
         if held >= replica.max_running:
             first_s += replica.wait_s
         missing = replica.context_tokens + turn.context_tokens - capacity_tokens

@@ -21,6 +21,7 @@ from cato.core.pool.window import (
     learnt_dispatch_s,
     prompt_window_tokens,
     takes_prompt,
+    wait_for_prompts_s,
 )
 from cato.core.snapshot import ReplicaSnapshot, Running
 from cato.policies import schedulers
@@ -75,6 +76,19 @@ def test_short_prompts_join_while_others_are_processed() -> None:
     assert isinstance(admission.admit(newcomer, prefilling("a", 336), 0.0), Admit)
     full = admission.admit(newcomer, prefilling("a", 337), 0.0)
     assert full == Defer("337 prompt tokens are ahead", closes=True)
+
+
+def test_an_engine_that_mixes_prompts_has_room_for_a_short_one_beside_a_long_one() -> None:
+    short, turn = an_invocation("s", prompt=50), an_invocation("t", prompt=90_000)
+    in_order = prefilling("r", 50_000)
+    mixing = replace(in_order, mixes_prompts=True)
+    assert not takes_prompt(in_order, short)
+    assert takes_prompt(mixing, short)
+    assert not takes_prompt(mixing, turn)
+    assert takes_prompt(mixing, replace(turn, session="s"))
+    long = replace(in_order, prompts_ahead_s=5.0)
+    assert wait_for_prompts_s(long, 0.01) == 5.0
+    assert wait_for_prompts_s(replace(long, mixes_prompts=True), 0.01) == pytest.approx(0.01)
 
 
 def test_routing_prefers_a_replica_whose_window_is_open() -> None:

@@ -138,6 +138,17 @@ def test_steps_of_vllm_suit_the_accelerator_unless_the_file_says_otherwise() -> 
     assert simulated.max_num_batched_tokens is None
 
 
+def test_an_engine_with_a_cap_for_prompts_or_with_due_dates_mixes_them() -> None:
+    def mixes(accelerator: str, **engine: object) -> bool:
+        spec = the_deployment(accelerator=accelerator, engine={"kind": "vllm", **engine})
+        return spec.engine.mixes_prompts
+
+    assert mixes("gpu")
+    assert not mixes("gpu", long_prefill_token_threshold=0)
+    assert not mixes("cpu")
+    assert mixes("cpu", scheduler="due-date")
+
+
 def test_a_card_is_the_default_on_gpu_and_npu() -> None:
     assert [the_deployment(accelerator=a).cards for a in ("cpu", "gpu", "npu")] == [0, 1, 1]
 

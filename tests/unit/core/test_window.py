@@ -133,6 +133,10 @@ def test_the_books_count_what_is_ahead_and_for_how_long() -> None:
     assert (r.prompt_tokens_ahead, r.context_tokens) == (200, 301)
     assert r.prompts_ahead_s == pytest.approx(0.03)
     pool.handle(FirstTokenSent(0.05, InvocationId("b")))
+    report = a_report("r", now_s=0.1, slots=8, profile=PROFILE)
+    pool.handle(replace(report, mixes_prompts=True))
+    (r,) = pool.picture(0.1).replicas
+    assert r.mixes_prompts
     (r,) = pool.picture(0.05).replicas
     assert (r.prompt_tokens_ahead, r.prompts_ahead_s) == (0, 0.0)
 

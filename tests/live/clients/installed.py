@@ -1,13 +1,18 @@
-"""Clients of other projects, installed once, in exact versions, into a folder that git ignores."""
+"""Clients of other projects, installed once, in exact versions, into a folder that git ignores.
+
+As a script it installs all of them: `make test` does that beside its first tests.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,7 +50,9 @@ def python_folder(name: str) -> Path:
         # Python's own scripts name their interpreter by its path: this one must not move.
         run([sys.executable, "-m", "venv", "--clear", str(folder / "venv")], folder)
         pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "install", "-q"]
-        run([*pip, "--disable-pip-version-check", "-r", str(requirements)], folder)
+        # The file names all packages: nothing is left to resolve.
+        pip += ["--disable-pip-version-check", "--no-deps", "--no-compile"]
+        run([*pip, "-r", str(requirements)], folder)
 
     return _made(name, [requirements], install) / "venv"
 
@@ -55,11 +62,14 @@ def _made(name: str, inputs: list[Path], install: Callable[[Path], None]) -> Pat
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:12]
     folder = CACHE / f"{name}-{digest}"
     is_done = folder / "installed"
-    if not is_done.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        install(folder)
-        is_done.touch()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the script may be installing it
+        if not is_done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            install(folder)
+            is_done.touch()
     return folder
 
 
@@ -68,3 +78,11 @@ def run(argv: list[str], folder: Path) -> None:
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())[-LAST_CHARS:]
         pytest.skip(f"{Path(argv[0]).name} could not install the clients: {said}")
+
+
+if __name__ == "__main__":
+    for file in sorted(HERE.glob("python-*.txt")):
+        with suppress(pytest.skip.Exception):  # its tests say so
+            python_folder(file.stem.removeprefix("python-"))
+    with suppress(pytest.skip.Exception):
+        npm_folder()

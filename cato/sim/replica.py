@@ -363,7 +363,7 @@ class SimReplica:
             for s in self._decoding.values()
         ]
         while True:
-            waiting = {s.id: (priority, s) for priority, _, s in self._waiting}
+            waiting = {str(s.id): (priority, s) for priority, _, s in self._waiting}
             prompts = [self._asked(cache, s, 0) for s in self._prefilling]
             prompts += [self._asked(cache, s, priority) for priority, s in waiting.values()]
             pieces = rule.plan(
@@ -378,7 +378,7 @@ class SimReplica:
             self._enter(cache, [waiting[id][1] for id in pieces if id in waiting], now_s)
             # While blocks are loaded, other prompts get the budget of their prompt.
             if len(self._loading) == loading:
-                left = {s.id: s for s in self._prefilling}
+                left = {str(s.id): s for s in self._prefilling}
                 return tuple((left[id], n) for id, n in pieces.items() if id in left)
 
     def _enter(self, cache: PrefixCache, sequences: Iterable[Sequence], now_s: float) -> None:

@@ -434,10 +434,10 @@ def targets(samples: Sequence[Sample]) -> list[Target]:
             by_arm.setdefault(s.policy, {})[s.seed] = s
     stock = [name for name in found if name in STOCK_CARDS]
     ratios = [
-        (*mean_and_stderr(ratio), f"{name}, {arm}")
+        (*mean_and_stderr(paired), f"{name}, {arm}")
         for name in stock
         for arm, theirs in found[name].items()
-        if arm != FORESIGHT and (ratio := _ratios(found[name].get(FORESIGHT, {}), theirs))
+        if arm != FORESIGHT and (paired := _ratios(found[name].get(FORESIGHT, {}), theirs))
     ]
     targets = []
     if ratios:

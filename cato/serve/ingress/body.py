@@ -15,9 +15,11 @@ from cato.core.errors import InputError
 
 # The largest body takes a second over the slowest connection that people code on.
 BODY_WITHIN_S = 30.0
-# Values of a body and their nesting. The largest honest list is a prompt of tokens; two million
-# values take the event loop seconds.
-MAX_VALUES = 250_000
+# Values of a body, its lists and objects, and their nesting. The largest honest list is a prompt of
+# tokens; a conversation of a million tokens has some thousand messages and parts. Ten times as many
+# take the event loop seconds.
+MAX_VALUES = 150_000
+MAX_CONTAINERS = 20_000
 MAX_DEPTH = 200
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 # Digits of an integer including its sign: enough for any 64-bit value.
@@ -51,7 +53,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InputError("the body must be a JSON object")
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
-        _check_depth(value)
+        _check_shape(value)
     return value
 
 
@@ -65,13 +67,15 @@ def _has_too_many_values(data: bytes) -> bool:
     return _STRING.sub(b"", data).count(b",") > MAX_VALUES
 
 
-def _check_depth(value: object) -> None:
+def _check_shape(value: object) -> None:
     """What the parser can still read may be too deep for those that write it again."""
-    level, depth = [value], 0
+    level, depth, count = [value], 0, 0
     while level:
-        depth += 1
+        depth, count = depth + 1, count + len(level)
         if depth > MAX_DEPTH:
             raise InputError(f"the body must be nested at most {MAX_DEPTH} levels deep")
+        if count > MAX_CONTAINERS:
+            raise InputError(f"the body must have at most {MAX_CONTAINERS} lists and objects")
         level = [
             inner
             for outer in level

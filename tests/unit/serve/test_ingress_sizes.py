@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from cato.core.errors import InputError
 from cato.serve.ingress import body as bodies
-from cato.serve.ingress.body import MAX_DEPTH, MAX_VALUES, read_object
+from cato.serve.ingress.body import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, read_object
 from cato.serve.ingress.errors import failure_of_run
 from cato.workflows.work import MAX_OUTPUT_CHARS
 
@@ -35,8 +35,19 @@ def listed(value: str) -> bytes:
 
 @pytest.mark.parametrize("value", ["1", '""', '"\\\\"', '"\\""', '"a,"', "[]", "{}", "null"])
 async def test_more_values_than_any_client_sends_are_not_read(value: str) -> None:
-    with pytest.raises(InputError, match="at most 250000 values"):
+    with pytest.raises(InputError, match=f"at most {MAX_VALUES} values"):
         await read(listed(value))
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", '{"role":"user","content":"x"}', "[1]"])
+async def test_more_parts_than_any_conversation_has_are_not_read(value: str) -> None:
+    for count, is_right in ((MAX_CONTAINERS - 2, True), (MAX_CONTAINERS, False)):
+        data = f'{{"messages":[{",".join([value] * count)}]}}'.encode()
+        if is_right:
+            assert await read(data)
+        else:
+            with pytest.raises(InputError, match="lists and objects"):
+                await read(data)
 
 
 async def test_commas_of_texts_are_no_values() -> None:

@@ -327,7 +327,9 @@ class PoolOrchestrator:
                 return self._fill_all(now_s)
             return ()
         freed += self._unadopt(id)
-        waiting = Waiting(invocation, self._queue)
+        waiting = Waiting(
+            invocation, self._queue, joined_at_s=now_s, dispatched_before=self._dispatched
+        )
         has_been_asked = not (self._waiting or freed) and self._may_place_at_once()
         if has_been_asked:
             command = self._place_at_once(waiting, now_s)
@@ -844,7 +846,7 @@ class PoolOrchestrator:
             queue_s=now_s - invocation.arrived_at_s,
             slack_s=invocation.deadline_s - now_s,
             remaining_s=work.remaining_s - saved_s,
-            reason=f"{rank.reason}; {reason}",
+            reason=f"{rank.reason}; {reason}{waiting.why_it_waited(now_s, self._dispatched)}",
             predicted_queue_s=waiting.predicted_s,
             service_s=work.service_s - saved_s,
             cached_tokens=cached,
@@ -923,7 +925,13 @@ class PoolOrchestrator:
         self._release(id)
         self._taken_back[id] = before.attempt
         invocation = before.continued(before.attempt + 1, running.tokens)
-        waiting = Waiting(invocation, self._queue, has_turn=True)
+        waiting = Waiting(
+            invocation,
+            self._queue,
+            has_turn=True,
+            joined_at_s=self._clock.now_s,
+            dispatched_before=self._dispatched,
+        )
         self._join(waiting)
         if not self._policies.late_binding:
             self._bind(waiting)

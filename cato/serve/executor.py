@@ -626,6 +626,9 @@ class RunningTask:
         except CapacityError as error:
             progress.reasons.append(f"refused: {error.problem}")
             raise
+        except asyncio.CancelledError:
+            progress.reasons.append(_why_it_waits(pool, progress.waited_s))
+            raise
         finally:
             self._queued -= 1
             progress.queue_s = progress.waited_s
@@ -806,7 +809,7 @@ def _excuse(status: str, problem: str, error: CatoError | None) -> Excuse:
         return excuses.get(problem, Excuse.NONE)
     if status != "failed":
         return Excuse.NONE
-    of_client = isinstance(error, InputError | UnknownNameError)
+    of_client = isinstance(error, InputError | UnknownNameError | WorkLimitError)
     if isinstance(error, EngineError) and not isinstance(error, EngineDeadError):
         of_client = error.status is not None and 400 <= error.status < 500 and error.status != 429
     return Excuse.CLIENT_ERROR if of_client else Excuse.NONE

@@ -113,7 +113,7 @@ def main() -> None:
             asked_at = _configure(file) or asked_at
         except (OSError, ValueError) as error:
             # Serve without our options; if the file itself is wrong, HAProxy says so.
-            print(f"cato-haproxy: {file} is used unchanged: {error}", file=sys.stderr)
+            print(f"cato-haproxy: {file} is used without its options: {error}", file=sys.stderr)
     command = [binary, "-dS", *sys.argv[1:]]
     if not asked_at or "-c" in sys.argv:
         os.execv(binary, command)
@@ -124,14 +124,23 @@ def _configure(file: Path) -> str:
     """Rewrite the file in place: Serve writes it for every start, and finds its processes by its
     name.
 
-    Returns the stats socket that Serve will use; empty if there is none.
+    Returns the stats socket that Serve will use; empty if there is none. A file that this module
+    does not understand stays without its options, but is closed to others all the same.
     """
-    part = file.with_name(f"{file.name}.{os.getpid()}")
     text = file.read_text()
-    part.write_text(configured(text))
-    part.replace(file)
+    try:
+        _replace(file, configured(text))
+    except ValueError:
+        _replace(file, closed(text))
+        raise
     found = _SOCKET.search(text)
     return found[2] if found is not None else ""
+
+
+def _replace(file: Path, text: str) -> None:
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    part.write_text(text)
+    part.replace(file)
 
 
 def _config_files(arguments: Sequence[str]) -> list[Path]:

@@ -18,7 +18,7 @@ KEPT_RUNS = 200
 SHOWN_RUNS = 40
 # Recently active sessions to keep; about 400 B each.
 KEPT_SESSIONS = 2_000
-# Current figures cover the last five minutes and at most this many runs, about 150 B each.
+# Current figures cover the last five minutes and at most this many runs, about 250 B each.
 LATELY_S = 300.0
 KEPT_LATELY = 20_000
 SHOWN_TENANTS = 20
@@ -177,6 +177,7 @@ class RecentRuns:
         line = (receipt.tenant, _line(receipt, ended_at_s))
         self._newest.append(line)
         self._lately.append(_sample(receipt, ended_at_s))
+        self._forget_old(ended_at_s)
         if receipt.session:
             self._record_turn(receipt, ended_at_s)
         if receipt.excuse:
@@ -195,6 +196,16 @@ class RecentRuns:
         last.ttft_s = max(last.ttft_s, receipt.ttft_s or 0.0)
         while bins[0].at_s < at_s - WINDOW_S:
             bins.popleft()
+
+    def _forget_old(self, now_s: float) -> None:
+        """Also without an overview, which may never be asked for."""
+        while self._lately and self._lately[0].ended_at_s < now_s - LATELY_S:
+            self._lately.popleft()
+        while self._sessions:
+            name, oldest = next(iter(self._sessions.items()))
+            if oldest.ended_at_s >= now_s - WINDOW_S:
+                return
+            del self._sessions[name]
 
     def overview(self, tenant: str | None, now_s: float) -> RecentOverview:
         """Overview of what `tenant` may see; None: everything."""
@@ -219,8 +230,7 @@ class RecentRuns:
         )
 
     def _figures(self, tenant: str | None, now_s: float) -> tuple[Lately, tuple[TenantLine, ...]]:
-        while self._lately and self._lately[0].ended_at_s < now_s - LATELY_S:
-            self._lately.popleft()
+        self._forget_old(now_s)
         mine = [s for s in self._lately if tenant in (None, s.tenant)]
         ttfts = sorted(s.ttft_s for s in mine if s.ttft_s is not None)
         # Shorter than five minutes if not all runs in them are kept.

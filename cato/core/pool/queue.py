@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # How much of the queue a preemption policy sees: more calls could not start at once anyway.
 PREEMPTORS_SHOWN = 8
+# Shorter waits need no reason: half the time in which people notice a delay.
+LEAST_WAIT_S = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +46,18 @@ class Waiting:
     has_turn: bool = False
     # Version of its current rank; heap entries with another version are outdated.
     version: int = 0
+    # When it joined the pool, and how many calls the pool had dispatched by then.
+    joined_at_s: float = 0.0
+    dispatched_before: int = 0
+
+    def why_it_waited(self, now_s: float, dispatched: int) -> str:
+        """For the reason of its dispatch, after `dispatched` calls; empty if it hardly waited."""
+        waited_s = now_s - self.joined_at_s
+        if waited_s < LEAST_WAIT_S:
+            return ""
+        others = dispatched - self.dispatched_before
+        why = self.held_because or "no replica had room"
+        return f"; waited {waited_s:.2f} s while {others} others started: {why}"
 
 
 Entry = tuple[int, float, float, InvocationId, int, Waiting]

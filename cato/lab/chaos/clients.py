@@ -10,6 +10,8 @@ import asyncio
 import json
 import random
 import time
+from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -110,7 +112,11 @@ class Call:
 
 
 class Clients:
-    """`streams` concurrent calls until `stop`."""
+    """`streams` concurrent calls until `stop`.
+
+    Without `keeps_all`, calls that ended well are only counted: in an hour their outcomes would
+    take more memory than the application under test may grow.
+    """
 
     def __init__(
         self,
@@ -121,7 +127,9 @@ class Clients:
         dialects: Mapping[Dialect, float],
         seed: int,
         ingress_killed_since: Callable[[float], bool],
+        keeps_all: bool = True,
     ) -> None:
+        self._keeps_all = keeps_all
         self._target = target
         self._streams = streams
         self._tokens = tokens
@@ -133,8 +141,9 @@ class Clients:
         self._recent: list[Struck] = []
         self._is_stopping = False
         self.begun = asyncio.Event()  # the setup before the first call is done
+        self.kinds: Counter[str] = Counter()
         self.outcomes: list[Outcome] = []
-        self.first_token_s: list[float] = []
+        self.first_token_s = array("d")
         self.output_tokens = 0
 
     @property
@@ -200,8 +209,13 @@ class Clients:
             kind, call.dialect, problem, call.request_id,
             call.started_s, now_s - call.started_s, retry_after_s, call.first_token_s,
         )  # fmt: skip
-        self.outcomes.append(outcome)
+        self.note(outcome)
         return outcome
+
+    def note(self, outcome: Outcome) -> None:
+        self.kinds[outcome.kind] += 1
+        if self._keeps_all or outcome.kind != "ok":
+            self.outcomes.append(outcome)
 
     async def _broken(self, session: aiohttp.ClientSession, call: Call) -> str:
         """A connection broke: expected when its ingress was killed, if the text was right."""

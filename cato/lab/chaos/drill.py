@@ -124,6 +124,7 @@ class Drill:
             "dialects": plan.dialects,
             "seed": plan.seed,
             "ingress_killed_since": lambda at_s: any(k >= at_s - 5 for k in self._ingress_kills_s),
+            "keeps_all": plan.overload is not None or plan.hostile is not None,
         }
         if plan.is_real:
             return RealClients(**fields)
@@ -194,7 +195,7 @@ class Drill:
         asked_s: float,
         hostile: dict[str, Any],
     ) -> dict[str, Any]:
-        kinds = Counter(outcome.kind for outcome in clients.outcomes)
+        kinds = Counter(clients.kinds)
         kinds["hung"] += hung
         bad = [o for o in clients.outcomes if o.kind in ("wrong", "failed", "hung")]
         refused = Counter(o.problem for o in clients.outcomes if o.kind == "refused")

@@ -74,7 +74,8 @@ class ForesightOrdering:
             return Rank(URGENT, reason, key, until_s + 1e-9 * abs(until_s), worsens=True)
         chance = chance_alone(invocation, slack_s, work.token_s)
         if chance < self.unlikely:
-            return Rank(HOPELESS, f"in time with chance {chance:.2f}", key=work_s)
+            reason = f"likely late, {slack_s:.3f} s of slack, chance {chance:.2f}"
+            return Rank(HOPELESS, reason, key=work_s)
         reason = f"urgent, in time with chance {chance:.2f}, {slack_s:.3f} s of slack"
         until_s = now_s + max(work.token_s, self.refreshed * work.service_s)
         return Rank(URGENT, reason, self._class_of(work_s / chance), until_s, worsens=True)

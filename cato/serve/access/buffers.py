@@ -47,4 +47,4 @@ class Buffers:
 
 def _name_of(buffer: BufferId) -> str:
     """The buffer's name in pools and logs: a hash, so no path, address or person's name leaks."""
-    return hashlib.blake2b("\0".join(buffer).encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b("\0".join(buffer).encode("utf-8", "replace"), digest_size=12).hexdigest()

@@ -24,6 +24,11 @@ from cato.core.topology import BatchLimits
 
 _ID = re.compile(r"(file|batch)-[0-9a-f]{32}")
 OUTPUT = "batch_output"
+# Small files count as this many bytes of a tenant's total: what a file and its metadata take on a
+# disk. Otherwise empty files would fill it.
+LEAST_BYTES = 8_192
+# Batches of a tenant that are kept; the oldest ended ones go first.
+KEPT_BATCHES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,8 @@ class TenantFolder:
 
     def size(self) -> int:
         """Total bytes of all files, including those being written."""
-        return sum(f.stat().st_size for f in (self.path / "files").glob("*.jsonl"))
+        files = (self.path / "files").glob("*.jsonl")
+        return sum(max(LEAST_BYTES, f.stat().st_size) for f in files)
 
     # Batches
 
@@ -138,6 +144,15 @@ class TenantFolder:
         """All batches, newest first."""
         found = [_batch(facts) for facts in self._facts("batches")]
         return sorted(found, key=lambda b: (b.created_at, b.id), reverse=True)
+
+    def make_room(self) -> None:
+        """Forget the oldest ended batches before another is written."""
+        if len(os.listdir(self.path / "batches")) < KEPT_BATCHES:
+            return
+        is_open = set(self.open_ids())
+        ended = [b for b in self.batches() if b.id not in is_open]
+        for batch in ended[max(0, KEPT_BATCHES - len(is_open) - 1) :]:
+            (self.path / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
 
     def write(self, batch: Batch) -> None:
         _write(self.path / "batches" / f"{batch.id}.json", asdict(batch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
@@ -14,6 +15,13 @@ from cato.core.errors import InputError
 
 # The largest body takes a second over the slowest connection that people code on.
 BODY_WITHIN_S = 30.0
+# Values of a body, its lists and objects, and their nesting. The largest honest list is a prompt of
+# tokens; a conversation of a million tokens has some thousand messages and parts. Ten times as many
+# take the event loop seconds.
+MAX_VALUES = 150_000
+MAX_CONTAINERS = 20_000
+MAX_DEPTH = 200
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 # Digits of an integer including its sign: enough for any 64-bit value.
 MAX_DIGITS = 20
 
@@ -32,6 +40,8 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
             data = await _read(request, max_bytes)
     except TimeoutError:
         raise InputError(f"the body did not arrive within {BODY_WITHIN_S:g} s") from None
+    if _has_too_many_values(data):
+        raise InputError(f"the body must have at most {MAX_VALUES} values")
     try:
         value = json.loads(
             data, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
@@ -42,7 +52,36 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, object]:
         raise InputError("the body is not valid JSON") from None
     if not isinstance(value, dict):
         raise InputError("the body must be a JSON object")
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+        _check_shape(value)
     return value
+
+
+def _has_too_many_values(data: bytes) -> bool:
+    """Counts commas outside of strings, and strings first: each takes time to look at."""
+    if data.count(b",") <= MAX_VALUES:
+        return False
+    # An escaped backslash before a closing quote makes this count half of a string.
+    if data.count(b'"') - data.count(b'\\"') > 2 * MAX_VALUES:
+        return True
+    return _STRING.sub(b"", data).count(b",") > MAX_VALUES
+
+
+def _check_shape(value: object) -> None:
+    """What the parser can still read may be too deep for those that write it again."""
+    level, depth, count = [value], 0, 0
+    while level:
+        depth, count = depth + 1, count + len(level)
+        if depth > MAX_DEPTH:
+            raise InputError(f"the body must be nested at most {MAX_DEPTH} levels deep")
+        if count > MAX_CONTAINERS:
+            raise InputError(f"the body must have at most {MAX_CONTAINERS} lists and objects")
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined]
+            if isinstance(inner, dict | list)
+        ]
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from cato.core.errors import InputError
+from cato.wire.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,37 @@ _GRAMMARS = (
 )  # fmt: skip
 _REGEXES = ("pattern", "regex", "guided_regex")
 # A schema may also be given as text.
-_JSON_TEXTS = ("json", "guided_json", "schema")
+_JSON_TEXTS = ("json", "guided_json", "schema", "structural_tag")
+# Texts of one request to an endpoint that generates nothing; OpenAI's own limit of `input`.
+MAX_TEXTS = 2048
+_TEXTS = {
+    Endpoint.EMBEDDINGS: ("input",),
+    Endpoint.SCORE: ("text_1", "text_2", "data_1", "data_2", "queries", "documents"),
+    Endpoint.RERANK: ("documents",),
+}
 _REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _COUNTED = re.compile(r"\{\s*(\d+)?\s*(?:,\s*(\d+)?\s*)?\}")
 
 
 def check_call(body: Mapping[str, object], bounds: Bounds = DEFAULT) -> int:
     """How many calls `body` counts as; raise `InputError` naming a field that is too large."""
+    calls = count_calls(body, bounds)
+    _check_grammars(body, bounds)
+    return calls
+
+
+def check_texts(body: Mapping[str, object], endpoint: Endpoint) -> None:
+    """Raise `InputError` if `body` has too many texts for an endpoint that generates nothing."""
+    for field in _TEXTS.get(endpoint, ()):
+        value = body.get(field)
+        if isinstance(value, list) and len(value) > MAX_TEXTS:
+            if all(type(token) is int for token in value):
+                continue  # one text, as tokens
+            raise InputError(f"{field} must have at most {MAX_TEXTS} texts", field)
+
+
+def count_calls(body: Mapping[str, object], bounds: Bounds = DEFAULT) -> int:
+    """Like `check_call`, without a look at grammars."""
     answers = max(_count(body, field, bounds.answers) for field in _ANSWERS)
     for field in _LOGPROBS:
         _count(body, field, bounds.logprobs)
@@ -72,17 +97,17 @@ def check_call(body: Mapping[str, object], bounds: Bounds = DEFAULT) -> int:
             "send several requests"
         )
         raise InputError(rule, "prompt" if prompts > 1 else "n")
-    _check_grammars(body, bounds)
     return calls
 
 
 def _count(body: Mapping[str, object], field: str, most: int) -> int:
     value = body.get(field)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0  # absent, or the engine rejects it
-    if not value <= most:
-        raise InputError(f"{field} must be at most {most}", field)
-    return max(0, int(value))
+    if value is None or isinstance(value, bool):
+        return 0
+    # An engine also takes "4096" for a number, and -1 for the whole vocabulary.
+    if not isinstance(value, int | float) or not 0 <= value <= most:
+        raise InputError(f"{field} must be a number from 0 to {most}", field)
+    return int(value)
 
 
 def _check_grammars(body: Mapping[str, object], bounds: Bounds) -> None:
@@ -134,9 +159,20 @@ def _values(body: Mapping[str, object]) -> Iterator[tuple[str, str, object, int]
 def grammar_fields(body: Mapping[str, object]) -> list[tuple[str, object]]:
     """The fields of `body` that become grammars."""
     found = [(field, body[field]) for field in _GRAMMARS if body.get(field) is not None]
+    tools = body.get("tools")
     if body.get("tool_choice") not in (None, "auto", "none"):  # the schema constrains the call
-        found.append(("tools", body.get("tools")))
+        found.append(("tools", tools))
+    elif isinstance(tools, list) and (strict := [t for t in tools if _is_strict(t)]):
+        found.append(("tools", strict))
     return found
+
+
+def _is_strict(tool: object) -> bool:
+    """Whether an engine holds the model to the tool's schema, also where it need not be called."""
+    if not isinstance(tool, Mapping):
+        return False
+    function = tool.get("function")
+    return bool(tool.get("strict") or (isinstance(function, Mapping) and function.get("strict")))
 
 
 def parsed_json(text: str, field: str) -> object:

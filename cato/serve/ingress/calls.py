@@ -14,7 +14,7 @@ from cato.core.runs import FinishRun
 from cato.core.session import Prompt
 from cato.serve.access.buffers import BufferId
 from cato.serve.executor import RunningTask
-from cato.serve.ingress.bounds import bounds_of, check_call
+from cato.serve.ingress.bounds import bounds_of, check_call, check_texts
 from cato.serve.ingress.buffers import named_buffer
 from cato.serve.ingress.clients import UNKNOWN, Client
 from cato.serve.ingress.context import Ingress, caller_of, finish_of, request_id
@@ -46,14 +46,22 @@ def text_prompt(prompt: object, pool: PoolInfo, model: str, salt: str) -> Prompt
             tokens = pool.profile.count_tokens(prompt)
             size = block_chars(pool.profile.chars_per_token)
             return Prompt(tokens, tokens, chain(prompt, size, model, salt))
-        case list() if prompt and all(type(token) is int for token in prompt):
+        case list() if _is_tokens(prompt):
             return Prompt(len(prompt), len(prompt))
-        case list() if prompt:
-            tokens = sum(text_prompt(one, pool, model, salt).tokens for one in prompt)
+        case list() if prompt and all(isinstance(one, str) or _is_tokens(one) for one in prompt):
+            counts = (
+                pool.profile.count_tokens(one) if isinstance(one, str) else len(one)
+                for one in prompt
+            )
+            tokens = sum(counts)
             return Prompt(tokens, tokens)
         case None:
             return Prompt(1, 1)  # an embedded prompt, or none: left to the engine
     raise InputError("prompt must be a string, a list of tokens, or a list of these", "prompt")
+
+
+def _is_tokens(prompt: object) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(t) is int for t in prompt)
 
 
 def other_prompt(body: Mapping[str, object]) -> Prompt:
@@ -74,6 +82,7 @@ async def start_call(
     caller = caller_of(request)
     bounds = bounds_of(caller.bounds)
     calls = check_call(call.body, bounds)
+    check_texts(call.body, call.endpoint)
     await ingress.grammars.check(call.body, caller.tenant, bounds.grammar_ms / 1000)
     call = replace(call, calls=calls)
     return ingress.started(

@@ -38,6 +38,7 @@ from cato.core.errors import (
     ReplicaLostError,
     StartingError,
     UnknownNameError,
+    WorkLimitError,
 )
 from cato.core.receipt import CLIENT_LEFT, SUPERSEDED
 from cato.serve.executor import RunningTask
@@ -183,6 +184,11 @@ def failure_of_error(error: Exception, has_replicas: Callable[[str], bool]) -> F
                 503, "The store is unavailable; try again later.",
                 "server_error", "store_unavailable", problem=str(error),
                 headers=_retry_after(STORE_RETRY_S),
+            )  # fmt: skip
+        case WorkLimitError():
+            return Failure(
+                400, "The inputs are too large for this task; send less text.",
+                "invalid_request_error", "inputs_too_large", problem=str(error),
             )  # fmt: skip
         case CatoError():
             return Failure(

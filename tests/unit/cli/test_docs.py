@@ -110,6 +110,21 @@ def test_reasons_that_are_explained_are_those_of_the_code() -> None:
             assert words in code, reason
 
 
+@pytest.mark.parametrize("page", ["0008-failure-model.md", "0009-threat-model.md"])
+def test_every_threat_and_every_loss_names_a_test_that_there_is(page: str) -> None:
+    lines = (ROOT / "cato/core/decisions" / page).read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    for row in rows:
+        named = set(re.findall(r"`(?:tests/live/)?(test_\w+\.py)`", row))
+        drills = set(re.findall(r"`(deployments/drills/[\w-]+\.yaml)`", row))
+        assert named <= tests, row
+        assert all((ROOT / drill).exists() for drill in drills), row
+        # Nothing is promised for a lost head node.
+        assert named or drills or row.startswith("| head node |"), row
+
+
 # In a block, or in a sentence; what follows a pipe, a redirection or a comment is the shell's.
 COMMAND = re.compile(r"(?:^ *(?:\.venv/bin/)?|`)(cato [a-z][^`\n|>#…]*)", re.MULTILINE)
 DOCUMENTS = sorted(

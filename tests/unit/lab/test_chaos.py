@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cato.cli import app
 from cato.core.errors import ConfigError
-from cato.lab.chaos.clients import Call, Outcome, Struck, difference
+from cato.lab.chaos.clients import Call, Clients, Outcome, Struck, Target, difference
 from cato.lab.chaos.drill import Drill, slope
 from cato.lab.chaos.hostile_callers import judged as judged_hostile
 from cato.lab.chaos.local_stage import LocalStage, local_stage
@@ -189,6 +189,23 @@ async def test_what_comes_too_fast_is_refused_at_once_and_what_is_admitted_is_ri
 
 def a_completion(began_s: float, first_token_s: float) -> Outcome:
     return Outcome("ok", Dialect.COMPLETIONS, began_s=began_s, first_token_s=first_token_s)
+
+
+@pytest.mark.parametrize(("keeps_all", "kept"), [(True, 3), (False, 1)])
+def test_clients_of_a_long_drill_only_count_what_was_right(keeps_all: bool, kept: int) -> None:
+    clients = Clients(
+        Target("http://localhost", "m", "t", 0),
+        streams=1,
+        tokens=9,
+        dialects={Dialect.CHAT: 1.0},
+        seed=0,
+        ingress_killed_since=lambda _: False,
+        keeps_all=keeps_all,
+    )
+    for kind in ("ok", "ok", "wrong"):
+        clients.note(Outcome(kind, Dialect.CHAT))
+    assert clients.kinds == {"ok": 2, "wrong": 1}
+    assert len(clients.outcomes) == kept
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from cato.core.tenancy import Access, ApiKey, Role, Tenant
 from cato.core.topology import BatchLimits
 from cato.serve.access.control import AccessControl
 from cato.serve.access.keys import new_key
-from cato.serve.batches.folder import BatchRoom, TenantFolder
+from cato.serve.batches import folder
+from cato.serve.batches.folder import LEAST_BYTES, BatchRoom, TenantFolder
 from cato.serve.batches.lines import checked, done_in
 from cato.serve.batches.runner import BatchRunner
 
@@ -270,7 +271,9 @@ async def test_a_paused_server_begins_nothing(tmp_path: Path) -> None:
             assert (await over(http, batch["id"]))["status"] == "completed"
 
 
-async def test_tenants_see_their_own_files_and_batches_alone(tmp_path: Path) -> None:
+async def test_tenants_see_their_own_files_and_batches_and_operators_no_content(
+    tmp_path: Path,
+) -> None:
     keys = [new_key() for _ in range(3)]
     roles = (Role.USER, Role.USER, Role.OPERATOR)
     known = tuple(
@@ -287,18 +290,30 @@ async def test_tenants_see_their_own_files_and_batches_alone(tmp_path: Path) -> 
     ):
         http.headers["Authorization"] = f"Bearer {keys[0][0]}"
         batch = await begun(http, jsonl(a_line("one")))
-        for secret in (keys[1][0], keys[2][0]):
+        file_id, batch_id = batch["input_file_id"], batch["id"]
+        order = {
+            "input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h",
+        }  # fmt: skip
+        for secret, status, files, batches in (
+            (keys[1][0], 404, [], []),
+            (keys[2][0], 200, [file_id], [batch_id]),
+        ):
             http.headers["Authorization"] = f"Bearer {secret}"
             refused = [
-                await http.get(f"/v1/files/{batch['input_file_id']}"),
-                await http.get(f"/v1/files/{batch['input_file_id']}/content"),
-                await http.delete(f"/v1/files/{batch['input_file_id']}"),
-                await http.get(f"/v1/batches/{batch['id']}"),
-                await http.post(f"/v1/batches/{batch['id']}/cancel"),
+                await http.get(f"/v1/files/{file_id}/content"),
+                await http.delete(f"/v1/files/{file_id}"),
+                await http.post("/v1/batches", json=order),
             ]
-            assert [r.status_code for r in refused] == [404] * 5
-            assert (await http.get("/v1/files")).json()["data"] == []
-            assert (await http.get("/v1/batches")).json()["data"] == []
+            assert [r.status_code for r in refused] == [404] * 3
+            assert [f["id"] for f in (await http.get("/v1/files")).json()["data"]] == files
+            assert [b["id"] for b in (await http.get("/v1/batches")).json()["data"]] == batches
+            found = [
+                await http.get(f"/v1/files/{file_id}"),
+                await http.get(f"/v1/batches/{batch_id}"),
+                await http.post(f"/v1/batches/{batch_id}/cancel"),
+            ]
+            assert [r.status_code for r in found] == [status] * 3
+            assert TenantFolder.of(room.root, "a").is_cancelled(batch_id) is (status == 200)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +347,7 @@ async def test_a_file_that_is_wrong_fails_with_the_line(
 
 
 async def test_what_a_tenant_keeps_is_bounded(tmp_path: Path) -> None:
-    room = a_room(tmp_path, file_bytes=1000, total_bytes=2500, open_batches=1)
+    room = a_room(tmp_path, file_bytes=1000, total_bytes=2 * LEAST_BYTES, open_batches=1)
     async with (
         running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
         kit.http() as http,
@@ -341,7 +356,7 @@ async def test_what_a_tenant_keeps_is_bounded(tmp_path: Path) -> None:
         assert (await uploaded(http, b"x" * 200_000)).status_code == 413
         for _ in range(2):
             assert (await uploaded(http, b"x" * 1000)).status_code == 200
-        full = await uploaded(http, b"x" * 1000)
+        full = await uploaded(http, b"")
         (newest, *_) = (await http.get("/v1/files")).json()["data"]
         await http.delete(f"/v1/files/{newest['id']}")
         first = await begun(http, jsonl(a_line("one")))
@@ -354,8 +369,24 @@ async def test_what_a_tenant_keeps_is_bounded(tmp_path: Path) -> None:
     assert (full.status_code, "delete some" in full.text) == (400, True)
     assert (second.status_code, "in progress" in second.text) == (400, True)
     assert (needed.status_code, "cancel the batch first" in needed.text) == (400, True)
-    kept = list((TenantFolder.of(room.root, "").path / "files").glob("*.jsonl"))
-    assert sum(f.stat().st_size for f in kept) <= 2500
+    assert TenantFolder.of(room.root, "").size() <= 2 * LEAST_BYTES
+
+
+async def test_orders_with_wrong_files_push_out_the_oldest_of_those_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "KEPT_BATCHES", 3)
+    room = a_room(tmp_path)
+    async with (
+        running(tmp_path, a_fast_pool(), workflows=(COMPLETION,), batches=room) as kit,
+        kit.http() as http,
+    ):
+        open_ = await begun(http, jsonl(a_line("one")))
+        for _ in range(5):
+            last = await begun(http, b"{")
+        kept = [b["id"] for b in (await http.get("/v1/batches")).json()["data"]]
+    assert len(kept) == 3
+    assert {open_["id"], last["id"]} <= set(kept)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ingress_kit import COMPLETION, a_fast_pool, running
+from fastapi.routing import APIRoute
+from ingress_kit import COMPLETION, Kit, a_fast_pool, running
 from sign_in_kit import SPEC, Provider
 from test_batches import a_line, a_room, begun, jsonl
 from test_keys import bearer
@@ -48,13 +49,34 @@ BODIES: dict[tuple[str, str], dict[str, object]] = {
     ("post", "/v1/admin/keys"): {"tenant": "red"},
     ("post", "/v1/events"): {"type": "select", "completion_id": REQUEST},
 }
-# Whose answers hold what all tenants did; every other one is the same for all.
+# Whose answers hold what all tenants did; every other one is the same for all tenants.
 OF_TENANTS = {
+    ("get", "/v1/files"),
+    ("get", "/v1/files/{file_id}"),
+    ("get", "/v1/batches"),
+    ("get", "/v1/batches/{batch_id}"),
     ("get", "/v1/usage"),
     ("get", "/v1/requests/{request_id}"),
     ("get", "/v1/admin/tenants"),
     ("get", "/v1/admin/keys"),
     ("get", "/v1/admin/audit"),
+}
+# A tenant's own also for operators: the content of its files is prompts and answers.
+OWN = {("get", "/v1/files/{file_id}/content")}
+# Routes that the document leaves out: other names of some in it, the page's own, and pages.
+HIDDEN = {
+    ("post", "/score"),
+    ("post", "/rerank"),
+    ("post", "/v2/rerank"),
+    ("head", "/metrics"),
+    ("get", "/ui/state"),
+    ("get", "/ui/sign-in"),
+    ("post", "/ui/sign-in"),
+    ("get", "/"),
+    ("get", "/docs"),
+    ("get", "/ui/"),
+    *((m, f"/ui{file}") for m in ("get", "head") for file in ("", "/page.js", "/admin.js")),
+    *((m, "/ui/page.css") for m in ("get", "head")),
 }
 METHODS = {"get", "put", "post", "delete", "patch"}
 
@@ -63,8 +85,9 @@ class Town:
     """Tenants red and blue with a user's and an admin's key and token each, and an operator."""
 
     def __init__(
-        self, http: httpx.AsyncClient, store: MetadataStore, credentials: dict[str, str]
+        self, kit: Kit, http: httpx.AsyncClient, store: MetadataStore, credentials: dict[str, str]
     ) -> None:
+        self.app = kit.app
         self.http = http
         self.store = store
         self.credentials = credentials
@@ -130,7 +153,7 @@ async def a_town(folder: Path) -> AsyncIterator[Town]:
         ) as kit,
         kit.http() as http,
     ):
-        town = Town(http, store, credentials)
+        town = Town(kit, http, store, credentials)
         for tenant in ("red", "blue"):
             http.headers.update(bearer(credentials[f"{tenant} user's key"]))
             batch = await begun(http, jsonl(a_line("f")))
@@ -208,6 +231,52 @@ async def test_a_tenant_sees_its_own(tmp_path: Path, whom: str) -> None:
                 else:
                     found = any(m in answer.text for m in town.marks("blue"))
                     assert found, f"{answer.url}: {answer.text[:300]}"
+
+
+async def test_other_answers_are_the_same_for_all_tenants(tmp_path: Path) -> None:
+    """So that an endpoint that shows what a tenant did must be named in `OF_TENANTS`."""
+    async with a_town(tmp_path) as town:
+        for method, path in await operations(town):
+            if method != "get" or (method, path) in OF_TENANTS | OWN:
+                continue
+            for role in (Role.USER, Role.TENANT_ADMIN):
+                told = [
+                    (answer.status_code, answer.text)
+                    for tenant in ("red", "blue")
+                    async for _, answer in town.ask(f"{tenant} {role}'s key", method, path, "red")
+                ]
+                assert told[0] == told[1], f"{path} differs between tenants: {told}"
+
+
+async def test_every_route_is_in_the_document_or_known_to_be_hidden(tmp_path: Path) -> None:
+    async with a_town(tmp_path) as town:
+        routes = {
+            (method.lower(), route.path_format)
+            for route in town.app.routes
+            if isinstance(route, APIRoute)
+            for method in route.methods
+        }
+        document = set(await operations(town))
+    assert routes - document == HIDDEN
+    assert document <= routes
+
+
+async def test_hidden_names_are_as_closed_as_those_in_the_document(tmp_path: Path) -> None:
+    async with a_town(tmp_path) as town:
+        state = {
+            whom: await town.http.get("/ui/state", headers=bearer(town.credentials[whom]))
+            for whom in ("blue user's key", "blue tenant-admin's token", "operator's key")
+        }
+        marks = {mark: state[whom].text.count(mark) for whom in state for mark in town.marks("red")}
+        for whom in ("blue user's key", "blue tenant-admin's token"):
+            assert not [m for m in town.marks("red") if m in state[whom].text], marks
+            head = await town.http.head("/metrics", headers=bearer(town.credentials[whom]))
+            assert head.status_code == 403
+        assert any(m in state["operator's key"].text for m in town.marks("red"))
+        for path in ("/score", "/rerank", "/v2/rerank", "/ui/state", "/metrics"):
+            method = "GET" if path in ("/ui/state", "/metrics") else "POST"
+            answer = await town.http.request(method, path, headers=bearer("x"))
+            assert answer.status_code == 401, path
 
 
 async def test_nobody_without_a_key_or_a_token_is_told_anything(tmp_path: Path) -> None:

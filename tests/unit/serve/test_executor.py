@@ -511,6 +511,25 @@ async def test_a_refused_run_names_the_refusal(tmp_path: Path) -> None:
     assert llm.reasons[0].startswith("refused: ")
 
 
+async def test_a_node_whose_time_is_over_while_it_waits_says_why_it_waited(tmp_path: Path) -> None:
+    budgeted = SLOW.replace("name: slow", "name: budgeted").replace(
+        "max_tokens: 3000", "max_tokens: 3000\n    budget: 100ms"
+    )
+    pool = a_slow_pool(slots=1)
+    async with running(tmp_path, pool, workflows=(SLOW, budgeted)) as kit:
+        first = kit.service.run_task("slow", {"instruction": "x"}, request_id="first")
+        await until_busy(pool)
+        waits = kit.service.run_task("budgeted", {"instruction": "x"}, request_id="waits")
+        receipt = (await waits.wait()).receipt
+        first.cancel("the test is over")
+        await first.wait()
+    (node,) = receipt.nodes
+    assert node.llm is not None
+    assert receipt.queue_s == node.llm.queue_s >= 0.1
+    (reason,) = node.llm.reasons
+    assert reason.startswith("queued 0.")
+
+
 async def test_runs_with_the_same_request_id_do_not_disturb_each_other(tmp_path: Path) -> None:
     pool = a_pool("sim-fast", "fast", step_s=0.005)
     async with running(tmp_path, pool, workflows=(COMPLETION,)) as kit:

@@ -116,6 +116,14 @@ def test_the_real_haproxy_takes_the_changed_configuration(tmp_path: Path) -> Non
     assert file.read_text() == haproxy.configured(CONFIG)
 
 
+def test_what_is_not_understood_is_not_open_to_other_users_either(tmp_path: Path) -> None:
+    file = tmp_path / "haproxy.cfg"
+    file.write_text("global\n    stats socket /x.sock mode 666 level admin\n")
+    with pytest.raises(ValueError, match="no section"):
+        haproxy._configure(file)
+    assert file.read_text() == "global\n    stats socket /x.sock mode 600 level admin\n"
+
+
 @pytest.mark.parametrize("text", [None, "global\n"])
 def test_what_cannot_be_changed_is_told_and_left_to_haproxy(
     tmp_path: Path, text: str | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,18 @@ def formatted(schema: object) -> dict[str, Any]:
 TOO_MUCH: list[tuple[dict[str, Any], str]] = [
     ({"n": 4096}, "n"),
     ({"n": 1e9}, "n"),
+    ({"n": "4096"}, "n"),
+    ({"n": " 4_096"}, "n"),
+    ({"n": [4096]}, "n"),
+    ({"n": -1}, "n"),
     ({"best_of": 17}, "best_of"),
     ({"prompt": ["x"] * 129}, "prompt"),
     ({"prompt": ["x"] * 9, "n": 16}, "prompt"),
     ({"logprobs": 21}, "logprobs"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"prompt_logprobs": 1000}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"top_logprobs": "-1"}, "top_logprobs"),
     (formatted(WIDE), "response_format"),
     (formatted(deep(40)), "response_format"),
     (formatted({"type": "string", "maxLength": 1_000_000}), "response_format"),
@@ -59,6 +66,10 @@ TOO_MUCH: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_schema", "schema": WIDE}}}, "text"),
     ({"output_config": {"format": {"schema": WIDE}}}, "output_config"),
     ({"tool_choice": "required", "tools": [{"function": {"parameters": WIDE}}]}, "tools"),
+    ({"tools": [{"function": {"strict": True, "parameters": WIDE}}]}, "tools"),
+    ({"tools": [{"strict": "yes", "parameters": WIDE}], "tool_choice": "auto"}, "tools"),
+    ({"structured_outputs": {"structural_tag": json.dumps(deep(40))}}, "structured_outputs"),
+    ({"structural_tag": json.dumps({"pattern": "a" * 1001})}, "structural_tag"),
 ]
 
 
@@ -82,6 +93,8 @@ def test_too_much_is_refused_with_the_field(fields: dict[str, Any], param: str) 
         (formatted(deep(10)), 1),
         ({"structured_outputs": {"regex": r"\d{4}-\d{2}-\d{2}"}}, 1),
         ({"tool_choice": "auto", "tools": [{"function": {"parameters": WIDE}}]}, 1),  # no grammar
+        ({"tools": [{"function": {"strict": False, "parameters": WIDE}}, 1]}, 1),
+        ({"tools": [{"function": {"strict": True, "parameters": deep(3)}}]}, 1),
     ],
 )
 def test_what_people_ask_for_passes_and_counts(fields: dict[str, Any], calls: int) -> None:

@@ -70,6 +70,10 @@ def grammars() -> Iterator[Grammars]:
             [("json", '{"b": 1}')],
         ),
         ({"tool_choice": "auto", "tools": [{"function": {"parameters": {"b": 1}}}]}, []),
+        (
+            {"tools": [{"function": {"strict": True, "parameters": {"b": 1}}}, {"name": "loose"}]},
+            [("json", '{"b": 1}')],
+        ),
     ],
 )
 def test_every_grammar_of_a_body_is_found(

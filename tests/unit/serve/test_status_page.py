@@ -36,7 +36,14 @@ from cato.serve.access.keys import new_key
 from cato.serve.ui.routes import HERE
 from cato.telemetry.decisions import MAX_RULES, OTHER, Decided, DecisionBook, rule_of, slack_now
 from cato.telemetry.overview import FleetState, overview
-from cato.telemetry.recent import BIN_S, SHOWN_RUNS, WINDOW_S, RecentOverview, RecentRuns
+from cato.telemetry.recent import (
+    BIN_S,
+    LATELY_S,
+    SHOWN_RUNS,
+    WINDOW_S,
+    RecentOverview,
+    RecentRuns,
+)
 
 PROMPT = {"model": "cato-completion", "prompt": "def f("}
 STATE = "/ui/state"
@@ -208,6 +215,15 @@ def test_runs_are_forgotten_after_half_an_hour() -> None:
     assert [r.request_id for r in found.runs] == ["new"]
     assert sum(p.runs for p in found.tasks[0].points) == 1
     assert recent.overview(None, now_s + WINDOW_S).tasks == ()
+
+
+def test_what_is_not_shown_any_more_is_not_kept_though_nobody_looks() -> None:
+    recent = RecentRuns()
+    for i in range(5000):
+        turn = replace(a_receipt(id=f"r{i}"), session=f"s{i}")
+        recent.record(turn, 1000.0 + i)
+    assert len(recent._lately) <= LATELY_S + 1
+    assert len(recent._sessions) <= WINDOW_S + 1
 
 
 def test_missed_runs_come_first_then_the_slowest_and_cancelled_ones_are_no_news() -> None:

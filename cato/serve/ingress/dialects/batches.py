@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
+from typing import TypeVar
 
 from fastapi import APIRouter
 from starlette.datastructures import UploadFile
@@ -21,12 +23,14 @@ from starlette.responses import FileResponse, Response
 from cato.core.errors import AccessError, InputError
 from cato.core.topology import BatchLimits
 from cato.serve.batches.folder import (
+    LEAST_BYTES,
     Batch,
     BatchRoom,
     FileFacts,
     TenantFolder,
     copy_bounded,
     new_id,
+    tenants,
 )
 from cato.serve.batches.lines import ENDPOINTS, checked
 from cato.serve.ingress import document
@@ -34,6 +38,7 @@ from cato.serve.ingress.body import known_keys, read_object, sub_object
 from cato.serve.ingress.context import Ingress, caller_of
 from cato.serve.ingress.jsons import JsonAnswer
 
+T = TypeVar("T")
 MAX_BODY_BYTES = 16_384
 UPLOAD_WITHIN_S = 600.0
 # Allowance for the rest of an upload: field names and boundaries.
@@ -63,6 +68,10 @@ def routes(ingress: Ingress) -> APIRouter:
     def folder_of(request: Request) -> TenantFolder:
         return TenantFolder.of(room().root, caller_of(request).tenant)
 
+    def seen_by(request: Request) -> list[TenantFolder]:
+        """The folders whose files and batches the caller may list: all, for operators."""
+        return tenants(room().root) if caller_of(request).sees is None else [folder_of(request)]
+
     @router.post("/v1/files", **document.UPLOAD)
     async def upload(request: Request) -> Response:
         """Upload a file of requests (`purpose` must be `batch`)."""
@@ -89,25 +98,29 @@ def routes(ingress: Ingress) -> APIRouter:
 
     @router.get("/v1/files", responses=document.FILES)
     async def files(request: Request) -> Response:
-        """The tenant's files, batch results included, newest first."""
-        found = await asyncio.to_thread(folder_of(request).files)
+        """The tenant's files, batch results included, newest first; all tenants' for operators."""
+        found = await asyncio.to_thread(_all, [f.files for f in seen_by(request)])
+        found.sort(key=lambda f: (f.created_at, f.id), reverse=True)
         return _list([_file(f) for f in found])
 
     @router.get("/v1/files/{file_id}", responses=document.FILE)
     async def file(request: Request, file_id: str) -> Response:
         """One file."""
-        return JsonAnswer(_file(await found_file(request, file_id)))
+        for folder in seen_by(request):
+            if (found := await asyncio.to_thread(folder.file, file_id)) is not None:
+                return JsonAnswer(_file(found))
+        raise _no_file("file_id")
 
     @router.get("/v1/files/{file_id}/content", responses=document.CONTENT)
     async def content(request: Request, file_id: str) -> Response:
-        """The lines of a file."""
-        found = await found_file(request, file_id)
-        return FileResponse(folder_of(request).content(found.id), media_type="application/jsonl")
+        """The lines of a file; the tenant's own only, also for operators."""
+        found, folder = await own_file(request, file_id), folder_of(request)
+        return FileResponse(folder.content(found.id), media_type="application/jsonl")
 
     @router.delete("/v1/files/{file_id}", responses=document.DELETED)
     async def delete(request: Request, file_id: str) -> Response:
         """Delete a file. A batch that still needs it must be cancelled first."""
-        found, folder = await found_file(request, file_id), folder_of(request)
+        found, folder = await own_file(request, file_id), folder_of(request)
         batches = [folder.batch(id) for id in folder.open_ids()]
         if any(b is not None and b.input_file_id == found.id for b in batches):
             raise InputError("a running batch needs this file; cancel the batch first", "file_id")
@@ -123,7 +136,7 @@ def routes(ingress: Ingress) -> APIRouter:
         endpoint, window_h = body.get("endpoint"), _window_h(body.get("completion_window"))
         if endpoint not in ENDPOINTS:
             raise InputError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
-        source = await found_file(request, str(body.get("input_file_id")), "input_file_id")
+        source = await own_file(request, str(body.get("input_file_id")), "input_file_id")
         metadata = _metadata(sub_object(body, "metadata"))
         if len(folder.open_ids()) >= most.open_batches:
             raise InputError(
@@ -141,45 +154,55 @@ def routes(ingress: Ingress) -> APIRouter:
             if problem else (),
         )  # fmt: skip
         keep = folder.write if problem else folder.open
+        await asyncio.to_thread(folder.make_room)
         await asyncio.to_thread(keep, batch)
         return JsonAnswer(_batch(folder, batch))
 
     @router.get("/v1/batches", responses=document.BATCHES)
     async def batches(request: Request) -> Response:
-        """The tenant's batches, newest first."""
-        folder = folder_of(request)
-        found = await asyncio.to_thread(folder.batches)
-        return _list([_batch(folder, b) for b in found])
+        """The tenant's batches, newest first; all tenants' for operators."""
+
+        def listed(folder: TenantFolder) -> list[tuple[TenantFolder, Batch]]:
+            return [(folder, batch) for batch in folder.batches()]
+
+        found = await asyncio.to_thread(_all, [partial(listed, f) for f in seen_by(request)])
+        found.sort(key=lambda one: (one[1].created_at, one[1].id), reverse=True)
+        return _list([_batch(folder, batch) for folder, batch in found])
 
     @router.get("/v1/batches/{batch_id}", responses=document.BATCH)
     async def batch(request: Request, batch_id: str) -> Response:
         """One batch and its progress."""
-        folder = folder_of(request)
-        return JsonAnswer(_batch(folder, await found_batch(folder, batch_id)))
+        return JsonAnswer(_batch(*await found_batch(request, batch_id)))
 
     @router.post("/v1/batches/{batch_id}/cancel", responses=document.BATCH)
     async def cancel(request: Request, batch_id: str) -> Response:
         """Cancel a batch; finished results are kept."""
-        folder = folder_of(request)
-        found = await found_batch(folder, batch_id)
+        folder, found = await found_batch(request, batch_id)
         if not found.is_over:
             folder.cancel(found.id)
         return JsonAnswer(_batch(folder, found))
 
-    async def found_file(request: Request, id: str, param: str = "file_id") -> FileFacts:
+    async def own_file(request: Request, id: str, param: str = "file_id") -> FileFacts:
         found = await asyncio.to_thread(folder_of(request).file, id)
         if found is None:
-            told = f"No file has this {param}; see GET /v1/files."
-            raise AccessError(404, "file_not_found", told)
+            raise _no_file(param)
         return found
 
-    async def found_batch(folder: TenantFolder, id: str) -> Batch:
-        found = await asyncio.to_thread(folder.batch, id)
-        if found is None:
-            raise AccessError(404, "batch_not_found", "No batch has this id; see GET /v1/batches.")
-        return found
+    async def found_batch(request: Request, id: str) -> tuple[TenantFolder, Batch]:
+        for folder in seen_by(request):
+            if (found := await asyncio.to_thread(folder.batch, id)) is not None:
+                return folder, found
+        raise AccessError(404, "batch_not_found", "No batch has this id; see GET /v1/batches.")
 
     return router
+
+
+def _no_file(param: str) -> AccessError:
+    return AccessError(404, "file_not_found", f"No file has this {param}; see GET /v1/files.")
+
+
+def _all(lists: Iterable[Callable[[], list[T]]]) -> list[T]:
+    return [one for listed in lists for one in listed()]
 
 
 def _list(data: list[dict[str, object]]) -> Response:
@@ -190,9 +213,10 @@ def _list(data: list[dict[str, object]]) -> Response:
 def _kept(folder: TenantFolder, limits: BatchLimits, given: UploadFile) -> FileFacts:
     folder.make()
     room = limits.total_bytes - folder.size()
+    is_full = room < LEAST_BYTES
     id, most = new_id("file"), min(limits.file_bytes, room)
-    if copy_bounded(given.file, folder.content(id), most) < 0:
-        if most == limits.file_bytes:
+    if is_full or copy_bounded(given.file, folder.content(id), most) < 0:
+        if not is_full and most == limits.file_bytes:
             raise HTTPException(413)
         raise InputError(
             f"the tenant's files would exceed {limits.total_bytes} bytes; delete some first", "file"

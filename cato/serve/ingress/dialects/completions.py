@@ -22,9 +22,10 @@ from cato.serve.access.buffers import BufferId
 from cato.serve.ingress import document, virtual
 from cato.serve.ingress.answers import WrittenForm, serve_text
 from cato.serve.ingress.body import cato_of, flag, read_object, text_field
+from cato.serve.ingress.bounds import bounds_of, count_calls
 from cato.serve.ingress.buffers import completion_buffer
 from cato.serve.ingress.calls import engine_body, start_call, text_prompt
-from cato.serve.ingress.context import Ingress, request_id, session_of
+from cato.serve.ingress.context import Ingress, caller_of, request_id, session_of
 from cato.serve.ingress.dialects import tabby
 from cato.serve.ingress.dialects.chat import usage_in_of
 from cato.serve.ingress.fill import Fill, call_slo_of, start_fill, with_sentinels_read
@@ -104,6 +105,8 @@ async def _call(
     pool = pool_of(ingress, target.model)
     passed = engine_body(_in_its_own_form(pool, body), is_streamed=is_streamed)
     called, salt = pool.model.called(target.model), ingress.salt_of(request)
+    if isinstance(passed.get("prompt"), list):  # before each prompt is read
+        count_calls(passed, bounds_of(caller_of(request).bounds))
     prompt = text_prompt(passed.get("prompt"), pool, called, salt)
     passed, limit = limited(
         passed, Endpoint.COMPLETIONS, prompt.tokens, pool.profile.context_tokens, ingress.caps

@@ -13,6 +13,7 @@ from cato.core.buffers import MAX_BUFFERS, LatestRun, replaced_by
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.decision import Admit, Defer, Hold
 from cato.core.events import (
+    CacheChanged,
     Event,
     FirstTokenSent,
     InvocationEnded,
@@ -148,6 +149,9 @@ class PoolOrchestrator:
                 return self._fill_for(waiting, now_s)
             case TurnsEnded():
                 self._backlog.end_turns()
+                return ()
+            case CacheChanged():
+                self._picture.hear(event.replica_id, event.news)
                 return ()
             case ReplicaLost():
                 self._lose(event.replica_id)
@@ -832,6 +836,8 @@ class PoolOrchestrator:
         held = replica.cached_tokens(invocation) if invocation.prefix else 0
         cached = replica.usable_tokens(invocation) if invocation.prefix else 0
         prompt_s = profile.prompt_s(tokens, held, cached)
+        if held and replica.host_tokens:
+            prompt_s += profile.host_load_token_s * replica.loaded_tokens(invocation)
         if cached:
             saved_s = profile.prefill_s(tokens) - prompt_s
         command = Dispatch(

@@ -64,7 +64,7 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class BlockMap:
-    """The blocks of one engine. Its capacity bounds the memory: 200 bytes a block.
+    """The blocks of one engine. Its capacity bounds the memory: 230 bytes a block of 16 tokens.
 
     `offloads`: blocks that leave the accelerator go to host memory. Some engines do not tell what
     happens there; then the blocks count as moved, and the router predicts when they are gone.

@@ -151,7 +151,7 @@ class PoolOrchestrator:
                 self._backlog.end_turns()
                 return ()
             case CacheChanged():
-                self._picture.hear(event.replica_id, event.news)
+                self._hear_cache(event)
                 return ()
             case ReplicaLost():
                 self._lose(event.replica_id)
@@ -499,6 +499,14 @@ class PoolOrchestrator:
         if preempted:  # they may run on any replica
             return preempted + self._fill_all(event.now_s)
         return self._fill_one(replica, event.now_s)
+
+    def _hear_cache(self, event: CacheChanged) -> None:
+        self._picture.hear(event.replica_id, event.news)
+        replica = self._replicas.get(event.replica_id)
+        if event.news.cleared and replica is not None:  # its calls' prompts are computed again
+            for running in replica.leases.values():
+                call = running.invocation
+                self._picture.use(replica.id, call.session, call.prefix)
 
     def _see_tokens(self, replica: Replica, running: Running, tokens: int, now_s: float) -> None:
         batch = min(replica.held, max(1, replica.max_running))

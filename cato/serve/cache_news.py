@@ -10,7 +10,7 @@ from cato.control.messages import Told
 from cato.core.block_map import BlockMap
 from cato.core.events import CacheChanged
 from cato.core.ids import ReplicaId
-from cato.core.kv_events import KvEvent, NodeNews
+from cato.core.kv_events import BlocksCleared, KvEvent, NodeNews
 from cato.engines.base import Engine, EngineRequest
 
 # Events of several steps share a message. An ended call's last events come within this time, too.
@@ -49,7 +49,11 @@ class CacheNews:
 
     def _heard(self, blocks: BlockMap, event: KvEvent) -> None:
         blocks.heard(event)
-        if blocks is self._map:
+        if blocks is not self._map:
+            return
+        if isinstance(event, BlocksCleared):  # must not cross with the calls that follow
+            self._tell_news()
+        else:
             self._schedule()
 
     def _schedule(self) -> None:
@@ -58,7 +62,9 @@ class CacheNews:
             self._timer = loop.call_later(NEWS_EVERY_S, self._tell_news)
 
     def _tell_news(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         news = self._map.take()
         if news is not None:
             self._tell(news)

@@ -77,8 +77,8 @@ class BlockMap:
     _nodes: dict[int, tuple[float, _Block]] = field(default_factory=dict)
     _calls: dict[str, _Call] = field(default_factory=dict)
     # Calls that ended before the last `take`, and since: their last events may still come.
-    _ended: list[_Call] = field(default_factory=list)
-    _ended_now: list[_Call] = field(default_factory=list)
+    _ended: dict[str, _Call] = field(default_factory=dict)
+    _ended_now: dict[str, _Call] = field(default_factory=dict)
     # Not told yet.
     _gone: set[int] = field(default_factory=set)
     _moved: set[int] = field(default_factory=set)
@@ -100,7 +100,7 @@ class BlockMap:
         if ended is not None and ended.prefix:
             ended.prompt_tokens = prompt_tokens or ended.prompt_tokens
             ended.cached_tokens = cached_tokens
-            self._ended_now.append(ended)
+            self._ended_now[call] = ended
 
     def heard(self, event: KvEvent) -> None:
         match event:
@@ -142,10 +142,10 @@ class BlockMap:
 
         Nodes of running calls are not told: they are in the cache when their prompt is computed.
         """
-        for call in self._ended:
+        for call in self._ended.values():
             self._settle(call)
-        self._ended, self._ended_now = self._ended_now, []
-        held = [c.prefix for c in (*self._calls.values(), *self._ended)]
+        self._ended, self._ended_now = self._ended_now, {}
+        held = [c.prefix for c in (*self._calls.values(), *self._ended.values())]
         gone = sorted(self._gone.difference(*held)) if self._gone else ()
         moved = sorted(self._moved.difference(*held)) if self._moved else ()
         news = NodeNews(tuple(gone), tuple(moved), cleared=self._is_cleared)
@@ -171,7 +171,7 @@ class BlockMap:
     def _store(self, event: BlocksStored) -> None:
         self._block_tokens = event.block_tokens
         self._names_calls = self._names_calls or bool(event.call)
-        call = self._calls.get(event.call)
+        call = self._call(event.call)
         parent: _Block | None = None
         if event.parent is not None:
             parent = self._blocks.get(event.parent)
@@ -191,6 +191,10 @@ class BlockMap:
         if call is not None and parent is not None:
             is_deeper = call.last is None or call.last.depth < parent.depth
             call.last = parent if is_deeper else call.last
+
+    def _call(self, name: str) -> _Call | None:
+        """A call that runs or has just ended."""
+        return self._calls.get(name) or self._ended_now.get(name) or self._ended.get(name)
 
     def _leave(self, hash: int, tier: KvTier) -> None:
         block = self._blocks.get(hash)

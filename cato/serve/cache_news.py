@@ -14,7 +14,7 @@ from cato.core.kv_events import BlocksCleared, KvEvent, NodeNews
 from cato.engines.base import Engine, EngineRequest
 
 # Events of several steps share a message. An ended call's last events come within this time, too.
-NEWS_EVERY_S = 0.1
+NEWS_EVERY_S = 0.25
 
 
 class CacheNews:

@@ -86,6 +86,18 @@ def test_a_prompt_that_was_cancelled_before_its_end_is_held_as_far_as_it_was_com
     assert gone(blocks) == [3, 4, 5, 6, 7, 8]
 
 
+def test_blocks_that_are_told_shortly_after_the_end_of_their_call_count() -> None:
+    blocks = BlockMap()
+    blocks.begin("first", (1, 2, 3, 4), 256)
+    blocks.heard(BlocksStored((100,), None, SIZE, "first"))
+    blocks.end("first", 256, 0)
+    assert blocks.take() is None
+    blocks.heard(BlocksStored((101,), 100, SIZE, "first"))
+    assert gone(blocks) == []
+    blocks.heard(BlocksRemoved((101,)))
+    assert gone(blocks) == [3, 4]
+
+
 def test_a_block_that_left_before_the_end_of_its_call_was_known_holds_nothing() -> None:
     blocks = BlockMap()
     serve(blocks, "first", (1, 2, 3, 4), 256)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cato.core.commands import Dispatch
 from cato.core.events import (
+    CacheChanged,
     FirstTokenSent,
     InvocationEnded,
     InvocationWithdrawn,
@@ -17,6 +18,7 @@ from cato.core.events import (
     ReplicaReported,
 )
 from cato.core.ids import InvocationId, ReplicaId
+from cato.core.kv_events import NodeNews
 from cato.core.length import LengthBelief
 from cato.core.pool.prefill import CallTarget
 from cato.core.profile import Profile
@@ -107,6 +109,7 @@ Told = (
     | InvocationEnded
     | InvocationWithdrawn
     | ReplicaLost
+    | CacheChanged
 )
 """Notes to a router: events whose `now_s` the router replaces by its own clock."""
 
@@ -115,7 +118,7 @@ CODEC = Codec(
         Generate, EngineRequest, CallTarget, EngineChunk, Endpoint, AdapterSpec,
         Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop, Left,
         ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
-        InvocationWithdrawn, ReplicaLost, Follow, ShardLoad, Shards,
+        InvocationWithdrawn, ReplicaLost, CacheChanged, NodeNews, Follow, ShardLoad, Shards,
         SlotReport, SlotState, SlotOrder, HostedModel, ModelSpec, TemplateFacts,
     )
 )  # fmt: skip

@@ -24,6 +24,7 @@ from cato.core.arrival_rates import UsualArrivals
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.errors import CatoError, InputError, NotLoadedError, UnknownNameError
 from cato.core.events import (
+    CacheChanged,
     Event,
     InvocationWithdrawn,
     ReplicaLost,
@@ -298,7 +299,7 @@ class SharedPool:
             case ReplicaLost(_, slot, reason):
                 self.lose(slot, reason)
                 return
-            case ReplicaProgressed(replica_id=slot):
+            case ReplicaProgressed(replica_id=slot) | CacheChanged(replica_id=slot):
                 model = self.slots.model_on(slot)
                 names = [model] if model in self._core.lines else []
             case ReplicaReported():

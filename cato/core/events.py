@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cato.core.ids import DeploymentName, InvocationId, ReplicaId
+from cato.core.kv_events import NodeNews
 from cato.core.policies import Policies
 from cato.core.profile import Profile
 from cato.core.record import record
@@ -99,6 +100,15 @@ class InvocationEnded:
 
 
 @record
+class CacheChanged:
+    """The replica's KV cache changed, as its engine told."""
+
+    now_s: float
+    replica_id: ReplicaId
+    news: NodeNews
+
+
+@record
 class TurnCame:
     """A parked call may start now (see `Policies.by_turns`)."""
 
@@ -139,6 +149,7 @@ Event = (
     | FirstTokenSent
     | ReplicaProgressed
     | InvocationEnded
+    | CacheChanged
     | TurnCame
     | TurnsEnded
     | PoliciesChanged

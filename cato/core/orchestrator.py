@@ -13,6 +13,7 @@ from cato.core.buffers import MAX_BUFFERS, LatestRun, replaced_by
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.decision import Admit, Defer, Hold
 from cato.core.events import (
+    CacheChanged,
     Event,
     FirstTokenSent,
     InvocationEnded,
@@ -148,6 +149,9 @@ class PoolOrchestrator:
                 return self._fill_for(waiting, now_s)
             case TurnsEnded():
                 self._backlog.end_turns()
+                return ()
+            case CacheChanged():
+                self._hear_cache(event)
                 return ()
             case ReplicaLost():
                 self._lose(event.replica_id)
@@ -499,6 +503,14 @@ class PoolOrchestrator:
             return preempted + self._fill_all(event.now_s)
         return self._fill_one(replica, event.now_s)
 
+    def _hear_cache(self, event: CacheChanged) -> None:
+        self._picture.hear(event.replica_id, event.news)
+        replica = self._replicas.get(event.replica_id)
+        if event.news.cleared and replica is not None:  # its calls' prompts are computed again
+            for running in replica.leases.values():
+                call = running.invocation
+                self._picture.use(replica.id, call.session, call.prefix)
+
     def _see_tokens(self, replica: Replica, running: Running, tokens: int, now_s: float) -> None:
         batch = min(replica.held, max(1, replica.max_running))
         if self._policies.corrects and running.first_token_at_s is not None:
@@ -835,6 +847,8 @@ class PoolOrchestrator:
         held = replica.cached_tokens(invocation) if invocation.prefix else 0
         cached = replica.usable_tokens(invocation) if invocation.prefix else 0
         prompt_s = profile.prompt_s(tokens, held, cached)
+        if held and replica.host_tokens:
+            prompt_s += profile.host_load_token_s * replica.loaded_tokens(invocation)
         if cached:
             saved_s = profile.prefill_s(tokens) - prompt_s
         command = Dispatch(

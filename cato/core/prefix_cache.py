@@ -18,8 +18,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from cato.core.kv_events import (
+    BlocksCleared,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    KvEvent,
+    KvTier,
+)
 
 BLOCK_TOKENS = 16  # vLLM's default on a GPU
 _HASH_BYTES = 8
@@ -120,6 +129,7 @@ class Holding:
 
     `hashes` are those of its whole blocks as far as known; `cached_tokens` of its prompt were
     cached on arrival, `loaded_tokens` of these in host memory. Only `PrefixCache` mutates it.
+    `call` names the request in events.
     """
 
     hashes: Sequence[int]
@@ -129,6 +139,7 @@ class Holding:
     filled: int
     loaded_tokens: int
     _last: _Run
+    call: str = ""
 
 
 @dataclass(slots=True)
@@ -136,11 +147,13 @@ class PrefixCache:
     """The KV blocks of one engine, and those in the host's memory (`host_tokens`; 0: none).
 
     Deterministic. The cost of a method grows with the runs of blocks, not with the blocks.
+    `tell`, if given, is called with the KV events that vLLM would send.
     """
 
     capacity_tokens: int
     block_tokens: int = BLOCK_TOKENS
     host_tokens: int = 0
+    tell: Callable[[KvEvent], None] | None = None
     _root: _Run = field(default_factory=lambda: _Run([]))
     _free: _Line = field(default_factory=_Line)
     _host: _Line = field(default_factory=_Line)
@@ -185,7 +198,9 @@ class PrefixCache:
             [n for run, n in self._hits(hashes, prompt_tokens) if run.holders]
         )
 
-    def admit(self, hashes: Sequence[int], prompt_tokens: int, tokens: int) -> Holding | None:
+    def admit(
+        self, hashes: Sequence[int], prompt_tokens: int, tokens: int, call: str = ""
+    ) -> Holding | None:
         """Hold a prompt's cached blocks and promise blocks for `tokens` tokens in total.
 
         None when there is no room for them.
@@ -206,7 +221,7 @@ class PrefixCache:
         if from_host:
             self._make_room()
         size = self.block_tokens
-        return Holding(hashes, hits * size, reserved, hits, hits, from_host * size, last)
+        return Holding(hashes, hits * size, reserved, hits, hits, from_host * size, last, call)
 
     def compute(self, holding: Holding, tokens: int) -> None:
         """The first `tokens` tokens of a request are now in its blocks."""
@@ -232,6 +247,7 @@ class PrefixCache:
                 continue
             new = list(hashes[i:whole])
             self._held += len(new)
+            self._tell_stored(hashes, i, whole, holding.call)
             if last.holders == 1 and not last.children:
                 last.hashes += new
             else:
@@ -263,6 +279,18 @@ class PrefixCache:
         for line in (self._free, self._host):
             for run in line.lost(0):
                 run.forget()
+        if self.tell is not None:
+            self.tell(BlocksCleared())
+
+    def _tell_stored(self, hashes: Sequence[int], start: int, end: int, call: str) -> None:
+        if self.tell is not None:
+            parent = hashes[start - 1] if start else None
+            stored = tuple(hashes[start:end])
+            self.tell(BlocksStored(stored, parent, self.block_tokens, call))
+
+    def _tell_gone(self, run: _Run, tier: KvTier) -> None:
+        if self.tell is not None:  # from the end, as in vLLM
+            self.tell(BlocksRemoved(tuple(reversed(run.hashes)), tier))
 
     def _hits(self, hashes: Sequence[int], prompt_tokens: int) -> list[tuple[_Run, int]]:
         """The runs that match the start of a prompt, and how many blocks of each."""
@@ -287,6 +315,11 @@ class PrefixCache:
         if not run.holders:
             line = self._free if run in self._free.runs else self._host
             line.blocks -= blocks
+            if line is self._host and self.tell is not None:
+                hashes, above = first.hashes, first.parent
+                parent = above.hashes[-1] if above is not None and above.hashes else None
+                self.tell(BlocksStored(tuple(hashes), parent, self.block_tokens))
+                self._tell_gone(first, KvTier.HOST)
             if first is run:
                 del line.runs[run]
             self._held += blocks
@@ -301,7 +334,11 @@ class PrefixCache:
         for run in self._free.lost(room):
             if most:
                 self._host.add(run)
-            else:
+                if self.tell is not None:
+                    self.tell(BlocksCopied(tuple(run.hashes)))
+            self._tell_gone(run, KvTier.ACCELERATOR)
+            if not most:
                 run.forget()
         for run in self._host.lost(most):
+            self._tell_gone(run, KvTier.HOST)
             run.forget()

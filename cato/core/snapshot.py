@@ -19,6 +19,19 @@ PREFIX_BLOCK_TOKENS = 64
 """Tokens per prefix hash; engines cache blocks of 16 to 128 tokens."""
 
 
+def node_tokens(
+    tokens: float, nodes: int, known_nodes: int = 0, known_tokens: float = 0.0
+) -> float:
+    """Mean tokens per node of a prompt, after its first nodes with `known_tokens`.
+
+    Nodes are cut by characters. Half a node accounts for the text after the last one.
+    """
+    is_exact = known_tokens == known_nodes * PREFIX_BLOCK_TOKENS
+    if is_exact and 0 <= tokens - nodes * PREFIX_BLOCK_TOKENS < PREFIX_BLOCK_TOKENS:
+        return PREFIX_BLOCK_TOKENS
+    return max(0.0, tokens - known_tokens) / (nodes - known_nodes + 0.5)
+
+
 @record
 class Invocation:
     """One LLM call of one node, as offered to a pool.
@@ -252,6 +265,10 @@ class ReplicaView(Protocol):
         """Tokens of the prompt that the engine has probably cached."""
         ...
 
+    def loaded_tokens(self, invocation: Invocation) -> int:
+        """How many of the cached tokens the engine loads from host memory, as far as it tells."""
+        ...
+
     def usable_tokens(self, invocation: Invocation) -> int:
         """The cached tokens, plus those that the engine can fetch from another replica's memory."""
         ...
@@ -288,10 +305,11 @@ class ReplicaSnapshot:
     working_set_tokens: int = 0
     awaited_s: float = 0.0
     queued_tokens: int = 0
-    # For tests of policies: sessions whose home it is, and cached and fetchable tokens of any
-    # prompt.
+    # For tests of policies: sessions whose home it is, and cached tokens of any prompt, those of
+    # them in host memory, and fetchable ones.
     homes: frozenset[str] = frozenset()
     cached_prompt_tokens: int = 0
+    loaded_prompt_tokens: int = 0
     elsewhere_tokens: int = 0
 
     @property
@@ -308,6 +326,9 @@ class ReplicaSnapshot:
 
     def cached_tokens(self, invocation: Invocation) -> int:
         return min(self.cached_prompt_tokens, invocation.prompt_tokens - 1)
+
+    def loaded_tokens(self, invocation: Invocation) -> int:
+        return min(self.loaded_prompt_tokens, self.cached_tokens(invocation))
 
     def usable_tokens(self, invocation: Invocation) -> int:
         most = max(self.cached_prompt_tokens, self.elsewhere_tokens)

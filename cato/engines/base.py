@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from cato.core.kv_events import KvEvent
 from cato.core.pool.prefill import NOTHING_DUE, CallTarget
 from cato.core.profile import Profile
 from cato.core.topology import AdapterSpec, TemplateFacts
@@ -21,7 +22,8 @@ class EngineRequest:
     id and the priority (smaller runs first). With `raw` the chunks carry the engine's own bytes,
     for requests that are passed through: SSE events when `stream`, the JSON answer otherwise.
     Only completions and chat are also answered without `raw`. `traceparent` is the W3C trace
-    context of the run; empty when it is not traced. `adapter` is a LoRA adapter of the engine's
+    context of the run; empty when it is not traced. `prefix` are the prompt's nodes, see
+    `Invocation.prefix`. `adapter` is a LoRA adapter of the engine's
     model; None for the base model. `prompt_tokens` is the estimated prompt length. `target` is for
     a scheduler inside the engine.
 
@@ -43,6 +45,7 @@ class EngineRequest:
     begun: str = ""
     begun_tokens: int = 0
     target: CallTarget = NOTHING_DUE
+    prefix: tuple[int, ...] = ()
 
 
 PREEMPTED = "preempted"
@@ -146,6 +149,13 @@ class Engine(Protocol):
     def generate(self, request: EngineRequest) -> AsyncGenerator[EngineChunk, None]: ...
 
     async def load(self) -> EngineLoad: ...
+
+    def watch_cache(self, heard: Callable[[KvEvent], None]) -> None:
+        """Call `heard` with each change of the KV cache from now on, also after later starts.
+
+        An engine that cannot tell never calls it.
+        """
+        ...
 
     async def wait_dead(self) -> str:
         """Return the reason once the engine dies without having been stopped."""

@@ -650,6 +650,7 @@ class RunningTask:
             begun=call.begun,
             begun_tokens=call.begun_tokens,
             target=invocation.engine_target(time.monotonic() - now_s),
+            prefix=invocation.prefix,
         )
         progress.served_since_s = sent_s = time.monotonic()
         try:

@@ -16,6 +16,7 @@ from cato.core.events import FirstTokenSent, InvocationEnded
 from cato.core.ids import InvocationId, ReplicaId
 from cato.core.profile import Profile
 from cato.engines.base import PREEMPTED, Engine, EngineChunk, EngineRequest, EngineState
+from cato.serve.cache_news import CacheNews
 from cato.serve.coalesce import coalesced
 from cato.serve.progress import Progress
 
@@ -27,6 +28,7 @@ class HeldCalls:
         self._replica, self._tell = replica, tell
         self.attempts: dict[InvocationId, int] = {}
         self.progress = Progress(replica, self.attempts, tell)
+        self.cache = CacheNews(replica, tell)
         self.is_idle = asyncio.Event()  # set while no call runs
         self.is_idle.set()
 
@@ -42,6 +44,7 @@ class HeldCalls:
         self.attempts[id] = attempt
         self.is_idle.clear()
         self.progress.begin(id)
+        self.cache.begin(request)
         tokens, outcome, is_first = 0, "cancelled", True
         prompt_tokens = cached_tokens = None
         if not request.stream:
@@ -85,6 +88,7 @@ class HeldCalls:
             outcome = "failed"
             raise
         finally:
+            self.cache.end(request, prompt_tokens, cached_tokens)
             if self.attempts.get(id) == attempt:  # else this replica already has the next attempt
                 del self.attempts[id]
                 self.progress.end(id)

@@ -54,16 +54,31 @@ class Replica:
         """`tell` sends notes to the pool's router."""
         self.id, self._tell = id, tell
         self.calls = HeldCalls(id, tell)
-        self.engine: Engine | None = None
+        self._engine: Engine | None = None
         self.model: ModelName | None = None
         self.profile = UNMEASURED
         self.is_draining = False
         self._holding = holding
         holding.join(self)
 
+    @property
+    def engine(self) -> Engine | None:
+        return self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine | None) -> None:
+        if engine is not self._engine:
+            self.calls.cache.watch(engine)
+        self._engine = engine
+
     def report(self) -> None:
         """Report the current state to the router."""
         self._tell(self._holding.report())
+
+    def introduce(self) -> None:
+        """Report to a router that knows nothing of this replica."""
+        self.report()
+        self.calls.cache.tell_whole()
 
     def note(self, note: Stop | SlotOrder) -> None:
         """Handle a note from the router."""

@@ -46,6 +46,7 @@ class ReplicaLink(Passive):
         self._shards, self._shard = 1, 0
         self._home_at_s = 0.0  # when to ask for the home shard again
         self._router: Connection | None = None
+        self._is_known = False  # the current router has had a report
         self._is_over = asyncio.Event()  # set when the current link to the router has ended
         self._listener: Listener | None = None
         self._secret = b""
@@ -58,7 +59,11 @@ class ReplicaLink(Passive):
                 await asyncio.sleep(RETRY_S)
                 continue
             while not self._is_over.is_set():
-                replica.report()
+                if self._is_known:
+                    replica.report()
+                else:
+                    self._is_known = True
+                    replica.introduce()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._is_over.wait(), REPORT_S)
                 await self._go_home()
@@ -114,7 +119,7 @@ class ReplicaLink(Passive):
                 self._listener.close()
             self._listener = await take(self, secret, f"a reader of {self._replica.id}")
             self._secret = secret
-        self._router, self._shard = link, shard
+        self._router, self._shard, self._is_known = link, shard, False
         self._is_over.clear()
         if not link.is_open:  # it has ended already
             self._is_over.set()

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from cato.core.commands import Command, Dispatch, Preempt, Refuse
 from cato.core.errors import ConfigError, Problem
 from cato.core.events import (
+    CacheChanged,
     Event,
     FirstTokenSent,
     InvocationEnded,
@@ -54,6 +55,7 @@ _EVENTS: dict[str, type] = {
         FirstTokenSent,
         ReplicaProgressed,
         InvocationEnded,
+        CacheChanged,
         Ticked,
         TurnCame,
         TurnsEnded,

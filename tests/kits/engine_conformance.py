@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
+from cato.core.kv_events import BlocksStored, KvEvent
 from cato.engines.base import (
     Endpoint,
     Engine,
@@ -213,6 +214,34 @@ class EngineConformance:
         assert await cached_of([*prompt, 7], salt) == 2 * block
         assert await cached_of([7, *prompt[1:]], salt) == 0
         assert await cached_of(prompt, f"{salt}, other") == 0
+
+    async def test_tells_which_blocks_each_call_stores(self, engine: Engine) -> None:
+        block = engine.facts.block_tokens
+        if not block:
+            pytest.skip("the engine does not say how large its blocks are")
+        heard: list[KvEvent] = []
+        engine.watch_cache(heard.append)
+        salt = f"conformance {time.monotonic_ns()}"
+        prompt = [100 + i % 100 for i in range(3 * block)]
+
+        async def stored_by(prompt: list[int], blocks: int) -> list[BlocksStored]:
+            request = a_request(prompt=prompt, max_tokens=2, cache_salt=salt, session_id="mine")
+            await collect(engine, request)
+            stored: list[BlocksStored] = []
+            async with asyncio.timeout(PATIENCE_S):
+                while sum(len(event.hashes) for event in stored) < blocks:
+                    await asyncio.sleep(0.01)
+                    stored = [e for e in heard if isinstance(e, BlocksStored)]
+                    stored = [e for e in stored if e.call == request.id]
+            return stored
+
+        first = await stored_by(prompt[: 2 * block], 2)
+        names = [name for event in first for name in event.hashes]
+        assert [event.parent for event in first[:1]] == [None]
+        assert {event.block_tokens for event in first} == {block}
+        (second,) = await stored_by(prompt, 1)
+        assert (second.parent, len(second.hashes)) == (names[1], 1)
+        assert second.hashes[0] not in names
 
     async def test_every_dialect_says_how_much_was_cached(self, engine: Engine) -> None:
         block = engine.facts.block_tokens

@@ -2,8 +2,9 @@
 
 The estimate is kept in nodes of `PREFIX_BLOCK_TOKENS` tokens; a node's name is the hash of the
 prompt up to its end. Engines evict the least recently used prompt first, and a prompt from its end;
-so does the estimate. If an answer reports fewer cached tokens than estimated, its engine has
-evicted at least that much, and the estimate is corrected.
+so does the estimate. Replicas whose engines tell what happens to their blocks say which nodes are
+gone or have moved to host memory. If an answer reports fewer cached tokens than estimated, its
+engine has evicted at least that much, and the estimate is corrected.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cato.core.ids import ReplicaId
+from cato.core.kv_events import NodeNews
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
 
 # Engines count in blocks of up to 128 tokens, and parts of a prompt deviate from its mean tokens
@@ -42,22 +44,29 @@ class _Cache:
     touched: dict[int, list[_Run]] = field(default_factory=dict)
     by_session: dict[str, int] = field(default_factory=dict)
 
-    def path(self, prefix: Sequence[int], number: int) -> list[_Run]:
-        """The runs of a prompt, which becomes the most recently used."""
+    def path(self, prefix: Sequence[int], number: int) -> tuple[list[_Run], list[int]]:
+        """The runs of a prompt, which becomes the most recently used, and its new nodes."""
         path: list[_Run] = []
+        new: list[int] = []
         i = 0
         while i < len(prefix):
             run = self.runs.get(prefix[i])
             if run is None:
-                self._extend(path, prefix[i:], number)
-                break
+                end = i + 1
+                # Deeper nodes may be known still: news of what is gone crosses with new prompts.
+                while end < len(prefix) and prefix[end] not in self.runs:
+                    end += 1
+                self._extend(path, prefix[i:end], number)
+                new += prefix[i:end]
+                i = end
+                continue
             shared = self._shared(run, prefix, i)
             if shared < len(run.nodes):
                 run = self._beginning(run, shared)
             run.last = number
             path.append(run)
             i += shared
-        return path
+        return path, new
 
     def _extend(self, path: list[_Run], nodes: Sequence[int], number: int) -> None:
         """Add new nodes to the run before them, if there is one."""
@@ -105,8 +114,9 @@ class CachePicture:
     """The caches of one pool. Their replicas' cache capacities bound the memory used."""
 
     _caches: dict[ReplicaId, _Cache] = field(default_factory=dict)
-    # Replicas that hold a node, as a bit mask.
+    # Replicas that hold a node, and those that hold it in host memory only, as bit masks.
     _holders: dict[int, int] = field(default_factory=dict)
+    _in_host: dict[int, int] = field(default_factory=dict)
     _prompts: int = 0
     # The last lookup: replicas, and how many nodes of the prompt each holds.
     _asked: Sequence[int] = ()
@@ -128,9 +138,40 @@ class CachePicture:
         """Forget a replica that is gone or no longer caches; unknown ones are ignored."""
         cache = self._caches.pop(id, None)
         if cache is not None:
-            self._asked = ()
-            for number in list(cache.touched):
-                self._forget(cache, number, len(cache.runs))
+            self._clear(cache)
+
+    def hear(self, id: ReplicaId, news: NodeNews) -> None:
+        """The replica's engine told what happened to its blocks; unknown nodes are ignored."""
+        cache = self._caches.get(id)
+        if cache is None:
+            return
+        self._asked = ()
+        if news.cleared:
+            self._clear(cache)
+        for prefix in news.held:
+            self.use(id, "", prefix)
+        for node in news.gone:
+            self._cut(cache, node)
+        for node in news.moved:
+            if node in cache.runs:
+                self._in_host[node] = self._in_host.get(node, 0) | cache.bit
+
+    def host_nodes(self, id: ReplicaId, prefix: Sequence[int], cached_nodes: int) -> int:
+        """How many of the prompt's first `cached_nodes` nodes are in host memory only.
+
+        A prompt moves there from its end.
+        """
+        cache, in_host = self._caches.get(id), self._in_host
+        if cache is None or not in_host:
+            return 0
+        least, most = 0, cached_nodes  # nodes on the accelerator
+        while least < most:
+            middle = (least + most + 1) // 2
+            if in_host.get(prefix[middle - 1], 0) & cache.bit:
+                most = middle - 1
+            else:
+                least = middle
+        return cached_nodes - least
 
     def cached_nodes(self, id: ReplicaId, prefix: Sequence[int]) -> int:
         """Leading nodes of the prompt that the replica is estimated to hold."""
@@ -169,10 +210,12 @@ class CachePicture:
         self._prompts += 1
         number = self._prompts
         holders, bit = self._holders, cache.bit
-        for i in range(known, len(prefix)):
-            node = prefix[i]
+        if in_host := self.host_nodes(id, prefix, known):  # the engine will load them
+            for node in prefix[known - in_host : known]:
+                self._leave_host(node, bit)
+        cache.touched[number], new = cache.path(prefix, number)
+        for node in new:
             holders[node] = holders.get(node, 0) | bit
-        cache.touched[number] = cache.path(prefix, number)
         if session:
             before = cache.by_session.get(session)
             if before is not None and before in cache.touched:
@@ -234,26 +277,55 @@ class CachePicture:
 
     def _forget(self, cache: _Cache, number: int, most: int) -> None:
         """Evict up to `most` nodes of a prompt that no later one has used, from its end."""
-        path, holders, others = cache.touched[number], self._holders, ~cache.bit
+        path = cache.touched[number]
         while path:
             run = path[-1]
             if run.last != number:
                 break  # earlier nodes were used later, too
-            if not most:
+            if run.nodes and not most:
                 return
             gone = run.nodes[-most:]
             del run.nodes[-most:]
             most -= len(gone)
             for node in gone:
-                del cache.runs[node]
-                left = holders[node] & others
-                if left:
-                    holders[node] = left
-                else:
-                    del holders[node]
+                self._drop(cache, node)
             if not run.nodes:
                 path.pop()
         del cache.touched[number]
+
+    def _clear(self, cache: _Cache) -> None:
+        self._asked = ()
+        for number in list(cache.touched):
+            self._forget(cache, number, len(cache.runs))
+
+    def _cut(self, cache: _Cache, node: int) -> None:
+        """Evict a node, and those after it in its run."""
+        run = cache.runs.get(node)
+        if run is None:
+            return
+        while node in cache.runs:
+            self._drop(cache, run.nodes.pop())
+        if not run.nodes:
+            self._forget(cache, run.last, 0)
+
+    def _drop(self, cache: _Cache, node: int) -> None:
+        """The cache no longer holds the node."""
+        del cache.runs[node]
+        left = self._holders[node] & ~cache.bit
+        if left:
+            self._holders[node] = left
+        else:
+            del self._holders[node]
+        if self._in_host:
+            self._leave_host(node, cache.bit)
+
+    def _leave_host(self, node: int, bit: int) -> None:
+        in_host = self._in_host.get(node, 0)
+        if in_host & bit:
+            if in_host == bit:
+                del self._in_host[node]
+            else:
+                self._in_host[node] = in_host & ~bit
 
     def _drop_if_covered(self, cache: _Cache, number: int) -> None:
         """Drop the prompt if a later one used its end, and therefore all of it."""

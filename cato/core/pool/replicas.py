@@ -19,11 +19,11 @@ from cato.core.pool.sessions import Home, Homes, WorkingSet
 from cato.core.profile import Profile
 from cato.core.record import record
 from cato.core.snapshot import (
-    PREFIX_BLOCK_TOKENS,
     Invocation,
     ReplicaSnapshot,
     ReplicaView,
     Running,
+    node_tokens,
 )
 
 T = TypeVar("T")
@@ -219,6 +219,16 @@ class Replica:
             return 0
         return self._tokens_in(self.picture.cached_nodes(self.id, invocation.prefix), invocation)
 
+    def loaded_tokens(self, invocation: Invocation) -> int:
+        if not self.host_tokens or not self.has_prefix_cache:
+            return 0
+        nodes = self.picture.cached_nodes(self.id, invocation.prefix)
+        in_host = self.picture.host_nodes(self.id, invocation.prefix, nodes)
+        if not in_host:
+            return 0
+        kept = self._tokens_in(nodes - in_host, invocation)
+        return self._tokens_in(nodes, invocation) - kept
+
     def usable_tokens(self, invocation: Invocation) -> int:
         if not self.has_prefix_cache or not self.profile.fetch_token_s:
             return self.cached_tokens(invocation)
@@ -360,15 +370,8 @@ def _tokens_of(nodes: int, invocation: Invocation, home: Home | None) -> float:
     """
     prompt_tokens, length = invocation.prompt_tokens, len(invocation.prefix)
     if home is None or not 0 < home.counted_nodes < length:
-        return nodes * _node_tokens(prompt_tokens, length)
+        return nodes * node_tokens(prompt_tokens, length)
     counted, tokens = home.counted_nodes, home.counted_tokens
     if nodes <= counted:
-        return nodes * _node_tokens(tokens, counted)
+        return nodes * node_tokens(tokens, counted)
     return tokens + (nodes - counted) * max(0, prompt_tokens - tokens) / (length - counted)
-
-
-def _node_tokens(tokens: int, nodes: int) -> float:
-    """Mean tokens per node of a prompt; half a node accounts for the text after the last one."""
-    if 0 <= tokens - nodes * PREFIX_BLOCK_TOKENS < PREFIX_BLOCK_TOKENS:
-        return PREFIX_BLOCK_TOKENS
-    return tokens / (nodes + 0.5)

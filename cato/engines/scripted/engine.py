@@ -12,11 +12,12 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError
+from cato.core.kv_events import BlocksCleared, KvEvent
 from cato.core.prefix_cache import PrefixCache, block_hashes
 from cato.core.profile import Profile
 from cato.core.topology import EngineSpec, TemplateFacts
@@ -70,8 +71,9 @@ class ScriptedEngine:
         self._served_model = served_model or profile.model
         self._vocabulary = vocabulary
         self._script: Script | None = None
-        self._cache = PrefixCache(self._capacity_tokens)
+        self._cache = PrefixCache(self._capacity_tokens, tell=self._tell)
         self._freed = asyncio.Condition()
+        self._heard: Callable[[KvEvent], None] | None = None
         self._state = EngineState.STOPPED
         self._start_s = 0.0
         self._death: asyncio.Future[str] | None = None
@@ -114,9 +116,10 @@ class ScriptedEngine:
         except BaseException:
             self._state = EngineState.STOPPED
             raise
-        self._cache = PrefixCache(self._capacity_tokens)
+        self._cache = PrefixCache(self._capacity_tokens, tell=self._tell)
         self._start_s = time.monotonic() - started_s
         self._death = asyncio.get_running_loop().create_future()
+        self._tell(BlocksCleared())
         self._state = EngineState.READY
 
     async def stop(self) -> None:
@@ -132,6 +135,13 @@ class ScriptedEngine:
         if self._death is None:
             raise EngineError("the engine was never started")
         return await asyncio.shield(self._death)
+
+    def watch_cache(self, heard: Callable[[KvEvent], None]) -> None:
+        self._heard = heard
+
+    def _tell(self, event: KvEvent) -> None:
+        if self._heard is not None:
+            self._heard(event)
 
     async def load(self) -> EngineLoad:
         self._check_ready()
@@ -154,7 +164,7 @@ class ScriptedEngine:
                 raise EngineError("the script refuses this request once", 429)
             answer = Answer(request, self._served_model, chosen.step, self._words)
             limit = self._limit(request.body, len(prompt.tokens))
-            stream = self._stream(answer, limit, prompt, note, dies=has_fault)
+            stream = self._stream(request.id, answer, limit, prompt, note, dies=has_fault)
             async with contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -162,7 +172,14 @@ class ScriptedEngine:
             note.write()
 
     async def _stream(
-        self, answer: Answer, limit: int, prompt: _Prompt, note: _Note, *, dies: bool
+        self,
+        id: str,
+        answer: Answer,
+        limit: int,
+        prompt: _Prompt,
+        note: _Note,
+        *,
+        dies: bool,
     ) -> AsyncGenerator[EngineChunk, None]:
         pieces = answer.pieces[:limit]
         is_cut = len(pieces) < len(answer.pieces)
@@ -174,7 +191,7 @@ class ScriptedEngine:
         async with self._freed:
             self._waiting += 1
             try:
-                while (held := cache.admit(hashes, len(prompt.tokens), total)) is None:
+                while (held := cache.admit(hashes, len(prompt.tokens), total, id)) is None:
                     await self._freed.wait()
                     self._check_ready()
             finally:

@@ -13,10 +13,11 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cato.core.errors import ContextLengthError
+from cato.core.kv_events import KvEvent
 from cato.core.pool.prefill import NOTHING_DUE, CallTarget, DecodingCall, DueDateRule, PromptCall
 from cato.core.prefix_cache import Holding, PrefixCache
 from cato.core.profile import Profile
@@ -74,17 +75,18 @@ class Batch:
         prompt_cap_tokens: int = 0,
         host_tokens: int = 0,
         rule: DueDateRule | None = None,
+        tell: Callable[[KvEvent], None] | None = None,
     ) -> None:
         """`batched_tokens` is the token budget of a step, `prompt_cap_tokens` the most that one
         prompt gets of it beside other requests (0: all). `host_tokens` tokens evicted from the KV
         cache stay in host memory. `rule` plans the steps (None: prompts get the whole budget, in
-        order of arrival or priority)."""
+        order of arrival or priority). `tell` is called with the cache's events."""
         self._rule = rule
         self._profile = profile
         self._max_running = max_running
         self._batched_tokens = batched_tokens
         self._prompt_cap_tokens = prompt_cap_tokens
-        self._cache = PrefixCache(profile.kv_capacity_tokens, block_tokens, host_tokens)
+        self._cache = PrefixCache(profile.kv_capacity_tokens, block_tokens, host_tokens, tell)
         self._loads_end_s = -math.inf
         self._arrivals = itertools.count()
         self._waiting: list[tuple[int, int, Run]] = []
@@ -129,7 +131,7 @@ class Batch:
         for run in runs:
             run.holding = None
         old, self._loads_end_s = self._cache, -math.inf
-        self._cache = PrefixCache(old.capacity_tokens, old.block_tokens, old.host_tokens)
+        self._cache = PrefixCache(old.capacity_tokens, old.block_tokens, old.host_tokens, old.tell)
         return runs
 
     def plan_step(self, now_s: float) -> tuple[list[Run], float | None]:
@@ -254,7 +256,7 @@ class Batch:
 
     def _let_in(self, run: Run, now_s: float) -> bool:
         """Start the request if there is room for it."""
-        run.holding = self._cache.admit(run.hashes, run.prompt.tokens, run.kv_tokens)
+        run.holding = self._cache.admit(run.hashes, run.prompt.tokens, run.kv_tokens, run.id)
         if run.holding is None:
             return False
         run.prefilled_tokens = run.holding.cached_tokens

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from cato.core.errors import EngineDeadError, EngineError
+from cato.core.kv_events import BlocksCleared, KvEvent
 from cato.core.pool.prefill import DueDateRule
 from cato.core.profile import Profile
 from cato.core.topology import DUE_DATE, EngineSpec, TemplateFacts
@@ -66,7 +67,9 @@ class SimulatedEngine:
             spec.long_prefill_token_threshold or 0,
             self._host_tokens,
             DueDateRule(spec.prefill_step_s) if spec.scheduler == DUE_DATE else None,
+            self._tell,
         )
+        self._heard: Callable[[KvEvent], None] | None = None
         self._has_prefix_caching = spec.prefix_caching
         self._has_priority = spec.priority_scheduling
         self._served_model = served_model or profile.model
@@ -114,6 +117,7 @@ class SimulatedEngine:
             raise
         self._start_s = time.monotonic() - started_s
         self._death = asyncio.get_running_loop().create_future()
+        self._tell(BlocksCleared())
         self._stepper = asyncio.create_task(self._step_forever())
         self._state = EngineState.READY
 
@@ -132,6 +136,13 @@ class SimulatedEngine:
         if self._death is None:
             raise EngineError("the engine was never started")
         return await asyncio.shield(self._death)
+
+    def watch_cache(self, heard: Callable[[KvEvent], None]) -> None:
+        self._heard = heard
+
+    def _tell(self, event: KvEvent) -> None:
+        if self._heard is not None:
+            self._heard(event)
 
     async def load(self) -> EngineLoad:
         self._check_ready()

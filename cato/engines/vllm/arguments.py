@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cato.core.topology import EngineSpec, ModelSpec
 from cato.engines.vllm.adapters import adapter_argv
+from cato.engines.vllm.kv_feed import feed_argv, has_events
 from cato.engines.vllm.offloading import Offloading
 from cato.engines.vllm.scheduler import SCHEDULER
 
@@ -43,6 +44,8 @@ def server_argv(
     if spec.sleep and accelerator != "cpu":  # vLLM refuses sleep on a CPU
         argv.append("--enable-sleep-mode")
     argv.append("--enable-prefix-caching" if spec.prefix_caching else "--no-enable-prefix-caching")
+    if has_events(spec):
+        argv += feed_argv(uds)
     if spec.priority_scheduling:
         argv += ["--scheduling-policy", "priority"]
     if spec.enforce_eager:

@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -20,6 +20,7 @@ import aiohttp
 from cato.config import places
 from cato.core.errors import ContextLengthError, EngineDeadError, EngineError, InputError
 from cato.core.hung import HungRule, Signs, Silence
+from cato.core.kv_events import BlocksCleared, KvEvent
 from cato.core.pool.prefill import CallTarget
 from cato.core.topology import AdapterSpec, EngineSpec, ModelSpec, TemplateFacts
 from cato.engines.base import (
@@ -34,6 +35,7 @@ from cato.engines.vllm.adapters import ADAPTER_ENV
 from cato.engines.vllm.arguments import server_argv
 from cato.engines.vllm.checkpoints import why_not_swappable
 from cato.engines.vllm.host import Zygote, check_socket_path, last_words, open_log
+from cato.engines.vllm.kv_feed import CALL_HEADER, KvFeed, has_events
 from cato.engines.vllm.offloading import Offloading, offloading_of
 from cato.engines.vllm.scheduler import STEP_VARIABLE, with_target
 from cato.wire.limits import limits_of, shortened
@@ -142,6 +144,10 @@ class VllmEngine:
         self._may_be_silent = False  # asleep, or swapping weights
         self._why_hung = ""
         self._listener: asyncio.Task[None] | None = None
+        # The server's KV events.
+        self._heard: Callable[[KvEvent], None] | None = None
+        self._feed: KvFeed | None = None
+        self._feeding: asyncio.Task[None] | None = None
         self.pid: int | None = None
 
     @property
@@ -240,6 +246,9 @@ class VllmEngine:
         else:
             body.pop("stream_options", None)
         headers = {"Content-Type": "application/json", "X-Request-Id": request.id}
+        if self._feed is not None:
+            headers[CALL_HEADER] = request.id
+            body.pop("session_id", None)  # vLLM would prefer it; it has no other use
         if request.traceparent:  # vLLM's own span, if its trace exporter is set
             headers["traceparent"] = request.traceparent
         response: aiohttp.ClientResponse | None = None
@@ -291,6 +300,13 @@ class VllmEngine:
             if response is not None:
                 self._answers.discard(response)
                 response.close()  # aborts the request unless fully read
+
+    def watch_cache(self, heard: Callable[[KvEvent], None]) -> None:
+        self._heard = heard
+
+    def _tell(self, event: KvEvent) -> None:
+        if self._heard is not None:
+            self._heard(event)
 
     async def load(self) -> EngineLoad:
         return stream.load_of_metrics(await self._ask("GET", "/metrics"))
@@ -439,6 +455,10 @@ class VllmEngine:
             raise EngineError(f"the zygote refused: {reply.get('error')}")
         self.pid = reply["pid"]
         self._watcher = asyncio.create_task(self._watch(reader))
+        self._tell(BlocksCleared())
+        if has_events(spec):
+            self._feed = KvFeed(self._uds, self._tell)
+            self._feeding = asyncio.create_task(self._feed.read_forever())
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(
                 path=self._uds, limit=0, keepalive_timeout=_KEEP_ALIVE_S
@@ -672,6 +692,9 @@ class VllmEngine:
         if self._listener is not None:
             self._listener.cancel()
             self._listener = None
+        if self._feeding is not None:
+            self._feeding.cancel()
+            self._feeding = None
         if owner is not None:
             # The zygote sees the end of file, stops the server and tells the watcher.
             with contextlib.suppress(OSError, RuntimeError):
@@ -687,6 +710,9 @@ class VllmEngine:
         self._break_off()
         if session is not None:
             await session.close()
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
         self.pid = None
         if self._uds:
             with contextlib.suppress(FileNotFoundError):

@@ -220,7 +220,9 @@ class LocalPool:
     def restart_router(self) -> None:
         """Replace the router: replicas report to it, and waiting calls are offered again."""
         self._orchestrator = PoolOrchestrator(self.name, policies_of(self._policies, self.profile))
-        self._report_all()
+        for replica in self.replicas.values():
+            if replica.is_there and replica.goes_on.is_set():
+                replica.replica.introduce()
         for invocation in list(self._offered.values()):
             self._handle(InvocationOffered(time.monotonic(), invocation))
 

@@ -70,6 +70,8 @@ class LeastLateness:
         first_s += replica.awaited_s + replica.dispatch_s
         if held >= replica.max_running:
             first_s += replica.wait_s
+        if cached and replica.host_tokens:
+            first_s += profile.host_load_token_s * replica.loaded_tokens(invocation)
         missing = replica.context_tokens + turn.context_tokens - capacity_tokens
         if missing > 0 and held:
             tokens = min(missing, invocation.prompt_tokens)

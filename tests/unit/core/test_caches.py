@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cato.core.ids import ReplicaId
+from cato.core.kv_events import NodeNews
 from cato.core.pool.caches import CachePicture
 from cato.core.pool.sessions import MEMORY_S, Homes
 from cato.core.snapshot import PREFIX_BLOCK_TOKENS
@@ -76,6 +77,75 @@ def test_a_report_of_one_engine_block_less_is_no_news() -> None:
     age = picture.age_of(A, a_prompt(20, 2), 20)
     picture.correct(A, 20 * PREFIX_BLOCK_TOKENS, age, 19 * PREFIX_BLOCK_TOKENS)
     assert picture.cached_nodes(A, a_prompt(20, 1)) == 20
+
+
+def test_nodes_that_are_gone_are_not_held_and_come_back_with_the_next_prompt() -> None:
+    picture = a_picture()
+    picture.use(A, "s", a_prompt(10))
+    picture.use(B, "s", a_prompt(10))
+    picture.hear(A, NodeNews(gone=(a_prompt(10)[6], 5, a_prompt(10)[9])))
+    assert picture.cached_nodes(A, a_prompt(10)) == 6
+    assert picture.cached_nodes(B, a_prompt(10)) == 10
+    picture.use(A, "s", a_prompt(12))
+    assert picture.cached_nodes(A, a_prompt(12)) == 12
+
+
+def test_a_cleared_cache_holds_what_is_told_afterwards() -> None:
+    picture = a_picture()
+    picture.use(A, "s", a_prompt(10))
+    picture.hear(A, NodeNews(cleared=True, held=(a_prompt(4),)))
+    assert picture.cached_nodes(A, a_prompt(10)) == 4
+    picture.hear(ReplicaId("unknown"), NodeNews(gone=a_prompt(4), held=(a_prompt(4),)))
+    assert picture.cached_nodes(A, a_prompt(10)) == 4
+
+
+def test_the_picture_knows_what_lies_in_host_memory_until_it_is_used_or_gone() -> None:
+    picture = a_picture()
+    prompt = a_prompt(10)
+    for id in (A, B):
+        picture.use(id, "s", prompt)
+    picture.hear(A, NodeNews(moved=prompt[7:]))
+    assert (picture.cached_nodes(A, prompt), picture.host_nodes(A, prompt, 10)) == (10, 3)
+    assert picture.host_nodes(B, prompt, 10) == 0
+    assert picture.host_nodes(A, prompt, 8) == 1
+    picture.hear(A, NodeNews(gone=prompt[9:]))
+    assert (picture.cached_nodes(A, prompt), picture.host_nodes(A, prompt, 9)) == (9, 2)
+    picture.use(A, "s", prompt)
+    assert picture.host_nodes(A, prompt, 10) == 0
+    picture.hear(A, NodeNews(moved=prompt[7:]))
+    picture.remove(A)
+    assert picture._in_host == {}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 20)),
+        max_size=60,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_news_in_any_order_leaves_books_that_agree(news: list[tuple[int, int, int, int]]) -> None:
+    """Also news of nodes whose followers stay, which engines do not send in order."""
+    picture = a_picture(nodes=15)
+    for kind, shared, own, node in news:
+        prefix = (*range(shared), *(1000 * shared + i for i in range(own)))
+        match kind:
+            case 0:
+                picture.hear(A, NodeNews(gone=(node,)))
+            case 1:
+                picture.hear(A, NodeNews(moved=(node,)))
+            case _:
+                picture.use(A, "s" if kind == 2 else "", prefix)
+                if len(prefix) <= 15:
+                    assert picture.cached_nodes(A, prefix) == len(prefix)
+        cache = picture._caches[A]
+        runs = {id(run): run for run in cache.runs.values()}
+        assert sorted(n for run in runs.values() for n in run.nodes) == sorted(cache.runs)
+        assert len(cache.runs) <= 15
+        assert picture._holders.keys() == cache.runs.keys() >= picture._in_host.keys()
+        assert all(cache.touched.values())
+        lasts = {run.last for run in runs.values()}
+        assert lasts <= cache.touched.keys()
 
 
 class _Naive:

@@ -263,19 +263,20 @@ class SharedPoolArgs(StrictModel):
 
 def _shape_problems(shapes: Mapping[str, SlotsArgs], info: ValidationInfo) -> Found:
     """Models and policies of a shared pool that do not fit its shapes."""
-    models: dict[str, HostedModelArgs] = info.data.get("models", {})
+    if "models" not in info.data:
+        return []  # they have their own problems
+    models: dict[str, HostedModelArgs] = info.data["models"]
     policies: SharedPoliciesArgs | None = info.data.get("policies")
     found: Found = []
     fits_somewhere: set[str] = set()
     for name, shape in shapes.items():
-        for model in shape.models.keys() - models.keys():
+        for model in [m for m in shape.models if m not in models]:
             rule = f"no such model of this pool{did_you_mean(model, models)}"
             found.append(((name, "models", model), model, rule))
         there = {m: hosted for m, hosted in models.items() if _fits(hosted, shape)}
         fits_somewhere |= there.keys()
-        if (unsized := [m for m, hosted in models.items() if not hosted.weights_bytes]) and (
-            shape.memory_bytes is not None
-        ):
+        unsized = [m for m, hosted in models.items() if not hosted.weights_bytes]
+        if unsized and shape.memory_bytes is not None:
             rule = f"set weights of {', '.join(unsized)}, to know whether they fit"
             found.append(((name, "memory"), shape.memory_bytes, rule))
         own = {m: shape.models.get(m, HostedOnArgs()) for m in there}

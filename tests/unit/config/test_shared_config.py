@@ -209,3 +209,7 @@ def test_a_profile_of_a_shape_must_exist() -> None:
     with pytest.raises(ConfigError, match=r"deployments\.slow\.models\.java\.profile: .*no file"):
         check_profiles(topology, {"p": UNMEASURED})
     check_profiles(topology, {"p": UNMEASURED, "q": UNMEASURED})
+    slots = {"count": 1, "accelerator": "cpu", "engine": SIMULATED}
+    own = a_file(slots={**slots, "models": {"java": {"profile": "q"}}})
+    with pytest.raises(ConfigError, match=r"cards\.slots\.models\.java\.profile: .*no file"):
+        check_profiles(validate(EnginesArgs, own, "file").to_topology(), {"p": UNMEASURED})

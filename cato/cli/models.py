@@ -29,9 +29,16 @@ from cato.config.fields import PublicName
 from cato.config.paths import resolve
 from cato.core.errors import CapacityError, CatoError, UnknownNameError
 from cato.core.fleet import more_that_fit, resource_needs, why_full, why_infeasible
-from cato.core.ids import ModelName, PoolName
+from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.profile import Profile
-from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, SharedPoolSpec, Topology
+from cato.core.topology import (
+    AdapterSpec,
+    DeploymentSpec,
+    HostedModel,
+    ModelSpec,
+    SharedPoolSpec,
+    Topology,
+)
 from cato.profiles.load import load_profiles
 from cato.store.location import default_location
 from cato.store.records import RegisteredModel
@@ -82,6 +89,10 @@ def add(
     profile: Annotated[
         str | None, typer.Option(help="The profile that a simulated engine follows.")
     ] = None,
+    deployment: Annotated[
+        str | None,
+        typer.Option(help="Where to measure and serve it, in a pool with several deployments."),
+    ] = None,
     address: Address = AUTO,
 ) -> None:
     """Measure a model, store it and serve it."""
@@ -91,15 +102,16 @@ def add(
         if family is not None and family not in FAMILIES:
             fail(f"--family must be one of {', '.join(FAMILIES)}")
         if base is not None:
-            if pool or family or profile:
-                fail("--base: leave out --pool, --family and --profile; an adapter has its base's")
+            if pool or family or profile or deployment:
+                fail("--base: an adapter has its base's pool, deployments, family and profile")
             _add_adapter(AdapterSpec(ModelName(name), source, tuple(alias or ())), base, address)
             return
         topology = _topology(address)
         spec = _shared_pool(topology, pool)
         _check_free(topology, (name, *(alias or ())))
         model = ModelSpec(ModelName(name), source, family or family_of(source), tuple(alias or ()))
-        hosted = HostedModel(model, profile, weights_bytes=weights, slo_s=slo)
+        place = _deployment(spec, deployment)
+        hosted = HostedModel(model, profile, weights_bytes=weights, slo_s=slo, measured_on=place)
         _measure_and_keep(spec, topology, hosted)
 
 
@@ -246,7 +258,7 @@ def _measure_and_keep(spec: SharedPoolSpec, topology: Topology, hosted: HostedMo
 def _simulated_profile(
     spec: SharedPoolSpec, topology: Topology, hosted: HostedModel
 ) -> Profile | None:
-    if spec.slots.engine.kind != "simulated":
+    if _slots_for(spec, hosted).engine.kind != "simulated":
         return None
     profiles = load_profiles(resolve(topology.profiles_dir))
     if hosted.profile not in profiles:
@@ -259,7 +271,7 @@ def _stage(spec: SharedPoolSpec, hosted: HostedModel, profile: Profile | None) -
     it, in an idle slot. Raise the actor's errors, and `CapacityError` when there is neither."""
     from cato.control.ray_private import hosts
 
-    needs = resource_needs(spec.slots)
+    needs = resource_needs(_slots_for(spec, hosted))
     why_not = why_infeasible(needs, [h.total for h in hosts()])
     if why_not is not None:
         fail(why_not)
@@ -298,7 +310,8 @@ def _stage_beside(
 
     from cato.serve.staging_slot import StagingSlot
 
-    place: Any = ray.remote(StagingSlot).options(**ray_actor_options(spec.slots)).remote(spec.slots)
+    slots = _slots_for(spec, hosted)
+    place: Any = ray.remote(StagingSlot).options(**ray_actor_options(slots)).remote(slots)
     try:
         ray.get(place.ready.remote(), timeout=READY_TIMEOUT_S)
         say(f"loading and measuring {hosted.model.name}")
@@ -405,6 +418,21 @@ def _shared_pool(topology: Topology, name: str | None) -> SharedPoolSpec:
     if name is None or name not in known:
         fail(f"--pool must name one of the shared pools: {', '.join(known)}")
     return known[PoolName(name)]
+
+
+def _deployment(spec: SharedPoolSpec, name: str | None) -> DeploymentName | None:
+    """The deployment to measure on; None in a pool that has only one."""
+    known = [d.name for d in spec.deployments]
+    if name is None and len(known) == 1:
+        return None
+    if name is None or name not in known:
+        fail(f"--deployment must name a deployment of {spec.name}: {', '.join(known)}")
+    return DeploymentName(name)
+
+
+def _slots_for(spec: SharedPoolSpec, hosted: HostedModel) -> DeploymentSpec:
+    """The deployment whose slots measure the model."""
+    return spec.deployment(hosted.measured_on or spec.deployments[0].name)
 
 
 def _ask(method: str, *args: object, within_s: float = ASK_TIMEOUT_S) -> Any:

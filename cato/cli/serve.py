@@ -279,7 +279,7 @@ def _own_command() -> str:
 def steps_of_engines(topology: Topology) -> list[str]:
     """The size of vLLM's steps in each deployment, mostly defaults."""
     deployments = [d for p in topology.pools for d in p.deployments]
-    deployments += [shared.slots for shared in topology.shared_pools]
+    deployments += [d for shared in topology.shared_pools for d in shared.deployments]
     lines = []
     for deployment in deployments:
         engine = deployment.engine

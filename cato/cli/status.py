@@ -87,12 +87,14 @@ def _shared_pools() -> list[Table]:
         c = pool.counts
         hits = f", hit rate {c.hits / c.served:.0%}" if c.served else ""
         table = Table(
-            "slot", "host", "state", "model", "running",
+            "slot", "host", "deployment", "state", "model", "running",
             title=f"Shared pool {pool.name}: {pool.queued} queued{hits}, {c.loads} loads "
             f"({c.from_host_memory} from memory, {c.prefetches} ahead of demand), "
             f"{c.evictions} evictions, {c.failures} failures",
         )  # fmt: skip
         for s in pool.slots:
-            table.add_row(s.slot, s.host[:8], s.state.value, s.model or "", str(s.running))
+            table.add_row(
+                s.slot, s.host[:8], s.deployment, s.state.value, s.model or "", str(s.running)
+            )
         tables.append(table)
     return tables

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from cato.config.fields import ByteSize, Duration, NonEmpty, StrictModel, Word
+from cato.config.fields import ByteSize, Duration, NonEmpty, PublicName, StrictModel, Word
 from cato.config.problems import Found, errors_of
 from cato.core.ids import DeploymentName
 from cato.core.pool.prefill import MOST_S
@@ -269,11 +269,26 @@ def _why_no_host_memory(engine: EngineArgs, accelerator: str | None) -> str:
     return "" if engine.prefix_caching else "needs prefix_caching: true"
 
 
+class HostedOnArgs(StrictModel):
+    """A model on one deployment of a shared pool; see `HostedOn`."""
+
+    profile: NonEmpty | None = None
+    """The model's profile there. Default: that of the pool's `models`, as the other keys."""
+    load_s: Annotated[Duration, Field(gt=0)] | None = Field(default=None, alias="load")
+    """Time to load it from storage."""
+    reload_s: Annotated[Duration, Field(gt=0)] | None = Field(default=None, alias="reload")
+    """Time to load it from host memory."""
+
+
 class SlotsArgs(ShapeArgs):
-    """The slots of a shared pool: `count` replicas of one shape, which hold one model each."""
+    """Slots of a shared pool: `count` replicas of one shape, which hold one model each."""
 
     count: int = Field(ge=1)
     """Number of slots."""
+    memory_bytes: Annotated[ByteSize, Field(ge=1)] | None = Field(default=None, alias="memory")
+    """Memory of a slot for weights; larger models are never loaded there. Default: all fit."""
+    models: dict[PublicName, HostedOnArgs] = Field(default_factory=dict)
+    """Profiles and load times of models here, where they differ from the pool's `models`."""
     engine: EngineArgs
     """The engine of a slot."""
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cato.config.pools import slots_name
 from cato.config.problems import Found, did_you_mean
-from cato.core.topology import is_pattern, patterns_meet
+from cato.core.topology import is_pattern, patterns_meet, slots_name
 
 
 def name_problems(data: object) -> Found:
@@ -21,7 +20,7 @@ def name_problems(data: object) -> Found:
         *_taken_names(models),
         *_ambiguous_patterns(models),
         *_pools_without_own_model(pools, models),
-        *_deployments_of_two_pools(pools),
+        *_deployments_of_two_pools({"pools": pools, "shared_pools": shared}),
         *_shared_names(shared, pools, models),
     ]
     if not pools and not shared:
@@ -38,11 +37,15 @@ def _shared_names(
         for name, pool in pools.items()
         if isinstance(model := _mapping(pool).get("model"), str)
     }
-    deployments = {d for p in pools.values() for d in _mapping(_mapping(p).get("deployments"))}
+    deployments = {
+        d
+        for p in (*pools.values(), *shared.values())
+        for d in _mapping(_mapping(p).get("deployments"))
+    }
     for name, settings in shared.items():
         if name in pools:
             found.append((("shared_pools", name), None, "a pool already has this name"))
-        if slots_name(name) in deployments:
+        if "slots" in _mapping(settings) and slots_name(name) in deployments:
             rule = f"its slots need the deployment name {slots_name(name)!r}, which a pool has"
             found.append((("shared_pools", name), None, rule))
         for model in _mapping(_mapping(settings).get("models")):
@@ -127,15 +130,16 @@ def _pools_without_own_model(pools: Mapping[str, object], models: Mapping[str, o
     return found
 
 
-def _deployments_of_two_pools(pools: Mapping[str, object]) -> Found:
+def _deployments_of_two_pools(sections: Mapping[str, Mapping[str, object]]) -> Found:
     found: Found = []
     owners: dict[str, str] = {}
-    for pool, settings in pools.items():
-        for name in _mapping(_mapping(settings).get("deployments")):
-            if name in owners:
-                loc = ("pools", pool, "deployments", name)
-                found.append((loc, name, f"pool {owners[name]!r} has a deployment of this name"))
-            owners.setdefault(name, pool)
+    for section, pools in sections.items():
+        for pool, settings in pools.items():
+            for name in _mapping(_mapping(settings).get("deployments")):
+                if name in owners:
+                    rule = f"pool {owners[name]!r} has a deployment of this name"
+                    found.append(((section, pool, "deployments", name), name, rule))
+                owners.setdefault(name, pool)
     return found
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from cato.control.messages import Door
-from cato.control.shared_pool import SharedPool
+from cato.control.shared_pool import HostedProfiles, SharedPool
 from cato.control.staged import Staged
 from cato.core.arrival_rates import UsualArrivals
 from cato.core.errors import CatoError, InputError, UnknownNameError
@@ -78,7 +78,7 @@ class EvictionManager:
 
     async def register(
         self,
-        pools: Sequence[tuple[SharedPoolSpec, Mapping[ModelName, Profile]]],
+        pools: Sequence[tuple[SharedPoolSpec, HostedProfiles]],
         policies: Mapping[PoolName, SharedPoolPolicies],
         store: str | None,
         event_log: str | None = None,

@@ -26,7 +26,7 @@ from cato.core.record import record
 from cato.core.shards import ShardLoad
 from cato.core.slots import SlotOrder, SlotReport, SlotState
 from cato.core.snapshot import Invocation
-from cato.core.topology import AdapterSpec, HostedModel, ModelSpec, TemplateFacts
+from cato.core.topology import AdapterSpec, HostedModel, HostedOn, ModelSpec, TemplateFacts
 from cato.engines.base import EngineChunk, EngineRequest
 from cato.wire.endpoint import Endpoint
 from cato.wire.link.codec import Codec
@@ -119,7 +119,7 @@ CODEC = Codec(
         Offer, Invocation, LengthBelief, Leased, Dispatch, Address, Joined, Stop, Left,
         ReplicaReported, Profile, ReplicaProgressed, FirstTokenSent, InvocationEnded,
         InvocationWithdrawn, ReplicaLost, CacheChanged, NodeNews, Follow, ShardLoad, Shards,
-        SlotReport, SlotState, SlotOrder, HostedModel, ModelSpec, TemplateFacts,
+        SlotReport, SlotState, SlotOrder, HostedModel, HostedOn, ModelSpec, TemplateFacts,
     )
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import assert_never
 
 from cato.control.leases import Leases
@@ -32,7 +33,7 @@ from cato.core.events import (
     ReplicaReported,
 )
 from cato.core.eviction import CopyId, ModelFacts
-from cato.core.ids import InvocationId, ModelName, ReplicaId
+from cato.core.ids import DeploymentName, InvocationId, ModelName, ReplicaId
 from cato.core.pool.placement import Placement
 from cato.core.pool.placement_events import (
     ArrivalsRemembered,
@@ -50,7 +51,13 @@ from cato.core.shared import Looked, ModelAdded, OfLine, SharedEvent, SharedOrch
 from cato.core.shared import Told as LineTold
 from cato.core.slots import HostedPart, SharedPoolPicture, SlotReport
 from cato.core.snapshot import Invocation
-from cato.core.topology import HostedModel, SharedPoolPolicies, SharedPoolSpec, TemplateFacts
+from cato.core.topology import (
+    DeploymentSpec,
+    HostedModel,
+    SharedPoolPolicies,
+    SharedPoolSpec,
+    TemplateFacts,
+)
 from cato.policies.eviction.registry import card_policies
 from cato.policies.registry import policies_of
 from cato.telemetry.decisions import LOAD, Decided, DecisionBook
@@ -64,13 +71,17 @@ SETTLE_S = 2.0
 REMOVE_WITHIN_S, REMOVE_POLL_S = 60.0, 0.1
 
 
+HostedProfiles = Mapping[ModelName, Mapping[DeploymentName, Profile]]
+"""The profile of each model on the deployments where it fits."""
+
+
 class SharedPool:
     """Leases slots to invocations and orders model loads. Belongs to one asyncio loop."""
 
     def __init__(
         self,
         spec: SharedPoolSpec,
-        profiles: Mapping[ModelName, Profile],
+        profiles: HostedProfiles,
         settle_s: float = SETTLE_S,
         log_folder: str | None = None,
         secret: bytes = b"",
@@ -92,11 +103,9 @@ class SharedPool:
         self._core = self._new_core(settle_s=settle_s)
 
     def _new_core(self, unit_s: float = 1.0, settle_s: float = 0.0) -> SharedOrchestrator:
-        eviction, order = card_policies(self._policies)
+        policies = card_policies(self._policies)
         life = uuid.uuid4().hex[:6]
-        core = SharedOrchestrator(
-            lambda tell: Placement(eviction, order, tell, unit_s, life, settle_s)
-        )
+        core = SharedOrchestrator(lambda tell: Placement(policies, tell, unit_s, life, settle_s))
         in_order = core.placement.in_order
         for name, hosted in self.hosted.items():
             core.handle(self._added(hosted, _now_s()))
@@ -110,7 +119,7 @@ class SharedPool:
             former.close()
         names = replace(self._policies.of_models, by_turns=in_order)
         part = self.spec.part_of(name)
-        self._logs[name] = opened_log(self._log_folder, part, names, self.profiles[name])
+        self._logs[name] = opened_log(self._log_folder, part, names, self._fastest(name))
 
     def _leases_of(self, name: ModelName) -> Leases:
         def handle(event: Event) -> None:
@@ -119,31 +128,17 @@ class SharedPool:
         return Leases(self.spec.part_of(name), handle)
 
     def _added(self, hosted: HostedModel, now_s: float) -> ModelAdded:
-        engine, profile = self.spec.slots.engine, self.profiles[hosted.model.name]
-        served = Served(
-            self._facts(hosted),
-            profile,
-            self.spec.slots.name,
-            prefix_caching=engine.prefix_caching,
-            step_tokens=engine.max_num_batched_tokens or 0,
-            mixes_prompts=engine.mixes_prompts,
+        name = hosted.model.name
+        shapes = self.spec.where_fits(hosted)
+        served = tuple(
+            _served_on(s, hosted.at(s.name), self.profiles[name][s.name]) for s in shapes
         )
-        line = self.spec.part_of(hosted.model.name)
-        return ModelAdded(now_s, line, served, policies_of(self._policies.of_models, profile))
+        policies = policies_of(self._policies.of_models, self._fastest(name))
+        return ModelAdded(now_s, self.spec.part_of(name), served, policies)
 
-    def _facts(self, hosted: HostedModel) -> ModelFacts:
-        profile = self.profiles[hosted.model.name]
-        load_s = profile.load_s if hosted.load_s is None else hosted.load_s
-        return ModelFacts(
-            name=hosted.model.name,
-            load_s=load_s,
-            reload_s=load_s if hosted.reload_s is None else hosted.reload_s,
-            weights_bytes=hosted.weights_bytes,
-            slo_s=hosted.slo_s,
-            max_running=min(self.spec.slots.engine.max_num_seqs, profile.max_running),
-            min_copies=hosted.min_copies,
-            max_copies=hosted.max_copies,
-        )
+    def _fastest(self, name: ModelName) -> Profile:
+        """The model's profile on its fastest deployment."""
+        return min(self.profiles[name].values(), key=attrgetter("typical_call_s"))
 
     @property
     def placement(self) -> Placement:
@@ -159,9 +154,9 @@ class SharedPool:
         """Change the pool's policies; raise `UnknownNameError` for an unknown one."""
         if policies == self._policies:
             return
-        eviction, order = card_policies(policies)
+        changed = card_policies(policies)
         former, self._policies = self._policies.of_models, policies
-        self.handle(CardPoliciesChanged(_now_s(), eviction, order))
+        self.handle(CardPoliciesChanged(_now_s(), changed))
         if policies.of_models != former:
             for hosted in self.hosted.values():
                 self.handle(self._added(hosted, _now_s()))
@@ -172,7 +167,13 @@ class SharedPool:
         model = hosted.model
         if any(m.model.name == model.name for m in self.spec.models):
             return f"{model.name!r} is a model of the deployment file: change it there"
-        if self.spec.slots.engine.sleep and not hosted.weights_bytes:
+        shapes = self.spec.where_fits(hosted)
+        if not shapes:
+            names = ", ".join(d.name for d in self.spec.deployments)
+            return (
+                f"{model.name!r} fits on none of the pool's deployments ({names}): measure it again"
+            )
+        if any(s.engine.sleep for s in shapes) and not hosted.weights_bytes:
             return f"say the --weights of {model.name!r}: its engine may sleep in the host's memory"
         others = [h.model for n, h in self.hosted.items() if n != model.name]
         taken = {name for other in others for name in other.names}
@@ -184,7 +185,8 @@ class SharedPool:
     def add_model(self, hosted: HostedModel, profile: Profile) -> None:
         """Accept calls for the model from now on; for a known model, replace its facts."""
         self.hosted[hosted.model.name] = hosted
-        self.profiles[hosted.model.name] = profile
+        shapes = self.spec.where_fits(hosted)
+        self.profiles[hosted.model.name] = {s.name: profile for s in shapes}
         if hosted.model.name not in self._leases:
             in_order = self.placement.in_order
             self._open_line(hosted.model.name, in_order=in_order)
@@ -244,19 +246,20 @@ class SharedPool:
         self.slots.clear()
 
     def parts(self) -> tuple[HostedPart, ...]:
-        slots = self.slots.count
-        return tuple(
-            HostedPart(
-                name=self.spec.part_of(name),
-                pool=self.spec.name,
-                deployment=self.spec.slots.name,
-                model=hosted.model,
-                profile=self.profiles[name],
-                simulated=self.spec.slots.engine.is_simulated,
-                slots=slots,
-                template=self._templates.get(name),
-            )
-            for name, hosted in sorted(self.hosted.items())
+        return tuple(self._part(name, hosted) for name, hosted in sorted(self.hosted.items()))
+
+    def _part(self, name: ModelName, hosted: HostedModel) -> HostedPart:
+        shapes = self.spec.where_fits(hosted)
+        names = tuple(s.name for s in shapes)
+        return HostedPart(
+            name=self.spec.part_of(name),
+            pool=self.spec.name,
+            deployments=names,
+            model=hosted.model,
+            profile=self._fastest(name),
+            simulated=all(s.engine.is_simulated for s in shapes),
+            slots=self.slots.count(names),
+            template=self._templates.get(name),
         )
 
     def picture(self) -> SharedPoolPicture:
@@ -334,7 +337,8 @@ class SharedPool:
         return NO_LOAD
 
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
-        """Load and measure a model in an idle slot; the slot's own model is unloaded.
+        """Load and measure a model in an idle slot of `hosted.measured_on`, or of the only
+        deployment; the slot's own model is unloaded.
 
         The slot serves no calls meanwhile. Raise `CapacityError` when no slot is idle,
         `ReplicaLostError` when the slot is lost or takes too long, and errors of the measurement.
@@ -382,7 +386,7 @@ class SharedPool:
         if (log_ := self._logs.get(told.model)) is not None:
             in_order = self.placement.in_order
             names = replace(self._policies.of_models, by_turns=in_order)
-            log_.write(told.event, told.commands, names, self.profiles[told.model])
+            log_.write(told.event, told.commands, names, self._fastest(told.model))
         if not told.commands:
             return
         line = self._core.lines[told.model]
@@ -407,6 +411,31 @@ class SharedPool:
         self.loads.begin(load, now_s)
         for card in load.cards:
             self.slots.tell(ReplicaId(card))
+
+
+def _served_on(shape: DeploymentSpec, hosted: HostedModel, profile: Profile) -> Served:
+    """How the slots of `shape` serve a model, whose values are those `at` this deployment."""
+    load_s = profile.load_s if hosted.load_s is None else hosted.load_s
+    facts = ModelFacts(
+        name=hosted.model.name,
+        load_s=load_s,
+        reload_s=load_s if hosted.reload_s is None else hosted.reload_s,
+        weights_bytes=hosted.weights_bytes,
+        slo_s=hosted.slo_s,
+        max_running=min(shape.engine.max_num_seqs, profile.max_running),
+        min_copies=hosted.min_copies,
+        max_copies=hosted.max_copies,
+        call_s=profile.typical_call_s,
+    )
+    engine = shape.engine
+    return Served(
+        facts,
+        profile,
+        shape.name,
+        prefix_caching=engine.prefix_caching,
+        step_tokens=engine.max_num_batched_tokens or 0,
+        mixes_prompts=engine.mixes_prompts,
+    )
 
 
 def _with_hit(command: Command, told: LineTold) -> Command:

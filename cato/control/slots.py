@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from cato.control.load_book import LoadBook
 from cato.control.staged import Staged
 from cato.core.errors import CapacityError, CatoError, ReplicaLostError
 from cato.core.eviction import Card, CardId, CopyId, HostMemory
-from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
+from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName, ReplicaId
 from cato.core.pool.placement import Placement
 from cato.core.pool.placement_events import (
     CardAdded,
@@ -48,7 +48,7 @@ class Books(Protocol):
 
     spec: SharedPoolSpec
     hosted: dict[ModelName, HostedModel]
-    profiles: dict[ModelName, Profile]
+    profiles: dict[ModelName, Mapping[DeploymentName, Profile]]
     decisions: DecisionBook
     loads: LoadBook
 
@@ -80,6 +80,10 @@ class _Slot:
     def card(self) -> CardId:
         return CardId(self.id)
 
+    @property
+    def deployment(self) -> DeploymentName:
+        return self.report.deployment
+
 
 class Slots:
     """The latest report of each slot. Each report is answered with orders until the slot obeys."""
@@ -94,11 +98,15 @@ class Slots:
     def __contains__(self, slot: ReplicaId) -> bool:
         return slot in self._slots
 
-    @property
-    def count(self) -> int:
-        """Slots that can hold a model; a lent slot counts, as it is back in a minute."""
-        lent = {s.card for s in self._slots.values() if s.loan is not None}
-        return len(self._books.placement.cards().keys() | lent)
+    def count(self, deployments: Collection[DeploymentName]) -> int:
+        """Slots of `deployments` that can hold a model; a lent slot counts, as it is back in a
+        minute."""
+        cards = self._books.placement.cards()
+        return sum(
+            slot.loan is not None or slot.card in cards
+            for slot in self._slots.values()
+            if slot.deployment in deployments
+        )
 
     @property
     def is_measuring(self) -> bool:
@@ -111,7 +119,8 @@ class Slots:
     def pictures(self) -> tuple[SlotPicture, ...]:
         reports = (s.report for s in self._slots.values())
         return tuple(
-            SlotPicture(r.slot, r.host, r.state, r.model, len(r.held), r.pid) for r in reports
+            SlotPicture(r.slot, r.host, r.deployment, r.state, r.model, len(r.held), r.pid)
+            for r in reports
         )
 
     def in_host_memory(self) -> Mapping[HostId, tuple[ModelName, ...]]:
@@ -123,16 +132,16 @@ class Slots:
 
     def residents(self) -> tuple[Resident, ...]:
         """What the slots hold, by their latest reports."""
-        pool, spec = self._books.spec.name, self._books.spec.slots
+        pool = self._books.spec
         return tuple(
             Resident(
                 replica_id=r.slot,
-                pool=pool,
-                deployment=spec.name,
+                pool=pool.name,
+                deployment=r.deployment,
                 model=r.model,
                 host=r.host,
-                accelerator=spec.accelerator,
-                cards=spec.cards,
+                accelerator=pool.deployment(r.deployment).accelerator,
+                cards=pool.deployment(r.deployment).cards,
                 state=r.state.value,
                 load_s=r.load_s,
                 pid=r.pid,
@@ -147,6 +156,8 @@ class Slots:
         """Take a slot's current state, and tell it what to hold instead."""
         if report.slot in self.have_left:
             return
+        if all(report.deployment != d.name for d in self._books.spec.deployments):
+            return  # a former deployment's, which drains
         slot = self._slots.get(report.slot)
         if slot is None:
             slot = self._slots[report.slot] = _Slot(report.slot, report)
@@ -191,15 +202,16 @@ class Slots:
         ):
             # An unknown model is loaded: this process restarted, or the slot was lost for a while.
             assert report.copy_id is not None
-            card, place = (slot.card,), self._place_of(slot)
-            handle(CopyFound(now_s, report.copy_id, report.model, card, _held(report), place))
+            card, place, shape = (slot.card,), self._place_of(slot), slot.deployment
+            held = _held(report)
+            handle(CopyFound(now_s, report.copy_id, report.model, card, held, place, shape))
         elif slot.card not in cards and not _is_busy_elsewhere(report):
-            handle(CardAdded(now_s, Card(slot.card, self._place_of(slot))))
+            handle(CardAdded(now_s, Card(slot.card, self._place_of(slot), slot.deployment)))
 
     def _check_memory(self, slot: _Slot, now_s: float) -> None:
         """Report models in host memory: sleepers may die; a loaded one sleeps if evicted."""
         report = slot.report
-        if self._sleeps and report.state is not SlotState.LOADING:
+        if self._sleeps(slot) and report.state is not SlotState.LOADING:
             loaded = {report.model} if report.model and report.state is SlotState.READY else set()
             models = frozenset(loaded | set(report.asleep))
             self._books.handle(HostMemoryHeld(now_s, self._place_of(slot), models))
@@ -232,7 +244,7 @@ class Slots:
         return SlotOrder(
             load.copy_id,
             self._books.hosted[load.model],
-            self._books.profiles[load.model],
+            self._books.profiles[load.model][load.deployment],
             load.from_host_memory,
             load.expected_s,
             remembered=remembered,
@@ -250,10 +262,13 @@ class Slots:
     async def measure(self, hosted: HostedModel, profile: Profile | None) -> Staged:
         """See `SharedPool.measure`."""
         now_s = _now_s()
-        card = self._books.placement.easiest_card(now_s)
+        spec = self._books.spec
+        deployment = hosted.measured_on or spec.deployments[0].name
+        card = self._books.placement.easiest_card(now_s, deployment)
         if card is None:
-            name = self._books.spec.name
-            raise CapacityError(name, "none of its slots is idle", FULL_RETRY_AFTER_S)
+            where = f" in {deployment}" if len(spec.deployments) > 1 else ""
+            problem = f"none of its slots is idle{where}"
+            raise CapacityError(spec.name, problem, FULL_RETRY_AFTER_S)
         slot = self._slots[ReplicaId(card)]
         copy_id = CopyId(f"{_MEASURE}{uuid.uuid4().hex}")
         order = SlotOrder(copy_id, hosted, profile, measure=True)
@@ -282,7 +297,7 @@ class Slots:
         decided = Decided(time.time(), books.spec.name, LOAD, reason, slot.id)
         books.decisions.add(decided, "lent to measure a model")
         books.handle(CardLent(now_s, slot.card))
-        if self._sleeps:  # sleeping models make room
+        if self._sleeps(slot):  # sleeping models make room
             books.handle(HostMemorySized(now_s, HostMemory(self._place_of(slot), 0)))
         self.tell(slot.id)
 
@@ -336,14 +351,13 @@ class Slots:
 
     # Host memory
 
-    @property
-    def _sleeps(self) -> bool:
-        return self._books.spec.slots.engine.sleep
+    def _sleeps(self, slot: _Slot) -> bool:
+        return self._books.spec.deployment(slot.deployment).engine.sleep
 
     def _place_of(self, slot: _Slot) -> HostId:
         """Where weights are kept: the host, or the slot if engines sleep (only it wakes them)."""
         host = slot.report.host
-        return HostId(f"{host}/{slot.id}") if self._sleeps else host
+        return HostId(f"{host}/{slot.id}") if self._sleeps(slot) else host
 
     def size_memories(self) -> None:
         """Divide each host's memory equally among its slots whose engines sleep."""

@@ -42,11 +42,14 @@ class OfLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelAdded:
-    """Add a model, with a line of that name. A known model gets these new facts."""
+    """Add a model, with a line of that name. A known model gets these new facts.
+
+    `served`: how it is served on each shape where it fits; at least one.
+    """
 
     now_s: float
     line: PoolName
-    served: Served
+    served: tuple[Served, ...]
     policies: Policies
 
 
@@ -155,17 +158,17 @@ class SharedOrchestrator:
         self._steps.append(Told(model, event, commands, tuple(started), tuple(hits)))
 
     def _add(self, event: ModelAdded) -> None:
-        name = event.served.facts.name
+        name = event.served[0].facts.name
         line = self.lines.get(name)
         self._policies[name] = event.policies
         policies = replace(event.policies, by_turns=self.placement.in_order)
         if line is None:
             # The placement decides when its replicas come and go.
             line = PoolOrchestrator(event.line, policies, silence_s=inf)
-            self.placement.serve(event.served, line)
+            self.placement.serve(event.served, line, event.now_s)
             self.lines[name] = line
         else:
-            self.placement.serve(event.served, line)
+            self.placement.serve(event.served, line, event.now_s)
             self._tell(name, PoliciesChanged(event.now_s, policies))
 
     def _change_turns(self, now_s: float) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cato.core.eviction import CopyId
-from cato.core.ids import HostId, InvocationId, ModelName, PoolName, ReplicaId
+from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName, PoolName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.topology import HostedModel, ModelSpec, TemplateFacts
 
@@ -30,6 +30,7 @@ class SlotReport:
     slot: ReplicaId
     number: int
     host: HostId
+    deployment: DeploymentName
     state: SlotState
     copy_id: CopyId | None = None
     model: ModelName | None = None
@@ -63,12 +64,13 @@ class SlotOrder:
 class HostedPart:
     """One model of a shared pool, for ingresses.
 
-    `slots` can hold a model now; `template` is known once a slot has held it.
+    `deployments` are those where it fits, `profile` is that of the fastest; `slots` of them can
+    hold a model now. `template` is known once a slot has held it.
     """
 
     name: PoolName
     pool: PoolName
-    deployment: str
+    deployments: tuple[DeploymentName, ...]
     model: ModelSpec
     profile: Profile
     simulated: bool
@@ -82,6 +84,7 @@ class SlotPicture:
 
     slot: ReplicaId
     host: HostId
+    deployment: DeploymentName
     state: SlotState
     model: ModelName | None
     running: int

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from cato.core.brownout import BrownoutStep
 from cato.core.checkers import CheckerSpec
+from cato.core.errors import UnknownNameError
 from cato.core.ids import DeploymentName, ModelName, PoolName
 from cato.core.pool.prefill import MOST_S
 from cato.core.prices import NO_PRICES, Prices
@@ -246,7 +247,8 @@ class DeploymentSpec:
     `accelerator` is `cpu`, `gpu` or `npu`; `accelerator_type` is Ray's type label, if it matters.
     `standby`: invocations that a replica may hold beyond `engine.max_num_seqs`, to hide the message
     delay. `profile` is the name of a file in the profiles folder, without `.yaml`. `cost` is a
-    replica's cost per time, in any unit shared by all deployments of the pool.
+    replica's cost per time, in any unit shared by all deployments of the pool. `memory_bytes` is
+    the room for a model's weights in a slot of a shared pool (None: all its models fit).
     """
 
     name: DeploymentName
@@ -262,6 +264,7 @@ class DeploymentSpec:
     standby: int = 1
     profile: str | None = None
     cost: float = 1.0
+    memory_bytes: int | None = None
 
 
 RAY_SERVE = "ray-serve"
@@ -349,13 +352,23 @@ class PoolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HostedOn:
+    """What differs on one deployment of the pool from `HostedModel` (None: nothing)."""
+
+    profile: str | None = None
+    load_s: float | None = None
+    reload_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HostedModel:
     """A model of a shared pool: the cost of loading it, and its speed.
 
     `profile` as of a deployment. `load_s` from storage and `reload_s` from the host's memory (None:
     the profile's value, at most the storage value). `slo_s` is the time to first token that its
     users expect: it determines how much a load hurts. At least `min_copies` stay loaded; at most
-    `max_copies` are loaded.
+    `max_copies` are loaded. `on` has what differs on some deployments of the pool. `measured_on`
+    is the only deployment of a model that was added at run time: nothing is known about the others.
     """
 
     model: ModelSpec
@@ -366,19 +379,42 @@ class HostedModel:
     slo_s: float = 1.5
     min_copies: int = 0
     max_copies: int = 1
+    on: Mapping[DeploymentName, HostedOn] = field(default_factory=dict)
+    measured_on: DeploymentName | None = None
+
+    def at(self, deployment: DeploymentName) -> HostedModel:
+        """With the values of `deployment` in its own fields."""
+        there = self.on.get(deployment)
+        if there is None:
+            return self
+        return replace(
+            self,
+            profile=there.profile or self.profile,
+            load_s=self.load_s if there.load_s is None else there.load_s,
+            reload_s=self.reload_s if there.reload_s is None else there.reload_s,
+        )
+
+    def fits(self, deployment: DeploymentSpec) -> bool:
+        """Whether the slots of `deployment` can hold it; without a known size all can."""
+        if self.measured_on not in (None, deployment.name):
+            return False
+        room_bytes = deployment.memory_bytes
+        return room_bytes is None or self.weights_bytes <= room_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPoolPolicies:
     """Which models a shared pool keeps and loads next; changeable at run time.
 
-    `eviction` and `dispatch` are names of `cato.policies.eviction.registry`. `host_memory_bytes` is
+    `eviction`, `dispatch` and `placement` are names of `cato.policies.eviction.registry`: which
+    model is unloaded, which is loaded next, and on which accelerators. `host_memory_bytes` is
     the room of each host for the weights of models that are not loaded. The other fields apply to
     each model's queue, as in `PoolPolicies`.
     """
 
     eviction: str = "foresight"
     dispatch: str = "queue-aware"
+    placement: str = "urgent-on-fast"
     host_memory_bytes: int = 0
     max_queued: int = 1000
     scheduler: str = "fcfs"
@@ -396,21 +432,43 @@ class SharedPoolPolicies:
         )
 
 
+def slots_name(pool: str) -> DeploymentName:
+    """The deployment of a shared pool's `slots`, the short form for pools with one shape."""
+    return DeploymentName(f"{pool}-slots")
+
+
 @dataclass(frozen=True, slots=True)
 class SharedPoolSpec:
     """Slots that several models share, one model at a time each.
 
-    `slots` is the deployment whose replicas are the slots; its number of replicas is fixed.
+    The slots are the replicas of `deployments`, one for each resource shape; their number is fixed.
+    Each model fits at least one of them.
     """
 
     name: PoolName
     models: tuple[HostedModel, ...]
-    slots: DeploymentSpec
+    deployments: tuple[DeploymentSpec, ...]
     policies: SharedPoolPolicies = SharedPoolPolicies()
 
     def part_of(self, model: ModelName) -> PoolName:
         """Name of one model's part of the pool: for ingresses, receipts and metrics."""
         return PoolName(f"{self.name}/{model}")
+
+    def deployment(self, name: DeploymentName) -> DeploymentSpec:
+        """Its deployment of that name; raise `UnknownNameError`."""
+        known = {d.name: d for d in self.deployments}
+        if name not in known:
+            raise UnknownNameError("deployment", name, tuple(known))
+        return known[name]
+
+    def path_of(self, name: DeploymentName) -> str:
+        """Where the deployment file has that deployment."""
+        is_short = name == slots_name(self.name)
+        return f"shared_pools.{self.name}." + ("slots" if is_short else f"deployments.{name}")
+
+    def where_fits(self, hosted: HostedModel) -> tuple[DeploymentSpec, ...]:
+        """Its deployments whose slots can hold the model."""
+        return tuple(d for d in self.deployments if hosted.fits(d))
 
 
 # One core keeps four times as many.

@@ -74,18 +74,32 @@ def check_profiles(topology: Topology, profiles: Mapping[str, Profile]) -> None:
             named = {f"{at}.profile": deployment.profile}
             if deployment.engine.profile != deployment.profile:
                 named[f"{at}.engine.profile"] = deployment.engine.profile
-            for path, name in named.items():
-                if name is not None and name not in profiles:
-                    rule = "no file of this name" + did_you_mean(name, profiles)
-                    problems.append(Problem(topology.profiles_dir, path, repr(name), rule))
+            problems += _missing(topology, named, profiles)
     for shared in topology.shared_pools:
         for hosted in shared.models:
-            if hosted.profile is not None and hosted.profile not in profiles:
-                rule = "no file of this name" + did_you_mean(hosted.profile, profiles)
-                path = f"shared_pools.{shared.name}.models.{hosted.model.name}.profile"
-                problems.append(Problem(topology.profiles_dir, path, repr(hosted.profile), rule))
+            at, of_model = f"shared_pools.{shared.name}", f"models.{hosted.model.name}.profile"
+            named = {f"{at}.{of_model}": hosted.profile}
+            for where, there in hosted.on.items():
+                named[f"{shared.path_of(where)}.{of_model}"] = there.profile
+            problems += _missing(topology, named, profiles)
     if problems:
         raise ConfigError(tuple(problems))
+
+
+def _missing(
+    topology: Topology, named: Mapping[str, str | None], profiles: Mapping[str, Profile]
+) -> list[Problem]:
+    """Problems with the profiles `named` at these paths."""
+    return [
+        Problem(
+            topology.profiles_dir,
+            path,
+            repr(name),
+            "no file of this name" + did_you_mean(name, profiles),
+        )
+        for path, name in named.items()
+        if name is not None and name not in profiles
+    ]
 
 
 def save_profile(path: Path, profile: Profile, provenance: Provenance) -> None:

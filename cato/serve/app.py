@@ -19,9 +19,16 @@ from cato.config.places import run_dir, state_dir
 from cato.config.schema import EnginesArgs, IngressArgs
 from cato.control.ray_private import check_ray_version, http_host
 from cato.core.demand import CallsBefore, calls_before
-from cato.core.ids import NodeId, TaskName
+from cato.core.ids import DeploymentName, NodeId, TaskName
 from cato.core.profile import UNMEASURED, Profile
-from cato.core.topology import RAY_SERVE, BatchSpec, DeploymentSpec, HostedModel, IngressSpec
+from cato.core.topology import (
+    RAY_SERVE,
+    BatchSpec,
+    DeploymentSpec,
+    HostedModel,
+    IngressSpec,
+    SharedPoolSpec,
+)
 from cato.profiles.load import check_profiles, load_profiles
 from cato.serve.access.control import AccessControl, KeyRule, is_loopback
 from cato.serve.access.sign_in import SignIn
@@ -61,41 +68,38 @@ def build_engines(args: EnginesArgs) -> Application:
     for pool in topology.pools:
         by_serve = pool.policies.scheduler == RAY_SERVE
         for spec in pool.deployments:
-            deployment = serve.deployment(
-                EngineReplica,
-                name=spec.name,
-                ray_actor_options=ray_actor_options(spec),
-                graceful_shutdown_timeout_s=DRAIN_S,
-                graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
-                health_check_period_s=2.0,
-                **(_left_to_serve(spec) if by_serve else _led_by_cato(spec)),
-            )
-            engines[spec.name] = deployment.bind(
+            options = _left_to_serve(spec) if by_serve else _led_by_cato(spec)
+            engines[spec.name] = _replicas_of(spec, options).bind(
                 pool.name, (pool.model,), spec, _profile(spec, profiles)
             )
     for shared in topology.shared_pools:
-        slots = serve.deployment(
-            EngineReplica,
-            name=shared.slots.name,
-            ray_actor_options=ray_actor_options(shared.slots),
-            graceful_shutdown_timeout_s=DRAIN_S,
-            graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
-            health_check_period_s=2.0,
-            **_led_by_cato(shared.slots),
-        )
-        models = tuple(hosted.model for hosted in shared.models)
-        engines[shared.slots.name] = slots.bind(
-            shared.name, models, shared.slots, UNMEASURED, may_change=True
-        )
+        for spec in shared.deployments:
+            models = tuple(hosted.model for hosted in shared.models if hosted.fits(spec))
+            engines[spec.name] = _replicas_of(spec, _led_by_cato(spec)).bind(
+                shared.name, models, spec, UNMEASURED, may_change=True
+            )
     control = serve.deployment(
         ControlPlane, name="control-plane", ray_actor_options={"num_cpus": 0}
     )
     measured = {d.name: _profile(d, profiles) for p in topology.pools for d in p.deployments}
     hosted = {
-        shared.name: {m.model.name: _hosted_profile(m, profiles) for m in shared.models}
+        shared.name: {m.model.name: _hosted_profiles(shared, m, profiles) for m in shared.models}
         for shared in topology.shared_pools
     }
     return control.bind(topology, measured, engines, hosted)
+
+
+def _replicas_of(spec: DeploymentSpec, options: dict[str, Any]) -> Any:
+    """The Serve deployment of `spec`; `options` say who leads it."""
+    return serve.deployment(
+        EngineReplica,
+        name=spec.name,
+        ray_actor_options=ray_actor_options(spec),
+        graceful_shutdown_timeout_s=DRAIN_S,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        health_check_period_s=2.0,
+        **options,
+    )
 
 
 def _led_by_cato(spec: DeploymentSpec) -> dict[str, Any]:
@@ -128,8 +132,12 @@ def _profile(spec: DeploymentSpec, profiles: dict[str, Profile]) -> Profile:
     return UNMEASURED if name is None else profiles[name]
 
 
-def _hosted_profile(model: HostedModel, profiles: dict[str, Profile]) -> Profile:
-    return UNMEASURED if model.profile is None else profiles[model.profile]
+def _hosted_profiles(
+    shared: SharedPoolSpec, model: HostedModel, profiles: dict[str, Profile]
+) -> dict[DeploymentName, Profile]:
+    """The model's profile on each deployment where it fits."""
+    named = {d.name: model.at(d.name).profile for d in shared.where_fits(model)}
+    return {d: UNMEASURED if name is None else profiles[name] for d, name in named.items()}
 
 
 class Ingress:

@@ -43,7 +43,7 @@ class ControlPlane:
         topology: Topology,
         profiles: dict[DeploymentName, Profile],
         engines: dict[str, Any],
-        hosted: dict[PoolName, dict[ModelName, Profile]],
+        hosted: dict[PoolName, dict[ModelName, dict[DeploymentName, Profile]]],
     ) -> None:
         self._topology = topology
         self._hosted = hosted

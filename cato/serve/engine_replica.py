@@ -73,7 +73,7 @@ class EngineReplica:
         if may_change:
             loader = EngineLoader(spec, str(run_dir()), self._zygote_socket)
             self._holding: OwnModel | OrderedModels = OrderedModels(
-                self._host, loader, partial(_tell_measured, pool, self._id)
+                self._host, spec.name, loader, partial(_tell_measured, pool, self._id)
             )
             self._replica = Replica(self._id, self._holding, self._link.tell)
         else:

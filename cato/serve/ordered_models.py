@@ -12,7 +12,7 @@ from cato.control.messages import Left
 from cato.control.staged import Staged
 from cato.core.errors import CatoError, EngineError
 from cato.core.eviction import CopyId
-from cato.core.ids import HostId, ModelName
+from cato.core.ids import DeploymentName, HostId, ModelName
 from cato.core.profile import UNMEASURED, Profile
 from cato.core.slots import SlotOrder, SlotReport, SlotState
 from cato.core.topology import HostedModel
@@ -67,8 +67,11 @@ class Loader(Protocol):
 class OrderedModels:
     """See `cato.serve.replica.Holding`."""
 
-    def __init__(self, host: HostId, loader: Loader, measured: Measured) -> None:
-        self._host, self._loader, self._measured = host, loader, measured
+    def __init__(
+        self, host: HostId, deployment: DeploymentName, loader: Loader, measured: Measured
+    ) -> None:
+        self._host, self._deployment = host, deployment
+        self._loader, self._measured = loader, measured
         self._replica: Replica
         self._orders: asyncio.Queue[SlotOrder] = asyncio.Queue()
         self._state = SlotState.EMPTY
@@ -93,6 +96,7 @@ class OrderedModels:
             slot=self._replica.id,
             number=self._reports,
             host=self._host,
+            deployment=self._deployment,
             state=self._state,
             copy_id=self._copy_id,
             model=self._replica.model,

@@ -87,8 +87,9 @@ def _deployments(topology: Topology) -> Iterator[tuple[str, DeploymentSpec, list
         for deployment in pool.deployments:
             yield f"pools.{pool.name}.deployments.{deployment.name}", deployment, [pool.model]
     for shared in topology.shared_pools:
-        hosted = [h.model for h in shared.models]
-        yield f"shared_pools.{shared.name}.slots", shared.slots, hosted
+        for deployment in shared.deployments:
+            fitting = [h.model for h in shared.models if h.fits(deployment)]
+            yield shared.path_of(deployment.name), deployment, fitting
 
 
 def _problems_of_python(file: str, where: str, python: str | None) -> Iterator[Problem]:

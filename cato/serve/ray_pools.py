@@ -217,7 +217,7 @@ class RayPools:
                 part.model,
                 part.profile,
                 part.simulated,
-                ready_replicas=part.slots,  # each slot can load any model of the pool
+                ready_replicas=part.slots,  # each can load it
                 template=part.template,
             )
         spec, picture = self._specs[name], self._pictures.get(name)
@@ -283,7 +283,7 @@ class RayPools:
         shared = {pool.name for pool in topology.shared_pools}
         gone = (before.keys() | self._links.keys()) - self._specs.keys() - shared
         self._shapes = {pool.name: pool.deployments for pool in topology.pools}
-        self._shapes |= {pool.name: (pool.slots,) for pool in topology.shared_pools}
+        self._shapes |= {pool.name: pool.deployments for pool in topology.shared_pools}
         for name in gone:
             self._pictures.pop(name, None)
             self._profiles.pop(name, None)
@@ -343,7 +343,8 @@ class RayPools:
         if parts is not None:  # a restarted manager knows no pools yet
             self._parts = {part.name: part for part in parts}
         for part in self._parts.values():
-            self._streams.handle(part.deployment)
+            for deployment in part.deployments:
+                self._streams.handle(deployment)
             self._lease_link(part.name).open()
         self._name_models()
 

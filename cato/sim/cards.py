@@ -13,8 +13,7 @@ import numpy as np
 from cato.core.eviction import (
     Card,
     CardId,
-    DispatchOrder,
-    EvictionPolicy,
+    CardPolicies,
     HostMemory,
     ModelFacts,
     Wanted,
@@ -118,6 +117,24 @@ PATTERNS = (
     Pattern("ide-heavy", 0.7, 0.5),
     Pattern("skewed", 0.7, 0.8),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CardShape:
+    """`count` accelerators of one kind, with their times relative to those of the profiles.
+
+    `slowdown` of calls, `load_slowdown` of loads. A model with more than `memory_bytes` of weights
+    does not fit (0: all fit).
+    """
+
+    name: DeploymentName
+    count: int
+    slowdown: float = 1.0
+    load_slowdown: float = 1.0
+    memory_bytes: int = 0
+
+
+ALIKE = (CardShape(DeploymentName("cards"), CARDS),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,48 +317,59 @@ def arrivals_s(arrivals: Iterable[CardArrival]) -> dict[ModelName, tuple[float, 
 
 
 def opened_pool(
-    eviction: EvictionPolicy,
-    order: DispatchOrder,
+    policies: CardPolicies,
     host_weights_bytes: int = 0,
-    cards: int = CARDS,
+    shapes: Sequence[CardShape] = ALIKE,
     scale_s: float = 1.0,
     unit_s: float = 1.0,
 ) -> tuple[SharedOrchestrator, tuple[SharedEvent, ...]]:
     """A shared pool of one host with empty accelerators, and the events it was told so far.
     Loads and SLOs are scaled by `scale_s`; for `unit_s` see `Placement`."""
-    orchestrator = SharedOrchestrator(lambda tell: Placement(eviction, order, tell, unit_s))
+    orchestrator = SharedOrchestrator(lambda tell: Placement(policies, tell, unit_s))
     host = HostId("host-1")
+    kinds = [shape.name for shape in shapes for _ in range(shape.count)]
+    cards = [Card(CardId(f"card-{i}"), host, kind) for i, kind in enumerate(kinds, start=1)]
     events: list[SharedEvent] = [
         HostMemorySized(0.0, HostMemory(host, host_weights_bytes)),
-        *(CardAdded(0.0, Card(CardId(f"card-{i}"), host)) for i in range(1, cards + 1)),
+        *(CardAdded(0.0, card) for card in cards),
     ]
     for m in models():
-        facts = replace(
-            m, load_s=m.load_s * scale_s, reload_s=m.reload_s * scale_s, slo_s=m.slo_s * scale_s
-        )
-        served = Served(facts, PROFILES[m.name.rsplit("-", 1)[1]], DeploymentName("cards"))
+        fitting = [x for x in shapes if not x.memory_bytes or m.weights_bytes <= x.memory_bytes]
+        served = tuple(_served(m, shape, scale_s) for shape in fitting)
         events.append(ModelAdded(0.0, PoolName(m.name), served, BY_ARRIVAL))
     for event in events:
         assert not any(isinstance(s, Load) for s in orchestrator.handle(event))
     return orchestrator, tuple(events)
 
 
+def _served(model: ModelFacts, shape: CardShape, scale_s: float) -> Served:
+    profile = PROFILES[model.name.rsplit("-", 1)[1]].slowed(shape.slowdown)
+    load_scale = scale_s * shape.load_slowdown
+    facts = replace(
+        model,
+        load_s=model.load_s * load_scale,
+        reload_s=model.reload_s * load_scale,
+        slo_s=model.slo_s * scale_s,
+        call_s=profile.typical_call_s,
+    )
+    return Served(facts, profile, shape.name)
+
+
 def run(
     arrivals: Sequence[CardArrival],
-    eviction: EvictionPolicy,
-    order: DispatchOrder,
+    policies: CardPolicies,
     host_weights_bytes: int = 0,
-    cards: int = CARDS,
+    shapes: Sequence[CardShape] = ALIKE,
     midnight_s: float | None = None,
 ) -> FleetRun:
-    """Serve `arrivals` on one host with `cards` accelerators, all empty at first.
+    """Serve `arrivals` on one host with accelerators of `shapes`, all empty at first.
 
     With `midnight_s` the fleet is told that a Monday begins at that time, and looks every minute.
 
     The run continues until the last invocation has finished, so that no policy gains by starving
     some.
     """
-    orchestrator, opened = opened_pool(eviction, order, host_weights_bytes, cards)
+    orchestrator, opened = opened_pool(policies, host_weights_bytes, shapes)
     left = len(arrivals)
 
     def ended(_: Outcome) -> None:
@@ -366,7 +394,7 @@ def run(
         tuple(_answered(o, pool.hits) for o in outcomes),
         tuple(pool.loads),
         pool.load_s,
-        busy_s / (cards * end_s) if end_s > 0 else 0.0,
+        busy_s / (sum(s.count for s in shapes) * end_s) if end_s > 0 else 0.0,
         tuple(pool.events),
     )
 

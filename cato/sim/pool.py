@@ -112,12 +112,12 @@ class SimPool:
         id = ReplicaId(f"{self.setup.name}-{self._made:04d}")
         self._report(self._open(id, profile))
 
-    def _open(self, id: ReplicaId, profile: Profile) -> _Replica:
-        """Register a ready replica."""
+    def _open(self, id: ReplicaId, profile: Profile, max_running: int | None = None) -> _Replica:
+        """Register a ready replica; `max_running` replaces the pool's."""
         setup = self.setup
         engine = SimReplica(
             profile,
-            setup.max_running or profile.max_running,
+            max_running or setup.max_running or profile.max_running,
             setup.chunk_tokens,
             setup.report_steps,
             setup.prefill_together,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cato.core.events import Event
 from cato.core.eviction import CopyId
 from cato.core.ids import InvocationId, ModelName, PoolName, ReplicaId
-from cato.core.pool.placement_events import Load, LoadFinished
+from cato.core.pool.placement_events import Load, LoadFinished, Served
 from cato.core.shared import ModelAdded, OfLine, SharedEvent, SharedOrchestrator, Told
 from cato.sim.pool import PoolSetup, SimPool
 
@@ -57,16 +57,13 @@ class SharedPool:
                 self._add_line(event)
 
     def _add_line(self, added: ModelAdded) -> None:
-        facts, profile = added.served.facts, added.served.profile
+        profiles = tuple(served.profile for served in added.served)
         setup = PoolSetup(
-            added.line,
-            (profile,),
-            added.policies,
-            facts.max_running,
-            self.setup.chunk_tokens,
+            added.line, profiles, added.policies, chunk_tokens=self.setup.chunk_tokens
         )
-        line = self.lines[facts.name] = _Line(self._fleet, setup, self, facts.name)
-        line.orchestrator = self.orchestrator.lines[facts.name]
+        name = added.served[0].facts.name
+        line = self.lines[name] = _Line(self._fleet, setup, self, added.served)
+        line.orchestrator = self.orchestrator.lines[name]
 
     def handle(self, event: SharedEvent) -> None:
         self.events.append(event)
@@ -98,28 +95,30 @@ class SharedPool:
         if self._loading.pop(load.copy_id, None) is not None:
             self.load_s += load.expected_s
             self._ready[load.copy_id] = load
-            self.lines[load.model].open(_replica_of(load))
+            self.lines[load.model].open(load)
         self.handle(LoadFinished(self._fleet.kernel.now_s, load.copy_id))
 
 
 class _Line(SimPool):
-    """The calls of one model of a shared pool; `setup.profiles` are its replicas' profiles."""
+    """The calls of one model of a shared pool, `served` by shape."""
 
     def __init__(
-        self, fleet: Fleet, setup: PoolSetup, shared: SharedPool, model: ModelName
+        self, fleet: Fleet, setup: PoolSetup, shared: SharedPool, served: Sequence[Served]
     ) -> None:
         super().__init__(fleet, setup)
         self._shared = shared
-        self._model = model
+        self._model = served[0].facts.name
+        self._served = {one.deployment: one for one in served}
 
     def handle(self, event: Event) -> None:
         if self._fleet.recorder is not None:
             self._fleet.recorder(self.setup.name, event)
         self._shared.handle(OfLine(self._model, event))
 
-    def open(self, id: ReplicaId) -> None:
+    def open(self, load: Load) -> None:
         """A replica of the model is loaded."""
-        self._open(id, self.setup.profiles[0])
+        served = self._served[load.deployment]
+        self._open(_replica_of(load), served.profile, served.facts.max_running)
 
     def close(self, id: ReplicaId) -> None:
         """An idle replica was evicted."""

@@ -239,12 +239,13 @@ def _shared_pool(
 
 
 def _slot(slot: SlotPicture, resident: Resident | None) -> ReplicaOverview:
-    found = ReplicaOverview(slot.slot, "", slot.state.value, slot.model or "", held=slot.running)
+    found = ReplicaOverview(
+        slot.slot, slot.deployment, slot.state.value, slot.model or "", held=slot.running
+    )
     if resident is None:  # the slot is empty
         return found
     return replace(
         found,
-        deployment=resident.deployment,
         accelerator=resident.accelerator,
         cards=resident.cards,
     )

@@ -9,12 +9,12 @@ from functools import partial
 from typing import cast
 
 from cato.control.messages import Generate, Joined, Stop
-from cato.control.shared_pool import SharedPool
+from cato.control.shared_pool import HostedProfiles, SharedPool
 from cato.control.staged import Staged
 from cato.core.commands import Dispatch
 from cato.core.errors import CatoError
 from cato.core.eviction import CopyId
-from cato.core.ids import HostId, ModelName, ReplicaId
+from cato.core.ids import DeploymentName, HostId, ModelName, ReplicaId
 from cato.core.profile import Profile
 from cato.core.slots import SlotOrder
 from cato.core.snapshot import Invocation
@@ -33,9 +33,16 @@ NOWHERE = Address("", "", "", 0)
 class LocalSlot:
     """A slot of a shared pool; it calls the keeper directly, without a link."""
 
-    def __init__(self, pool: LocalSharedPool, id: ReplicaId, host: HostId, loader: Loader) -> None:
+    def __init__(
+        self,
+        pool: LocalSharedPool,
+        id: ReplicaId,
+        host: HostId,
+        deployment: DeploymentName,
+        loader: Loader,
+    ) -> None:
         self._pool = pool
-        self.holding = OrderedModels(host, loader, partial(pool.measured, id))
+        self.holding = OrderedModels(host, deployment, loader, partial(pool.measured, id))
         self.replica = Replica(id, self.holding, self._tell)
         self._keeping = asyncio.create_task(self.holding.keep_forever())
 
@@ -69,33 +76,50 @@ class LocalSlot:
         return cast("Connection", self)
 
 
-class LocalSharedPool:
-    """`spec.slots.initial_replicas` slots on `hosts` in turn. Use it as an async context manager.
+def on_each(
+    spec: SharedPoolSpec, profiles: Mapping[ModelName, Profile]
+) -> dict[ModelName, dict[DeploymentName, Profile]]:
+    """The same profile of a model on each deployment where it fits."""
+    hosted = {h.model.name: h for h in spec.models}
+    return {
+        model: {d.name: profile for d in spec.where_fits(hosted[model])}
+        for model, profile in profiles.items()
+        if model in hosted
+    }
 
-    `loader` replaces the slots' own.
+
+class LocalSharedPool:
+    """The slots of all deployments, on `hosts` in turn. Use it as an async context manager.
+
+    `profiles` are the same on all deployments unless they are given by deployment. `loader`
+    replaces the slots' own.
     """
 
     def __init__(
         self,
         spec: SharedPoolSpec,
-        profiles: Mapping[ModelName, Profile],
+        profiles: Mapping[ModelName, Profile] | HostedProfiles,
         *,
         hosts: tuple[str, ...] = ("host",),
         loader: Loader | None = None,
         log_folder: str | None = None,
     ) -> None:
-        self._spec, self._profiles = spec, profiles
+        alike = {m: p for m, p in profiles.items() if isinstance(p, Profile)}
+        by_shape = {m: p for m, p in profiles.items() if not isinstance(p, Profile)}
+        self._spec = spec
+        self._profiles: HostedProfiles = {**on_each(spec, alike), **by_shape}
         self.books: SharedPool | None = SharedPool(
-            spec, profiles, settle_s=0.0, log_folder=log_folder
+            spec, self._profiles, settle_s=0.0, log_folder=log_folder
         )
-        self._loader = loader or EngineLoader(spec.slots, "", _no_zygote)
+        self._loader = loader
         self.slots: dict[ReplicaId, LocalSlot] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._hosts = hosts
 
     async def __aenter__(self) -> LocalSharedPool:
-        for i in range(self._spec.slots.initial_replicas):
-            self.add_slot(f"slot-{i}", self._hosts[i % len(self._hosts)])
+        shapes = [d.name for d in self._spec.deployments for _ in range(d.initial_replicas)]
+        for i, shape in enumerate(shapes):
+            self.add_slot(f"slot-{i}", self._hosts[i % len(self._hosts)], shape)
         self._ticker = asyncio.create_task(self._tick_forever())
         return self
 
@@ -105,9 +129,12 @@ class LocalSharedPool:
         for id in list(self.slots):
             await self.remove_slot(id)
 
-    def add_slot(self, name: str, host: str) -> None:
+    def add_slot(self, name: str, host: str, shape: DeploymentName | None = None) -> None:
+        """`shape`: its deployment, the first one by default."""
         id = ReplicaId(name)
-        self.slots[id] = LocalSlot(self, id, HostId(host), self._loader)
+        spec = self._spec.deployments[0] if shape is None else self._spec.deployment(shape)
+        loader = self._loader or EngineLoader(spec, "", _no_zygote)
+        self.slots[id] = LocalSlot(self, id, HostId(host), spec.name, loader)
         self.slots[id].join()
 
     async def remove_slot(self, id: ReplicaId) -> None:

@@ -10,16 +10,18 @@ import pytest
 
 from cato.core.errors import UnknownNameError
 from cato.core.events import InvocationOffered
-from cato.core.eviction import EvictionPolicy, Wanted
-from cato.core.ids import InvocationId, ModelName
+from cato.core.eviction import CardPolicies, EvictionPolicy, Wanted
+from cato.core.ids import DeploymentName, InvocationId, ModelName
 from cato.core.pool.placement_events import Load, LoadFinished
 from cato.core.shared import OfLine, SharedEvent
-from cato.lab.experiments import cace
+from cato.lab.experiments import cace, cace_mixed
+from cato.lab.experiments.cace import alike
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
 from cato.policies.eviction.foresight import ForesightEviction
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
+from cato.policies.eviction.sites import ShapeBlind, UrgentOnFast
 from cato.sim import cards
 from cato.sim.cards import COMPLETION, PATTERNS, PROFILES, REASONING, CardArrival
 from cato.sim.experiment import Options, silent
@@ -40,7 +42,7 @@ def some_arrivals(seed: int, rate_per_s: float = 0.2, count: int = 80) -> tuple[
 
 
 def test_a_lone_invocation_takes_the_load_its_prefill_and_a_step_a_token() -> None:
-    run = cards.run([an_arrival("1", 0.0)], LeastRecentlyUsed(), InOrder())
+    run = cards.run([an_arrival("1", 0.0)], alike(LeastRecentlyUsed(), InOrder()))
     profile, load_s = PROFILES[COMPLETION], cards.models()[0].load_s
     (served,) = run.served
     assert load_s == pytest.approx(2.8)
@@ -53,7 +55,7 @@ def test_a_lone_invocation_takes_the_load_its_prefill_and_a_step_a_token() -> No
 def test_those_that_decode_together_slow_one_another_down() -> None:
     alone = an_arrival("1", 0.0, kind=REASONING, output=100)
     both = [alone, an_arrival("2", 0.0, kind=REASONING, output=100)]
-    run = cards.run(both, LeastRecentlyUsed(), BatchedPerModel())
+    run = cards.run(both, alike(LeastRecentlyUsed(), BatchedPerModel()))
     profile = PROFILES[REASONING]
     load_s = cards.ENGINE_START_S + cards.WEIGHTS_BYTES[REASONING] / cards.STORAGE_BYTES_PER_S
     # The second prompt is processed beside the second token of the first answer.
@@ -75,10 +77,11 @@ def test_patterns_ask_in_their_shares(pattern: cards.Pattern) -> None:
 
 def test_the_same_seed_gives_the_same_run_and_its_events_replay() -> None:
     runs = [
-        cards.run(some_arrivals(3), ForesightEviction(), QueueAware(), 10**11) for _ in range(2)
+        cards.run(some_arrivals(3), alike(ForesightEviction(), QueueAware()), 10**11)
+        for _ in range(2)
     ]
     assert runs[0] == runs[1]
-    books, opened = cards.opened_pool(ForesightEviction(), QueueAware(), 10**11)
+    books, opened = cards.opened_pool(alike(ForesightEviction(), QueueAware()), 10**11)
     assert runs[0].events[: len(opened)] == opened
     commands = [c for event in runs[0].events[len(opened) :] for c in books.handle(event)]
     assert tuple(c for c in commands if c in runs[0].loads) == runs[0].loads
@@ -96,11 +99,11 @@ def test_the_same_seed_gives_the_same_run_and_its_events_replay() -> None:
 def test_books_decide_alike_when_all_times_and_their_unit_shrink(eviction: EvictionPolicy) -> None:
     """A power of two, so that the shorter times are exact."""
     unit_s = 1 / 16
-    run = cards.run(some_arrivals(3), eviction, QueueAware(), 10**11)
+    run = cards.run(some_arrivals(3), alike(eviction, QueueAware()), 10**11)
     decided = []
     for unit in (unit_s, 1.0):
         books, opened = cards.opened_pool(
-            eviction, QueueAware(), 10**11, scale_s=unit_s, unit_s=unit
+            alike(eviction, QueueAware()), 10**11, scale_s=unit_s, unit_s=unit
         )
         told = run.events[len(opened) :]
         commands = [c for e in told for c in books.handle(_sooner(e, unit_s))]
@@ -124,9 +127,9 @@ def _sooner(event: SharedEvent, unit_s: float) -> SharedEvent:
 
 def test_host_memory_saves_load_time_and_belady_saves_loads() -> None:
     arrivals = some_arrivals(5)
-    cold = cards.run(arrivals, LeastRecentlyUsed(), InOrder())
-    warm = cards.run(arrivals, LeastRecentlyUsed(), InOrder(), cards.HOST_WEIGHTS_BYTES)
-    clairvoyant = cards.run(arrivals, Belady(cards.arrivals_s(arrivals)), InOrder())
+    cold = cards.run(arrivals, alike(LeastRecentlyUsed(), InOrder()))
+    warm = cards.run(arrivals, alike(LeastRecentlyUsed(), InOrder()), cards.HOST_WEIGHTS_BYTES)
+    clairvoyant = cards.run(arrivals, alike(Belady(cards.arrivals_s(arrivals)), InOrder()))
     assert warm.load_s < 0.7 * cold.load_s
     assert warm.metrics()["ttft_s_mean"] < cold.metrics()["ttft_s_mean"]
     assert clairvoyant.metrics()["hit_rate"] > cold.metrics()["hit_rate"]
@@ -169,3 +172,41 @@ def test_models_are_the_sixteen_of_the_workload() -> None:
     reasoning = facts[ModelName("Rust-reasoning")]
     assert reasoning.load_s == pytest.approx(14.16)
     assert reasoning.reload_s == pytest.approx(reasoning.load_s / 4)
+
+
+def test_on_two_speeds_urgent_models_run_on_the_fast_accelerators() -> None:
+    arrivals = cards.arrivals(UNIFORM, 0.2, 120, np.random.default_rng(7))
+    shares = {}
+    for sites in (ShapeBlind(), UrgentOnFast()):
+        policies = CardPolicies(ForesightEviction(), QueueAware(), sites)
+        run = cards.run(arrivals, policies, cards.HOST_WEIGHTS_BYTES, cace_mixed.SHAPES)
+        assert len(run.served) == len(arrivals)
+        on_fast = [x.deployment == "fast" for x in run.loads if x.model.endswith(COMPLETION)]
+        shares[type(sites)] = sum(on_fast) / len(on_fast)
+    assert shares[UrgentOnFast] > 0.7 > shares[ShapeBlind]
+
+
+def test_models_that_do_not_fit_are_never_loaded_there_and_loads_take_the_time_of_the_shape() -> (
+    None
+):
+    large, small = cards.WEIGHTS_BYTES[REASONING], cards.WEIGHTS_BYTES[COMPLETION]
+    shapes = (
+        cards.CardShape(DeploymentName("large"), 1, memory_bytes=large),
+        cards.CardShape(DeploymentName("small"), 2, 2.0, 3.0, memory_bytes=small),
+    )
+    policies = CardPolicies(LeastRecentlyUsed(), QueueAware(), UrgentOnFast())
+    run = cards.run(some_arrivals(3, count=40), policies, shapes=shapes)
+    assert {x.deployment for x in run.loads if x.model.endswith(REASONING)} == {"large"}
+    facts = {m.name: m for m in cards.models()}
+    for load in run.loads:
+        scale = 3.0 if load.deployment == "small" else 1.0
+        assert load.expected_s == pytest.approx(scale * facts[load.model].load_s)
+
+
+def test_the_mixed_experiment_compares_its_arms() -> None:
+    report = cace_mixed.run(Options((0,), (), quick=True), silent, count=40)
+    assert {m.policy for m in report.means} == set(cace_mixed.ARMS)
+    assert {m.setting["rate_per_s"] for m in report.means} == {0.2}
+    assert len(report.targets) == 4
+    with pytest.raises(UnknownNameError, match="arm"):
+        cace_mixed.run(Options((0,), ("belady",)), silent)

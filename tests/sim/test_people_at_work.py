@@ -47,7 +47,7 @@ def test_knowing_who_asks_loads_ahead_what_they_ask_for_next() -> None:
         nobody = tuple(replace(a, wanted=replace(a.wanted, user="")) for a in known)
         for arrivals in (nobody, known):
             policies = card_policies(SharedPoolPolicies("foresight", "queue-aware"))
-            metrics = run(arrivals, *policies).metrics()
+            metrics = run(arrivals, policies).metrics()
             found.append([metrics["hit_rate"], metrics["ttft_s_mean"], metrics["loads"]])
     without, knowing = np.mean(found[::2], axis=0), np.mean(found[1::2], axis=0)
     hits, ttft_s = f"{without[0]:.3f} -> {knowing[0]:.3f}", f"{without[1]:.2f} -> {knowing[1]:.2f}"

@@ -39,7 +39,7 @@ def some_working_days(seed: int) -> tuple[CardArrival, ...]:
 
 def the_last_day(arrivals: tuple[CardArrival, ...], first_day_s: float) -> list[Served]:
     policies = card_policies(SharedPoolPolicies("foresight", "queue-aware"))
-    served = run(arrivals, *policies, midnight_s=first_day_s).served
+    served = run(arrivals, policies, midnight_s=first_day_s).served
     return [s for s in served if s.arrival.wanted.arrived_at_s > (DAYS - 1) * DAY_S]
 
 

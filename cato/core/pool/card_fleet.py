@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
 
 from cato.core.arrival_rates import ArrivalRates
 from cato.core.errors import UnknownNameError
+from cato.core.events import Event, ReplicaLost, ReplicaReported, TurnsEnded
 from cato.core.eviction import (
     Card,
     CardId,
+    CardPolicies,
     CopyId,
     EvictionPolicy,
+    Fit,
     FleetSnapshot,
     ModelFacts,
     ModelState,
+    Site,
+    SiteRank,
     Wanted,
     in_units,
 )
-from cato.core.ids import HostId, InvocationId, ModelName, ReplicaId
+from cato.core.ids import DeploymentName, HostId, InvocationId, ModelName, ReplicaId
 from cato.core.orchestrator import PoolOrchestrator
 from cato.core.pool.placement_events import Served
 from cato.core.snapshot import Invocation
@@ -35,6 +41,7 @@ class Copy:
     id: CopyId
     model: ModelName
     host: HostId
+    deployment: DeploymentName
     cards: tuple[CardId, ...]
     is_ready: bool
     is_prefetch: bool = False
@@ -51,11 +58,14 @@ class Copy:
 
 @dataclass(slots=True)
 class HostedState:
-    """A model of the pool: how it is served, its line, and what was learned about it."""
+    """A model of the pool: how each shape serves it, its line, and what was learned about it.
 
-    served: Served
-    facts: ModelFacts
+    Shapes where it does not fit are missing in `shapes`; there is at least one.
+    """
+
+    shapes: dict[DeploymentName, Served]
     line: PoolOrchestrator
+    served: Served = field(init=False)  # on its fastest shape
     pinned: bool = False
     uses: int = 0
     last_use_s: float | None = None
@@ -64,6 +74,23 @@ class HostedState:
     retry_at_s: float = -inf
     failures: int = 0  # in a row
     _made: dict[InvocationId, tuple[Invocation, Wanted]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.serve(self.shapes)
+
+    def serve(self, shapes: dict[DeploymentName, Served]) -> None:
+        """Set how each shape serves it."""
+        self.shapes, self.served = shapes, fastest(shapes.values())
+
+    @property
+    def facts(self) -> ModelFacts:
+        """As on its fastest shape."""
+        return self.served.facts
+
+    def use(self, now_s: float) -> None:
+        """A call was dispatched."""
+        self.uses += 1
+        self.last_use_s = now_s
 
     @property
     def waits(self) -> int:
@@ -83,21 +110,24 @@ class HostedState:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """Where a copy could go: accelerators of one host, and the copies to evict from them."""
+class Room:
+    """Accelerators for a copy at a site, the copies to evict from them, and why this site."""
 
-    host: HostId
+    site: Site
     cards: tuple[CardId, ...]
     victims: tuple[Copy, ...]
     reasons: tuple[str, ...]
+    why_here: str = ""
 
 
 class CardFleet:
-    """Which model is loaded where, and which copies may be evicted. `Placement` decides."""
+    """Which model is loaded where, and which copies may be evicted. `Loading` decides."""
 
-    def __init__(self, rates: ArrivalRates, unit_s: float) -> None:
-        """`unit_s` as for `Placement`."""
-        self._rates, self._unit_s = rates, unit_s
+    def __init__(
+        self, rates: ArrivalRates, unit_s: float, tell: Callable[[ModelName, Event], None]
+    ) -> None:
+        """`unit_s` and `tell` as for `Placement`."""
+        self._rates, self._unit_s, self._tell = rates, unit_s, tell
         self.opened_at_s: float | None = None
         self.wanted: dict[ModelName, HostedState] = {}  # models that calls wait for
         self.models: dict[ModelName, HostedState] = {}
@@ -124,9 +154,15 @@ class CardFleet:
         for name, model in self.models.items():
             last_s = opened_at_s if model.last_use_s is None else model.last_use_s
             rate_per_s, evidence = self._rates.rate(now_s, name)
+            fits = {
+                shape: Fit(f, f.reload_s if name in remembered else f.load_s)
+                for shape, served in model.shapes.items()
+                for f in (served.facts,)
+            }
+            fit = fits[model.served.deployment]
             states[name] = ModelState(
-                facts=model.facts,
-                load_s=model.facts.reload_s if name in remembered else model.facts.load_s,
+                facts=fit.facts,
+                load_s=fit.load_s,
                 idle_s=max(0.0, now_s - last_s),
                 uses=model.uses,
                 rate_per_s=rate_per_s,
@@ -135,8 +171,9 @@ class CardFleet:
                 queue_position=positions.get(name),
                 waiting=queues.get(name, ()),
                 copies=copies.get(name, 0),
+                fits=fits,
             )
-        seen = FleetSnapshot(now_s, states)
+        seen = FleetSnapshot(now_s, states, Counter(c.deployment for c in self.cards.values()))
         return seen if self._unit_s == 1.0 else in_units(seen, self._unit_s)
 
     def held(self, copy: Copy) -> int:
@@ -154,51 +191,61 @@ class CardFleet:
         model = self.models[name]
         if any(c.model == name and c.is_closing for c in self.copies.values()):
             return False
-        loading = sum(c.model == name and not c.is_ready for c in self.copies.values())
-        room = loading * model.facts.max_running
-        return model.waits > room and self.copies_of(name) < model.facts.max_copies
+        return model.waits > self.loading_places(name) and (
+            self.copies_of(name) < model.facts.max_copies
+        )
 
-    def best_place(
+    def loading_places(self, name: ModelName) -> int:
+        """Batch slots of the model's copies that are loading."""
+        shapes = self.models[name].shapes
+        return sum(
+            shapes[c.deployment].facts.max_running
+            for c in self.copies.values()
+            if c.model == name and not c.is_ready
+        )
+
+    def best_room(
         self,
-        facts: ModelFacts,
+        model: HostedState,
         fleet: FleetSnapshot,
-        eviction: EvictionPolicy,
+        policies: CardPolicies,
         below: float,
         is_prefetch: bool,
-    ) -> Site | None:
-        """The best host for a load.
-
-        The most valuable victim decides (least is best), then the load time.
-        """
-        hosts: dict[HostId, list[CardId]] = {}
+    ) -> Room | None:
+        """The best site for a load, of those where the model fits."""
+        sites: dict[tuple[HostId, DeploymentName], list[CardId]] = {}
         for card in self.cards.values():
-            hosts.setdefault(card.host, []).append(card.id)
-        best: tuple[tuple[float, bool, int, HostId], Site] | None = None
-        for host, cards in hosts.items():
-            found = self._place_on(host, cards, facts, fleet, eviction, below, is_prefetch)
-            if found is not None:
-                worst, place = found
-                is_cold = facts.name not in self.in_memory.get(host, ())
-                key = (worst, is_cold, len(place.victims), host)
-                if best is None or key < best[0]:
-                    best = key, place
-        return None if best is None else best[1]
+            sites.setdefault((card.host, card.deployment), []).append(card.id)
+        best: tuple[SiteRank, Room] | None = None
+        for (host, deployment), cards in sites.items():
+            served = model.shapes.get(deployment)
+            if served is None:
+                continue
+            room = self._room_on(
+                host, served, cards, fleet.on(deployment), policies.eviction, below, is_prefetch
+            )
+            if room is not None:
+                rank = policies.sites.rank(served.facts.name, room.site, fleet)
+                if best is None or _order(rank, room) < _order(*best):
+                    best = rank, room
+        return None if best is None else replace(best[1], why_here=best[0].reason)
 
-    def _place_on(
+    def _room_on(
         self,
         host: HostId,
+        served: Served,
         cards: Sequence[CardId],
-        facts: ModelFacts,
         fleet: FleetSnapshot,
         eviction: EvictionPolicy,
         below: float,
         is_prefetch: bool,
-    ) -> tuple[float, Site] | None:
+    ) -> Room | None:
         """Choose empty accelerators first, then those of the least valuable copies."""
+        facts, deployment = served.facts, served.deployment
         free = sorted(c for c in cards if c not in self.on_card)
         victims: list[tuple[float, Copy, str]] = []
         if len(free) < facts.cards:
-            for worth, copy, why in self.candidates(host, fleet, eviction):
+            for worth, copy, why in self.candidates(host, deployment, fleet, eviction):
                 if worth >= below or (is_prefetch and not copy.is_ready):
                     continue
                 if not self.may_go(copy, [v for _, v, _ in victims]):
@@ -213,20 +260,26 @@ class CardFleet:
                 if _freed(free, others) >= facts.cards:
                     victims = others
         taken = sorted(card for _, copy, _ in victims for card in copy.cards)
-        place = Site(
-            host,
+        is_cold = facts.name not in self.in_memory.get(host, ())
+        worth = victims[-1][0] if victims else -inf
+        return Room(
+            Site(host, deployment, worth, len(victims), is_cold),
             tuple((taken + free)[: facts.cards]),
             tuple(copy for _, copy, _ in victims),
             tuple(why for _, _, why in victims),
         )
-        return (victims[-1][0] if victims else -inf), place
 
     def candidates(
-        self, host: HostId, fleet: FleetSnapshot, eviction: EvictionPolicy
+        self,
+        host: HostId,
+        deployment: DeploymentName,
+        fleet: FleetSnapshot,
+        eviction: EvictionPolicy,
     ) -> list[tuple[float, Copy, str]]:
+        """Copies that may be evicted there, the least valuable first; `fleet` as seen there."""
         candidates = []
         for copy in self.copies.values():
-            if copy.host == host and self.may_go(copy):
+            if (copy.host, copy.deployment) == (host, deployment) and self.may_go(copy):
                 keep = eviction.keep(copy.model, fleet)
                 candidates.append((keep.worth, copy, keep.reason))
         candidates.sort(key=lambda x: (x[0], x[1].id))
@@ -259,6 +312,37 @@ class CardFleet:
             assert card not in self.on_card, f"{card} holds {self.on_card[card]}"
             self.on_card[card] = copy.id
         self.copies[copy.id] = copy
+
+    def report(
+        self, copy: Copy, now_s: float, held: tuple[InvocationId, ...] | None = None
+    ) -> None:
+        """Tell its line that the copy is ready; it holds what it held before, or `held`."""
+        model = self.models[copy.model]
+        served, line = model.shapes[copy.deployment], model.line
+        report = ReplicaReported(
+            now_s=now_s,
+            replica_id=copy.replica_id,
+            deployment=served.deployment,
+            profile=served.profile,
+            max_running=served.facts.max_running,
+            standby=0,
+            accepting=not copy.is_closing,
+            held=line.held_by(copy.replica_id) if held is None else held,
+            prefix_caching=served.prefix_caching,
+            step_tokens=served.step_tokens,
+            mixes_prompts=served.mixes_prompts,
+        )
+        self._tell(copy.model, report)
+
+    def remove(self, copy: Copy, now_s: float, reason: str, *, in_order: bool) -> None:
+        """Take the copy off its accelerators; its leases end, and so do turns given `in_order`."""
+        for card in copy.cards:
+            del self.on_card[card]
+        del self.copies[copy.id]
+        if copy.is_ready:
+            self._tell(copy.model, ReplicaLost(now_s, copy.replica_id, reason))
+        if in_order and self.models[copy.model].line.in_turn:
+            self._tell(copy.model, TurnsEnded(now_s))
 
     def forget(self, name: ModelName) -> None:
         for names in self.in_memory.values():
@@ -302,6 +386,15 @@ def wanted_of(served: Served, invocation: Invocation) -> Wanted:
         value=invocation.weight,
         user=invocation.user,
     )
+
+
+def fastest(shapes: Iterable[Served]) -> Served:
+    """The shape with the shortest typical call; the first one of equal ones."""
+    return min(shapes, key=lambda served: served.profile.typical_call_s)
+
+
+def _order(rank: SiteRank, room: Room) -> tuple[tuple[float, ...], HostId, DeploymentName]:
+    return rank.key, room.site.host, room.site.deployment
 
 
 def _freed(free: Sequence[CardId], victims: Sequence[tuple[float, Copy, str]]) -> int:

@@ -8,9 +8,8 @@ from cato.core.arrival_rates import UsualArrivals
 from cato.core.eviction import (
     Card,
     CardId,
+    CardPolicies,
     CopyId,
-    DispatchOrder,
-    EvictionPolicy,
     HostMemory,
     ModelFacts,
 )
@@ -39,7 +38,8 @@ class LoadFailed:
 class CopyFound:
     """A loaded copy that this incarnation did not load, after a restart of its keeper.
 
-    `held` are the invocations that run there. With `host` the accelerators need not be known.
+    `held` are the invocations that run there. With `host` and `deployment` the accelerators need
+    not be known.
     """
 
     now_s: float
@@ -48,6 +48,7 @@ class CopyFound:
     cards: tuple[CardId, ...]
     held: tuple[InvocationId, ...] = ()
     host: HostId | None = None
+    deployment: DeploymentName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,7 @@ class CardPoliciesChanged:
     """Use these policies from now on."""
 
     now_s: float
-    eviction: EvictionPolicy
-    order: DispatchOrder
+    policies: CardPolicies
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,7 @@ class Load:
     copy_id: CopyId
     model: ModelName
     host: HostId
+    deployment: DeploymentName
     cards: tuple[CardId, ...]
     evicted: tuple[Evicted, ...]
     from_host_memory: bool
@@ -214,7 +215,7 @@ class CopyPicture:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a model is served once loaded; its copies are replicas of `deployment`."""
+    """How a model is served on the accelerators of `deployment`; its copies there are replicas."""
 
     facts: ModelFacts
     profile: Profile

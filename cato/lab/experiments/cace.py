@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from cato.core.errors import UnknownNameError
-from cato.core.eviction import DispatchOrder, EvictionPolicy
+from cato.core.eviction import CardPolicies, DispatchOrder, EvictionPolicy
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
 from cato.policies.eviction.foresight import ForesightEviction
 from cato.policies.eviction.lfu import LeastFrequentlyUsed
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
+from cato.policies.eviction.sites import ShapeBlind
 from cato.sim import cards, plots
 from cato.sim.cards import CardArrival
 from cato.sim.experiment import Experiment, Options, Progress, run_all
@@ -116,11 +117,18 @@ def _run(job: _Job) -> list[Sample]:
             name,
             job.seed,
             cards.run(
-                arrivals, eviction or _clairvoyant(arrivals), order, job.host_weights_bytes
+                arrivals,
+                alike(eviction or _clairvoyant(arrivals), order),
+                job.host_weights_bytes,
             ).metrics(),
         )
         for name, (eviction, order) in job.policies.items()
     ]
+
+
+def alike(eviction: EvictionPolicy, order: DispatchOrder) -> CardPolicies:
+    """Policies of accelerators that are all alike."""
+    return CardPolicies(eviction, order, ShapeBlind())
 
 
 def _clairvoyant(arrivals: Sequence[CardArrival]) -> Belady:
@@ -221,7 +229,7 @@ def run_ablation(options: Options, progress: Progress, count: int = COUNT) -> Re
 # Targets
 
 
-def _paired(
+def paired(
     samples: Sequence[Sample],
     one: tuple[str, Setting],
     other: tuple[str, Setting],
@@ -247,13 +255,13 @@ def _hit_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
     for rate in UNDERLOAD_PER_S:
         setting: dict[str, str | float] = {"pattern": "skewed", "rate_per_s": rate}
         ours = (FORESIGHT, setting)
-        above = _paired(
+        above = paired(
             samples, ours, (LRU, setting), lambda a, b: 100 * (a["hit_rate"] - b["hit_rate"])
         )
         if above is not None:
             text = f"hit rate of foresight minus LRU, skewed, in-order, {rate}/s [points]"
             targets.append(Target(GROUP, text, 6.0, *above))
-        part = _paired(samples, ours, (BELADY, setting), lambda a, b: a["hit_rate"] / b["hit_rate"])
+        part = paired(samples, ours, (BELADY, setting), lambda a, b: a["hit_rate"] / b["hit_rate"])
         if part is not None:
             text = f"hit rate of foresight over Belady, skewed, in-order, {rate}/s"
             targets.append(Target(GROUP, text, 0.8, *part))
@@ -265,7 +273,7 @@ def _memory_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
     for policy in ("foresight, in-order", BEST):
         for pattern in PATTERNS:
             setting: dict[str, str | float] = {"pattern": pattern, "rate_per_s": UNDERLOAD_PER_S[0]}
-            factor = _paired(
+            factor = paired(
                 samples,
                 (policy, setting | {"host_memory": "128 GB"}),
                 (policy, setting | {"host_memory": "none"}),
@@ -286,7 +294,7 @@ def _order_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
                 "rate_per_s": OVERLOAD_PER_S,
                 "host_memory": "none",
             }
-            factor = _paired(
+            factor = paired(
                 samples,
                 (BEST, setting),
                 (baseline, setting),
@@ -301,7 +309,7 @@ def _order_targets(samples: Sequence[Sample]) -> tuple[Target, ...]:
 # Plots
 
 
-def _select(report: Report, metric: str, **setting: str | float) -> list[Mean]:
+def selected(report: Report, metric: str, **setting: str | float) -> list[Mean]:
     return [
         m
         for m in report.means
@@ -317,7 +325,7 @@ def plot_rq1(report: Report, folder: Path) -> tuple[Path, ...]:
         fig, axes = plots.figure(len(rates))
         for ax, rate in zip(axes, rates, strict=True):
             plots.bars(
-                ax, _select(report, metric, rate_per_s=rate), list(PATTERNS), "pattern", label
+                ax, selected(report, metric, rate_per_s=rate), list(PATTERNS), "pattern", label
             )
             ax.set_title(f"{rate}/s, in order", fontsize=10)
         plots.legend(fig)
@@ -332,7 +340,7 @@ def plot_rq2(report: Report, folder: Path) -> tuple[Path, ...]:
         fig, axes = plots.figure(2, 2)
         cells = [(r, m) for r in (UNDERLOAD_PER_S[0], OVERLOAD_PER_S) for m in MEMORY]
         for ax, (rate, memory) in zip(axes, cells, strict=True):
-            means = _select(report, metric, rate_per_s=rate, host_memory=memory)
+            means = selected(report, metric, rate_per_s=rate, host_memory=memory)
             plots.bars(ax, means, list(PATTERNS), "pattern", label)
             ax.set_title(f"{rate}/s, host memory: {memory}", fontsize=10)
             if max(m.mean for m in means) > 10 * min(m.mean for m in means):
@@ -348,7 +356,7 @@ def plot_ablation(report: Report, folder: Path) -> tuple[Path, ...]:
     fig, axes = plots.figure(2, 2)
     for ax, items in zip(axes, settings, strict=True):
         setting = dict(items)
-        means = _select(report, "hit_rate", **setting)
+        means = selected(report, "hit_rate", **setting)
         names = [m.policy for m in means]
         ax.barh(names, [m.mean for m in means], xerr=[1.96 * m.stderr for m in means], capsize=2)
         ax.invert_yaxis()

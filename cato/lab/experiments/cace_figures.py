@@ -18,7 +18,17 @@ import numpy as np
 
 from cato.core.eviction import EvictionPolicy, FleetSnapshot, Keep, Prefetch
 from cato.core.ids import InvocationId, ModelName
-from cato.lab.experiments.cace import BELADY, CACE, FORESIGHT, LFU, LRU, PATTERNS, POLICIES, SOURCE
+from cato.lab.experiments.cace import (
+    BELADY,
+    CACE,
+    FORESIGHT,
+    LFU,
+    LRU,
+    PATTERNS,
+    POLICIES,
+    SOURCE,
+    alike,
+)
 from cato.lab.study import Study, Trial
 from cato.policies.eviction.belady import Belady
 from cato.policies.eviction.cace import Cace
@@ -119,7 +129,7 @@ def adapted(scene: Scene, seed: int) -> tuple[Cace, ...]:
     chosen = [CANDIDATES[0]]
     for i in range(1, scene.windows):
         past = _row(windows[max(0, i - LEARNT) : i])
-        hits = [cards.run(past, c, InOrder()).metrics()["hit_rate"] for c in CANDIDATES]
+        hits = [cards.run(past, alike(c, InOrder())).metrics()["hit_rate"] for c in CANDIDATES]
         chosen.append(CANDIDATES[int(np.argmax(hits))])
     return tuple(chosen)
 
@@ -129,8 +139,8 @@ def _measured(scene: Scene, fleet: str, arm: str, seed: int) -> dict[str, float]
     if fleet == KEPT:
         row = _row(windows)
         policy = ByWindow(adapted(scene, seed)) if arm == ADAPTIVE else _policy(arm, row)
-        return cards.run(row, policy, InOrder()).metrics()
-    runs = [cards.run(window, _policy(arm, window), InOrder()).metrics() for window in windows]
+        return cards.run(row, alike(policy, InOrder())).metrics()
+    runs = [cards.run(w, alike(_policy(arm, w), InOrder())).metrics() for w in windows]
     return {name: float(np.nanmean([r[name] for r in runs])) for name in runs[0]}
 
 

@@ -79,8 +79,8 @@ PAPERS: tuple[Paper, ...] = (
             Entry("RQ2: orders of dispatch, host memory (future work)", "cace-rq2", 3),
             Entry("RQ3: ablation of the factors", "cace-ablation", 3),
             Entry("windows of 30 s; adaptive weights (future work)", "cace-windows", 3),
+            Entry("heterogeneous accelerators (future work)", "cace-mixed", 3),
         ),
-        (("heterogeneous accelerators (future work)", "all simulated accelerators are alike"),),
     ),
     Paper(
         "SLO-SA: SLO-Aware Scheduling for Large Language Model Inferences",

@@ -32,6 +32,7 @@ EXPERIMENTS: Mapping[str, str] = MappingProxyType(
         "cace-rq1": "cace",
         "cace-rq2": "cace",
         "cace-ablation": "cace",
+        "cace-mixed": "cace_mixed",
         "azure-replay": "azure_replay",
         "codexglue": "codexglue",
     }

@@ -76,7 +76,9 @@ class Arm:
     @property
     def policies(self) -> SharedPoolPolicies:
         room = MEMORY[self.host_memory]
-        return SharedPoolPolicies(self.eviction, self.dispatch, room, max_queued=100_000)
+        return SharedPoolPolicies(
+            self.eviction, self.dispatch, host_memory_bytes=room, max_queued=100_000
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +349,7 @@ def _measure(
     problems = tuple(dict.fromkeys(s.problem for s in seen if s.problem))
     counts = _picture().counts
     policies = card_policies(arm.policies)
-    predicted = cards.run(arrivals, *policies, arm.policies.host_memory_bytes).metrics()
+    predicted = cards.run(arrivals, policies, arm.policies.host_memory_bytes).metrics()
     return Run(
         workload,
         arm.name,

@@ -22,7 +22,9 @@ ALIASES = {"coder-fast", "coder-large", "coder-review"}
 
 def test_the_documented_files_are_there() -> None:
     stems = {p.stem for p in DEPLOYMENTS}
-    assert stems == {"ascend", "local-cpu", "mixed", "nvidia", "shared", "simulated"}
+    assert stems == {
+        "ascend", "local-cpu", "mixed", "nvidia", "shared", "shared-mixed", "simulated",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda p: p.name)

@@ -11,6 +11,8 @@ from cato.config.problems import validate
 from cato.config.schema import EnginesArgs
 from cato.core.errors import ConfigError
 from cato.core.ids import PoolName
+from cato.core.profile import UNMEASURED
+from cato.profiles.load import check_profiles
 
 SIMULATED = {"kind": "simulated", "max_num_seqs": 4}
 
@@ -47,7 +49,7 @@ def test_a_shared_pool_becomes_its_values() -> None:
     assert topology.pools == ()
     assert (java.load_s, java.reload_s, java.weights_bytes) == (14.0, 3.0, 15_000_000_000)
     assert (java.slo_s, java.min_copies, java.max_copies) == (5.0, 0, 2)
-    assert (pool.slots.name, pool.slots.initial_replicas) == ("cards-slots", 2)
+    assert [(d.name, d.initial_replicas) for d in pool.deployments] == [("cards-slots", 2)]
     assert pool.policies.host_memory_bytes == 32_000_000_000
     assert pool.part_of(java.model.name) == "cards/java"
 
@@ -75,7 +77,7 @@ def test_engines_sleep_on_cards_only_and_within_a_budget() -> None:
     room = {"host_memory": "64GB"}
     whole = a_file(models=models, slots=slots, policies=room)
     (pool,) = validate(EnginesArgs, whole, "file").to_topology().shared_pools
-    assert pool.slots.engine.sleep
+    assert pool.deployments[0].engine.sleep
     assert "set policies.host_memory" in problems(a_file(models=models, slots=slots))
     found = problems(a_file(models={"java": {}, "go": {}}, slots=slots, policies=room))
     assert "set weights and reload (the time to wake) of java, go" in found
@@ -129,3 +131,85 @@ def test_models_of_a_shared_pool_have_the_adapters_of_the_file() -> None:
     assert pool.models[0].model.names == ("java", "team", "ours")
     file["models"]["java"]["adapter_places"] = 2
     assert "cannot have adapter_places" in problems(file)
+
+
+SHAPES: dict[str, Any] = {
+    "fast": {"count": 2, "accelerator": "cpu", "memory": "80GB", "engine": SIMULATED},
+    "slow": {
+        "count": 1, "accelerator": "cpu", "memory": "24GB", "engine": SIMULATED,
+        "models": {"java": {"profile": "q", "load": "20s"}},
+    },
+}  # fmt: skip
+SIZED = {
+    "java": {"profile": "p", "load": "8s", "reload": "2s", "weights": "15GB"},
+    "go": {"profile": "p", "weights": "60GB"},
+}
+
+
+def shaped(models: dict[str, Any] | None = None, **shapes: Any) -> dict[str, Any]:
+    """A file whose pool has `deployments` instead of slots."""
+    file = a_file(models=models or SIZED, deployments={**SHAPES, **shapes})
+    del file["shared_pools"]["cards"]["slots"]
+    return file
+
+
+def test_deployments_are_slots_of_several_shapes_with_times_and_memory_of_their_own() -> None:
+    (pool,) = validate(EnginesArgs, shaped(), "file").to_topology().shared_pools
+    java, go = pool.models
+    assert [(d.name, d.initial_replicas) for d in pool.deployments] == [("fast", 2), ("slow", 1)]
+    fast, slow = (java.at(d.name) for d in pool.deployments)
+    assert (fast.profile, fast.load_s, fast.reload_s) == ("p", 8.0, 2.0)
+    assert (slow.profile, slow.load_s, slow.reload_s) == ("q", 20.0, 2.0)
+    assert [d.name for d in pool.where_fits(java)] == ["fast", "slow"]
+    assert [d.name for d in pool.where_fits(go)] == ["fast"]
+
+
+def test_a_shared_pool_has_slots_or_deployments() -> None:
+    rule = "name either `slots` of one shape or `deployments` of several"
+    assert rule in problems(a_file(deployments=SHAPES))
+    neither = a_file()
+    del neither["shared_pools"]["cards"]["slots"]
+    assert rule in problems(neither)
+
+
+def test_models_fit_somewhere_and_their_sizes_and_profiles_are_known() -> None:
+    found = problems(
+        shaped(
+            {"java": {"profile": "p", "weights": "100GB"}, "go": {}},
+            small={**SHAPES["fast"], "models": {"jva": {}}},
+        )
+    )
+    assert (
+        "java has 100 GB of weights, but no slot has more than 80 GB of memory: remove the model, "
+        "or add a shape for it" in found
+    )
+    assert "set weights of go, to know whether they fit" in found
+    assert "shared_pools.cards.deployments.slow: " in found
+    assert "name one for go" in found
+    assert "no such model of this pool (did you mean 'java'?)" in found
+    assert "set weights of java" not in problems(shaped({"java": {"weights": "1GB"}}))
+
+
+def test_a_model_needs_its_profile_only_where_it_fits() -> None:
+    own = {**SHAPES["fast"], "models": {"go": {"profile": "q"}}}
+    models = {**SIZED, "go": {"weights": "60GB"}}
+    validate(EnginesArgs, shaped(models, fast=own), "file")
+    assert "name one for go" in problems(shaped(models))
+
+
+def test_deployments_of_all_pools_have_different_names() -> None:
+    file = shaped()
+    deployment = {"accelerator": "cpu", "profile": "p", "engine": SIMULATED}
+    file["pools"] = {"own": {"model": "rust", "deployments": {"fast": deployment}}}
+    assert "pool 'own' has a deployment of this name" in problems(file)
+
+
+def test_a_profile_of_a_shape_must_exist() -> None:
+    topology = validate(EnginesArgs, shaped(), "file").to_topology()
+    with pytest.raises(ConfigError, match=r"deployments\.slow\.models\.java\.profile: .*no file"):
+        check_profiles(topology, {"p": UNMEASURED})
+    check_profiles(topology, {"p": UNMEASURED, "q": UNMEASURED})
+    slots = {"count": 1, "accelerator": "cpu", "engine": SIMULATED}
+    own = a_file(slots={**slots, "models": {"java": {"profile": "q"}}})
+    with pytest.raises(ConfigError, match=r"cards\.slots\.models\.java\.profile: .*no file"):
+        check_profiles(validate(EnginesArgs, own, "file").to_topology(), {"p": UNMEASURED})

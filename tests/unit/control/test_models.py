@@ -48,7 +48,7 @@ def a_model(name: ModelName, *aliases: str) -> HostedModel:
 
 
 def a_spec() -> SharedPoolSpec:
-    return SharedPoolSpec(CARDS, (a_model(JAVA),), SLOTS)
+    return SharedPoolSpec(CARDS, (a_model(JAVA),), (SLOTS,))
 
 
 def a_file() -> ProfileFile:
@@ -56,7 +56,9 @@ def a_file() -> ProfileFile:
 
 
 async def registered(manager: EvictionManager, store: Path) -> None:
-    await manager.register([(a_spec(), {JAVA: QUICK})], {CARDS: SharedPoolPolicies()}, str(store))
+    await manager.register(
+        [(a_spec(), {JAVA: {SLOTS.name: QUICK}})], {CARDS: SharedPoolPolicies()}, str(store)
+    )
 
 
 def test_the_store_keeps_every_measurement_of_a_model(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from kits.local_slots import on_each
 from test_shared_pool import (
     GO,
     JAVA,
@@ -39,9 +40,12 @@ class Slot:
     """A replica with its links, as in a process of its own."""
 
     def __init__(self, name: str, spec: SharedPoolSpec) -> None:
-        self.link = ReplicaLink(spec.name, spec.slots.name, lambda: 0, is_shared=True)
+        self.link = ReplicaLink(spec.name, spec.deployments[0].name, lambda: 0, is_shared=True)
         self.holding = OrderedModels(
-            HostId("h"), EngineLoader(spec.slots, "", _nothing_forks), _nothing_is_measured
+            HostId("h"),
+            spec.deployments[0].name,
+            EngineLoader(spec.deployments[0], "", _nothing_forks),
+            _nothing_is_measured,
         )
         self.replica = Replica(ReplicaId(name), self.holding, self.link.tell)
         loop = asyncio.get_running_loop()
@@ -67,7 +71,7 @@ class Cluster:
         self.slots: dict[str, Slot] = {}
 
     def _new_books(self) -> SharedPool:
-        return SharedPool(self.spec, {JAVA: SLOW, GO: QUICK}, settle_s=0.0)
+        return SharedPool(self.spec, on_each(self.spec, {JAVA: SLOW, GO: QUICK}), settle_s=0.0)
 
     async def begin(self) -> None:
         self._listener = self.books.links._listener = await taken(self.books.links, self._folder)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kits.local_slots import LocalSharedPool, LocalSlot
+from kits.local_slots import LocalSharedPool, LocalSlot, on_each
 
 from cato.control import shared_pool
 from cato.control.eviction import EvictionManager
@@ -61,6 +61,7 @@ from cato.serve.lease_link import LeaseLink
 from cato.wire.link.connection import Connection, Handler
 from tests.unit.link_kit import SECRET, dial, taken
 
+SHAPE = DeploymentName("cards-slots")
 JAVA, GO, RUST = ModelName("java"), ModelName("go"), ModelName("rust")
 PROMPT = "def f(x):\n    return"
 QUICK = replace(
@@ -84,11 +85,9 @@ def a_pool(
 ) -> SharedPoolSpec:
     models = tuple(HostedModel(ModelSpec(n, "simulated", "qwen")) for n in names)
     engine = EngineSpec("simulated", max_num_seqs=max_running)
-    deployment = DeploymentSpec(
-        DeploymentName("cards-slots"), "cpu", engine, initial_replicas=slots, standby=0
-    )
+    deployment = DeploymentSpec(SHAPE, "cpu", engine, initial_replicas=slots, standby=0)
     chosen = policies or SharedPoolPolicies("lru", "batched")
-    return SharedPoolSpec(PoolName("cards"), models, deployment, chosen)
+    return SharedPoolSpec(PoolName("cards"), models, (deployment,), chosen)
 
 
 def an_invocation(id: str, attempt: int = 1) -> Invocation:
@@ -235,7 +234,7 @@ class Breaks:
         error: Exception | None = None,
     ) -> None:
         self._error = error or EngineError("no space left on device")
-        self._loader = EngineLoader(spec.slots, "", _never)
+        self._loader = EngineLoader(spec.deployments[0], "", _never)
         self._times = times
         self._failed: dict[ModelName, int] = {}
 
@@ -282,8 +281,9 @@ def test_a_source_that_is_not_there_is_refused_with_its_name() -> None:
         spec = a_pool(JAVA)
         (java,) = spec.models
         lost = replace(java, model=replace(java.model, source="./no-such-folder"))
-        engine = replace(spec.slots.engine, kind="vllm")
-        spec = replace(spec, models=(lost,), slots=replace(spec.slots, engine=engine))
+        (shape,) = spec.deployments
+        real = replace(shape, engine=replace(shape.engine, kind="vllm"))
+        spec = replace(spec, models=(lost,), deployments=(real,))
         async with LocalSharedPool(spec, {JAVA: QUICK}) as pool:
             with pytest.raises(CapacityError, match="no-such-folder"):
                 await pool.lease(JAVA, an_invocation("1"))
@@ -341,11 +341,14 @@ def test_a_call_that_new_books_found_and_that_is_left_frees_its_slot() -> None:
 
 def test_a_model_that_a_slot_has_held_says_what_its_template_drops() -> None:
     async def scenario() -> None:
-        pool = SharedPool(a_pool(JAVA, GO), {JAVA: QUICK, GO: QUICK})
+        spec = a_pool(JAVA, GO)
+        pool = SharedPool(spec, on_each(spec, {JAVA: QUICK, GO: QUICK}))
         drops = TemplateFacts(renders_tools=False)
         slot, host = ReplicaId("s"), HostId("h")
-        loaded = SlotReport(slot, 1, host, SlotState.READY, CopyId("copy-1"), JAVA, template=drops)
-        for report in (loaded, SlotReport(slot, 2, host, SlotState.EMPTY)):
+        loaded = SlotReport(
+            slot, 1, host, SHAPE, SlotState.READY, CopyId("copy-1"), JAVA, template=drops
+        )
+        for report in (loaded, SlotReport(slot, 2, host, SHAPE, SlotState.EMPTY)):
             pool.report(report)
             assert {p.model.name: p.template for p in pool.parts()} == {JAVA: drops, GO: None}
 
@@ -358,14 +361,14 @@ def test_new_books_order_nothing_until_all_slots_have_spoken() -> None:
     def ready(slot: str, copy_id: CopyId, model: ModelName, *held: str) -> SlotReport:
         calls = tuple((InvocationId(id), 1) for id in held)
         return SlotReport(
-            ReplicaId(slot), 1, HostId("h"), SlotState.READY, copy_id, model, held=calls
+            ReplicaId(slot), 1, HostId("h"), SHAPE, SlotState.READY, copy_id, model, held=calls
         )
 
     async def scenario() -> None:
         spec = a_pool(JAVA, GO, slots=2)
         java, go = spec.models
         spec = replace(spec, models=(replace(java, min_copies=1), go))
-        profiles = {JAVA: QUICK, GO: QUICK}
+        profiles = on_each(spec, {JAVA: QUICK, GO: QUICK})
         new = SharedPool(spec, profiles)
         new.report(ready("a", CopyId("copy-old-2"), GO))
         new.report(ready("b", CopyId("copy-old-1"), JAVA, "1", "2"))
@@ -379,7 +382,7 @@ def test_new_books_order_nothing_until_all_slots_have_spoken() -> None:
             other = SharedPool(spec, profiles, settle_s=0.0)
             ordered: list[SlotOrder] = []
             other.slots = Slots(other, lambda slot, order, told=ordered: told.append(order))
-            other.report(SlotReport(ReplicaId("s"), 1, HostId("h"), SlotState.EMPTY))
+            other.report(SlotReport(ReplicaId("s"), 1, HostId("h"), SHAPE, SlotState.EMPTY))
             names.add(ordered[-1].copy_id)
         assert len(names) == 2
 
@@ -403,7 +406,9 @@ def test_a_slot_that_left_its_deployment_ends_what_it_has_and_gets_no_more() -> 
             assert [s.slot for s in books(pool).picture().slots] == [again.replica_id]
             assert await read(pool, JAVA, again) == text_of(JAVA)
             assert not stream.done()
-            other = SharedPool(spec, {JAVA: SLOW})  # a pool that is redeployed knows it too
+            other = SharedPool(
+                spec, on_each(spec, {JAVA: SLOW})
+            )  # a pool that is redeployed knows it too
             other.slots.leave(books(pool).slots.have_left)
             other.report(report_of(slot))
             assert other.picture().slots == ()
@@ -646,7 +651,7 @@ class Held(EngineLoader):
     """
 
     def __init__(self, spec: SharedPoolSpec) -> None:
-        super().__init__(spec.slots, "", _never)
+        super().__init__(spec.deployments[0], "", _never)
         self.gate = asyncio.Event()
         self.error: Exception | None = None
         self.engine: Engine | None = None
@@ -791,16 +796,22 @@ def test_a_pool_that_is_deployed_anew_ends_what_is_measured_in_it(tmp_path: Path
     async def scenario() -> None:
         spec = a_pool(JAVA)
         manager, store = EvictionManager(), str(tmp_path / "m.db")
-        await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+        await manager.register(
+            [(spec, on_each(spec, {JAVA: QUICK}))], {spec.name: spec.policies}, store
+        )
         manager._shared[spec.name].report(
-            SlotReport(ReplicaId("slot"), 1, HostId("host"), SlotState.EMPTY)
+            SlotReport(ReplicaId("slot"), 1, HostId("host"), SHAPE, SlotState.EMPTY)
         )
         task = asyncio.create_task(manager.measure(spec.name, NEW, QUICK))
         await asyncio.sleep(0)
-        await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+        await manager.register(
+            [(spec, on_each(spec, {JAVA: QUICK}))], {spec.name: spec.policies}, store
+        )
         assert not task.done()
         other = replace(spec, models=(replace(spec.models[0], slo_s=9.0),))
-        await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+        await manager.register(
+            [(other, on_each(other, {JAVA: QUICK}))], {spec.name: spec.policies}, store
+        )
         with pytest.raises(ReplicaLostError, match="redeployed"):
             await task
 
@@ -820,15 +831,19 @@ async def test_who_waits_in_a_pool_that_is_deployed_anew_is_served_by_the_new_on
         address = links._listener.address
         return await dial(address, SECRET, "manager", handler), SECRET
 
-    await manager.register([(spec, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+    await manager.register(
+        [(spec, on_each(spec, {JAVA: QUICK}))], {spec.name: spec.policies}, store
+    )
     link = LeaseLink(spec.name, dialled)
     waiting = asyncio.create_task(link.lease(an_invocation("1"), JAVA))
     await until(lambda: manager._shared[spec.name].picture().queued == 1)
     await asyncio.sleep(0.2)
     other = replace(spec, models=(replace(spec.models[0], slo_s=9.0),))
-    await manager.register([(other, {JAVA: QUICK})], {spec.name: spec.policies}, store)
+    await manager.register(
+        [(other, on_each(other, {JAVA: QUICK}))], {spec.name: spec.policies}, store
+    )
     loaded = SlotReport(
-        ReplicaId("slot"), 1, HostId("host"), SlotState.READY, CopyId("copy-1"), JAVA
+        ReplicaId("slot"), 1, HostId("host"), SHAPE, SlotState.READY, CopyId("copy-1"), JAVA
     )
     manager._shared[spec.name].report(loaded)
     async with asyncio.timeout(10):
@@ -846,8 +861,9 @@ def a_sleepy_pool(*names: ModelName, room: int, slots: int = 1) -> SharedPoolSpe
     policies = SharedPoolPolicies("lru", "batched", host_memory_bytes=room)
     spec = a_pool(*names, slots=slots, policies=policies)
     models = tuple(replace(m, weights_bytes=100) for m in spec.models)
-    engine = replace(spec.slots.engine, sleep=True)
-    return replace(spec, models=models, slots=replace(spec.slots, engine=engine))
+    (shape,) = spec.deployments
+    sleepy = replace(shape, engine=replace(shape.engine, sleep=True))
+    return replace(spec, models=models, deployments=(sleepy,))
 
 
 @pytest.mark.parametrize(("room", "remembered"), [(200, {(), (JAVA,), (GO,)}), (199, {()})])
@@ -876,7 +892,7 @@ class Remembers(EngineLoader):
     """Notes which models' engines could sleep at each load."""
 
     def __init__(self, spec: SharedPoolSpec) -> None:
-        super().__init__(spec.slots, "", _never)
+        super().__init__(spec.deployments[0], "", _never)
         self.remembered: list[tuple[ModelName, ...]] = []
 
     async def load(self, order: SlotOrder, previous: Engine | None) -> Engine:
@@ -888,7 +904,7 @@ class Sleepers(EngineLoader):
     """A loader of which `asleep` says what it is told; only vLLM sleeps."""
 
     def __init__(self, spec: SharedPoolSpec) -> None:
-        super().__init__(spec.slots, "", _never)
+        super().__init__(spec.deployments[0], "", _never)
         self.names: tuple[ModelName, ...] = ()
 
     @property

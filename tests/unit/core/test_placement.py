@@ -15,6 +15,7 @@ from cato.core.events import InvocationEnded, InvocationOffered, InvocationWithd
 from cato.core.eviction import (
     Card,
     CardId,
+    CardPolicies,
     CopyId,
     DispatchOrder,
     EvictionPolicy,
@@ -36,11 +37,11 @@ from cato.core.ids import (
     TaskName,
 )
 from cato.core.policies import Policies
+from cato.core.pool.loading import STARVED_AFTER_S
 from cato.core.pool.placement import (
     LOAD_RETRY_S,
     LOAD_TRIES,
     MAX_LOAD_RETRY_S,
-    STARVED_AFTER_S,
     Placement,
 )
 from cato.core.pool.placement_events import (
@@ -69,10 +70,12 @@ from cato.policies.eviction.foresight import ForesightEviction
 from cato.policies.eviction.lfu import LeastFrequentlyUsed
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel, InOrder, QueueAware
+from cato.policies.eviction.sites import ShapeBlind
 from cato.policies.ordering.fcfs import FirstComeFirstServed
 from cato.policies.routing.least_wait import LeastWait
 
 BY_ARRIVAL = Policies(LeastWait(), FirstComeFirstServed())
+ALIKE = DeploymentName("cards")
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
 EVICTIONS: tuple[EvictionPolicy, ...] = (
     LeastRecentlyUsed(),
@@ -82,6 +85,11 @@ EVICTIONS: tuple[EvictionPolicy, ...] = (
     Belady({A: (1.0, 5.0, 9.0), B: (2.0,)}),
 )
 ORDERS: tuple[DispatchOrder, ...] = (InOrder(), BatchedPerModel(), QueueAware())
+
+
+def alike(eviction: EvictionPolicy, order: DispatchOrder) -> CardPolicies:
+    """Policies of accelerators of one shape."""
+    return CardPolicies(eviction, order, ShapeBlind())
 
 
 def a_model(
@@ -119,13 +127,12 @@ class Shared:
 
     def __init__(
         self,
-        eviction: EvictionPolicy,
-        order: DispatchOrder,
+        policies: CardPolicies,
         models: Iterable[ModelFacts],
         cards: Iterable[Card] = (),
         memories: Iterable[HostMemory] = (),
     ) -> None:
-        self.books = SharedOrchestrator(lambda tell: Placement(eviction, order, tell))
+        self.books = SharedOrchestrator(lambda tell: Placement(policies, tell))
         self.log: list[tuple[SharedEvent, tuple[Command, ...]]] = []
         self.attempts: dict[InvocationId, tuple[ModelName, int]] = {}
         self._orders: tuple[Command, ...] = ()  # of the opening
@@ -195,8 +202,8 @@ def a_call(wanted: Wanted, attempt: int = 1) -> Invocation:
 
 
 def an_added(facts: ModelFacts, at_s: float = 0.0) -> ModelAdded:
-    served = Served(facts, UNMEASURED, DeploymentName("cards"))
-    return ModelAdded(at_s, PoolName(facts.name), served, BY_ARRIVAL)
+    served = Served(facts, UNMEASURED, ALIKE)
+    return ModelAdded(at_s, PoolName(facts.name), (served,), BY_ARRIVAL)
 
 
 def a_fleet(
@@ -208,10 +215,9 @@ def a_fleet(
 ) -> Shared:
     host = HostId("h")
     return Shared(
-        eviction or LeastRecentlyUsed(),
-        order or InOrder(),
+        alike(eviction or LeastRecentlyUsed(), order or InOrder()),
         models,
-        [Card(CardId(f"card-{i}"), host) for i in range(cards)],
+        [Card(CardId(f"card-{i}"), host, ALIKE) for i in range(cards)],
         [HostMemory(host, memory_gb * 10**9)],
     )
 
@@ -286,7 +292,7 @@ def test_an_order_by_arrival_opens_what_was_closed() -> None:
     fleet.handle(Looked(80.0))
     queue(fleet, "a-3", "a", 81.0)
     assert fleet.waiting() == ("c-1", "a-3")
-    fleet.handle(CardPoliciesChanged(82.0, LeastRecentlyUsed(), InOrder()))
+    fleet.handle(CardPoliciesChanged(82.0, alike(LeastRecentlyUsed(), InOrder())))
     commands = fleet.withdraw(83.0, "c-1")
     assert [c.id for c in commands if isinstance(c, Started)] == ["a-3"]
 
@@ -378,9 +384,9 @@ def test_the_last_of_min_copies_is_loaded_unasked_and_never_evicted() -> None:
 
 def test_a_model_of_two_cards_takes_them_from_one_host() -> None:
     hosts = [HostId("h1"), HostId("h1"), HostId("h2"), HostId("h2")]
-    cards = [Card(CardId(f"card-{i}"), h) for i, h in enumerate(hosts)]
+    cards = [Card(CardId(f"card-{i}"), h, ALIKE) for i, h in enumerate(hosts)]
     models = (a_model("a"), a_model("b", cards=2))
-    fleet = Shared(LeastRecentlyUsed(), InOrder(), models, cards)
+    fleet = Shared(alike(LeastRecentlyUsed(), InOrder()), models, cards)
     serve_once(fleet, "1", "a", 0.0)
     load = serve_once(fleet, "2", "b", 1.0)
     assert load is not None
@@ -500,7 +506,7 @@ def test_policies_change_at_run_time() -> None:
     for i, model in enumerate("aaabb"):
         serve_once(fleet, str(i), model, float(i))
     fleet.handle(an_added(a_model("c"), 6.0))
-    fleet.handle(CardPoliciesChanged(7.0, LeastFrequentlyUsed(), QueueAware()))
+    fleet.handle(CardPoliciesChanged(7.0, alike(LeastFrequentlyUsed(), QueueAware())))
     (load,) = queue(fleet, "9", "c", 8.0)
     assert isinstance(load, Load)
     assert [v.model for v in load.evicted] == [B]  # used more recently, but less often
@@ -510,15 +516,15 @@ def test_the_easiest_card_is_an_empty_one_then_that_of_the_worst_idle_copy() -> 
     fleet = a_fleet(a_model("a"), a_model("b"), cards=2)
     serve_once(fleet, "1", "a", 0.0)
     used = next(card for card, copy in fleet.books.placement.cards().items() if copy is not None)
-    empty = fleet.books.placement.easiest_card(1.0)
+    empty = fleet.books.placement.easiest_card(1.0, ALIKE)
     assert empty is not None
     assert empty != used
     serve_once(fleet, "2", "b", 2.0)
-    assert fleet.books.placement.easiest_card(3.0) == used  # a was used less recently
+    assert fleet.books.placement.easiest_card(3.0, ALIKE) == used  # a was used less recently
     queue(fleet, "3", "a", 4.0)
-    assert fleet.books.placement.easiest_card(5.0) == empty
+    assert fleet.books.placement.easiest_card(5.0, ALIKE) == empty
     queue(fleet, "4", "b", 6.0)
-    assert fleet.books.placement.easiest_card(7.0) is None
+    assert fleet.books.placement.easiest_card(7.0, ALIKE) is None
 
 
 def test_no_card_is_lent_while_a_model_needs_another_copy() -> None:
@@ -527,23 +533,23 @@ def test_no_card_is_lent_while_a_model_needs_another_copy() -> None:
     assert isinstance(load, Load)
     fleet.handle(LoadFailed(1.0, load.copy_id, "broken"))  # it is tried again in a moment
     assert fleet.waiting() == ("1",)
-    assert fleet.books.placement.easiest_card(1.1) is None
+    assert fleet.books.placement.easiest_card(1.1, ALIKE) is None
     warm = a_fleet(a_model("c", min_copies=1), cards=2)
     (load,) = warm.handle(Looked(0.0))
     assert isinstance(load, Load)
     warm.handle(LoadFailed(1.0, load.copy_id, "broken"))
-    assert warm.books.placement.easiest_card(1.1) is None  # nothing is loaded yet
+    assert warm.books.placement.easiest_card(1.1, ALIKE) is None  # nothing is loaded yet
 
 
 def test_a_lent_card_serves_nobody_until_it_is_back_and_memory_stays() -> None:
     fleet = a_fleet(a_model("a"), memory_gb=4)
     serve_once(fleet, "1", "a", 0.0)
-    card = fleet.books.placement.easiest_card(1.0)
+    card = fleet.books.placement.easiest_card(1.0, ALIKE)
     assert card is not None
     fleet.handle(CardLent(1.0, card))
     assert fleet.copies() == ()
     assert queue(fleet, "2", "a", 2.0) == ()
-    (load,) = fleet.handle(CardAdded(3.0, Card(card, HostId("h"))))
+    (load,) = fleet.handle(CardAdded(3.0, Card(card, HostId("h"), ALIKE)))
     assert isinstance(load, Load)
     assert load.from_host_memory
     fleet.handle(CardLost(4.0, card))
@@ -559,7 +565,7 @@ def test_what_ran_on_a_lost_card_waits_again_before_those_who_came_later() -> No
     assert fleet.handle(CardLost(10.0, CardId("card-0"))) == ()
     fleet.offer(10.5, wants("1", "a", 0.0), attempt=2)
     assert fleet.waiting() == ("1", "2")
-    (reload,) = fleet.handle(CardAdded(11.0, Card(CardId("card-9"), HostId("h"))))
+    (reload,) = fleet.handle(CardAdded(11.0, Card(CardId("card-9"), HostId("h"), ALIKE)))
     assert isinstance(reload, Load)
     assert (reload.model, reload.cards) == (A, ("card-9",))
 
@@ -715,7 +721,7 @@ def test_the_queue_aware_order_passes_nobody_by_for_ever() -> None:
 
 HOSTS = (HostId("h1"), HostId("h2"))
 MEMORY_BYTES = 4 * 10**9
-CARDS = tuple(Card(CardId(f"card-{i}"), HOSTS[i // 2]) for i in range(4))
+CARDS = tuple(Card(CardId(f"card-{i}"), HOSTS[i // 2], ALIKE) for i in range(4))
 MODELS = (
     a_model("a", max_running=2),
     a_model("b", cards=2, max_running=1, gb=3),
@@ -846,7 +852,7 @@ class Witness:
                 self.running.pop(id, None)
                 self.heard(self.fleet.withdraw(now_s, id))
             case "lend":
-                card = self.fleet.books.placement.easiest_card(now_s)
+                card = self.fleet.books.placement.easiest_card(now_s, ALIKE)
                 if card is None:
                     return
                 for copy_id in [id for id, load in self.loads.items() if card in load.cards]:
@@ -912,7 +918,7 @@ class Witness:
 
 def all_of_them(eviction: EvictionPolicy, order: DispatchOrder) -> Shared:
     memories = [HostMemory(h, MEMORY_BYTES) for h in HOSTS]
-    return Shared(eviction, order, MODELS, CARDS, memories)
+    return Shared(alike(eviction, order), MODELS, CARDS, memories)
 
 
 @given(
@@ -924,9 +930,10 @@ def test_cards_hold_one_model_the_busy_stay_and_nobody_is_lost(
     eviction: EvictionPolicy, order: DispatchOrder, actions: Iterable[tuple[str, int]]
 ) -> None:
     witness = Witness(all_of_them(eviction, order))
+    witness.act("tick", 0)  # it hears of the loads that were ordered at the opening
     for action, number in actions:
         witness.act(action, number)
     witness.finish_everything()
-    again = Shared(eviction, order, ())
+    again = Shared(alike(eviction, order), ())
     for event, commands in witness.fleet.log:
         assert again.handle(event) == commands

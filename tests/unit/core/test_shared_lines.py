@@ -13,7 +13,7 @@ from test_placement import BY_ARRIVAL, a_call, a_model, wants
 from cato.core.commands import Dispatch
 from cato.core.errors import CapacityError
 from cato.core.events import InvocationEnded, InvocationOffered
-from cato.core.eviction import Card, CardId
+from cato.core.eviction import Card, CardId, CardPolicies
 from cato.core.fairness import CREDIT_TOKENS
 from cato.core.ids import (
     DeploymentName,
@@ -41,6 +41,7 @@ from cato.core.topology import (
 from cato.engines.base import PREEMPTED, Endpoint, EngineRequest
 from cato.policies.eviction.lru import LeastRecentlyUsed
 from cato.policies.eviction.orders import BatchedPerModel
+from cato.policies.eviction.sites import ShapeBlind
 from cato.sim.replay import differences, replay_core
 from cato.telemetry.event_log import read_log
 
@@ -56,7 +57,7 @@ def a_spec(policies: SharedPoolPolicies, max_running: int = 1) -> SharedPoolSpec
     slots = DeploymentSpec(
         DeploymentName("cards-slots"), "cpu", engine, initial_replicas=1, standby=0
     )
-    return SharedPoolSpec(PoolName("cards"), models, slots, policies)
+    return SharedPoolSpec(PoolName("cards"), models, (slots,), policies)
 
 
 def an_invocation(id: str, deadline_s: float = 1.5) -> Invocation:
@@ -149,11 +150,12 @@ def test_the_log_of_its_line_replays(dispatch: str, scheduler: str, tmp_path: Pa
 
 def a_loaded_pool(max_running: int = 1) -> SharedOrchestrator:
     """One card, which holds `a`."""
-    pool = SharedOrchestrator(lambda tell: Placement(LeastRecentlyUsed(), BatchedPerModel(), tell))
+    policies = CardPolicies(LeastRecentlyUsed(), BatchedPerModel(), ShapeBlind())
+    pool = SharedOrchestrator(lambda tell: Placement(policies, tell))
     facts = a_model("a", max_running=max_running)
     served = Served(facts, UNMEASURED, DeploymentName("cards"))
-    pool.handle(CardAdded(0.0, Card(CardId("card-0"), HostId("h"))))
-    pool.handle(ModelAdded(0.0, PoolName("p/a"), served, BY_ARRIVAL))
+    pool.handle(CardAdded(0.0, Card(CardId("card-0"), HostId("h"), DeploymentName("cards"))))
+    pool.handle(ModelAdded(0.0, PoolName("p/a"), (served,), BY_ARRIVAL))
     steps = offer(pool, a_call(wants("0", "a", 0.0)), 0.0)
     (load,) = (s for s in steps if isinstance(s, Load))
     pool.handle(LoadFinished(1.0, load.copy_id))

@@ -28,7 +28,7 @@ def test_its_deployment_has_the_models_of_the_simulator_with_all_times_scaled(
 ) -> None:
     topology = load_deploy_file(cace.write_deployment(tmp_path, 0.1)).topology
     (pool,) = topology.shared_pools
-    assert pool.slots.initial_replicas == cards.CARDS
+    assert pool.deployments[0].initial_replicas == cards.CARDS
     hosted = {h.model.name: h for h in pool.models}
     assert len(hosted) == len(cards.models()) == 16
     for facts in cards.models():
